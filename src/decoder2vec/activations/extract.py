@@ -1,0 +1,203 @@
+"""Texts to latents: tokenise, batch, capture, and keep what was computed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from decoder2vec.activations.capture import Capture
+from decoder2vec.activations.store import Store, text_key
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.machine import token_budget
+from decoder2vec.errors import InputError
+from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
+from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.template import Template
+from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int], object]
+"""Called with the number of texts just finished."""
+
+_WINDOW_BYTES = 64 << 20
+"""Latents held in memory before they are written: what a kill can lose."""
+
+
+@dataclass
+class Tally:
+    """What an extraction did: for reports, and for the rate that users see."""
+
+    texts: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+    overlong: int = 0
+    seconds: float = 0.0
+
+    def __iadd__(self, other: Tally) -> Tally:
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+        return self
+
+    @property
+    def padding(self) -> float:
+        """Share of the tokens computed that was padding."""
+        return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens, padding not counted."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class Extractor:
+    """Reads the same places of the same backbone from any number of texts."""
+
+    backbone: Backbone
+    readings: Sequence[Reading]
+    template: Template = field(default_factory=lambda: Template.of("plain"))
+    max_length: int = DEFAULT_MAX_LENGTH
+    on_overflow: str = "truncate"
+    budget: int | None = None
+    """Tokens per batch, padding included; by default what suits the device."""
+
+    def __post_init__(self) -> None:
+        context = self.backbone.context_length or self.max_length
+        self.max_length = min(self.max_length, context)
+        self.capture = Capture(self.backbone, self.readings)
+        self.tokeniser = Tokeniser(self.backbone, self.template, self.max_length, self.on_overflow)
+        self.budget = self.budget or token_budget(self.backbone.device)
+        self.tally = Tally()
+
+    def space(self) -> dict[str, object]:
+        """Everything that changes a vector; its fingerprint names the space in the store."""
+        return {
+            "weights": self.backbone.fingerprint,
+            "backbone": self.backbone.name,
+            "attention": self.backbone.attention,
+            "dtype": str(self.backbone.dtype),
+            "template": self.template.string,
+            "max_length": self.max_length,
+            "on_overflow": self.on_overflow,
+            "readings": [[r.layer, r.pooling, r.normed] for r in self.capture.readings],
+            "format": 1,
+        }
+
+    def fill(self, store: Store, texts: Sequence[str], progress: Progress = lambda _: None) -> None:
+        """Compute what the store lacks of the texts; what is done is on disk even if the rest never is."""
+        keys = {text_key(text): text for text in check_texts(texts)}
+        missing = {key: text for key, text in keys.items() if key not in store}
+        progress(len(texts) - len(missing))
+        names = list(missing)
+        for rows, latents in self.windows(list(missing.values())):
+            store.add([names[row] for row in rows], latents)
+            progress(len(rows))
+
+    def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
+        """[text, reading, dim] float32 vectors; a text that stands there twice is computed once."""
+        unique = list(dict.fromkeys(check_texts(texts)))
+        size = (len(unique), len(self.capture.readings), self.backbone.dim)
+        result = np.empty(size, np.float32)
+        done = 0
+        for rows, latents in self.windows(unique):
+            result[rows] = latents
+            done += len(rows)
+            progress(len(rows) if done < len(unique) else len(texts) - done + len(rows))
+        if len(unique) == len(texts):
+            return result
+        place = {text: row for row, text in enumerate(unique)}
+        return result[[place[text] for text in texts]]
+
+    def windows(self, texts: Sequence[str]) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
+        """(numbers of the texts, their latents) a window at a time; inside a window texts run sorted by length."""
+        per_text = len(self.capture.readings) * self.backbone.dim * 4
+        width = max(256, min(16_384, _WINDOW_BYTES // per_text))
+        for begin in range(0, len(texts), width):
+            part = texts[begin : begin + width]
+            started = time.perf_counter()
+            tokenised = self.tokeniser(part)
+            latents = self._run(tokenised, len(part))
+            self.tally.seconds += time.perf_counter() - started
+            self.tally.texts += len(part)
+            self.tally.overlong += len(tokenised.overlong)
+            if tokenised.overlong and self.on_overflow == "truncate":
+                _warn_truncated([begin + number for number in tokenised.overlong], self.max_length)
+            yield list(range(begin, begin + len(part))), latents
+
+    def _run(self, tokenised: Tokenised, count: int) -> NDArray[np.float32]:
+        prompts = tokenised.prompts
+        lengths = [len(prompt.ids) for prompt in prompts]
+        latents = torch.empty(len(prompts), len(self.capture.readings), self.backbone.dim)
+        for rows in plan(lengths, self.budget or 1):
+            latents[rows] = self._forward([prompts[row] for row in rows]).cpu()
+            self.tally.tokens += sum(lengths[row] for row in rows)
+            self.tally.padded_tokens += len(rows) * lengths[rows[0]]
+        vectors: NDArray[np.float32] = latents.numpy()
+        if len(prompts) == count:
+            return vectors
+        return _mean_by_owner(vectors, np.array(tokenised.owners), np.array(lengths), count)
+
+    @torch.inference_mode()
+    def _forward(self, prompts: list[Prompt]) -> torch.Tensor:
+        """One batch; if it is too large for memory, its two halves, and smaller batches from then on."""
+        try:
+            return self.capture(collate(prompts, self.backbone.pad_id).to(self.backbone.device))
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            if len(prompts) == 1:
+                raise InputError(
+                    f"One text of {len(prompts[0].ids)} tokens does not fit into memory; set a smaller max_length."
+                ) from error
+        if self.backbone.device.type == "cuda":
+            torch.cuda.empty_cache()
+        half = len(prompts) // 2
+        self.budget = max(1, half * max(len(prompt.ids) for prompt in prompts))
+        log.warning("Out of memory: going on with batches of %d tokens.", self.budget)
+        return torch.cat([self._forward(prompts[:half]), self._forward(prompts[half:])])
+
+
+def check_texts(texts: Sequence[str]) -> Sequence[str]:
+    """Refuse anything that is not a text, and say which one it is."""
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"Text {number} is {type(text).__name__}, not str; convert or drop it first.")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"Text {number} holds half of a surrogate pair at character {error.start}; clean it with "
+                "text.encode('utf-8', 'replace').decode()."
+            ) from None
+    return texts
+
+
+def _mean_by_owner(
+    vectors: NDArray[np.float32], owners: NDArray[np.intp], lengths: NDArray[np.intp], count: int
+) -> NDArray[np.float32]:
+    """A text cut in chunks gets the mean of its chunks' vectors, weighted by their tokens."""
+    total = np.zeros((count, *vectors.shape[1:]), np.float64)
+    np.add.at(total, owners, vectors * lengths[:, None, None])
+    return (total / np.bincount(owners, lengths, count)[:, None, None]).astype(np.float32)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    words = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
+
+
+def _warn_truncated(numbers: list[int], limit: int) -> None:
+    shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    log.warning(
+        "%d text(s) over %d tokens were cut (number %s); raise max_length, or set on_overflow='chunk'.",
+        len(numbers),
+        limit,
+        shown,
+    )

@@ -1,0 +1,1 @@
+"""A language model seen as: embeddings, blocks, final norm, tokenizer."""

@@ -1,0 +1,166 @@
+"""A folder of weights to a Backbone, ready to be read: frozen, without its LM head, in the dtype the machine likes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from decoder2vec.backbone.builtin import Say
+from decoder2vec.backbone.direction import configured_attention, set_attention
+from decoder2vec.backbone.layers import find_blocks, find_final_norm, text_config
+from decoder2vec.backbone.machine import pick_device, pick_dtype
+from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.source import file_sha256, resolve, weight_files
+from decoder2vec.errors import BackboneError, InputError
+
+_NEEDS_BOS = ("gemma",)
+"""Families whose states are useless without a BOS token in front, whatever their tokenizer file says."""
+
+
+@dataclass(eq=False)
+class Backbone:
+    """A decoder-only language model to read from. Make one with `Backbone.load`."""
+
+    name: str
+    model: nn.Module
+    tokenizer: Any
+    attention: str
+    fingerprint: str
+    """Hash of weights, config and tokenizer; independent of device and dtype."""
+
+    @classmethod
+    def load(
+        cls,
+        name: str | Path,
+        *,
+        attention: str | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        revision: str | None = None,
+        say: Say = lambda _: None,
+    ) -> Backbone:
+        """Load by hub id, folder, GGUF file or built-in name; device and dtype are chosen by the machine.
+
+        `attention` is "causal" or "bidirectional"; by default what the model's own config says.
+        """
+        folder = resolve(name, revision=revision, say=say)
+        place = pick_device(device)
+        model = _load_model(folder, pick_dtype(place, dtype)).to(place)
+        attention = attention or configured_attention(model)
+        set_attention(model, attention)
+        return cls(str(name), model, _load_tokenizer(folder), attention, _folder_fingerprint(folder))
+
+    @property
+    def family(self) -> str:
+        """The architecture's name as transformers spells it."""
+        return str(text_config(self.model.config).model_type)
+
+    @property
+    def n_layers(self) -> int:
+        """Number of blocks; layer 0 is the embeddings, layer n_layers the last block's output."""
+        return len(self.blocks)
+
+    @property
+    def dim(self) -> int:
+        """Width of a layer's state."""
+        return int(text_config(self.model.config).hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The number format the model computes in."""
+        return next(self.model.parameters()).dtype
+
+    @cached_property
+    def blocks(self) -> nn.ModuleList:
+        """The decoder blocks, first to last."""
+        return find_blocks(self.model)[1]
+
+    @cached_property
+    def final_norm(self) -> nn.Module:
+        """The norm behind the last block."""
+        return find_final_norm(find_blocks(self.model)[0])
+
+    @cached_property
+    def context_length(self) -> int | None:
+        """The most tokens the model takes; None where it has no limit (state-space models, ALiBi)."""
+        config = text_config(self.model.config)
+        known = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions"))
+        return next((int(value) for value in known if value), None)
+
+    @cached_property
+    def pad_id(self) -> int:
+        """A token to fill rows with. Masks never look at it, so any token will do, EOS included."""
+        known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
+        return next(int(value) for value in known if value is not None)
+
+    @cached_property
+    def bos_to_add(self) -> int | None:
+        """The BOS token that the family needs and the tokenizer forgets, or None."""
+        bos = self.tokenizer.bos_token_id
+        wanted = self.family.startswith(_NEEDS_BOS) or getattr(self.tokenizer, "add_bos_token", False)
+        if bos is None or not wanted or bos in self.tokenizer.backend_tokenizer.encode("a").ids:
+            return None
+        return int(bos)
+
+    @cached_property
+    def token_for_nothing(self) -> int:
+        """What an empty text is read as when the tokenizer gives no token at all for it."""
+        known = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.pad_id)
+        return next(int(value) for value in known if value is not None)
+
+    def layer(self, number: int) -> int:
+        """A layer number in 0..n_layers; negative numbers count from the top, as in a list."""
+        if not isinstance(number, int) or not -self.n_layers - 1 <= number <= self.n_layers:
+            raise InputError(f"{self.name} has layers 0 (embeddings) to {self.n_layers}; there is no layer {number!r}.")
+        return number if number >= 0 else self.n_layers + 1 + number
+
+
+def _load_model(folder: Path, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModel
+
+    try:
+        with quiet_transformers():
+            model, report = AutoModel.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError) as error:
+        raise BackboneError(f"transformers cannot load {folder}: {error}") from error
+    if missing := sorted(report["missing_keys"]):
+        raise BackboneError(f"{folder} lacks {len(missing)} weights, {missing[0]} among them; it is not whole.")
+    model.requires_grad_(False)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if not getattr(tokenizer, "is_fast", False):
+        raise BackboneError(f"{folder} has no fast tokenizer (tokenizer.json); its offsets are needed for pooling.")
+    tokenizer.backend_tokenizer.no_truncation()
+    tokenizer.backend_tokenizer.no_padding()
+    return tokenizer
+
+
+def _folder_fingerprint(folder: Path) -> str:
+    """Hash of everything in a model folder that changes a vector; the versions that wrote it do not."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for key in ("transformers_version", "_name_or_path", "_model_name_or_path", "dtype", "is_causal"):
+        config.pop(key, None)
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    tokenizer = [file for file in (folder / "tokenizer.json", folder / "tokenizer.model") if file.is_file()]
+    for file in [*weight_files(folder), *tokenizer]:
+        digest.update(f"{file.name}:{file_sha256(file)}\n".encode())
+    return digest.hexdigest()[:16]

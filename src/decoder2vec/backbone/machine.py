@@ -1,0 +1,33 @@
+"""Which device and number format this machine is good at."""
+
+from __future__ import annotations
+
+import torch
+
+
+def pick_device(asked: str | torch.device | None = None) -> torch.device:
+    """The device asked for, else CUDA, else Apple's MPS, else the CPU."""
+    if asked is not None:
+        return torch.device(asked)
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def pick_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> torch.dtype:
+    """The dtype asked for, else bfloat16 on GPUs that compute in it, else float32.
+
+    Never float16 (rows turn to NaN), and never 16 bits on a CPU, where most machines are 10-300x slower at it.
+    """
+    if isinstance(asked, torch.dtype):
+        return asked
+    if asked is not None:
+        return torch.empty(0, dtype=getattr(torch, asked)).dtype
+    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        return torch.bfloat16
+    return torch.float32
+
+
+def token_budget(device: torch.device) -> int:
+    """Tokens per batch at which the machine's matrix units are busy and its memory is not."""
+    return 65_536 if device.type == "cuda" else 2_048

@@ -1,0 +1,296 @@
+"""Encoder = backbone + template + readings + head: texts in, vectors out, in sentence-transformers' manner."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from decoder2vec.activations.extract import Extractor, Tally
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.source import resolve
+from decoder2vec.errors import BackboneError, InputError, unknown_name
+from decoder2vec.heads import Head
+from decoder2vec.maths.precision import quantise
+from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row
+from decoder2vec.places import whole_folder
+from decoder2vec.spec import EncoderSpec, Reading, fingerprint
+from decoder2vec.text.template import Template
+from decoder2vec.version import __version__
+
+log = logging.getLogger(__name__)
+
+_FILE = "encoder.json"
+_TOKENS_PER_TEXT = 64
+"""`batch_size` counts texts; batches are cut by tokens, this many for each text."""
+
+
+class Encoder:
+    """A text encoder made of a decoder. Make one with `from_pretrained`, keep it with `save`."""
+
+    def __init__(self, backbone: Backbone, spec: EncoderSpec, head: Head | None = None) -> None:
+        if spec.similarity not in SIMILARITIES:
+            raise unknown_name("similarity", spec.similarity, SIMILARITIES)
+        readings = tuple(replace(reading, layer=backbone.layer(reading.layer)) for reading in spec.readings)
+        self.backbone = backbone
+        self.spec = replace(spec, readings=readings, attention=backbone.attention)
+        self.head = head
+        self.tally = Tally()
+        """Texts, tokens and seconds of everything encoded so far."""
+        self._extractor(None, None)  # a wrong pooling, template or length limit is refused now, not at first use
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name: str | Path,
+        *,
+        layer: int | Sequence[int] = -1,
+        pooling: str = "mean",
+        normed: bool = False,
+        template: str = "plain",
+        attention: str | None = None,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        **choices: Any,
+    ) -> Encoder:
+        """An encoder that reads `layer` of any decoder, or the one saved in the folder `name`.
+
+        `layer` may be several layers, which are concatenated. `choices` are further fields of `EncoderSpec`:
+        max_length, on_overflow, normalize, similarity, prompts.
+        """
+        if (Path(name) / _FILE).is_file():
+            return cls.load(name, device=device, dtype=dtype)
+        backbone = Backbone.load(name, attention=attention, device=device, dtype=dtype)
+        layers = [layer] if isinstance(layer, int) else list(layer)
+        choices["prompts"] = tuple(dict(choices.get("prompts") or {}).items())
+        spec = EncoderSpec(
+            backbone=str(name),
+            readings=tuple(Reading(number, pooling, normed) for number in layers),
+            template=Template.of(template).string,
+            **choices,
+        )
+        return cls(backbone, spec)
+
+    def encode(
+        self,
+        inputs: str | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        output_value: str = "sentence_embedding",
+        precision: str = "float32",
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: str | torch.device | None = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Vectors of texts: a string gives one vector, a list gives [n, dim], an empty list [0, dim].
+
+        Arguments mean what they mean in sentence-transformers, with three differences. A `prompt` is never
+        pooled, and one that contains {text} replaces the template. `batch_size` counts texts of 64 tokens, and
+        by default suits the device. Numpy and torch are the only outputs: `convert_to_tensor` chooses.
+        """
+        if kwargs:
+            raise InputError(f"encode() has no argument {', '.join(map(repr, kwargs))}.")
+        if output_value != "sentence_embedding":
+            raise InputError(f"output_value {output_value!r} is not offered; only 'sentence_embedding' is.")
+        if device is not None:
+            self.to(device)
+        texts = [inputs] if isinstance(inputs, str) else _as_list(inputs)
+        vectors = self._vectors(texts, self._template(prompt_name, prompt), batch_size, show_progress_bar)
+        if truncate_dim is not None:
+            vectors = vectors[:, :truncate_dim]
+        if normalize_embeddings or self.spec.normalize:
+            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        result = quantise(vectors, precision) if len(vectors) else vectors
+        result = result[0] if isinstance(inputs, str) else result
+        if convert_to_tensor or not convert_to_numpy:
+            return torch.from_numpy(np.ascontiguousarray(result)).to(self.device)
+        return result
+
+    def encode_query(self, inputs: str | Sequence[str], **kwargs: Any) -> Any:
+        """`encode` with the prompt called "query", where there is one."""
+        return self.encode(inputs, **self._role(kwargs, "query"))
+
+    def encode_document(self, inputs: str | Sequence[str], **kwargs: Any) -> Any:
+        """`encode` with the prompt called "document", "passage" or "corpus", where there is one."""
+        return self.encode(inputs, **self._role(kwargs, "document", "passage", "corpus"))
+
+    def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """[n, m] similarities of all embeddings with all others."""
+        return all_pairs(self.spec.similarity, embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
+        """[n] similarities, row by row."""
+        return row_by_row(self.spec.similarity, embeddings1, embeddings2)
+
+    def with_head(self, kind: str, texts: Sequence[str], **kwargs: Any) -> Encoder:
+        """The same encoder with a head of that kind, fitted on unlabelled texts."""
+        bare = Encoder(self.backbone, replace(self.spec, normalize=False))
+        vectors = bare.encode(list(dict.fromkeys(texts)), **kwargs)
+        return Encoder(self.backbone, self.spec, Head.fit(kind, vectors))
+
+    def save(self, folder: str | Path, *, copy_backbone: bool = False) -> Path:
+        """Write the encoder to a new folder.
+
+        The backbone is named, with its fingerprint, rather than copied: built-ins and hub models are found again
+        anywhere. `copy_backbone` puts the weights beside it, for a folder that stands alone.
+        """
+        target = Path(folder)
+        if target.exists() and not (target / _FILE).is_file() and any(target.iterdir()):
+            raise InputError(f"{target} is not empty and not an encoder; choose another folder.")
+        source = resolve(self.backbone.name)
+        name = str(source.resolve()) if Path(self.backbone.name).exists() else self.backbone.name
+        with whole_folder(target.with_name(f".{target.name}.new")) as temporary:
+            description = {
+                "decoder2vec": __version__,
+                "fingerprint": self.fingerprint,
+                "backbone_fingerprint": self.backbone.fingerprint,
+                "dim": self.dim,
+                "head": self.head.kind if self.head else None,
+                "spec": replace(self.spec, backbone=name).to_json(),
+            }
+            (temporary / _FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+            if self.head:
+                self.head.save(temporary / "head.safetensors")
+            if copy_backbone:
+                shutil.copytree(source, temporary / "backbone")
+        if target.exists():
+            shutil.rmtree(target)
+        target.with_name(f".{target.name}.new").rename(target)
+        return target
+
+    save_pretrained = save
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        *,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+    ) -> Encoder:
+        """Read what `save` wrote; weights that have changed since are refused."""
+        home = Path(folder)
+        try:
+            description = json.loads((home / _FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{home} is not a saved encoder: {error}") from error
+        spec = EncoderSpec.from_json(description["spec"])
+        inside = home / "backbone"
+        place = inside if inside.is_dir() else spec.backbone
+        backbone = Backbone.load(place, attention=spec.attention, device=device, dtype=dtype)
+        if backbone.fingerprint != description["backbone_fingerprint"]:
+            raise BackboneError(
+                f"The weights of {place} are not those this encoder was made with "
+                f"({backbone.fingerprint}, expected {description['backbone_fingerprint']})."
+            )
+        kind = description["head"]
+        return cls(backbone, spec, Head.load(home / "head.safetensors", kind) if kind else None)
+
+    def to(self, device: str | torch.device) -> Encoder:
+        """Move the weights."""
+        self.backbone.model.to(device)
+        return self
+
+    @property
+    def fingerprint(self) -> str:
+        """Names the embedding space: two encoders with the same one give comparable vectors."""
+        choices = {key: value for key, value in self.spec.to_json().items() if key != "backbone"}
+        return fingerprint(self.backbone.fingerprint, choices, self.head.digest() if self.head else None)
+
+    @property
+    def dim(self) -> int:
+        """Width of a vector."""
+        return self.head.dim if self.head else len(self.spec.readings) * self.backbone.dim
+
+    def get_embedding_dimension(self) -> int:
+        """Width of a vector."""
+        return self.dim
+
+    get_sentence_embedding_dimension = get_embedding_dimension
+
+    @property
+    def max_seq_length(self) -> int:
+        """The most tokens of a prompt that are read."""
+        return min(self.spec.max_length, self.backbone.context_length or self.spec.max_length)
+
+    @property
+    def similarity_fn_name(self) -> str:
+        """Which similarity the embeddings are made for."""
+        return self.spec.similarity
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """Instructions by name."""
+        return dict(self.spec.prompts)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The backbone's tokenizer."""
+        return self.backbone.tokenizer
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.backbone.device
+
+    def __repr__(self) -> str:
+        readings = " + ".join(map(str, self.spec.readings))
+        head = f", {self.head.kind}" if self.head else ""
+        return f"Encoder({self.backbone.name}: {readings}, {self.spec.template!r}, {self.spec.attention}{head})"
+
+    def _vectors(
+        self, texts: list[str], template: Template, batch_size: int | None, show: bool | None
+    ) -> NDArray[np.float32]:
+        if not texts:
+            return np.empty((0, self.dim), np.float32)
+        extractor = self._extractor(template, batch_size)
+        shown = log.getEffectiveLevel() <= logging.INFO if show is None else show
+        with tqdm(total=len(texts), desc="Texts", disable=not shown) as bar:
+            latents = extractor(texts, bar.update)
+        self.tally += extractor.tally
+        vectors = latents.reshape(len(texts), -1)
+        return self.head(vectors) if self.head else vectors
+
+    def _extractor(self, template: Template | None, batch_size: int | None) -> Extractor:
+        return Extractor(
+            self.backbone,
+            self.spec.readings,
+            template or Template(self.spec.template),
+            self.spec.max_length,
+            self.spec.on_overflow,
+            batch_size and batch_size * _TOKENS_PER_TEXT,
+        )
+
+    def _template(self, prompt_name: str | None, prompt: str | None) -> Template:
+        if prompt is None and prompt_name is not None:
+            if prompt_name not in self.prompts:
+                raise unknown_name("prompt", prompt_name, self.prompts or ["(this encoder has no prompts)"])
+            prompt = self.prompts[prompt_name]
+        template = Template(self.spec.template)
+        return template if prompt is None else template.with_prefix(prompt)
+
+    def _role(self, kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        chosen = kwargs.get("prompt") is not None or kwargs.get("prompt_name") is not None
+        known = next((name for name in names if name in self.prompts), None)
+        return dict(kwargs) if chosen or known is None else {**kwargs, "prompt_name": known}
+
+
+def _as_list(inputs: Any) -> list[str]:
+    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
+    return list(inputs)

@@ -1,0 +1,1 @@
+"""Tensors in, tensors out: no model, no file."""

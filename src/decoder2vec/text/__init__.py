@@ -1,0 +1,1 @@
+"""Texts: templates, token batches, and files of texts and pairs."""

@@ -1,0 +1,55 @@
+"""What is put around a text before the model reads it, and which part of that is pooled.
+
+One rule decides what is pooled: everything from the first character of the last `{text}` slot to the end of
+the prompt. So a prefix or instruction is never pooled, of a text given twice the second copy is, and the last
+token of a prompt with a suffix is the suffix's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decoder2vec.errors import InputError, unknown_name
+
+SLOT = "{text}"
+
+TEMPLATES = {
+    "plain": "{text}",
+    "prompteol": 'This sentence : "{text}" means in one word: "',
+    "prompteol_tight": 'This sentence: "{text}" means in one word: "',
+    "echo": "Rewrite the sentence: {text}\nThe rewritten sentence: {text}",
+    "instruct": "Instruct: Retrieve semantically similar text.\nQuery: {text}",
+}
+"""Templates by name; any other string with {text} in it is a template too."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """A prompt with one or more `{text}` slots."""
+
+    string: str
+
+    @classmethod
+    def of(cls, name_or_string: str) -> Template:
+        """A template by its name, or from a string that holds {text}."""
+        if name_or_string in TEMPLATES:
+            return cls(TEMPLATES[name_or_string])
+        if SLOT not in name_or_string:
+            error = unknown_name("template", name_or_string, TEMPLATES)
+            raise InputError(f"{error} A template of your own must contain {SLOT}.")
+        return cls(name_or_string)
+
+    def with_prefix(self, prompt: str) -> Template:
+        """The same template behind an instruction; a prompt that has {text} itself replaces the template."""
+        return Template(prompt) if SLOT in prompt else Template(prompt + self.string)
+
+    @property
+    def slots(self) -> int:
+        """How many times the text stands in the prompt."""
+        return self.string.count(SLOT)
+
+    def render(self, text: str) -> tuple[str, int, int]:
+        """The prompt, and the first and the end character of the last copy of the text in it."""
+        head, tail = self.string.rsplit(SLOT, 1)
+        head = head.replace(SLOT, text)
+        return head + text + tail, len(head), len(head) + len(text)
