@@ -57,6 +57,11 @@ class Backbone:
         set_attention(model, attention)
         return cls(str(name), model, _load_tokenizer(folder), attention, _folder_fingerprint(folder))
 
+    def read_as(self, attention: str) -> None:
+        """Switch between causal and bidirectional attention, and prove it; a family that cannot is refused."""
+        set_attention(self.model, attention)
+        self.attention = attention
+
     @property
     def family(self) -> str:
         """The architecture's name as transformers spells it."""

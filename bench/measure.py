@@ -1,0 +1,62 @@
+"""What every bench shares: best-of timing, the model, and the output format (a table, then one JSON line)."""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+import torch
+
+
+def best_seconds(job: Callable[[], object], repeats: int = 3) -> float:
+    """The fastest of some runs: on a shared machine the minimum is the least disturbed."""
+    times = []
+    for _ in range(repeats):
+        _finish()
+        started = time.perf_counter()
+        job()
+        _finish()
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def gemm_flops(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:
+    """Measured FLOP/s of a large matrix product: the machine's practical ceiling."""
+    size = size or (8192 if device.type == "cuda" else 2048)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    a @ b
+    return 2 * size**3 / best_seconds(lambda: a @ b, 10)
+
+
+def flops_per_token(backbone: object) -> float:
+    """Two per weight inside the blocks; attention itself, the embeddings and the LM head are not counted."""
+    return 2.0 * sum(p.numel() for p in backbone.blocks.parameters() if p.ndim == 2)
+
+
+def machine() -> dict[str, object]:
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    packages = ("torch", "transformers")
+    return {
+        "machine": where,
+        "threads": torch.get_num_threads(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def report(name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **facts: object) -> None:
+    """Print the table for people and, last, one JSON line for programs."""
+    widths = [max(len(str(row[i])) for row in [columns, *rows]) for i in range(len(columns))]
+    for row in [columns, *rows]:
+        print("  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)))
+    for key, value in facts.items():
+        print(f"{key}: {value}")
+    table = [dict(zip(columns, row, strict=True)) for row in rows]
+    print(json.dumps({"bench": name, **machine(), "rows": table, **facts}), flush=True)
+
+
+def _finish() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()

@@ -1,0 +1,1 @@
+"""Look into a model: which layer means most, and is it read correctly?"""

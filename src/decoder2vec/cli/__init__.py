@@ -1,0 +1,46 @@
+"""The command `d2v`: one file per verb; each parses, calls one function and prints."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+from decoder2vec.cli.cache import cache
+from decoder2vec.cli.demo import demo
+from decoder2vec.cli.doctor import doctor
+from decoder2vec.cli.embed import embed
+from decoder2vec.cli.evaluate import evaluate
+from decoder2vec.cli.pull import pull
+from decoder2vec.cli.similarity import similarity
+from decoder2vec.cli.sweep import sweep
+from decoder2vec.errors import Decoder2VecError
+
+app = typer.Typer(
+    name="d2v",
+    help="Turn any decoder-only language model into a text encoder.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for verb in (pull, doctor, sweep, similarity, embed, demo):
+    app.command()(verb)
+app.command("eval")(evaluate)
+app.add_typer(cache, name="cache")
+
+
+def main() -> None:
+    """Run the command; an error is one sentence on stderr and exit code 1, never a traceback."""
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    for noisy in ("transformers", "huggingface_hub", "httpx", "torch", "matplotlib"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+    try:
+        app()
+    except Decoder2VecError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        typer.echo("stopped; what was finished is kept and will be reused", err=True)
+        sys.exit(130)
+    except OSError as error:
+        sys.exit(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "))

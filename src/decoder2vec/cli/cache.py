@@ -1,0 +1,52 @@
+"""`d2v cache`: what the latents store holds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from decoder2vec.cli.show import say, table
+
+cache = typer.Typer(help="List, check and clear the latents kept on disk.", no_args_is_help=True)
+
+
+@cache.command("ls")
+def list_spaces() -> None:
+    """List what is kept, and how large it is."""
+    from decoder2vec.activations.store import spaces, store_root
+
+    found = list(spaces())
+    table(("name", "texts", "MB", "what"), [_row(report) for report in found], str(store_root()))
+
+
+@cache.command("rm")
+def remove_space(name: Annotated[str, typer.Argument(help="A name from `d2v cache ls`, or all.")]) -> None:
+    """Delete one entry, or all of them."""
+    from decoder2vec.activations.store import remove
+
+    remove(name)
+    say(f"removed {name}")
+
+
+@cache.command("verify")
+def verify_spaces() -> None:
+    """Make every checksum again; damaged pieces are dropped and computed anew when needed (exit code 1)."""
+    from decoder2vec.activations.store import drop_damaged, spaces
+
+    damaged = 0
+    for report in spaces(verify=True):
+        drop_damaged(report)
+        damaged += len(report.damaged)
+        typer.echo(f"{report.name}: {report.texts} texts, {len(report.damaged)} damaged pieces")
+    if damaged:
+        say(f"{damaged} damaged pieces were dropped")
+        raise typer.Exit(1)
+
+
+def _row(report: Any) -> tuple[str, str, str, str]:
+    space = report.space
+    what = "unreadable description"
+    if space:
+        what = f"{space['backbone']}, {space['attention']}, {space['template']!r}, {len(space['readings'])} readings"
+    return report.name, str(report.texts), f"{report.size / 1e6:.1f}", what

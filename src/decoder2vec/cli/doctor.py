@@ -1,0 +1,34 @@
+"""`d2v doctor`: prove that a model is read correctly."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from decoder2vec.cli.options import AttentionOption, Device, Model
+from decoder2vec.cli.show import say, table
+
+
+def doctor(
+    model: Model,
+    attention: AttentionOption = None,
+    device: Device = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; by default what the machine likes.")] = None,
+) -> None:
+    """Prove on your own model that it is read correctly; exit code 1 if anything is not."""
+    from decoder2vec.analysis.doctor import examine
+    from decoder2vec.backbone.load import Backbone
+
+    backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, say=say)
+    say(f"{model}: {backbone.family}, {backbone.n_layers} layers x {backbone.dim}, {backbone.dtype}, {backbone.device}")
+    checks = list(examine(backbone))
+    table(
+        ("check", "", "measured"),
+        [(check.name, "[green]ok[/]" if check.passed else "[red]FAILED[/]", check.detail) for check in checks],
+    )
+    failed = [check.name for check in checks if not check.passed]
+    if failed:
+        say(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+        raise typer.Exit(1)
+    typer.echo(f"All {len(checks)} checks passed.")

@@ -1,0 +1,45 @@
+"""`d2v embed`: texts from a file or stdin to vectors on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from decoder2vec.cli.options import (
+    AttentionOption,
+    Device,
+    EncoderOption,
+    Layer,
+    PoolingOption,
+    TemplateOption,
+    open_encoder,
+)
+from decoder2vec.cli.show import bars, say
+
+
+def embed(
+    source: Annotated[str, typer.Argument(metavar="FILE", help="txt, jsonl, csv or tsv file; - for stdin.")],
+    out: Annotated[Path, typer.Option(help="Where to: .npy, .jsonl or .parquet.")],
+    column: Annotated[str | None, typer.Option(help="Column or field that holds the text.")] = None,
+    encoder: EncoderOption = "smollm2-135m",
+    layer: Layer = None,
+    pooling: PoolingOption = None,
+    template: TemplateOption = None,
+    attention: AttentionOption = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
+    device: Device = None,
+) -> None:
+    """Embed a file of texts; if it is stopped, the same command goes on where it was."""
+    from decoder2vec.bulk import embed_texts, writer_for
+    from decoder2vec.text.files import read_texts
+
+    writer_for(out)
+    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    with bars() as progress:
+        task = progress.add_task("texts", total=None)
+        count = embed_texts(
+            model, read_texts(source, column), out, normalize=normalize, progress=lambda n: progress.advance(task, n)
+        )
+    say(f"wrote {count} vectors of {model.dim} numbers to {out}")

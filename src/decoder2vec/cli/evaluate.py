@@ -1,0 +1,78 @@
+"""`d2v eval`: score an encoder on files of scored pairs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from decoder2vec.cli.options import (
+    AttentionOption,
+    Columns,
+    Device,
+    Layer,
+    Limit,
+    Model,
+    PoolingOption,
+    SkipBad,
+    TemplateOption,
+    open_encoder,
+    split_names,
+)
+from decoder2vec.cli.show import table
+
+
+def evaluate(
+    encoder: Model,
+    data: Annotated[list[Path], typer.Option(help="File of scored pairs; may be given several times.")],
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
+    columns: Columns = "sentence1,sentence2,score",
+    limit: Limit = None,
+    skip_bad: SkipBad = False,
+    layer: Layer = None,
+    pooling: PoolingOption = None,
+    template: TemplateOption = None,
+    attention: AttentionOption = None,
+    device: Device = None,
+) -> None:
+    """Spearman and Pearson of an encoder on scored pairs, with bootstrap intervals."""
+    from decoder2vec.evaluation.sts import evaluate_sts
+    from decoder2vec.evaluation.versions import versions
+    from decoder2vec.text.files import read_pairs
+
+    files = [read_pairs(file, split_names(columns), skip_bad=skip_bad, limit=limit) for file in data]
+    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    results = [evaluate_sts(model, pairs, show_progress_bar=sys.stderr.isatty()) for pairs in files]
+    mean = sum(result["spearman"] for result in results) / len(results)
+    rows = [_row(result) for result in results]
+    if len(rows) > 1:
+        rows.append(("mean", "", f"{mean:.2f}", "", "", ""))
+    table(("task", "pairs", "Spearman", "95 %", "Pearson", "seconds"), rows, repr(model))
+    if json_file:
+        document = {
+            "encoder": encoder,
+            "fingerprint": model.fingerprint,
+            "spec": model.spec.to_json(),
+            "results": results,
+            "mean_spearman": round(mean, 2),
+            "tokens": model.tally.tokens,
+            "tokens_per_second": round(model.tally.tokens_per_second, 1),
+            "versions": versions(),
+        }
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _row(result: dict[str, Any]) -> tuple[str, ...]:
+    low, high = result["spearman_95"]
+    return (
+        result["task"],
+        str(result["pairs"]),
+        f"{result['spearman']:.2f}",
+        f"{low:.1f}-{high:.1f}",
+        f"{result['pearson']:.2f}",
+        f"{result['seconds']:.1f}",
+    )

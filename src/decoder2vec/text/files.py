@@ -1,0 +1,183 @@
+"""Texts and pairs from the user's own files: txt, TSV, CSV, JSONL, each also gzipped, by column name."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from decoder2vec.errors import DataFileError
+
+PAIR_COLUMNS = ("sentence1", "sentence2", "score")
+
+Row = tuple[int, dict[str, Any]]
+"""Line number and the line's fields."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Pairs of texts with a score each."""
+
+    name: str
+    left: list[str]
+    right: list[str]
+    scores: list[float]
+    skipped: int = 0
+    """Lines that could not be used and were left out because the caller allowed it."""
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def texts(self) -> list[str]:
+        """Every different text, in order of appearance."""
+        return list(dict.fromkeys([*self.left, *self.right]))
+
+
+def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
+    """Texts one by one: the lines of a txt file, or a column (default `text`) of a TSV, CSV or JSONL file.
+
+    "-" reads standard input, as txt unless a column is named, then as JSONL.
+    """
+    kind = ("jsonl" if column else "txt") if str(source) == "-" else _kind(Path(source))
+    for line, row in _rows(source, kind):
+        if kind == "txt":
+            yield row["text"]
+            continue
+        name = column or _default_column(row)
+        _require([name], row, source)
+        if not isinstance(row[name], str):
+            raise DataFileError(f"{source}, line {line}: {name} is {type(row[name]).__name__}, not a text.")
+        yield row[name]
+
+
+def read_pairs(
+    source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, *, skip_bad: bool = False, limit: int | None = None
+) -> Pairs:
+    """Scored pairs by column name. A bad line is an error that names it, or skipped and counted if asked.
+
+    `limit` takes that many pairs, evenly spread over the file.
+    """
+    if len(columns) != 3:
+        raise DataFileError(f"Give three column names (text, text, score), not {len(columns)}: {', '.join(columns)}.")
+    kind = _kind(Path(source))
+    if kind == "txt":
+        raise DataFileError(f"{source}: pairs are read from .tsv, .csv or .jsonl files (or those with .gz).")
+    found, skipped = [], 0
+    for line, row in _rows(source, kind):
+        try:
+            _require(columns, row, source)
+            found.append(_pair(row, columns))
+        except ValueError as error:
+            if isinstance(error, DataFileError) or not skip_bad:
+                reason = error if isinstance(error, DataFileError) else f"{source}, line {line}: {error}"
+                raise DataFileError(str(reason)) from None
+            skipped += 1
+    if not found:
+        raise DataFileError(f"{source} holds no usable pair.")
+    if limit is not None and limit < len(found):
+        found = [found[round(i * (len(found) - 1) / max(1, limit - 1))] for i in range(limit)]
+    left, right, scores = zip(*found, strict=True)
+    return Pairs(_stem(Path(source)), list(left), list(right), list(scores), skipped)
+
+
+def _pair(row: dict[str, Any], columns: Sequence[str]) -> tuple[str, str, float]:
+    left, right, score = (row[name] for name in columns)
+    for name, text in zip(columns, (left, right), strict=False):
+        if not isinstance(text, str):
+            raise ValueError(f"{name} is {'missing' if text is None else type(text).__name__}, not a text.")
+    try:
+        value = float(score)
+    except (TypeError, ValueError):
+        raise ValueError(f"the score {score!r} is not a number.") from None
+    if not math.isfinite(value):
+        raise ValueError(f"the score {score!r} is not finite.")
+    return left, right, value
+
+
+def _rows(source: str | Path, kind: str) -> Iterator[Row]:
+    readers = {"txt": _read_txt, "tsv": _read_tsv, "csv": _read_csv, "jsonl": _read_jsonl}
+    try:
+        if str(source) == "-":
+            yield from readers[kind](sys.stdin, "standard input")
+            return
+        with _open(Path(source)) as handle:
+            yield from readers[kind](handle, str(source))
+    except UnicodeDecodeError as error:
+        raise DataFileError(
+            f"{source} is not UTF-8 (byte {error.object[error.start]:#x} {error.reason}); "
+            "convert it first, for example with iconv -f latin1 -t utf-8."
+        ) from None
+    except (OSError, EOFError) as error:
+        raise DataFileError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _open(path: Path) -> TextIO:
+    if path.is_dir():
+        raise DataFileError(f"{path} is a folder; give a file.")
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    handle: TextIO = opener(path, "rt", encoding="utf-8-sig", newline="")
+    return handle
+
+
+def _read_txt(handle: TextIO, _: str) -> Iterator[Row]:
+    for number, line in enumerate(handle, 1):
+        yield number, {"text": line.rstrip("\r\n")}
+
+
+def _read_tsv(handle: TextIO, source: str) -> Iterator[Row]:
+    """Plain tab-separated fields: quotes are text, since sentences are full of them."""
+    names = handle.readline().rstrip("\r\n").split("\t")
+    for number, line in enumerate(handle, 2):
+        if fields := line.rstrip("\r\n"):
+            values = fields.split("\t")
+            if len(values) > len(names):
+                raise DataFileError(f"{source}, line {number}: {len(values)} fields, but the header has {len(names)}.")
+            yield number, dict.fromkeys(names) | dict(zip(names, values, strict=False))
+
+
+def _read_csv(handle: TextIO, source: str) -> Iterator[Row]:
+    reader = csv.DictReader(handle, strict=True)
+    try:
+        for row in reader:
+            yield reader.line_num, row
+    except csv.Error as error:
+        raise DataFileError(f"{source}, line {reader.line_num}: {error}.") from None
+
+
+def _read_jsonl(handle: TextIO, source: str) -> Iterator[Row]:
+    for number, line in enumerate(handle, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise DataFileError(f"{source}, line {number}: not JSON ({error}).") from None
+        if not isinstance(row, dict):
+            raise DataFileError(f"{source}, line {number}: a JSON object is wanted, not {type(row).__name__}.")
+        yield number, row
+
+
+def _require(names: Sequence[str], row: dict[str, Any], source: str | Path) -> None:
+    missing = [name for name in names if name not in row]
+    if missing:
+        present = ", ".join(str(name) for name in row)
+        raise DataFileError(f"{source} has no column {missing[0]!r}; it has: {present}. Name yours with --columns.")
+
+
+def _default_column(row: dict[str, Any]) -> str:
+    return next((name for name in ("text", "sentence") if name in row), "text")
+
+
+def _kind(path: Path) -> str:
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    return {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(suffix.lower(), "txt")
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").rsplit(".", 1)[0]
