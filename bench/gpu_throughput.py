@@ -10,11 +10,27 @@ import random
 import sys
 
 import torch
-from measure import best_seconds, flops_per_token, gemm_flops, report
 
 from decoder2vec import Backbone, Extractor, Reading
+from measure import best_seconds, flops_per_token, gemm_flops, report
 
-WORDS = "the of a river house seven running quickly economy music small green paper because light".split()
+WORDS = [
+    "the",
+    "of",
+    "a",
+    "river",
+    "house",
+    "seven",
+    "running",
+    "quickly",
+    "economy",
+    "music",
+    "small",
+    "green",
+    "paper",
+    "because",
+    "light",
+]
 
 
 def texts(count: int, words: int) -> list[str]:

@@ -20,8 +20,9 @@ from decoder2vec.text.files import Pairs
 class CanEncode(Protocol):
     """Anything that turns a list of texts into an array of vectors."""
 
-    encode: Callable[..., Any]
-    """List of texts to [n, dim] vectors."""
+    @property
+    def encode(self) -> Callable[..., Any]:
+        """A function of a list of texts that gives [n, dim] vectors."""
 
 
 def evaluate_sts(encoder: CanEncode, pairs: Pairs, **encode_kwargs: Any) -> dict[str, Any]:
