@@ -60,7 +60,8 @@ class Segment:
         scales = np.exp2(np.ceil(np.log2(np.where(largest > 0, largest, 1.0)))).astype(np.float32)
         values = (by_reading / scales[..., None]).astype(np.float16)
         table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), _KEY_BYTES)
-        return cls(table, np.ascontiguousarray(values), scales)
+        # safetensors writes memory as it lies, whatever the strides
+        return cls(table, np.ascontiguousarray(values), np.ascontiguousarray(scales))
 
     def read(self, rows: NDArray[np.intp], readings: Sequence[int] | slice) -> NDArray[np.float32]:
         """[text, reading, dim] float32 vectors of some rows."""
