@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.maths.pooling import POOLINGS, pool
+from decoder2vec.maths.pooling import POOLINGS, Pooler
 from decoder2vec.spec import Reading
 from decoder2vec.text.batches import TokenBatch
 
@@ -42,11 +42,15 @@ class Capture:
     def __call__(self, batch: TokenBatch) -> Tensor:
         """[batch, reading, dim] on the model's device."""
         pooled: dict[Reading, Tensor] = {}
+        poolers: dict[tuple[str, ...], Pooler] = {}
 
         def read(layer: int, states: Tensor) -> None:
             for normed, poolings in self._wanted.get(layer, {}).items():
                 seen = self.backbone.final_norm(states) if normed else states
-                vectors = pool(seen, batch.start, batch.end, poolings)
+                names = tuple(poolings)
+                if names not in poolers:
+                    poolers[names] = Pooler(batch.start, batch.end, batch.ids.shape[1], names)
+                vectors = poolers[names](seen)
                 for name, vector in zip(poolings, vectors.unbind(1), strict=True):
                     pooled[Reading(layer, name, normed)] = vector
             if layer == self.last_layer:

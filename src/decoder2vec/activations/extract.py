@@ -28,7 +28,6 @@ Progress = Callable[[int], object]
 """Called with the number of texts just finished."""
 
 _WINDOW_BYTES = 64 << 20
-"""Latents held in memory before they are written, so what a kill can lose; GPUs are fast and get 8 times that."""
 
 
 @dataclass
@@ -74,7 +73,7 @@ class Extractor:
         self.max_length = min(self.max_length, context)
         self.capture = Capture(self.backbone, self.readings)
         self.tokeniser = Tokeniser(self.backbone, self.template, self.max_length, self.on_overflow)
-        self.budget = self.budget or token_budget(self.backbone.device)
+        self.budget = self.budget or token_budget(self.backbone.device, self.backbone.dim)
         self.tally = Tally()
 
     def space(self) -> dict[str, object]:
@@ -98,37 +97,40 @@ class Extractor:
         progress(len(texts) - len(missing))
         names = list(missing)
         for rows, latents in self.windows(list(missing.values())):
-            store.add([names[row] for row in rows], latents)
-            progress(len(rows))
+            store.add(names[rows], latents)
+            progress(len(latents))
 
     def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
         """[text, reading, dim] float32 vectors; a text that stands there twice is computed once."""
         unique = list(dict.fromkeys(check_texts(texts)))
-        size = (len(unique), len(self.capture.readings), self.backbone.dim)
-        result = np.empty(size, np.float32)
-        done = 0
-        for rows, latents in self.windows(unique):
-            result[rows] = latents
-            done += len(rows)
-            progress(len(rows) if done < len(unique) else len(texts) - done + len(rows))
+        result = torch.empty(len(unique), len(self.capture.readings), self.backbone.dim)
+        progress(len(texts) - len(unique))
+        for _, latents in self.windows(unique, result):
+            progress(len(latents))
         if len(unique) == len(texts):
-            return result
+            return np.asarray(result.numpy())
         place = {text: row for row, text in enumerate(unique)}
-        return result[[place[text] for text in texts]]
+        return np.asarray(result.numpy()[[place[text] for text in texts]])
 
-    def windows(self, texts: Sequence[str]) -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-        """(numbers of the texts, their latents) a window at a time; inside a window texts run sorted by length."""
-        per_text = len(self.capture.readings) * self.backbone.dim * 4
-        bytes_held = _WINDOW_BYTES * (8 if self.backbone.device.type == "cuda" else 1)
-        width = max(256, min(16_384, bytes_held // per_text))
+    def windows(
+        self, texts: Sequence[str], out: torch.Tensor | None = None
+    ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """(which texts, their latents) a window at a time; inside a window texts run sorted by length.
+
+        With `out`, [text, reading, dim], the latents are written there.
+        """
+        shape = (len(self.capture.readings), self.backbone.dim)
+        width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         begins = range(0, len(texts), width)
         started = time.perf_counter()
         for begin, tokenised in zip(begins, self._tokenised(texts, begins, width), strict=True):
-            rows, latents = self._run(tokenised)
-            self.tally += Tally(len(rows), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started)
+            rows = slice(begin, min(begin + width, len(texts)))
+            latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
+            self._run(tokenised, latents)
+            self.tally += Tally(len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started)
             if tokenised.overlong and self.on_overflow == "truncate":
                 _warn_truncated([begin + number for number in tokenised.overlong], self.max_length)
-            yield [begin + row for row in rows], latents
+            yield rows, latents.numpy()
             started = time.perf_counter()
 
     def _tokenised(self, texts: Sequence[str], begins: Iterable[int], width: int) -> Iterator[Tokenised]:
@@ -143,27 +145,24 @@ class Extractor:
             if ahead is not None:
                 yield ahead.result()
 
-    def _run(self, tokenised: Tokenised) -> tuple[list[int], NDArray[np.float32]]:
-        """Numbers of the texts in the order in which they were computed, and their latents."""
-        prompts = tokenised.prompts
+    def _run(self, tokenised: Tokenised, out: torch.Tensor) -> None:
+        """Compute all prompts and put their latents into `out`, one row for each text."""
+        prompts, owners = tokenised.prompts, tokenised.owners
         lengths = [len(prompt.ids) for prompt in prompts]
-        latents = torch.empty(len(prompts), len(self.capture.readings), self.backbone.dim)
-        order: list[int] = []
+        chunked = len(prompts) > len(out)
+        latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
         arriving: _Arriving | None = None
         for rows in plan(lengths, self.budget or 1):
             vectors = self._forward([prompts[row] for row in rows])
             if arriving is not None:  # the last batch is fetched while the device works on this one
-                arriving.land()
-            arriving = _Arriving(vectors, latents[len(order) : len(order) + len(rows)])
-            order += rows
+                arriving.land(latents)
+            arriving = _Arriving(vectors, rows)
             self.tally.tokens += sum(lengths[row] for row in rows)
             self.tally.padded_tokens += len(rows) * lengths[rows[0]]
         if arriving is not None:
-            arriving.land()
-        owners = [tokenised.owners[row] for row in order]
-        if len(set(owners)) == len(owners):
-            return owners, latents.numpy()
-        return _mean_by_owner(latents.numpy(), owners, [lengths[row] for row in order])
+            arriving.land(latents)
+        if chunked:
+            _mean_by_owner(latents, torch.tensor(owners), torch.tensor(lengths), out)
 
     @torch.inference_mode()
     def _forward(self, prompts: list[Prompt]) -> torch.Tensor:
@@ -201,30 +200,31 @@ def check_texts(texts: Sequence[str]) -> Sequence[str]:
 
 
 class _Arriving:
-    """Vectors on their way from the device to their place in memory."""
+    """Vectors on their way from the device to their rows in memory."""
 
-    def __init__(self, vectors: torch.Tensor, place: torch.Tensor) -> None:
-        self.place = place
+    def __init__(self, vectors: torch.Tensor, rows: list[int]) -> None:
+        self.rows = rows
         self.done = torch.cuda.Event() if vectors.is_cuda else None  # type: ignore[no-untyped-call]
         self.host = vectors.to("cpu", non_blocking=vectors.is_cuda)
         if self.done is not None:
             self.done.record()
 
-    def land(self) -> None:
+    def land(self, latents: torch.Tensor) -> None:
         """Wait for them and put them there."""
         if self.done is not None:
             self.done.synchronize()
-        self.place.copy_(self.host)
+        latents[self.rows] = self.host
 
 
-def _mean_by_owner(
-    vectors: NDArray[np.float32], owners: list[int], lengths: list[int]
-) -> tuple[list[int], NDArray[np.float32]]:
+def _mean_by_owner(latents: torch.Tensor, owners: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor) -> None:
     """A text cut in chunks gets the mean of its chunks' vectors, weighted by their tokens."""
-    texts, place = np.unique(owners, return_inverse=True)
-    total = np.zeros((len(texts), *vectors.shape[1:]), np.float64)
-    np.add.at(total, place, vectors * np.array(lengths)[:, None, None])
-    return texts.tolist(), (total / np.bincount(place, lengths)[:, None, None]).astype(np.float32)
+    weights = lengths.float() / torch.zeros(len(out)).index_add_(0, owners, lengths.float())[owners]
+    out.zero_().index_add_(0, owners, latents * weights[:, None, None])
+
+
+def _window_bytes(device: torch.device) -> int:
+    """Latents held in memory before they are written, so what a kill can lose. A GPU makes that up in a second."""
+    return _WINDOW_BYTES * (32 if device.type == "cuda" else 1)
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:

@@ -28,6 +28,13 @@ def pick_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> 
     return torch.float32
 
 
-def token_budget(device: torch.device) -> int:
-    """Tokens per batch at which the machine's matrix units are busy and its memory is not."""
-    return 65_536 if device.type == "cuda" else 2_048
+def token_budget(device: torch.device, dim: int) -> int:
+    """Tokens per batch at which the machine's matrix units are busy and its memory is not full.
+
+    A GPU wants many, or it waits for the next kernel to be launched; a token's activations take about a hundred
+    times its width in bytes, and a quarter of the free memory may hold them.
+    """
+    if device.type != "cuda":
+        return 2_048
+    free, _ = torch.cuda.mem_get_info(device)
+    return max(4_096, min(262_144, free // 4 // (100 * dim)))

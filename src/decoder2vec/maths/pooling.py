@@ -17,22 +17,38 @@ POOLINGS = ("lasttoken", "mean", "weightedmean", "max", "cls", "sum")
 _LINEAR = ("mean", "weightedmean", "sum")
 
 
+class Pooler:
+    """Pools the layers of one batch: what depends on the spans alone is made once and serves every layer."""
+
+    def __init__(self, start: Tensor, end: Tensor, width: int, poolings: Sequence[str]) -> None:
+        self.poolings = poolings
+        self.start, self.last = start, end - 1
+        self.rows = torch.arange(len(start), device=start.device)
+        self.linear = [name for name in poolings if name in _LINEAR]
+        if self.linear:
+            self.weights = torch.stack([_weights(name, width, start, end) for name in self.linear], dim=1)
+        if "max" in poolings:
+            self.outside = ~_inside(width, start, end).unsqueeze(-1)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[batch, token, dim] states to [batch, pooling, dim] float32 vectors."""
+        if self.linear == list(self.poolings):
+            return torch.bmm(self.weights, states.float())
+        pooled: dict[str, Tensor] = {}
+        if self.linear:
+            pooled.update(zip(self.linear, torch.bmm(self.weights, states.float()).unbind(1), strict=True))
+        if "lasttoken" in self.poolings:
+            pooled["lasttoken"] = states[self.rows, self.last].float()
+        if "cls" in self.poolings:
+            pooled["cls"] = states[self.rows, self.start].float()
+        if "max" in self.poolings:
+            pooled["max"] = states.masked_fill(self.outside, float("-inf")).amax(dim=1).float()
+        return torch.stack([pooled[name] for name in self.poolings], dim=1)
+
+
 def pool(states: Tensor, start: Tensor, end: Tensor, poolings: Sequence[str]) -> Tensor:
     """[batch, token, dim] states and [batch] span bounds to [batch, pooling, dim] float32 vectors."""
-    linear = [name for name in poolings if name in _LINEAR]
-    pooled: dict[str, Tensor] = {}
-    if linear:
-        weights = torch.stack([_weights(name, states.shape[1], start, end) for name in linear], dim=1)
-        pooled.update(zip(linear, torch.bmm(weights, states.float()).unbind(1), strict=True))
-    rows = torch.arange(states.shape[0], device=states.device)
-    if "lasttoken" in poolings:
-        pooled["lasttoken"] = states[rows, end - 1].float()
-    if "cls" in poolings:
-        pooled["cls"] = states[rows, start].float()
-    if "max" in poolings:
-        outside = ~_inside(states.shape[1], start, end)
-        pooled["max"] = states.masked_fill(outside.unsqueeze(-1), float("-inf")).amax(dim=1).float()
-    return torch.stack([pooled[name] for name in poolings], dim=1)
+    return Pooler(start, end, states.shape[1], poolings)(states)
 
 
 def _inside(width: int, start: Tensor, end: Tensor) -> Tensor:
