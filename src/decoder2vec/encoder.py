@@ -55,9 +55,9 @@ class Encoder:
         name: str | Path,
         *,
         layer: int | Sequence[int] = -1,
-        pooling: str = "mean",
+        pooling: str = "lasttoken",
         normed: bool = False,
-        template: str = "plain",
+        template: str = "prompteol",
         attention: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
@@ -65,6 +65,7 @@ class Encoder:
     ) -> Encoder:
         """An encoder that reads `layer` of any decoder, or the one saved in the folder `name`.
 
+        The defaults are a good start for most decoders; `d2v sweep` finds what is best for one on your own pairs.
         `layer` may be several layers, which are concatenated. `choices` are further fields of `EncoderSpec`:
         max_length, on_overflow, normalize, similarity, prompts.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def draw_sweep(sweep: Sweep, file: Path, test: dict[str, Any] | None = None) -> 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    attentions = list(dict.fromkeys(row.attention for row in sorted(sweep.rows, key=lambda row: row.attention[::-1])))
+    attentions = [name for name in sweep.plan.attentions if any(row.attention == name for row in sweep.rows)]
     templates = [name for name in sweep.plan.templates if any(row.template == name for row in sweep.rows)]
     size = (1.2 + 3.1 * len(templates), 1.6 + 2.6 * len(attentions))
     figure, grid = pyplot.subplots(
@@ -37,16 +38,25 @@ def draw_sweep(sweep: Sweep, file: Path, test: dict[str, Any] | None = None) -> 
         grid[row][0].set_ylabel(f"{attention}\nSpearman x 100")
     for axes in grid[-1]:
         axes.set_xlabel("layer (0 = embeddings)")
+    lowest = min(row.spearman for row in sweep.rows)
+    grid[0][0].set_ylim(max(lowest, -10.0) if lowest < 0 else 0.0, sweep.winner.spearman + 4)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(6, len(labels)), frameon=False, fontsize=8)
-    figure.suptitle(_title(sweep, test), fontsize=11, x=0.01, ha="left")
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=5 if len(labels) > 6 else len(labels),
+        frameon=False,
+        fontsize=8,
+    )
+    figure.suptitle(_title(sweep, test), fontsize=11)
     figure.savefig(file, dpi=130, format="png")
     pyplot.close(figure)
 
 
 def _panel(axes: Any, sweep: Sweep, attention: str, template: str) -> None:
     rows = [row for row in sweep.rows if row.attention == attention and row.template == template]
-    for pooling in sweep.plan.poolings:
+    for pooling in _drawn(sweep.plan.poolings):
         for head in sweep.plan.heads:
             points = curve(rows, pooling=pooling, head=head)
             name = pooling if head == "none" else f"{pooling}, {head}d"
@@ -55,7 +65,7 @@ def _panel(axes: Any, sweep: Sweep, attention: str, template: str) -> None:
                 list(points.values()),
                 color=_COLOURS.get(pooling, "black"),
                 linestyle=_STYLES.get(head, "-"),
-                linewidth=1.0 if head == "none" else 1.8,
+                linewidth=1.0 if head == "none" else 1.7,
                 label=name,
             )
     axes.set_title(template, fontsize=10)
@@ -65,8 +75,13 @@ def _panel(axes: Any, sweep: Sweep, attention: str, template: str) -> None:
     if best in rows:
         axes.plot(best.layer, best.spearman, marker="*", markersize=15, color="black", zorder=5)
         axes.annotate(
-            f"{best.spearman:.1f}", (best.layer, best.spearman), (-6, 7), textcoords="offset points", ha="right"
+            f"{best.spearman:.1f}", (best.layer, best.spearman), (-9, 2), textcoords="offset points", ha="right"
         )
+
+
+def _drawn(poolings: Sequence[str]) -> list[str]:
+    """A sum points where the mean does, so it gets no curve of its own beside it."""
+    return [name for name in poolings if name != "sum" or "mean" not in poolings]
 
 
 def describe(row: SweepRow) -> str:

@@ -56,16 +56,16 @@ def is_bidirectional(model: nn.Module) -> bool:
 
 
 def _moves_earlier(model: nn.Module, padded: bool) -> bool:
-    """Change token 5 and look at token 4: neighbours, so that no attention window is too small for the probe."""
+    """Change token 2 and look at token 1: neighbours, so that no attention window is too small for the probe."""
     device = next(model.parameters()).device
     size = text_config(model.config).vocab_size
-    ids = torch.arange(7, 17, device=device).remainder(size).repeat(2, 1)
+    ids = torch.arange(7, 11, device=device).remainder(size).repeat(1 + padded, 1)
     changed = ids.clone()
-    changed[:, 5] = (ids[:, 5] + size // 2) % size
+    changed[:, 2] = (ids[:, 2] + size // 2) % size
     mask = torch.ones_like(ids)
     if padded:
-        mask[0, 8:] = 0
-    moved = (_states(model, ids, mask) - _states(model, changed, mask)).abs()[:, 4].max()
+        mask[0, 3] = 0
+    moved = (_states(model, ids, mask) - _states(model, changed, mask)).abs()[:, 1].max()
     return bool(moved > 1e-6)
 
 

@@ -21,7 +21,7 @@ def pull(
         rows = [(key, model.about, "yes" if builtin_folder(key).is_dir() else "no") for key, model in BUILTINS.items()]
         table(("name", "what it is", "here"), rows)
         return
-    if name in BUILTINS and BUILTINS[name].terms:
+    if accept_license and name in BUILTINS:
         say(BUILTINS[name].terms)
     folder = fetch(name, accept_license=accept_license, say=say)
     typer.echo(folder)

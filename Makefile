@@ -1,0 +1,49 @@
+# decoder2vec: every target does its own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# the CPU build; any torch >= 2.6 works, but it must be installed before what depends on it
+TORCH ?= torch==2.13.0
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-slow lint types bench docs clean
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+setup: $(READY)  ## build .venv with the package and .venv/bin/d2v in it
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	@touch $(READY)
+
+demo: $(READY)  ## find the best layer of a real model, embed, search: a few minutes on two cores
+	$(BIN)/d2v demo --out demo-out
+
+test: $(READY)  ## run the tests (tiny models, no network beyond the package index)
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)  ## also run the tests that need real models
+	$(BIN)/python -m pytest
+
+lint: $(READY)  ## ruff: rules and format
+	$(BIN)/ruff check src tests bench experiments
+	$(BIN)/ruff format --check src tests bench experiments
+
+types: $(READY)  ## mypy on the package
+	$(BIN)/mypy
+
+bench: $(READY)  ## measure the speed claims on this machine; results go to bench/results
+	@mkdir -p bench/results
+	@set -e; for name in start_up against_sentence_transformers all_layers gemm_share; do \
+	  echo "== $$name"; $(BIN)/python bench/$$name.py | tee /tmp/d2v-bench.txt; \
+	  tail -n 1 /tmp/d2v-bench.txt > bench/results/$$name.json; done
+
+docs: $(READY)  ## write the generated parts of docs/ again
+	D2V_WRITE_DOCS=1 $(BIN)/python -m pytest tests/backbone/test_families.py tests/test_docs.py
+
+clean:  ## remove the virtual environment and outputs
+	rm -rf $(VENV) demo-out out

@@ -1,0 +1,47 @@
+"""How much of the machine's measured float32 matrix rate does reading reach, and how many tokens are padding?
+
+Run: python bench/gemm_share.py [model]
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+
+from corpus import mixed, of_length, sentences
+from decoder2vec import Backbone, Extractor, Reading
+from measure import best_seconds, flops_per_token, gemm_flops, report
+
+
+def main() -> None:
+    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
+    backbone = Backbone.load(model, device="cpu")
+    every = [Reading(layer, "mean") for layer in range(backbone.n_layers + 1)]
+    rows = []
+    for kind, texts in (
+        ("64-token texts", of_length(96, 48)),
+        ("sentences", sentences(300)),
+        ("mixed lengths", mixed(300)),
+    ):
+        extractor = Extractor(backbone, every)
+        peak = gemm_flops(backbone.device, torch.float32)
+        seconds = best_seconds(lambda extractor=extractor, texts=texts: extractor(texts))
+        tokens = extractor.tally.tokens / 3
+        share = tokens * flops_per_token(backbone) / seconds / peak
+        rows.append(
+            (
+                kind,
+                round(tokens / len(texts), 1),
+                round(tokens / seconds),
+                f"{peak / 1e9:.0f}",
+                f"{share:.0%}",
+                f"{extractor.tally.padding:.1%}",
+            )
+        )
+    columns = ("texts", "tokens each", "tokens/s", "GEMM GFLOP/s", "share of GEMM", "padding")
+    report("gemm_share", columns, rows, model=model, layers="all")
+
+
+if __name__ == "__main__":
+    main()
