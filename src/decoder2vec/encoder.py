@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,21 +15,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from decoder2vec.activations.extract import Extractor, Tally
+from decoder2vec.activations.extract import Extractor, Tally, check_texts
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.source import resolve
 from decoder2vec.errors import BackboneError, InputError, unknown_name
+from decoder2vec.folder import is_encoder, read_encoder, write_encoder
 from decoder2vec.heads import Head
-from decoder2vec.maths.precision import quantise
+from decoder2vec.maths.precision import PRECISIONS, quantise
 from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row
-from decoder2vec.places import whole_folder
 from decoder2vec.spec import EncoderSpec, Reading, fingerprint
 from decoder2vec.text.template import Template
 from decoder2vec.version import __version__
 
 log = logging.getLogger(__name__)
 
-_FILE = "encoder.json"
 _TOKENS_PER_TEXT = 64
 """`batch_size` counts texts; batches are cut by tokens, this many for each text."""
 
@@ -54,10 +52,10 @@ class Encoder:
         cls,
         name: str | Path,
         *,
-        layer: int | Sequence[int] = -1,
-        pooling: str = "lasttoken",
-        normed: bool = False,
-        template: str = "prompteol",
+        layer: int | Sequence[int] | None = None,
+        pooling: str | None = None,
+        normed: bool | None = None,
+        template: str | None = None,
         attention: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
@@ -65,22 +63,19 @@ class Encoder:
     ) -> Encoder:
         """An encoder that reads `layer` of any decoder, or the one saved in the folder `name`.
 
-        The defaults are a good start for most decoders; `d2v sweep` finds what is best for one on your own pairs.
-        `layer` may be several layers, which are concatenated. `choices` are further fields of `EncoderSpec`:
-        max_length, on_overflow, normalize, similarity, prompts.
+        By default it reads the last token of the last layer under the "prompteol" template: a good start for most
+        decoders; `d2v sweep` finds what is best for one on your own pairs. `layer` may be several layers, which are
+        concatenated. `choices` are further fields of `EncoderSpec`: max_length, on_overflow, normalize, similarity,
+        prompts.
         """
-        if (Path(name) / _FILE).is_file():
+        choices |= {"layer": layer, "pooling": pooling, "normed": normed, "template": template, "attention": attention}
+        choices = {key: value for key, value in choices.items() if value is not None}
+        if is_encoder(name):
+            if choices:
+                raise InputError(f"{name} is a saved encoder and its choices are made; leave out {', '.join(choices)}.")
             return cls.load(name, device=device, dtype=dtype)
-        backbone = Backbone.load(name, attention=attention, device=device, dtype=dtype)
-        layers = [layer] if isinstance(layer, int) else list(layer)
-        choices["prompts"] = tuple(dict(choices.get("prompts") or {}).items())
-        spec = EncoderSpec(
-            backbone=str(name),
-            readings=tuple(Reading(number, pooling, normed) for number in layers),
-            template=Template.of(template).string,
-            **choices,
-        )
-        return cls(backbone, spec)
+        backbone = Backbone.load(name, attention=choices.pop("attention", None), device=device, dtype=dtype)
+        return cls(backbone, _spec(str(name), choices))
 
     def encode(
         self,
@@ -108,6 +103,10 @@ class Encoder:
             raise InputError(f"encode() has no argument {', '.join(map(repr, kwargs))}.")
         if output_value != "sentence_embedding":
             raise InputError(f"output_value {output_value!r} is not offered; only 'sentence_embedding' is.")
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"batch_size must be 1 or more, not {batch_size}.")
+        if precision not in PRECISIONS:
+            raise unknown_name("precision", precision, PRECISIONS)
         if device is not None:
             self.to(device)
         texts = [inputs] if isinstance(inputs, str) else _as_list(inputs)
@@ -141,7 +140,7 @@ class Encoder:
     def with_head(self, kind: str, texts: Sequence[str], **kwargs: Any) -> Encoder:
         """The same encoder with a head of that kind, fitted on unlabelled texts."""
         bare = Encoder(self.backbone, replace(self.spec, normalize=False))
-        vectors = bare.encode(list(dict.fromkeys(texts)), **kwargs)
+        vectors = bare.encode(list(dict.fromkeys(check_texts(texts))), **kwargs)
         return Encoder(self.backbone, self.spec, Head.fit(kind, vectors))
 
     def save(self, folder: str | Path, *, copy_backbone: bool = False) -> Path:
@@ -151,27 +150,16 @@ class Encoder:
         anywhere. `copy_backbone` puts the weights beside it, for a folder that stands alone.
         """
         target = Path(folder)
-        if target.exists() and not (target / _FILE).is_file() and any(target.iterdir()):
-            raise InputError(f"{target} is not empty and not an encoder; choose another folder.")
         source = resolve(self.backbone.name)
-        name = str(source.resolve()) if Path(self.backbone.name).exists() else self.backbone.name
-        with whole_folder(target.with_name(f".{target.name}.new")) as temporary:
-            description = {
-                "decoder2vec": __version__,
-                "fingerprint": self.fingerprint,
-                "backbone_fingerprint": self.backbone.fingerprint,
-                "dim": self.dim,
-                "head": self.head.kind if self.head else None,
-                "spec": replace(self.spec, backbone=name).to_json(),
-            }
-            (temporary / _FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-            if self.head:
-                self.head.save(temporary / "head.safetensors")
-            if copy_backbone:
-                shutil.copytree(source, temporary / "backbone")
-        if target.exists():
-            shutil.rmtree(target)
-        target.with_name(f".{target.name}.new").rename(target)
+        inside = source.resolve().is_relative_to(target.resolve())  # saved over itself: its weights must come along
+        description = {
+            "decoder2vec": __version__,
+            "fingerprint": self.fingerprint,
+            "backbone_fingerprint": self.backbone.fingerprint,
+            "dim": self.dim,
+            "spec": replace(self.spec, backbone=self.backbone.name).to_json(),
+        }
+        write_encoder(target, description, self.head, source if copy_backbone or inside else None)
         return target
 
     save_pretrained = save
@@ -185,22 +173,16 @@ class Encoder:
         dtype: str | torch.dtype | None = None,
     ) -> Encoder:
         """Read what `save` wrote; weights that have changed since are refused."""
-        home = Path(folder)
-        try:
-            description = json.loads((home / _FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise InputError(f"{home} is not a saved encoder: {error}") from error
+        description, head, inside = read_encoder(Path(folder))
         spec = EncoderSpec.from_json(description["spec"])
-        inside = home / "backbone"
-        place = inside if inside.is_dir() else spec.backbone
+        place = inside or spec.backbone
         backbone = Backbone.load(place, attention=spec.attention, device=device, dtype=dtype)
         if backbone.fingerprint != description["backbone_fingerprint"]:
             raise BackboneError(
                 f"The weights of {place} are not those this encoder was made with "
                 f"({backbone.fingerprint}, expected {description['backbone_fingerprint']})."
             )
-        kind = description["head"]
-        return cls(backbone, spec, Head.load(home / "head.safetensors", kind) if kind else None)
+        return cls(backbone, spec, head)
 
     def to(self, device: str | torch.device) -> Encoder:
         """Move the weights."""
@@ -289,6 +271,19 @@ class Encoder:
         chosen = kwargs.get("prompt") is not None or kwargs.get("prompt_name") is not None
         known = next((name for name in names if name in self.prompts), None)
         return dict(kwargs) if chosen or known is None else {**kwargs, "prompt_name": known}
+
+
+def _spec(name: str, choices: dict[str, Any]) -> EncoderSpec:
+    """The description of an encoder from what the user chose, defaults for the rest."""
+    layer = choices.pop("layer", -1)
+    layers: list[Any] = [layer] if np.ndim(layer) == 0 else list(layer)
+    reading = (choices.pop("pooling", "lasttoken"), choices.pop("normed", False))
+    template = Template.of(choices.pop("template", "prompteol")).string
+    prompts = tuple(dict(choices.pop("prompts", {})).items())
+    if unknown := choices.keys() - EncoderSpec.__dataclass_fields__:
+        raise unknown_name("choice", unknown.pop(), EncoderSpec.__dataclass_fields__)
+    readings = tuple(Reading(operator.index(number), *reading) for number in layers)
+    return EncoderSpec(name, readings, template, prompts=prompts, **choices)
 
 
 def _as_list(inputs: Any) -> list[str]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.places import whole_file
 
 Vectors = NDArray[np.float32]
 _Map = NDArray[np.float64]
@@ -39,7 +40,10 @@ class Head:
             raise InputError(f"A {kind} head needs at least 2 different texts to be fitted on, not {len(vectors)}.")
         data = vectors.astype(np.float64)
         mean = data.mean(axis=0)
-        return cls(kind, mean.astype(np.float32), HEADS[kind](data - mean).astype(np.float32))
+        if not np.ptp(data, axis=0).any():
+            raise InputError(f"A {kind} head cannot be fitted: all {len(vectors)} texts have the same vector.")
+        # safetensors writes memory as it lies, whatever the strides
+        return cls(kind, mean.astype(np.float32), np.ascontiguousarray(HEADS[kind](data - mean), np.float32))
 
     def __call__(self, vectors: Vectors) -> Vectors:
         """Map [n, dim] vectors."""
@@ -57,7 +61,8 @@ class Head:
 
     def save(self, file: Path) -> None:
         """Write as safetensors."""
-        save_file({"mean": self.mean, "map": self.map}, file, metadata={"kind": self.kind})
+        with whole_file(file) as temporary:
+            save_file({"mean": self.mean, "map": self.map}, temporary, metadata={"kind": self.kind})
 
     @classmethod
     def load(cls, file: Path, kind: str) -> Head:

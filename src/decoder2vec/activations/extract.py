@@ -92,20 +92,23 @@ class Extractor:
 
     def fill(self, store: Store, texts: Sequence[str], progress: Progress = lambda _: None) -> None:
         """Compute what the store lacks of the texts; what is done is on disk even if the rest never is."""
-        keys = {text_key(text): text for text in check_texts(texts)}
-        missing = {key: text for key, text in keys.items() if key not in store}
+        keys = {text_key(text): number for number, text in reversed(list(enumerate(check_texts(texts))))}
+        missing = {key: number for key, number in reversed(keys.items()) if key not in store}
         progress(len(texts) - len(missing))
-        names = list(missing)
-        for rows, latents in self.windows(list(missing.values())):
+        names, numbers = list(missing), list(missing.values())
+        for rows, latents in self.windows([texts[number] for number in numbers], numbers=numbers):
             store.add(names[rows], latents)
             progress(len(latents))
 
     def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
         """[text, reading, dim] float32 vectors; a text that stands there twice is computed once."""
-        unique = list(dict.fromkeys(check_texts(texts)))
+        first: dict[str, int] = {}
+        for number, text in enumerate(check_texts(texts)):
+            first.setdefault(text, number)
+        unique = list(first)
         result = torch.empty(len(unique), len(self.capture.readings), self.backbone.dim)
         progress(len(texts) - len(unique))
-        for _, latents in self.windows(unique, result):
+        for _, latents in self.windows(unique, result, list(first.values())):
             progress(len(latents))
         if len(unique) == len(texts):
             return np.asarray(result.numpy())
@@ -113,7 +116,7 @@ class Extractor:
         return np.asarray(result.numpy()[[place[text] for text in texts]])
 
     def windows(
-        self, texts: Sequence[str], out: torch.Tensor | None = None
+        self, texts: Sequence[str], out: torch.Tensor | None = None, numbers: Sequence[int] | None = None
     ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """(which texts, their latents) a window at a time; inside a window texts run sorted by length.
 
@@ -122,23 +125,26 @@ class Extractor:
         shape = (len(self.capture.readings), self.backbone.dim)
         width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         begins = range(0, len(texts), width)
+        numbers = numbers or range(len(texts))
         started = time.perf_counter()
-        for begin, tokenised in zip(begins, self._tokenised(texts, begins, width), strict=True):
+        for begin, tokenised in zip(begins, self._tokenised(texts, numbers, begins, width), strict=True):
             rows = slice(begin, min(begin + width, len(texts)))
             latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
             self._run(tokenised, latents)
             self.tally += Tally(len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started)
             if tokenised.overlong and self.on_overflow == "truncate":
-                _warn_truncated([begin + number for number in tokenised.overlong], self.max_length)
+                _warn_truncated([numbers[begin + number] for number in tokenised.overlong], self.max_length)
             yield rows, latents.numpy()
             started = time.perf_counter()
 
-    def _tokenised(self, texts: Sequence[str], begins: Iterable[int], width: int) -> Iterator[Tokenised]:
+    def _tokenised(
+        self, texts: Sequence[str], numbers: Sequence[int], begins: Iterable[int], width: int
+    ) -> Iterator[Tokenised]:
         """Each window's prompts; the next window is tokenised while the model runs on this one."""
         with ThreadPoolExecutor(1) as worker:
             ahead: Future[Tokenised] | None = None
             for begin in begins:
-                after = worker.submit(self.tokeniser, texts[begin : begin + width])
+                after = worker.submit(self.tokeniser, texts[begin : begin + width], numbers[begin : begin + width])
                 if ahead is not None:
                     yield ahead.result()
                 ahead = after
@@ -152,7 +158,7 @@ class Extractor:
         chunked = len(prompts) > len(out)
         latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
         arriving: _Arriving | None = None
-        for rows in plan(lengths, self.budget or 1):
+        for rows in self._batches(lengths):
             vectors = self._forward([prompts[row] for row in rows])
             if arriving is not None:  # the last batch is fetched while the device works on this one
                 arriving.land(latents)
@@ -163,6 +169,15 @@ class Extractor:
             arriving.land(latents)
         if chunked:
             _mean_by_owner(latents, torch.tensor(owners), torch.tensor(lengths), out)
+
+    def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
+        """The plan, cut finer where the budget has shrunk since it was made."""
+        for rows in plan(lengths, self.budget or 1):
+            begin = 0
+            while begin < len(rows):
+                count = max(1, (self.budget or 1) // lengths[rows[begin]])
+                yield rows[begin : begin + count]
+                begin += count
 
     @torch.inference_mode()
     def _forward(self, prompts: list[Prompt]) -> torch.Tensor:
@@ -179,13 +194,15 @@ class Extractor:
         if self.backbone.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(prompts) // 2
-        self.budget = max(1, half * max(len(prompt.ids) for prompt in prompts))
+        self.budget = min(self.budget or 1, half * max(len(prompt.ids) for prompt in prompts))
         log.warning("Out of memory: going on with batches of %d tokens.", self.budget)
         return torch.cat([self._forward(prompts[:half]), self._forward(prompts[half:])])
 
 
 def check_texts(texts: Sequence[str]) -> Sequence[str]:
-    """Refuse anything that is not a text, and say which one it is."""
+    """Refuse anything that is not a list of texts, and say which one is not a text."""
+    if isinstance(texts, str):
+        raise InputError("One text was given where a list of texts is wanted; put it into a list.")
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"Text {number} is {type(text).__name__}, not str; convert or drop it first.")

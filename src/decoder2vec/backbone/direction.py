@@ -36,9 +36,14 @@ def set_attention(model: nn.Module, attention: str) -> None:
     before = getattr(model.config, "is_causal", None)
     config: Any = model.config
     text_config(config).is_causal = config.is_causal = attention == "causal"
-    if is_bidirectional(model) == (attention == "bidirectional"):
+    proved = False
+    try:
+        proved = is_bidirectional(model) == (attention == "bidirectional")
+    finally:
+        if not proved:
+            text_config(config).is_causal = config.is_causal = True if before is None else before
+    if proved:
         return
-    text_config(config).is_causal = config.is_causal = True if before is None else before
     family = text_config(config).model_type
     reason = _REASONS.get(family, "changing a later token does not move an earlier one although the flag is set")
     raise UnsupportedError(f"{family} cannot be read with {attention} attention: {reason}.")

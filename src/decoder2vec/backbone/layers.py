@@ -49,7 +49,8 @@ def keep_first(model: nn.Module, depth: int) -> None:
     name = next(name for name, child in parent.named_children() if child is blocks)
     setattr(parent, name, blocks[:depth])
     for key, value in list(vars(config).items()):
-        if isinstance(value, list | tuple) and len(value) == full:
+        per_layer = isinstance(value, list | tuple) and len(value) == full
+        if per_layer and key != "architectures" and not key.endswith("_token_id"):
             setattr(config, key, value[:depth])
     if getattr(config, "attention_types", None):  # gpt_neo counts its kinds of layer instead of listing them
         config.attention_types = [[[kind], 1] for kind in config.attention_layers[:depth]]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from decoder2vec.backbone.builtin import Say
@@ -55,6 +56,7 @@ class Backbone:
         model = _load_model(folder, pick_dtype(place, dtype)).to(place)
         attention = attention or configured_attention(model)
         set_attention(model, attention)
+        name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
         return cls(str(name), model, _load_tokenizer(folder), attention, _folder_fingerprint(folder))
 
     def read_as(self, attention: str) -> None:
@@ -140,7 +142,7 @@ def _load_model(folder: Path, dtype: torch.dtype) -> nn.Module:
             model, report = AutoModel.from_pretrained(
                 folder, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise BackboneError(f"transformers cannot load {folder}: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(f"{folder} lacks {len(missing)} weights, {missing[0]} among them; it is not whole.")
@@ -151,7 +153,10 @@ def _load_model(folder: Path, dtype: torch.dtype) -> nn.Module:
 def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError, KeyError) as error:
+        raise BackboneError(f"{folder} has no tokenizer that transformers can load (tokenizer.json).") from error
     if not getattr(tokenizer, "is_fast", False):
         raise BackboneError(f"{folder} has no fast tokenizer (tokenizer.json); its offsets are needed for pooling.")
     tokenizer.backend_tokenizer.no_truncation()
@@ -165,7 +170,7 @@ def _folder_fingerprint(folder: Path) -> str:
     for key in ("transformers_version", "_name_or_path", "_model_name_or_path", "dtype", "is_causal"):
         config.pop(key, None)
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    tokenizer = [file for file in (folder / "tokenizer.json", folder / "tokenizer.model") if file.is_file()]
-    for file in [*weight_files(folder), *tokenizer]:
+    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+    for file in [*weight_files(folder), *(folder / name for name in names if (folder / name).is_file())]:
         digest.update(f"{file.name}:{file_sha256(file)}\n".encode())
     return digest.hexdigest()[:16]

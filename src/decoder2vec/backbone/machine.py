@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import torch
 
+from decoder2vec.errors import InputError, unknown_name
+
+_DTYPES = ("float32", "bfloat16", "float16", "float64")
+
 
 def pick_device(asked: str | torch.device | None = None) -> torch.device:
     """The device asked for, else CUDA, else Apple's MPS, else the CPU."""
     if asked is not None:
-        return torch.device(asked)
+        try:
+            return torch.device(asked)
+        except RuntimeError:
+            raise InputError(f"Unknown device {asked!r}; give cpu, cuda, cuda:1, mps or the like.") from None
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
@@ -22,7 +29,9 @@ def pick_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> 
     if isinstance(asked, torch.dtype):
         return asked
     if asked is not None:
-        return torch.empty(0, dtype=getattr(torch, asked)).dtype
+        if asked not in _DTYPES:
+            raise unknown_name("dtype", asked, _DTYPES)
+        return getattr(torch, asked)  # type: ignore[no-any-return]
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return torch.float32

@@ -13,9 +13,9 @@ from decoder2vec.cli.options import (
     AttentionOption,
     Columns,
     Device,
+    EncoderArgument,
     Layer,
     Limit,
-    Model,
     PoolingOption,
     SkipBad,
     TemplateOption,
@@ -26,7 +26,7 @@ from decoder2vec.cli.show import table
 
 
 def evaluate(
-    encoder: Model,
+    encoder: EncoderArgument,
     data: Annotated[list[Path], typer.Option(help="File of scored pairs; may be given several times.")],
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
     columns: Columns = "sentence1,sentence2,score",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,8 +9,9 @@ import typer
 if TYPE_CHECKING:
     from decoder2vec.encoder import Encoder
 
-Model = Annotated[
-    str, typer.Argument(help="Built-in name, folder, .gguf file, hub id, or the folder of a saved encoder.")
+Model = Annotated[str, typer.Argument(help="Built-in name, model folder, .gguf file or hub id.")]
+EncoderArgument = Annotated[
+    str, typer.Argument(help="Saved encoder folder, or any model (then see --layer and so on).")
 ]
 EncoderOption = Annotated[
     str, typer.Option("--encoder", "-e", help="Saved encoder folder, or any model (then see --layer and so on).")
@@ -29,12 +29,8 @@ Limit = Annotated[int | None, typer.Option(help="Use only this many pairs, sprea
 def open_encoder(name: str, device: str | None = None, **choices: Any) -> Encoder:
     """The saved encoder in a folder, or an encoder made of a model with the choices given."""
     from decoder2vec.encoder import Encoder
-    from decoder2vec.errors import InputError
 
-    given = {key: value for key, value in choices.items() if value is not None}
-    if given and (Path(name) / "encoder.json").is_file():
-        raise InputError(f"{name} is a saved encoder and has its choices made; leave out --{next(iter(given))}.")
-    return Encoder.from_pretrained(name, device=device, **given)
+    return Encoder.from_pretrained(name, device=device, **choices)
 
 
 def split_names(names: str) -> tuple[str, ...]:

@@ -14,7 +14,8 @@ _Scores = Callable[[Tensor, Tensor], Tensor]
 _ALL_PAIRS: dict[str, _Scores] = {
     "cosine": lambda a, b: normalize(a, dim=-1) @ normalize(b, dim=-1).T,
     "dot": lambda a, b: a @ b.T,
-    "euclidean": lambda a, b: -torch.cdist(a, b, p=2.0),
+    # the matmul form of cdist loses all digits where vectors share one huge dimension, as decoder states do
+    "euclidean": lambda a, b: -torch.cdist(a, b, p=2.0, compute_mode="donot_use_mm_for_euclid_dist"),
     "manhattan": lambda a, b: -torch.cdist(a, b, p=1.0),
 }
 _ROW_BY_ROW: dict[str, _Scores] = {
@@ -38,5 +39,7 @@ def row_by_row(name: str, a: Any, b: Any) -> Tensor:
 
 
 def _rows(vectors: Any) -> Tensor:
+    if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor):
+        vectors = torch.stack(vectors)
     rows = torch.as_tensor(vectors).float()
     return rows if rows.ndim == 2 else rows.reshape(1, -1)

@@ -53,7 +53,7 @@ def collate(prompts: Sequence[Prompt], pad_id: int, *, side: str = "right") -> T
 def plan(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Rows of each batch, longest texts first so that a batch too large for memory shows itself at once."""
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    enough = budget // 4
+    enough = budget // 8
     batch: list[int] = []
     real = 0
     for row in order:

@@ -5,7 +5,7 @@ Nothing is tokenised in pieces: a token that straddles the border between prefix
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,20 +51,23 @@ class Tokeniser:
         context = self.backbone.context_length
         if context is not None and self.max_length > context:
             raise InputError(f"max_length {self.max_length} is over the model's context of {context} tokens.")
-        fixed = len(self._prompt(self._encode([""])[0], "").ids)
+        fixed = len(self._encode([""])[0].ids) + (self.backbone.bos_to_add is not None)
         if self.max_length < fixed + self.template.slots:
             raise InputError(
                 f"max_length {self.max_length} leaves no room for the text: the template alone takes {fixed} tokens."
             )
 
-    def __call__(self, texts: Sequence[str]) -> Tokenised:
-        """Tokenise all texts; those over the limit are cut, split or refused as `on_overflow` says."""
+    def __call__(self, texts: Sequence[str], numbers: Sequence[int] | None = None) -> Tokenised:
+        """Tokenise all texts; those over the limit are cut, split or refused as `on_overflow` says.
+
+        `numbers` are the texts' places in the user's list, for messages.
+        """
         result = Tokenised()
         for number, (text, encoding) in enumerate(zip(texts, self._encode(texts), strict=True)):
             prompts = [self._prompt(encoding, text)]
             if len(prompts[0].ids) > self.max_length:
                 result.overlong.append(number)
-                prompts = self._fit(number, text, encoding)
+                prompts = self._fit(numbers[number] if numbers else number, text, encoding)
             result.prompts += prompts
             result.owners += [number] * len(prompts)
         return result
@@ -93,18 +96,24 @@ class Tokeniser:
                 f"Text {number} takes {len(encoding.ids)} tokens, over the limit of {self.max_length}; raise "
                 "max_length, or set on_overflow to 'truncate' or 'chunk'."
             )
-        head, prompt = self._longest_head(text, encoding)
         if self.on_overflow == "truncate":
-            return [prompt]
-        prompts = [prompt]
-        while rest := text[head:]:
-            text, encoding = rest, self._encode([rest])[0]
-            prompt = self._prompt(encoding, rest)
-            head = len(rest)
+            return [self._longest_head(text, encoding)[1]]
+        return list(self._chunks(text))
+
+    def _chunks(self, text: str) -> Iterator[Prompt]:
+        """Prompts of the text's pieces in order; only as much is tokenised at a time as is likely to fit."""
+        reach = 16 * self.max_length
+        while text:
+            piece = text[:reach]
+            encoding = self._encode([piece])[0]
+            head, prompt = len(piece), self._prompt(encoding, piece)
             if len(prompt.ids) > self.max_length:
-                head, prompt = self._longest_head(rest, encoding)
-            prompts.append(prompt)
-        return prompts
+                head, prompt = self._longest_head(piece, encoding)
+            elif len(piece) < len(text):
+                reach *= 2
+                continue
+            yield prompt
+            text = text[head:]
 
     def _longest_head(self, text: str, encoding: Any) -> tuple[int, Prompt]:
         """How many characters of the text fit, and their prompt; template and suffix always stay whole.

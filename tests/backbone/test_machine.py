@@ -1,0 +1,82 @@
+"""Device, number format and batch size by machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decoder2vec.backbone.machine import pick_device, pick_dtype, token_budget
+from decoder2vec.errors import Decoder2VecError
+
+CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    def have(cuda=False, mps=False, bf16=False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
+
+    return have
+
+
+@pytest.mark.parametrize(
+    ("cuda", "mps", "expected"), [(True, False, CUDA), (True, True, CUDA), (False, True, MPS), (False, False, CPU)]
+)
+def test_the_fastest_device_is_taken(machine, cuda, mps, expected):
+    machine(cuda=cuda, mps=mps)
+    assert pick_device() == expected
+
+
+def test_the_device_asked_for_is_taken(machine):
+    machine(cuda=True)
+    assert pick_device("cpu") == CPU
+    assert pick_device(CPU) == CPU
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(("device", "bf16"), [(CPU, True), (MPS, True), (CUDA, False)])
+def test_float32_unless_the_gpu_computes_in_bfloat16(machine, device, bf16):
+    machine(bf16=bf16)
+    assert pick_dtype(device) == torch.float32
+
+
+def test_bfloat16_on_a_gpu_that_computes_in_it(machine):
+    machine(cuda=True, bf16=True)
+    assert pick_dtype(CUDA) == torch.bfloat16
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+@pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16", "float64"])
+def test_the_dtype_asked_for_is_taken_by_name_or_as_it_is(machine, device, asked):
+    machine(cuda=True, bf16=True)
+    assert pick_dtype(device, asked) == getattr(torch, asked)
+    assert pick_dtype(device, getattr(torch, asked)) == getattr(torch, asked)
+
+
+@pytest.mark.parametrize("wrong", ["flaot32", "sum", ""])
+def test_a_dtype_that_does_not_exist_is_refused_in_words(wrong):
+    with pytest.raises(Decoder2VecError):
+        pick_dtype(CPU, wrong)
+
+
+@pytest.mark.parametrize("wrong", ["gpu", "cpuu", ""])
+def test_a_device_that_does_not_exist_is_refused_in_words(wrong):
+    with pytest.raises(Decoder2VecError):
+        pick_device(wrong)
+
+
+GIB = 1 << 30
+
+
+def test_a_gpu_gets_larger_batches_than_a_cpu_as_far_as_its_memory_goes(monkeypatch):
+    free = {}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _=None: (free["bytes"], 80 * GIB))
+    budgets = []
+    for free["bytes"] in (1 * GIB, 8 * GIB, 70 * GIB):
+        budgets.append(token_budget(CUDA, 2_048))
+        assert token_budget(CUDA, 4_096) <= budgets[-1]
+        assert budgets[-1] * 2_048 * 100 <= max(free["bytes"], 4_096 * 2_048 * 100)
+    assert budgets == sorted(budgets)
+    assert budgets[0] > token_budget(CPU, 2_048) >= 512

@@ -1,0 +1,83 @@
+"""Similarities against plain loops and against sentence-transformers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SimilarityFunction
+
+from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row
+
+NAMES = ("cosine", "dot", "euclidean", "manhattan")
+
+
+def by_hand(name, a, b):
+    if name == "dot":
+        return sum(x * y for x, y in zip(a, b, strict=True))
+    if name == "cosine":
+        return by_hand("dot", a, b) / math.sqrt(by_hand("dot", a, a) * by_hand("dot", b, b))
+    if name == "euclidean":
+        return -math.dist(a, b)
+    return -sum(abs(x - y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(6, 5)).astype(np.float32), rng.normal(size=(6, 5)).astype(np.float32)
+
+
+def test_the_names_are_those_of_sentence_transformers():
+    assert SIMILARITIES == NAMES
+    assert set(NAMES) <= set(SimilarityFunction.possible_values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_similarities_equal_a_plain_loop(rows, name):
+    a, b = (part.tolist() for part in rows)
+    np.testing.assert_allclose(all_pairs(name, *rows), [[by_hand(name, x, y) for y in b] for x in a], rtol=1e-4)
+    pairs = [by_hand(name, x, y) for x, y in zip(a, b, strict=True)]
+    np.testing.assert_allclose(row_by_row(name, *rows), pairs, rtol=1e-4)
+
+
+AS = {
+    "numpy": lambda rows: rows,
+    "tensor": torch.from_numpy,
+    "bfloat16 tensor": lambda rows: torch.from_numpy(rows).bfloat16(),
+    "lists of numbers": lambda rows: rows.tolist(),
+    "list of arrays": list,
+    "list of tensors": lambda rows: list(torch.from_numpy(rows)),
+    "one vector": lambda rows: rows[0],
+}
+
+
+@pytest.mark.parametrize("kind", AS)
+@pytest.mark.parametrize("name", NAMES)
+def test_similarities_equal_sentence_transformers_for_all_kinds_of_input(rows, name, kind):
+    a, b = map(AS[kind], rows)
+    torch.testing.assert_close(all_pairs(name, a, b), SimilarityFunction.to_similarity_fn(name)(a, b))
+    theirs = SimilarityFunction.to_similarity_pairwise_fn(name)(a, b)
+    torch.testing.assert_close(row_by_row(name, a, b), theirs.reshape(-1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_many_rows_equal_sentence_transformers(name):
+    rng = np.random.default_rng(1)
+    a, b = rng.normal(size=(70, 33)).astype(np.float32), rng.normal(size=(50, 33)).astype(np.float32)
+    found = all_pairs(name, a, b)
+    assert found.shape == (70, 50)
+    torch.testing.assert_close(found, SimilarityFunction.to_similarity_fn(name)(a, b))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_of_16_bit_embeddings_are_float32(rows, name):
+    half = [torch.from_numpy(part).bfloat16() for part in rows]
+    assert all_pairs(name, *half).dtype == torch.float32
+    assert row_by_row(name, *half).dtype == torch.float32
+
+
+def test_a_zero_vector_is_similar_to_nothing():
+    assert all_pairs("cosine", np.zeros((1, 3)), np.ones((1, 3))).item() == 0.0

@@ -1,0 +1,68 @@
+"""T5: a string is one text, not a list of characters."""
+
+import numpy as np
+import pytest
+
+from decoder2vec.activations.extract import Extractor
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError
+from decoder2vec.spec import Reading
+
+TEXT = "abc"
+
+
+@pytest.fixture(scope="module")
+def encoder(own_cache):
+    return Encoder.from_pretrained(
+        "tiny-gpt2", template="plain", pooling="mean", normed=True, device="cpu", prompts={"query": "ask: "}
+    )
+
+
+def test_a_string_gives_one_vector(encoder, backbone, alone, by_loop, gap):
+    """The mean over the tokens of the whole string; one vector per character is the fault."""
+    ids = encoder.tokenizer.encode(TEXT)
+    expected = by_loop("mean", alone(backbone("tiny-gpt2"), ids)[-1])
+    assert encoder.encode(TEXT).shape == (encoder.dim,)
+    assert gap(encoder.encode(TEXT), expected) < 1e-5
+    np.testing.assert_array_equal(encoder.encode(TEXT), encoder.encode([TEXT])[0])
+    assert encoder.encode(TEXT, convert_to_tensor=True).shape == (encoder.dim,)
+
+    characters = encoder.encode([TEXT[number] for number in range(len(TEXT))])
+    assert characters.shape == (3, encoder.dim)
+    assert all(gap(row, expected) > 1e-2 for row in characters)
+
+
+@pytest.mark.parametrize("method", ["encode_query", "encode_document"])
+def test_a_string_gives_one_vector_with_prompts_too(encoder, method):
+    """The other entry points agree with the list form."""
+    found = getattr(encoder, method)(TEXT)
+    assert found.shape == (encoder.dim,)
+    np.testing.assert_array_equal(found, getattr(encoder, method)([TEXT])[0])
+
+
+def test_one_vector_can_be_compared_as_it_comes(encoder):
+    """What encode() gives for a string is accepted where rows are."""
+    assert encoder.similarity(encoder.encode(TEXT), encoder.encode([TEXT, "x"])).shape == (1, 2)
+
+
+@pytest.mark.parametrize("wrong", [b"abc", {"a": "b"}, 3, None, ["a", None], [["a", "b"]]])
+def test_what_is_no_text_is_refused(encoder, wrong):
+    """Never turned into texts by accident."""
+    with pytest.raises(InputError):
+        encoder.encode(wrong)
+
+
+def test_extractor_does_not_read_a_string_as_characters(backbone):
+    """One text or a refusal; three rows of characters would be the fault one floor below the encoder."""
+    extractor = Extractor(backbone("tiny-gpt2"), [Reading(2)])
+    try:
+        found = extractor(TEXT)
+    except InputError:
+        return
+    assert found.shape[0] == 1
+
+
+def test_head_is_not_fitted_on_the_characters_of_a_string(encoder):
+    """A head needs several texts, so one string must be refused."""
+    with pytest.raises(InputError):
+        encoder.with_head("standardise", TEXT)

@@ -1,0 +1,303 @@
+"""T26: a GGUF file, converted once and whole, with the tokenizer's switches that transformers drops."""
+
+import json
+from contextlib import contextmanager
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+from decoder2vec.backbone import gguf as conversion
+from decoder2vec.backbone import source
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import BackboneError
+from decoder2vec.spec import Reading
+
+F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
+EOS, BOS, PAD = 0, 1, 2
+
+
+def in_llama_cpp_order(weight, heads):
+    """Rows of a query or key projection as llama.cpp keeps them: rotary pairs side by side."""
+    return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
+
+
+def add_architecture(writer, config):
+    writer.add_name("tiny")
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+
+
+def add_tokenizer(writer, pre):
+    spec = json.loads((tiny_folder("tiny-llama") / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    tokens = sorted(spec["vocab"], key=spec["vocab"].get)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if number <= PAD else 1 for number in range(len(tokens))])
+    writer.add_token_merges([" ".join(pair) for pair in spec["merges"]])
+    writer.add_bos_token_id(BOS)
+    writer.add_eos_token_id(EOS)
+    writer.add_pad_token_id(PAD)
+
+
+def write_gguf(file, kind=F32, *, bos=True, eos=None, causal=None, pre="gpt-2", scale=1.0):
+    """tiny-llama as a GGUF file, written by the gguf package alone."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_folder("tiny-llama"), dtype=torch.float32)
+    config = model.config
+    writer = gguf.GGUFWriter(file, "llama")
+    add_architecture(writer, config)
+    add_tokenizer(writer, pre)
+    for add, value in (
+        (writer.add_add_bos_token, bos),
+        (writer.add_add_eos_token, eos),
+        (writer.add_causal_attention, causal),
+    ):
+        if value is not None:
+            add(value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for name, tensor in model.state_dict().items():
+        weight = tensor.numpy() * np.float32(scale)
+        for part, count in heads.items():
+            if part in name:
+                weight = in_llama_cpp_order(weight, count)
+        stored = kind if weight.ndim == 2 else F32
+        data = gguf.quantize(np.ascontiguousarray(weight), stored)
+        writer.add_tensor(names.get_name(name, try_suffixes=(".weight",)), data, raw_dtype=stored)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """files(**choices) -> a GGUF file made with these choices; each is written once."""
+    folder, made = tmp_path_factory.mktemp("gguf"), {}
+
+    def get(kind=F32, **choices):
+        key = (kind, *sorted(choices.items()))
+        if key not in made:
+            made[key] = write_gguf(folder / f"tiny-{len(made)}.gguf", kind, **choices)
+        return made[key]
+
+    return get
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch, files):
+    """A cache in which nothing has been converted yet."""
+    files(), files(scale=0.5)
+    monkeypatch.setenv("D2V_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models"
+
+
+def load(file):
+    return Backbone.load(file, device="cpu", dtype="float32")
+
+
+def rounded_model(kind):
+    """The source model with its matrices put through the quantisation and back, by the gguf package."""
+    model = AutoModel.from_pretrained(tiny_folder("tiny-llama"), dtype=torch.float32).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim == 2:
+                rounded = gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind)
+                weight.copy_(torch.from_numpy(rounded.reshape(weight.shape)))
+    return model
+
+
+@pytest.mark.parametrize(("kind", "rounding"), [(F32, 1e-6), (Q8_0, 0.1)])
+def test_vectors_are_those_of_the_source_model(kind, rounding, files, backbone, texts, prompts_of, read, by_loop, gap):
+    """To the rounding of the weights, and exactly those of a model with weights rounded in the same way."""
+    model, origin = load(files(kind)), backbone("tiny-llama")
+    prompts = prompts_of(model, texts)
+    assert [prompt.ids for prompt in prompts] == [prompt.ids for prompt in prompts_of(origin, texts)]
+    wanted = [Reading(4, "mean", True)]
+    found = read(model, prompts, wanted)
+    assert gap(found, read(origin, prompts, wanted)) < rounding
+
+    rounded = rounded_model(kind)
+    with torch.inference_mode():
+        states = [rounded(input_ids=torch.tensor([prompt.ids])).last_hidden_state[0] for prompt in prompts]
+    assert gap(found[:, 0], [by_loop("mean", each) for each in states]) < 1e-5
+    weights = dict(model.model.named_parameters())
+    for name, weight in rounded.named_parameters():
+        torch.testing.assert_close(weights[name], weight, rtol=0, atol=0, msg=name)
+
+
+def test_query_and_key_rows_left_in_llama_cpp_order_would_be_caught(files, backbone, texts, prompts_of, read, gap):
+    """The faulty variant of a conversion: the right numbers in the wrong rows."""
+    model, origin = load(files()), backbone("tiny-llama")
+    prompts = prompts_of(model, texts)
+    with torch.no_grad():
+        for block in model.blocks:
+            weight = block.self_attn.q_proj.weight
+            weight.copy_(torch.from_numpy(in_llama_cpp_order(weight.numpy(), 4)))
+    assert gap(read(model, prompts, [Reading(4, "mean")]), read(origin, prompts, [Reading(4, "mean")])) > 1e-2
+
+
+def test_file_is_converted_once(files, empty_cache, monkeypatch):
+    """Converting at every load, the faulty way, costs most of a minute for a real model."""
+    calls = []
+    real = conversion.convert
+    monkeypatch.setattr(conversion, "convert", lambda *args: (calls.append(args), real(*args))[1])
+    said = []
+    first = Backbone.load(files(), device="cpu", say=said.append)
+    again = Backbone.load(files(), device="cpu", say=said.append)
+    assert len(calls) == len(said) == 1
+    assert first.fingerprint == again.fingerprint
+    assert len(list(empty_cache.iterdir())) == 1
+
+
+def test_other_weights_under_the_same_name_are_converted_anew(files, empty_cache, tmp_path, monkeypatch):
+    """A cache that goes by the file's name, the faulty way, serves the old weights."""
+    contents = [files().read_bytes(), files(scale=0.5).read_bytes()]
+    file = tmp_path / "tiny.gguf"
+
+    def one_after_the_other():
+        for content in contents:
+            file.write_bytes(content)
+            yield load(file).model.get_input_embeddings().weight
+
+    old, new = one_after_the_other()
+    torch.testing.assert_close(old * 0.5, new)
+
+    monkeypatch.setattr(source, "file_sha256", lambda _: "0" * 64)
+    old, new = one_after_the_other()
+    torch.testing.assert_close(old, new)
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_bos_is_added_when_the_file_says_so(bos, files, backbone, texts, gap, monkeypatch, tmp_path):
+    """Transformers reads the switch and forgets it; what comes first in the prompt changes every vector."""
+    file = files(bos=bos)
+    raw = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert raw.encode("bread")[0] != BOS
+
+    encoder = Encoder.from_pretrained(file, template="plain", pooling="mean", normed=True, device="cpu")
+    ids = encoder.tokenizer.encode("bread")
+    assert (ids[0] == BOS) == bos and ids.count(BOS) == int(bos)
+    origin = Encoder.from_pretrained("tiny-llama", template="plain", pooling="mean", normed=True, device="cpu")
+    assert origin.tokenizer.encode("bread")[0] == BOS
+    assert (gap(encoder.encode(texts), origin.encode(texts)) < 1e-5) == bos
+
+    monkeypatch.setenv("D2V_CACHE", str(tmp_path))
+    monkeypatch.setattr(conversion, "_mend_tokenizer", lambda *_: None)
+    faulty = Encoder.from_pretrained(file, template="plain", pooling="mean", normed=True, device="cpu")
+    assert (gap(faulty.encode(texts), origin.encode(texts)) > 1e-2) and faulty.tokenizer.encode("bread")[0] != BOS
+
+
+def test_bos_is_added_where_the_kind_of_tokenizer_implies_it(files):
+    """Llama 3 files need not carry the switch: llama.cpp adds BOS for this pre-tokenizer unless told not to."""
+    assert load(files(bos=None, pre="llama-bpe")).tokenizer.encode("bread")[0] == BOS
+    assert load(files(bos=False, pre="llama-bpe")).tokenizer.encode("bread")[0] != BOS
+    assert load(files(bos=None, pre="gpt-2")).tokenizer.encode("bread")[0] != BOS
+
+
+@pytest.mark.parametrize("bos", [True, False])
+def test_eos_is_added_when_the_file_says_so(bos, files):
+    """Embedding models are read at an appended EOS token; without it the last token is another one."""
+    file = files(bos=bos, eos=True)
+    raw = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert raw.encode("bread")[-1] != EOS
+    ids = load(file).tokenizer.encode("bread")
+    assert ids[-1] == EOS and ids.count(EOS) == 1
+    assert (ids[0] == BOS) == bos
+
+
+def test_file_made_for_both_directions_is_not_read_as_causal(files):
+    """llama.cpp reads `attention.causal = false`; a conversion that drops it gives a causal model in silence."""
+    file = files(causal=False)
+    plain = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
+    assert getattr(plain.config, "is_causal", True) is True
+    assert load(file).attention == "bidirectional"
+    assert load(files()).attention == "causal"
+
+
+def test_digits_are_split_for_the_tokenizer_that_wants_it(files):
+    """SmolLM counts digits one by one; transformers takes GPT-2's word pattern for it."""
+    file = files(pre="smollm")
+
+    def pieces(tokenizer):
+        return [piece for piece, _ in tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 1984")]
+
+    assert pieces(AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)) == ["in", "Ġ1984"]
+    assert pieces(load(file).tokenizer)[-4:] == ["1", "9", "8", "4"]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.00005, 0.01, 0.1, 0.5, 0.9, 0.99999])
+def test_cut_off_file_is_refused_and_nothing_is_kept(share, files, empty_cache, tmp_path, monkeypatch):
+    """Whether the header or the weights are cut; a conversion made in place would leave a folder to be found."""
+    whole = files().read_bytes()
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(BackboneError, match=r"cut\.gguf.*download it again"):
+        load(file)
+    assert not empty_cache.exists() or list(empty_cache.iterdir()) == []
+
+    monkeypatch.setattr(source, "whole_folder", in_place)
+    with pytest.raises(BackboneError):
+        load(file)
+    assert list(empty_cache.iterdir()) != []
+
+
+@contextmanager
+def in_place(target):
+    """The faulty variant: the folder is there before it is whole."""
+    target.mkdir(parents=True)
+    yield target
+
+
+def test_conversion_that_fails_half_way_leaves_nothing(files, empty_cache, monkeypatch):
+    """A later load starts anew and succeeds; over a half-made folder, the faulty way, it never would."""
+    real = conversion._mend_tokenizer
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(conversion, "_mend_tokenizer", fail)
+    with pytest.raises(OSError, match="disk full"):
+        load(files())
+    assert list(empty_cache.iterdir()) == []
+    monkeypatch.setattr(conversion, "_mend_tokenizer", real)
+    assert load(files()).n_layers == 4
+
+
+def test_half_made_folder_would_be_taken_for_a_model(files, empty_cache, monkeypatch):
+    """The faulty variant of the test above."""
+    real = conversion._mend_tokenizer
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(conversion, "_mend_tokenizer", fail)
+    monkeypatch.setattr(source, "whole_folder", in_place)
+    with pytest.raises(OSError, match="disk full"):
+        load(files())
+    monkeypatch.setattr(conversion, "_mend_tokenizer", real)
+    with pytest.raises(Exception, match=r".") as caught:
+        load(files())
+    assert "disk full" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all", bytes(4096)])
+def test_what_is_no_gguf_file_is_refused(content, tmp_path):
+    """Whatever its name says."""
+    file = tmp_path / "fake.gguf"
+    file.write_bytes(content)
+    with pytest.raises(BackboneError, match=r"fake\.gguf"):
+        load(file)
