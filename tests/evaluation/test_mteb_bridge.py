@@ -113,7 +113,10 @@ def test_without_mteb_the_extra_is_named(backbone, monkeypatch):
         _ = bridge.mteb_model_meta
 
 
-def test_two_encoders_are_two_models_to_mteb(backbone, monkeypatch):
+@pytest.fixture
+def fake_mteb(monkeypatch):
+    """A module in mteb's place whose description of a model is what it was given."""
+
     class ModelMeta:
         @staticmethod
         def create_empty(overwrites):
@@ -123,10 +126,20 @@ def test_two_encoders_are_two_models_to_mteb(backbone, monkeypatch):
     package.models, models.ModelMeta = models, ModelMeta
     monkeypatch.setitem(sys.modules, "mteb", package)
     monkeypatch.setitem(sys.modules, "mteb.models", models)
+
+
+def test_two_encoders_are_two_models_to_mteb(backbone, fake_mteb):
     plain, prompted = make(backbone), make(backbone, query=QUERY)
     metas = [MTEBEncoder(encoder, "me/mine").mteb_model_meta for encoder in (plain, prompted)]
     assert [meta["revision"] for meta in metas] == [plain.fingerprint, prompted.fingerprint]
     assert metas[0]["revision"] != metas[1]["revision"]
     assert metas[0]["name"] == "me/mine"
     assert (metas[0]["embed_dim"], metas[0]["similarity_fn_name"]) == (32, "cosine")
-    assert (metas[0]["max_tokens"], metas[0]["adapted_from"]) == (512, "tiny-llama")
+    assert metas[0]["adapted_from"] == "tiny-llama"
+
+
+def test_mteb_is_told_how_many_tokens_are_really_read(backbone, fake_mteb):
+    """The limit asked for is 512, but the model takes 256."""
+    encoder = make(backbone)
+    assert backbone("tiny-llama").model.config.max_position_embeddings == 256
+    assert MTEBEncoder(encoder).mteb_model_meta["max_tokens"] == 256

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import sys
 from types import ModuleType
 
@@ -12,7 +13,8 @@ from scipy import stats
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
-from decoder2vec.evaluation.sts import evaluate_sts, score_sts, similarities, sts_from_hub
+from decoder2vec.evaluation.sts import evaluate_sts, similarities, sts_from_hub
+from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.files import Pairs
 
 
@@ -160,8 +162,6 @@ def test_similarities_without_one_of_its_own_are_cosines():
 
 @pytest.mark.parametrize("similarity", ["cosine", "dot", "euclidean", "manhattan"])
 def test_our_own_encoder_is_scored_by_the_similarity_it_is_made_for(backbone, similarity):
-    from decoder2vec.spec import EncoderSpec, Reading
-
     spec = EncoderSpec("tiny-llama", (Reading(3, "mean"),), similarity=similarity)
     encoder = Encoder(backbone("tiny-llama"), spec)
     left = ["A man plays.", "Two dogs run.", "Bread", "The sky is blue today."]
@@ -180,16 +180,9 @@ def test_our_own_encoder_is_scored_by_the_similarity_it_is_made_for(backbone, si
 
 
 def test_numbers_are_plain_and_fit_into_json():
-    import json
-
     encoder, pairs, _ = random_pairs(10)
     found = evaluate_sts(encoder, pairs)
     assert json.loads(json.dumps(found)) == found
-    assert found == {**found, **score_sts(similarities(encoder, *vectors_of(encoder, pairs)), pairs.scores)}
-
-
-def vectors_of(encoder, pairs):
-    return (np.array([encoder.vectors[text] for text in side]) for side in (pairs.left, pairs.right))
 
 
 # the data hub

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -152,12 +153,18 @@ def _score_pass(sweep: Sweep, template: str, watch: Watch) -> Iterator[SweepRow]
     place = {text: row for row, text in enumerate(texts)}
     left = np.array([place[text] for text in sweep.data.left])
     right = np.array([place[text] for text in sweep.data.right])
-    for number, reading in enumerate(extractor.capture.readings):
+
+    def score(number: int, reading: Reading) -> list[SweepRow]:
         vectors = store.read(keys, [number])[:, 0]
-        for head in sweep.plan.heads:
-            scores = _correlations(_apply(head, vectors), left, right, sweep.data.scores)
-            row = SweepRow(template, backbone.attention, reading.layer, reading.normed, reading.pooling, head, *scores)
-            yield row
+        fixed = (template, backbone.attention, reading.layer, reading.normed, reading.pooling)
+        return [
+            SweepRow(*fixed, head, *_correlations(_apply(head, vectors), left, right, sweep.data.scores))
+            for head in sweep.plan.heads
+        ]
+
+    with ThreadPoolExecutor() as workers:  # numpy lets go of the interpreter while it works
+        for rows in workers.map(score, *zip(*enumerate(extractor.capture.readings), strict=True)):
+            yield from rows
 
 
 def _apply(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:

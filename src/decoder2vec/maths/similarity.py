@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -39,7 +40,7 @@ def row_by_row(name: str, a: Any, b: Any) -> Tensor:
 
 
 def _rows(vectors: Any) -> Tensor:
-    if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor):
-        vectors = torch.stack(vectors)
+    if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor | np.ndarray):
+        vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
     rows = torch.as_tensor(vectors).float()
     return rows if rows.ndim == 2 else rows.reshape(1, -1)

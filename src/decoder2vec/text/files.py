@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,8 @@ from decoder2vec.errors import DataFileError
 
 PAIR_COLUMNS = ("sentence1", "sentence2", "score")
 
-Row = tuple[int, dict[str, Any]]
-"""Line number and the line's fields."""
+Row = tuple[int, dict[str, Any] | str]
+"""Line number, and the line's fields or the reason why it has none."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,8 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
     """
     kind = ("jsonl" if column else "txt") if str(source) == "-" else _kind(Path(source))
     for line, row in _rows(source, kind):
-        if kind == "txt":
-            yield row["text"]
-            continue
+        if isinstance(row, str):
+            raise DataFileError(f"{source}, line {line}: {row}")
         name = column or _default_column(row)
         _require([name], row, source)
         if not isinstance(row[name], str):
@@ -68,16 +68,17 @@ def read_pairs(
     kind = _kind(Path(source))
     if kind == "txt":
         raise DataFileError(f"{source}: pairs are read from .tsv, .csv or .jsonl files (or those with .gz).")
+    if limit is not None and limit < 1:
+        raise DataFileError(f"A limit of {limit} pairs leaves nothing; give 1 or more.")
     found, skipped = [], 0
     for line, row in _rows(source, kind):
-        try:
-            _require(columns, row, source)
-            found.append(_pair(row, columns))
-        except ValueError as error:
-            if isinstance(error, DataFileError) or not skip_bad:
-                reason = error if isinstance(error, DataFileError) else f"{source}, line {line}: {error}"
-                raise DataFileError(str(reason)) from None
+        pair = row if isinstance(row, str) else _pair(row, columns, source)
+        if not isinstance(pair, str):
+            found.append(pair)
+        elif skip_bad:
             skipped += 1
+        else:
+            raise DataFileError(f"{source}, line {line}: {pair}")
     if not found:
         raise DataFileError(f"{source} holds no usable pair.")
     if limit is not None and limit < len(found):
@@ -86,34 +87,34 @@ def read_pairs(
     return Pairs(_stem(Path(source)), list(left), list(right), list(scores), skipped)
 
 
-def _pair(row: dict[str, Any], columns: Sequence[str]) -> tuple[str, str, float]:
+def _pair(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
+    """The pair of a row, or the reason why it is none."""
+    _require(columns, row, source)
     left, right, score = (row[name] for name in columns)
     for name, text in zip(columns, (left, right), strict=False):
         if not isinstance(text, str):
-            raise ValueError(f"{name} is {'missing' if text is None else type(text).__name__}, not a text.")
+            return f"{name} is {'missing' if text is None else type(text).__name__}, not a text."
     try:
         value = float(score)
-    except (TypeError, ValueError):
-        raise ValueError(f"the score {score!r} is not a number.") from None
-    if not math.isfinite(value):
-        raise ValueError(f"the score {score!r} is not finite.")
-    return left, right, value
+    except (TypeError, ValueError, OverflowError):
+        return f"the score {score!r} is not a number."
+    return (left, right, value) if math.isfinite(value) else f"the score {score!r} is not finite."
 
 
 def _rows(source: str | Path, kind: str) -> Iterator[Row]:
     readers = {"txt": _read_txt, "tsv": _read_tsv, "csv": _read_csv, "jsonl": _read_jsonl}
     try:
         if str(source) == "-":
-            yield from readers[kind](sys.stdin, "standard input")
+            yield from readers[kind](sys.stdin)
             return
         with _open(Path(source)) as handle:
-            yield from readers[kind](handle, str(source))
+            yield from readers[kind](handle)
     except UnicodeDecodeError as error:
         raise DataFileError(
             f"{source} is not UTF-8 (byte {error.object[error.start]:#x} {error.reason}); "
             "convert it first, for example with iconv -f latin1 -t utf-8."
         ) from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataFileError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}.") from None
 
 
@@ -125,42 +126,50 @@ def _open(path: Path) -> TextIO:
     return handle
 
 
-def _read_txt(handle: TextIO, _: str) -> Iterator[Row]:
+def _read_txt(handle: TextIO) -> Iterator[Row]:
     for number, line in enumerate(handle, 1):
-        yield number, {"text": line.rstrip("\r\n")}
+        text = line.rstrip("\r\n")
+        yield number, {"text": text.removeprefix("\ufeff") if number == 1 else text}
 
 
-def _read_tsv(handle: TextIO, source: str) -> Iterator[Row]:
+def _read_tsv(handle: TextIO) -> Iterator[Row]:
     """Plain tab-separated fields: quotes are text, since sentences are full of them."""
     names = handle.readline().rstrip("\r\n").split("\t")
     for number, line in enumerate(handle, 2):
         if fields := line.rstrip("\r\n"):
             values = fields.split("\t")
-            if len(values) > len(names):
-                raise DataFileError(f"{source}, line {number}: {len(values)} fields, but the header has {len(names)}.")
-            yield number, dict.fromkeys(names) | dict(zip(names, values, strict=False))
+            row = dict.fromkeys(names) | dict(zip(names, values, strict=False))
+            yield number, _too_many(values, names) or row
 
 
-def _read_csv(handle: TextIO, source: str) -> Iterator[Row]:
+def _read_csv(handle: TextIO) -> Iterator[Row]:
     reader = csv.DictReader(handle, strict=True)
-    try:
-        for row in reader:
-            yield reader.line_num, row
-    except csv.Error as error:
-        raise DataFileError(f"{source}, line {reader.line_num}: {error}.") from None
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            yield reader.line_num, f"{error}."
+            return
+        if row is None:
+            return
+        extra = row.pop(None, None)  # type: ignore[call-overload]
+        yield reader.line_num, _too_many([*row, *(extra or [])], list(row)) or row
 
 
-def _read_jsonl(handle: TextIO, source: str) -> Iterator[Row]:
+def _read_jsonl(handle: TextIO) -> Iterator[Row]:
     for number, line in enumerate(handle, 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
         except ValueError as error:
-            raise DataFileError(f"{source}, line {number}: not JSON ({error}).") from None
-        if not isinstance(row, dict):
-            raise DataFileError(f"{source}, line {number}: a JSON object is wanted, not {type(row).__name__}.")
-        yield number, row
+            yield number, f"not JSON ({error})."
+            continue
+        yield number, row if isinstance(row, dict) else f"a JSON object is wanted, not {type(row).__name__}."
+
+
+def _too_many(values: Sequence[Any], names: Sequence[str]) -> str:
+    return f"{len(values)} fields, but the header has {len(names)}." if len(values) > len(names) else ""
 
 
 def _require(names: Sequence[str], row: dict[str, Any], source: str | Path) -> None:

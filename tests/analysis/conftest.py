@@ -1,0 +1,18 @@
+"""Shared by the tests of sweep and doctor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decoder2vec.backbone.quiet import quiet_transformers
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Several threads only wait for each other on models so small; and no remarks about missing kernels."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with quiet_transformers():
+        yield
+    torch.set_num_threads(threads)
