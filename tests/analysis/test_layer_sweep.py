@@ -40,6 +40,8 @@ def demo_pairs(begin, end, name):
 
 PAIRS = demo_pairs(0, 40, "chosen-on")
 TEST = demo_pairs(40, 60, "kept-apart")
+MANY = demo_pairs(0, 100, "many")
+"""Enough that two pairs which change places, because the store keeps 16 bits, hardly move a rank correlation."""
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ def full(own, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("full")
         patch.setattr("decoder2vec.activations.store.cache_root", lambda: folder)
-        return run_sweep("tiny-llama", PAIRS, backbone=own)
+        return run_sweep("tiny-llama", MANY, backbone=own)
 
 
 def by_scipy(vectors, pairs):
@@ -101,17 +103,24 @@ def unique(pairs):
 # the numbers
 
 
+def always_the_same(row):
+    """Does this reading see the same token after the same tokens in every text? BOS, or the end of a prompt."""
+    first = row.pooling == "cls" and row.template == "plain" and (row.attention == "causal" or row.layer == 0)
+    return first or (row.pooling == "lasttoken" and row.template.startswith("prompteol") and row.layer == 0)
+
+
 def sample(rows):
     """One row for each pooling and head, of any layer, prompt and direction."""
     chance = random.Random(5)
-    kinds = sorted({(row.pooling, row.head) for row in rows})
-    return [chance.choice([row for row in rows if (row.pooling, row.head) == kind]) for kind in kinds]
+    telling = [row for row in rows if not always_the_same(row)]
+    kinds = sorted({(row.pooling, row.head) for row in telling})
+    return [chance.choice([row for row in telling if (row.pooling, row.head) == kind]) for kind in kinds]
 
 
 def test_rows_are_what_an_encoder_made_for_each_alone_scores(full):
-    chosen = sample(full.rows) + [row for row in full.rows if row.normed][:2] + [full.winner]
+    chosen = sample(full.rows) + [row for row in full.rows if row.normed][:2]
     assert len({row.attention for row in chosen}) == 2 and len({row.template for row in chosen}) == 4
-    texts = unique(PAIRS)
+    texts = unique(MANY)
     for row in chosen:
         encoder = Encoder.from_pretrained(
             "tiny-llama",
@@ -123,7 +132,7 @@ def test_rows_are_what_an_encoder_made_for_each_alone_scores(full):
             device="cpu",
         )
         vectors = dict(zip(texts, encoder.encode(texts), strict=True))
-        expected = by_scipy(standardised(vectors) if row.head == "standardise" else vectors, PAIRS)
+        expected = by_scipy(standardised(vectors) if row.head == "standardise" else vectors, MANY)
         assert (row.spearman, row.pearson) == pytest.approx(expected, abs=0.3), row
 
 
@@ -136,8 +145,8 @@ def test_rows_are_what_plain_transformers_scores(full):
         with torch.inference_mode():
             return model(**tokenizer(prompt, return_tensors="pt"), output_hidden_states=True).hidden_states
 
-    plain = {text: states(text) for text in unique(PAIRS)}
-    asked = {text: states(f'This sentence : "{text}" means in one word: "') for text in unique(PAIRS)}
+    plain = {text: states(text) for text in unique(MANY)}
+    asked = {text: states(f'This sentence : "{text}" means in one word: "') for text in unique(MANY)}
     expected = {
         ("plain", 0, False, "mean"): {text: all_[0][0].mean(0).numpy() for text, all_ in plain.items()},
         ("plain", 2, False, "max"): {text: all_[2][0].amax(0).numpy() for text, all_ in plain.items()},
@@ -149,7 +158,15 @@ def test_rows_are_what_plain_transformers_scores(full):
             row = next(
                 row for row in full.rows if astuple(row)[:6] == (template, "causal", layer, normed, pooling, head)
             )
-            assert (row.spearman, row.pearson) == pytest.approx(by_scipy(seen, PAIRS), abs=0.3), row
+            assert (row.spearman, row.pearson) == pytest.approx(by_scipy(seen, MANY), abs=0.3), row
+
+
+def test_a_reading_that_is_the_same_for_every_text_scores_0_whatever_the_head(own, fresh_store):
+    plan = SweepPlan(("plain", "prompteol"), ("lasttoken", "cls"), heads=("none", "standardise", "whiten"))
+    rows = run_sweep("tiny-llama", PAIRS, plan, backbone=own).rows
+    constant = [row for row in rows if always_the_same(row)]
+    assert len(constant) == (6 + 1 + 1 + 1) * 3  # BOS: all six places if causal, else the embeddings; '"': embeddings
+    assert {(row.spearman, row.pearson) for row in constant} == {(0.0, 0.0)}
 
 
 def test_there_is_one_row_for_every_combination(full):
@@ -287,7 +304,7 @@ def test_a_name_that_does_not_exist_is_refused_with_the_nearest(own, fresh_store
 
 @pytest.mark.parametrize("head", ["none", "standardise"])
 def test_the_winner_becomes_an_encoder_with_its_choices(own, fresh_store, head):
-    plan = SweepPlan(("prompteol", "echo"), ("mean", "max"), heads=(head,), max_length=100)
+    plan = SweepPlan(("prompteol", "echo"), ("mean", "lasttoken"), heads=(head,), max_length=100)
     result = run_sweep("tiny-llama", PAIRS, plan, backbone=own)
     best, encoder = result.winner, result.encoder()
     prompts = {
@@ -315,9 +332,9 @@ def test_the_head_is_fitted_on_the_sentences_of_the_data_alone(own, fresh_store,
     fitted_on = bare.encode(unique(PAIRS)).astype(np.float64)
     with_test = bare.encode(unique(PAIRS) + unique(TEST)).astype(np.float64)
     for encoder in (result.encoder(), Encoder.load(tmp_path / "out" / "encoder", device="cpu")):
-        assert np.allclose(encoder.head.mean, fitted_on.mean(axis=0), atol=1e-4)
         assert np.allclose(encoder.head.map, 1 / fitted_on.std(axis=0), rtol=1e-3)
-        assert not np.allclose(encoder.head.mean, with_test.mean(axis=0), atol=1e-2)
+        assert np.abs((encoder.head.mean - fitted_on.mean(axis=0)) / fitted_on.std(axis=0)).max() < 1e-3
+        assert np.abs((encoder.head.mean - with_test.mean(axis=0)) / fitted_on.std(axis=0)).max() > 0.05
 
 
 def test_the_saved_encoder_gives_the_winners_vectors(own, fresh_store, tmp_path):
@@ -389,14 +406,18 @@ def png_size(file):
 
 
 def test_the_picture_is_a_png_that_shows_something(full, tmp_path):
+    from matplotlib.colors import to_rgb
     from matplotlib.image import imread
 
     draw_sweep(full, tmp_path / "sweep.png", {"task": "kept-apart", "spearman": 12.3})
     width, height = png_size(tmp_path / "sweep.png")
     assert 1200 <= width <= 2400 and 600 <= height <= 1400  # four prompts wide, two directions high
     assert 20_000 < (tmp_path / "sweep.png").stat().st_size < 1_000_000
-    colours = np.unique(imread(tmp_path / "sweep.png").reshape(-1, 4).round(2), axis=0)
-    assert len(colours) > 100
+    seen = imread(tmp_path / "sweep.png")
+    drawn = (seen[..., :3] < 0.9).any(axis=-1)
+    assert 0.01 < drawn.mean() < 0.5
+    for colour in ("#d1495b", "#00798c", "#edae49"):  # the curves of last token, mean and weighted mean
+        assert (np.abs(seen[..., :3] - to_rgb(colour)).max(axis=-1) < 0.05).sum() > 200
 
 
 @pytest.mark.parametrize("heads", [("none",), ("none", "whiten", "remove_top")])

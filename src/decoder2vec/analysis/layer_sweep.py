@@ -168,7 +168,9 @@ def _score_pass(sweep: Sweep, template: str, watch: Watch) -> Iterator[SweepRow]
 
 
 def _apply(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    return vectors if head == "none" else Head.fit(head, vectors)(vectors)
+    """Vectors behind a head fitted on them; a reading that is the same for every text stays what it is: useless."""
+    constant = not np.ptp(vectors, axis=0).any()
+    return vectors if head == "none" or constant else Head.fit(head, vectors)(vectors)
 
 
 def _correlations(
