@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
-from enum import Enum
+from enum import StrEnum
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -19,7 +19,7 @@ TEXTS = ["A man plays a guitar.", "Two dogs", "", "Bread needs time to rise.", "
 QUERY, DOCUMENT = "Find what this asks for: ", "A page of a book: "
 
 
-class PromptType(str, Enum):
+class PromptType(StrEnum):
     """As mteb has it."""
 
     query = "query"

@@ -146,9 +146,7 @@ def test_an_encoder_with_a_similarity_of_its_own_is_scored_by_it():
             return (np.asarray(a) * np.asarray(b)).sum(axis=1)
 
     found = evaluate_sts(WithDot(encoder.vectors), pairs)["spearman"]
-    dots = [
-        float(encoder.vectors[a] @ encoder.vectors[b]) for a, b in zip(pairs.left, pairs.right, strict=True)
-    ]
+    dots = [float(encoder.vectors[a] @ encoder.vectors[b]) for a, b in zip(pairs.left, pairs.right, strict=True)]
     assert found == pytest.approx(100 * stats.spearmanr(dots, pairs.scores).statistic, abs=0.006)
     assert found != evaluate_sts(encoder, pairs)["spearman"]
 

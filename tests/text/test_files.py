@@ -281,7 +281,7 @@ def test_broken_json_is_refused_with_its_line(tmp_path):
 
 
 def test_json_that_is_no_object_is_refused_with_its_line(tmp_path):
-    with pytest.raises(DataFileError, match="line 1.*object.*list"):
+    with pytest.raises(DataFileError, match=r"line 1.*object.*list"):
         read_pairs(save(tmp_path, "p.jsonl", '["a", "b", 1]\n'))
 
 
@@ -303,7 +303,7 @@ def test_a_folder_or_a_missing_file_is_refused(tmp_path, read):
     (tmp_path / "folder.tsv").mkdir()
     with pytest.raises(DataFileError, match="is a folder"):
         read(tmp_path / "folder.tsv")
-    with pytest.raises(DataFileError, match="Cannot read .*absent.tsv: No such file"):
+    with pytest.raises(DataFileError, match=r"Cannot read .*absent\.tsv: No such file"):
         read(tmp_path / "absent.tsv")
 
 

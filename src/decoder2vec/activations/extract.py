@@ -123,7 +123,7 @@ class Extractor:
         With `out`, [text, reading, dim], the latents are written there.
         """
         shape = (len(self.capture.readings), self.backbone.dim)
-        width = max(256, min(8_192, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
+        width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         begins = range(0, len(texts), width)
         numbers = numbers or range(len(texts))
         started = time.perf_counter()

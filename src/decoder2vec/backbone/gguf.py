@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from decoder2vec.backbone.identity import note_source
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.errors import BackboneError
 
@@ -33,6 +34,7 @@ def convert(file: Path, folder: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    note_source(folder, file)
 
 
 def read_metadata(file: Path) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,10 +13,11 @@ from torch import nn
 
 from decoder2vec.backbone.builtin import Say
 from decoder2vec.backbone.direction import configured_attention, set_attention
+from decoder2vec.backbone.identity import folder_fingerprint
 from decoder2vec.backbone.layers import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.machine import pick_device, pick_dtype
 from decoder2vec.backbone.quiet import quiet_transformers
-from decoder2vec.backbone.source import file_sha256, resolve, weight_files
+from decoder2vec.backbone.source import resolve
 from decoder2vec.errors import BackboneError, InputError
 
 _NEEDS_BOS = ("gemma",)
@@ -57,7 +56,7 @@ class Backbone:
         attention = attention or configured_attention(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
-        return cls(str(name), model, _load_tokenizer(folder), attention, _folder_fingerprint(folder))
+        return cls(str(name), model, _load_tokenizer(folder), attention, folder_fingerprint(folder))
 
     def read_as(self, attention: str) -> None:
         """Switch between causal and bidirectional attention, and prove it; a family that cannot is refused."""
@@ -162,15 +161,3 @@ def _load_tokenizer(folder: Path) -> Any:
     tokenizer.backend_tokenizer.no_truncation()
     tokenizer.backend_tokenizer.no_padding()
     return tokenizer
-
-
-def _folder_fingerprint(folder: Path) -> str:
-    """Hash of everything in a model folder that changes a vector; the versions that wrote it do not."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    for key in ("transformers_version", "_name_or_path", "_model_name_or_path", "dtype", "is_causal"):
-        config.pop(key, None)
-    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
-    for file in [*weight_files(folder), *(folder / name for name in names if (folder / name).is_file())]:
-        digest.update(f"{file.name}:{file_sha256(file)}\n".encode())
-    return digest.hexdigest()[:16]

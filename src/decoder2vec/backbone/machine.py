@@ -46,4 +46,4 @@ def token_budget(device: torch.device, dim: int) -> int:
     if device.type != "cuda":
         return 2_048
     free, _ = torch.cuda.mem_get_info(device)
-    return max(4_096, min(131_072, free // 4 // (100 * dim)))
+    return max(4_096, min(262_144, free // 4 // (100 * dim)))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from pathlib import Path
 
 from decoder2vec.backbone.builtin import BUILTINS, Say, pull
+from decoder2vec.backbone.identity import file_sha256, weight_files
 from decoder2vec.errors import BackboneError
-from decoder2vec.places import cache_root, whole_file, whole_folder
+from decoder2vec.places import cache_root, whole_folder
 
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -74,27 +73,3 @@ def _from_hub(name: str, revision: str | None) -> Path:
         raise BackboneError(
             f"{error} It is no folder or .gguf file, and the model hub did not give it ({type(cause).__name__})."
         ) from cause
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, in a fixed order."""
-    return sorted(folder.glob("*.safetensors"))
-
-
-def file_sha256(file: Path) -> str:
-    """Content hash of a file; remembered by size and time stamp, since weights are large."""
-    stat = file.stat()
-    stamp = f"{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}"
-    note = cache_root() / "hashes" / f"{hashlib.sha256(stamp.encode()).hexdigest()[:32]}.json"
-    try:
-        return str(json.loads(note.read_text())["sha256"])
-    except (OSError, ValueError, KeyError):
-        pass
-    with file.open("rb") as handle:
-        digest = hashlib.file_digest(handle, "sha256").hexdigest()
-    try:
-        with whole_file(note) as temporary:
-            temporary.write_text(json.dumps({"sha256": digest, "file": stamp}))
-    except OSError:  # a read-only cache costs time, not correctness
-        pass
-    return digest

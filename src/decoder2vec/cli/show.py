@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         shown.add_column(name, overflow="fold")
     for row in rows:
         shown.add_row(*row)
-    Console().print(shown)
+    Console(width=None if sys.stdout.isatty() else 120).print(shown)
 
 
 @contextmanager

@@ -1,0 +1,250 @@
+"""Files of vectors equal plain encode, whatever the format and however often the work was stopped."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from decoder2vec import bulk
+from decoder2vec.bulk import embed_texts
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.places import whole_file
+from decoder2vec.spec import EncoderSpec, Reading
+
+TEXTS = [
+    "A man plays a guitar.",
+    "",
+    "Two dogs",
+    "naïve café 😀 مرحبا",
+    'a "quoted"\ttext\nwith a second line',
+    "Two dogs",
+    "The committee will meet again on Thursday to decide about the budget.",
+]
+SUFFIXES = [".npy", ".jsonl", ".parquet"]
+
+
+def make(backbone, layer=2):
+    return Encoder(backbone("tiny-llama"), EncoderSpec("tiny-llama", (Reading(layer, "mean"),)))
+
+
+def read(file):
+    """(texts or None, vectors) by each format's own reader."""
+    if file.suffix == ".npy":
+        return None, np.load(file, allow_pickle=False)
+    if file.suffix == ".jsonl":
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return [row["text"] for row in rows], np.array([row["embedding"] for row in rows])
+    import pyarrow.parquet
+
+    table = pyarrow.parquet.read_table(file)
+    return table["text"].to_pylist(), np.array(table["embedding"].to_pylist())
+
+
+@pytest.fixture
+def small_shards(monkeypatch):
+    monkeypatch.setattr(bulk, "_SHARD", 3)
+
+
+class Counting:
+    """An encoder that keeps what it was asked, and may be stopped at a call."""
+
+    def __init__(self, encoder, stop_at=None):
+        self.encoder, self.stop_at, self.asked = encoder, stop_at, []
+        self.fingerprint, self.dim = encoder.fingerprint, encoder.dim
+
+    def encode(self, texts, **kwargs):
+        if len(self.asked) + 1 == self.stop_at:
+            raise KeyboardInterrupt
+        self.asked.append(list(texts))
+        return self.encoder.encode(texts, **kwargs)
+
+
+@pytest.mark.parametrize("shard", [1024, 7, 3, 1])
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_the_file_holds_what_encode_gives(backbone, tmp_path, monkeypatch, suffix, shard):
+    monkeypatch.setattr(bulk, "_SHARD", shard)
+    encoder, out = make(backbone), tmp_path / f"out{suffix}"
+    assert embed_texts(encoder, TEXTS, out) == 7
+    texts, vectors = read(out)
+    assert texts in (None, TEXTS)
+    assert vectors.shape == (7, 32)
+    assert np.allclose(vectors, np.stack([encoder.encode(text) for text in TEXTS]), atol=1e-5, rtol=1e-5)
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
+def test_numbers_are_float32_in_the_binary_formats(backbone, tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    encoder = make(backbone)
+    for suffix in (".npy", ".parquet"):
+        embed_texts(encoder, TEXTS, tmp_path / f"out{suffix}")
+    assert np.load(tmp_path / "out.npy").dtype == np.float32
+    assert np.array_equal(np.load(tmp_path / "out.npy"), encoder.encode(TEXTS))
+    column = pyarrow.parquet.read_table(tmp_path / "out.parquet").schema.field("embedding").type
+    assert column == pyarrow.list_(pyarrow.float32(), 32)
+
+
+def test_jsonl_keeps_seven_digits(backbone, tmp_path):
+    encoder = make(backbone)
+    embed_texts(encoder, TEXTS, tmp_path / "out.jsonl")
+    assert np.allclose(read(tmp_path / "out.jsonl")[1], encoder.encode(TEXTS), rtol=5.1e-7, atol=0)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_vectors_are_scaled_when_asked(backbone, tmp_path, small_shards, suffix):
+    encoder = make(backbone)
+    embed_texts(encoder, TEXTS, tmp_path / f"out{suffix}", normalize=True)
+    plain = encoder.encode(TEXTS)
+    expected = [row / np.sqrt((row.astype(np.float64) ** 2).sum()) for row in plain]
+    assert np.allclose(read(tmp_path / f"out{suffix}")[1], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_no_texts_give_an_empty_file_of_the_right_width(backbone, tmp_path, suffix):
+    assert embed_texts(make(backbone), [], tmp_path / f"out{suffix}") == 0
+    texts, vectors = read(tmp_path / f"out{suffix}")
+    assert not texts and len(vectors) == 0
+    if suffix == ".npy":
+        assert vectors.shape == (0, 32) and vectors.dtype == np.float32
+    assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}"]
+
+
+def test_texts_are_taken_from_a_stream_shard_by_shard(backbone, tmp_path, small_shards):
+    taken, encoder = [], Counting(make(backbone))
+
+    def stream():
+        for text in TEXTS:
+            taken.append(text)
+            assert len(taken) <= 3 * (len(encoder.asked) + 1)  # never more than one shard ahead
+            yield text
+
+    done = []
+    assert embed_texts(encoder, stream(), tmp_path / "out.npy", progress=done.append) == 7
+    assert encoder.asked == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]
+    assert done == [3, 3, 1]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_after_an_interruption_only_the_rest_is_computed(backbone, tmp_path, small_shards, suffix):
+    out = tmp_path / "new" / f"out{suffix}"
+    first = Counting(make(backbone), stop_at=3)
+    with pytest.raises(KeyboardInterrupt):
+        embed_texts(first, TEXTS, out)
+    assert first.asked == [TEXTS[:3], TEXTS[3:6]]
+    assert not out.exists()
+
+    second, done = Counting(make(backbone)), []
+    assert embed_texts(second, TEXTS, out, progress=done.append) == 7
+    assert second.asked == [TEXTS[6:]]
+    assert done == [3, 3, 1]
+    assert np.allclose(read(out)[1], make(backbone).encode(TEXTS), atol=1e-5)
+    assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def interrupted(encoder, texts, out, at=3, **kwargs):
+    stopped = Counting(encoder, stop_at=at)
+    with pytest.raises(KeyboardInterrupt):
+        embed_texts(stopped, texts, out, **kwargs)
+    return stopped
+
+
+@pytest.mark.parametrize("change", ["another encoder", "scaled", "another format"])
+def test_what_was_left_by_other_work_is_not_taken_over(backbone, tmp_path, small_shards, change):
+    out = tmp_path / "out.npy"
+    interrupted(make(backbone), TEXTS, out)
+    encoder = Counting(make(backbone, layer=3 if change == "another encoder" else 2))
+    out = tmp_path / "out.jsonl" if change == "another format" else out
+    embed_texts(encoder, TEXTS, out, normalize=change == "scaled")
+    assert encoder.asked == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]
+    expected = encoder.encoder.encode(TEXTS)
+    if change == "scaled":
+        expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
+    assert np.allclose(read(out)[1], expected, atol=1e-5)
+
+
+def test_only_shards_whose_texts_changed_are_computed_again(backbone, tmp_path, small_shards):
+    out = tmp_path / "out.jsonl"
+    interrupted(make(backbone), TEXTS, out)
+    changed = [*TEXTS[:4], "another text", *TEXTS[5:]]
+    encoder = Counting(make(backbone))
+    embed_texts(encoder, changed, out)
+    assert encoder.asked == [changed[3:6], changed[6:]]
+    texts, vectors = read(out)
+    assert texts == changed
+    assert np.allclose(vectors, make(backbone).encode(changed), atol=1e-5)
+
+
+def test_fewer_texts_than_before_leave_nothing_of_the_old_ones(backbone, tmp_path, small_shards):
+    out = tmp_path / "out.jsonl"
+    interrupted(make(backbone), TEXTS, out)
+    encoder = Counting(make(backbone))
+    assert embed_texts(encoder, TEXTS[:2], out) == 2
+    assert read(out)[0] == TEXTS[:2]
+    assert encoder.asked == [TEXTS[:2]]
+
+
+def test_a_stop_between_vectors_and_their_note_never_pairs_texts_with_others_vectors(
+    backbone, tmp_path, small_shards, monkeypatch
+):
+    """First texts A, then texts B stopped at the worst moment, then A again: A must not get the vectors of B."""
+    out, a, b = tmp_path / "out.jsonl", TEXTS[:4], ["one", "two", "three", "four"]
+    interrupted(make(backbone), a, out, at=2)
+
+    def stop_at_the_note(target):
+        if target.name == "00000000.json":
+            raise KeyboardInterrupt
+        return whole_file(target)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(bulk, "whole_file", stop_at_the_note)
+        embed_texts(make(backbone), b, out)
+    embed_texts(make(backbone), a, out)
+    assert np.allclose(read(out)[1], make(backbone).encode(a), atol=1e-5)
+
+
+def test_a_finished_file_stays_whole_until_its_successor_is(backbone, tmp_path, small_shards):
+    out = tmp_path / "out.npy"
+    embed_texts(make(backbone), TEXTS, out)
+    before = out.read_bytes()
+    interrupted(make(backbone, layer=3), TEXTS, out)
+    assert out.read_bytes() == before
+    embed_texts(make(backbone, layer=3), TEXTS, out)
+    assert np.allclose(np.load(out), make(backbone, layer=3).encode(TEXTS), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["out.txt", "out", "out.npz", "out.json"])
+def test_an_unknown_suffix_is_refused_before_any_work(backbone, tmp_path, name):
+    encoder = Counting(make(backbone))
+
+    def stream():
+        raise AssertionError("the texts were read")
+        yield
+
+    with pytest.raises(InputError, match=r"\.npy, \.jsonl, \.parquet"):
+        embed_texts(encoder, stream(), tmp_path / name)
+    assert encoder.asked == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_pyarrow_the_extra_is_named_before_any_work(backbone, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def refuse(name, *args, **kwargs):
+        if name.split(".")[0] == "pyarrow":
+            raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
+        return real(name, *args, **kwargs)
+
+    encoder = Counting(make(backbone))
+    for module in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingExtraError, match=r"decoder2vec\[parquet\]"):
+        embed_texts(encoder, TEXTS, tmp_path / "out.parquet")
+    assert encoder.asked == []
+    assert list(tmp_path.iterdir()) == []
