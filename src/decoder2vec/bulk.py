@@ -38,16 +38,17 @@ def embed_texts(
     """Write the vectors of all texts to `out`, whose suffix chooses the format; returns how many there are."""
     write = writer_for(out)
     parts = out.with_name(out.name + ".parts")
-    _claim(parts, f"{encoder.fingerprint}-{int(normalize)}")
+    owner = f"{encoder.fingerprint}-{int(normalize)}"
+    _drop_others(parts, owner)
     total = number = 0
     stream = iter(texts)
     while shard := list(itertools.islice(stream, _SHARD)):
-        _shard(encoder, shard, parts, number, normalize)
+        _shard(encoder, shard, parts, owner, number, normalize)
         total, number = total + len(shard), number + 1
         progress(len(shard))
     with whole_file(out) as temporary:
         write(temporary, (_read(parts, n) for n in range(number)), total, encoder.dim)
-    shutil.rmtree(parts)
+    shutil.rmtree(parts, ignore_errors=True)
     return total
 
 
@@ -60,21 +61,22 @@ def writer_for(out: Path) -> Writer:
     return _WRITERS[out.suffix]
 
 
-def _claim(parts: Path, owner: str) -> None:
-    """Use the folder if it is ours; shards of another encoder are dropped."""
+def _drop_others(parts: Path, owner: str) -> None:
+    """Shards of another encoder are dropped."""
     note = parts / "encoder"
     if parts.exists() and (not note.is_file() or note.read_text(encoding="utf-8") != owner):
         shutil.rmtree(parts)
-    parts.mkdir(parents=True, exist_ok=True)
-    note.write_text(owner, encoding="utf-8")
 
 
-def _shard(encoder: Encoder, texts: list[str], parts: Path, number: int, normalize: bool) -> None:
+def _shard(encoder: Encoder, texts: list[str], parts: Path, owner: str, number: int, normalize: bool) -> None:
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     note = parts / f"{number:08d}.json"
     if note.is_file() and json.loads(note.read_text(encoding="utf-8"))["sha256"] == digest:
         return
     vectors = encoder.encode(texts, normalize_embeddings=normalize)
+    parts.mkdir(parents=True, exist_ok=True)
+    (parts / "encoder").write_text(owner, encoding="utf-8")
+    note.unlink(missing_ok=True)  # a stop between the two files below must not leave old texts beside new vectors
     with whole_file(parts / f"{number:08d}.npy") as temporary, temporary.open("wb") as handle:
         np.save(handle, vectors)
     with whole_file(note) as temporary:

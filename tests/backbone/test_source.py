@@ -13,9 +13,9 @@ import pytest
 from gguf import GGUFWriter
 from safetensors.numpy import load_file, save_file
 
-from decoder2vec.backbone import source
+from decoder2vec.backbone.identity import file_sha256, weight_files
 from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.source import file_sha256, resolve, weight_files
+from decoder2vec.backbone.source import resolve
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import BackboneError
 from decoder2vec.places import cache_root
@@ -261,7 +261,7 @@ def test_a_files_hash_is_its_sha256_also_the_second_time(tmp_path, monkeypatch):
     file.write_bytes(b"one" * 1000)
     expected = hashlib.sha256(b"one" * 1000).hexdigest()
     assert file_sha256(file) == expected
-    monkeypatch.setattr(source.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(hashlib, "file_digest", lambda *_: pytest.fail("read again"))
     assert file_sha256(file) == expected
 
 

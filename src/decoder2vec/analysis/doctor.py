@@ -114,6 +114,10 @@ def _layer_bookkeeping(backbone: Backbone) -> tuple[bool, str]:
     prompt = max(_prompts(backbone), key=lambda prompt: len(prompt.ids))
     states = _plain_forward(backbone, prompt, output_hidden_states=True).hidden_states
     top = backbone.n_layers
+    if torch.equal(backbone.final_norm(states[-2]), states[-1]):  # state-space models list what each block returns
+        model: Any = backbone.model
+        first = model.get_input_embeddings()(torch.tensor([prompt.ids], device=backbone.device))
+        states = (first, *states[:-2], states[-1])
     readings = [Reading(layer, "mean", normed=layer == top) for layer in range(top + 1)]
     found = Capture(backbone, readings)(collate([prompt], backbone.pad_id).to(backbone.device))[0]
     if len(states) != top + 1:

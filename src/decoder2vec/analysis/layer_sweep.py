@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import Extractor, Tally
 from decoder2vec.activations.store import Store, text_key
+from decoder2vec.backbone.direction import ATTENTIONS
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import UnsupportedError
-from decoder2vec.heads import Head
+from decoder2vec.errors import UnsupportedError, unknown_name
+from decoder2vec.heads import HEADS, Head
 from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
+from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.spec import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.text.files import Pairs
 from decoder2vec.text.template import Template
@@ -34,6 +36,19 @@ class SweepPlan:
     layers: tuple[int, ...] = ()
     """Empty: all of them, and the last one also behind the final norm."""
     max_length: int = DEFAULT_MAX_LENGTH
+
+    def check(self) -> None:
+        """Refuse names that do not exist now, not hours later."""
+        for template in self.templates:
+            Template.of(template)
+        for kind, names, known in (
+            ("attention", self.attentions, ATTENTIONS),
+            ("pooling", self.poolings, POOLINGS),
+            ("head", self.heads, ("none", *HEADS)),
+        ):
+            for name in names:
+                if name not in known:
+                    raise unknown_name(kind, name, known)
 
     def readings(self, backbone: Backbone) -> list[Reading]:
         """Every reading of one pass."""
@@ -121,6 +136,7 @@ def run_sweep(
 ) -> Sweep:
     """Score every combination of the plan on the pairs; what the family cannot do is skipped and said."""
     plan = plan or SweepPlan()
+    plan.check()
     started = time.perf_counter()
     backbone = backbone or Backbone.load(model)
     result = Sweep(model, backbone, data, plan)

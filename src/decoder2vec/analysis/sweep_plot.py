@@ -16,6 +16,7 @@ _COLOURS = {
     "cls": "#8d8d8d",
     "sum": "#5c6bc0",
 }
+_PAST = {"standardise": "standardised", "whiten": "whitened", "remove_top": "top removed"}
 _STYLES = {"none": (0, (2, 2)), "standardise": "-", "whiten": "-.", "remove_top": ":"}
 
 
@@ -59,7 +60,7 @@ def _panel(axes: Any, sweep: Sweep, attention: str, template: str) -> None:
     for pooling in _drawn(sweep.plan.poolings):
         for head in sweep.plan.heads:
             points = curve(rows, pooling=pooling, head=head)
-            name = pooling if head == "none" else f"{pooling}, {head}d"
+            name = pooling if head == "none" else f"{pooling}, {_PAST.get(head, head)}"
             axes.plot(
                 list(points),
                 list(points.values()),
@@ -87,7 +88,7 @@ def _drawn(poolings: Sequence[str]) -> list[str]:
 def describe(row: SweepRow) -> str:
     """A row in words."""
     parts = [row.template, row.attention, f"layer {row.layer}{' normed' if row.normed else ''}", row.pooling]
-    return ", ".join(parts + ([] if row.head == "none" else [f"{row.head}d"]))
+    return ", ".join(parts + ([] if row.head == "none" else [_PAST.get(row.head, row.head)]))
 
 
 def _title(sweep: Sweep, test: dict[str, Any] | None) -> str:

@@ -52,7 +52,11 @@ class Backbone:
         """
         folder = resolve(name, revision=revision, say=say)
         place = pick_device(device)
-        model = _load_model(folder, pick_dtype(place, dtype)).to(place)
+        model = _load_model(folder, pick_dtype(place, dtype))
+        try:
+            model = model.to(place)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"The device {place} cannot be used here: {str(error).splitlines()[0]}") from None
         attention = attention or configured_attention(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name

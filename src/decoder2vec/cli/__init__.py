@@ -38,8 +38,10 @@ def main() -> None:
     try:
         app()
     except Decoder2VecError as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt:
+        sys.exit(f"error: {' '.join(str(error).split())}")
+    except (KeyboardInterrupt, SystemExit) as left:  # typer turns Ctrl-C into exit code 130, without a word
+        if isinstance(left, SystemExit) and left.code != 130:
+            raise
         typer.echo("stopped; what was finished is kept and will be reused", err=True)
         sys.exit(130)
     except OSError as error:

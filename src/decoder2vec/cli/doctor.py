@@ -25,7 +25,7 @@ def doctor(
     checks = list(examine(backbone))
     table(
         ("check", "", "measured"),
-        [(check.name, "[green]ok[/]" if check.passed else "[red]FAILED[/]", check.detail) for check in checks],
+        [(check.name, "ok" if check.passed else "FAILED", check.detail) for check in checks],
     )
     failed = [check.name for check in checks if not check.passed]
     if failed:

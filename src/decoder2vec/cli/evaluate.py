@@ -22,7 +22,7 @@ from decoder2vec.cli.options import (
     open_encoder,
     split_names,
 )
-from decoder2vec.cli.show import table
+from decoder2vec.cli.show import say, table
 
 
 def evaluate(
@@ -44,6 +44,9 @@ def evaluate(
     from decoder2vec.text.files import read_pairs
 
     files = [read_pairs(file, split_names(columns), skip_bad=skip_bad, limit=limit) for file in data]
+    for file, pairs in zip(data, files, strict=True):
+        if pairs.skipped:
+            say(f"{pairs.skipped} lines of {file} were left out")
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
     results = [evaluate_sts(model, pairs, show_progress_bar=sys.stderr.isatty()) for pairs in files]
     mean = sum(result["spearman"] for result in results) / len(results)

@@ -23,12 +23,19 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     from rich import box
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    shown = Table(title=title, title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    shown = Table(
+        title=title and Text(title),
+        title_justify="left",
+        header_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     for name in columns:
         shown.add_column(name, overflow="fold")
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*map(Text, row))  # as text: square brackets in a template are not markup
     Console(width=None if sys.stdout.isatty() else 120).print(shown)
 
 
@@ -39,7 +46,7 @@ def bars() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("left"),

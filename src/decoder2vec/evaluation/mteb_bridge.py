@@ -15,6 +15,9 @@ class _Encoder(Protocol):
     fingerprint: Any
     spec: Any
     dim: Any
+    max_seq_length: Any
+
+    def encode(self, inputs: Any) -> Any: ...
 
     def encode_query(self, inputs: Any) -> Any: ...
 
@@ -45,8 +48,8 @@ class MTEBEncoder:
         """Vectors of the texts in a loader of batches; queries and documents get their own prompts."""
         texts = [text for batch in inputs for text in batch["text"]]
         role = getattr(prompt_type, "value", prompt_type)
-        encode = self.encoder.encode_query if role == "query" else self.encoder.encode_document
-        return np.asarray(encode(texts))
+        roles = {"query": self.encoder.encode_query, "document": self.encoder.encode_document}
+        return np.asarray(roles.get(role, self.encoder.encode)(texts))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """[n, m] similarities."""
@@ -68,7 +71,7 @@ class MTEBEncoder:
                 "name": self.name,
                 "revision": self.encoder.fingerprint,
                 "embed_dim": self.encoder.dim,
-                "max_tokens": self.encoder.spec.max_length,
+                "max_tokens": self.encoder.max_seq_length,
                 "similarity_fn_name": self.encoder.spec.similarity,
                 "adapted_from": self.encoder.spec.backbone,
             }

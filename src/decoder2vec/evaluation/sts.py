@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.errors import InputError, MissingExtraError, unknown_name
 from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman, spearman_interval
 from decoder2vec.text.files import Pairs
 
@@ -66,5 +66,7 @@ def sts_from_hub(split: str) -> Pairs:
     except ImportError:
         raise MissingExtraError("datasets", "hub") from None
     names = {"train": "train", "dev": "validation", "test": "test"}
+    if split not in names:
+        raise unknown_name("split", split, names)
     rows = load_dataset("sentence-transformers/stsb", split=names[split])
     return Pairs(f"stsb-{split}", list(rows["sentence1"]), list(rows["sentence2"]), list(rows["score"]))

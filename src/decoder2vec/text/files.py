@@ -46,11 +46,13 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
     "-" reads standard input, as txt unless a column is named, then as JSONL.
     """
     kind = ("jsonl" if column else "txt") if str(source) == "-" else _kind(Path(source))
+    if kind == "txt" and column:
+        raise DataFileError(f"{source} is read as plain lines and has no column {column!r}; use .tsv, .csv or .jsonl.")
     for line, row in _rows(source, kind):
         if isinstance(row, str):
             raise DataFileError(f"{source}, line {line}: {row}")
         name = column or _default_column(row)
-        _require([name], row, source)
+        _require([name], row, source, "--column")
         if not isinstance(row[name], str):
             raise DataFileError(f"{source}, line {line}: {name} is {type(row[name]).__name__}, not a text.")
         yield row[name]
@@ -89,7 +91,7 @@ def read_pairs(
 
 def _pair(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
     """The pair of a row, or the reason why it is none."""
-    _require(columns, row, source)
+    _require(columns, row, source, "--columns")
     left, right, score = (row[name] for name in columns)
     for name, text in zip(columns, (left, right), strict=False):
         if not isinstance(text, str):
@@ -172,11 +174,11 @@ def _too_many(values: Sequence[Any], names: Sequence[str]) -> str:
     return f"{len(values)} fields, but the header has {len(names)}." if len(values) > len(names) else ""
 
 
-def _require(names: Sequence[str], row: dict[str, Any], source: str | Path) -> None:
+def _require(names: Sequence[str], row: dict[str, Any], source: str | Path, option: str) -> None:
     missing = [name for name in names if name not in row]
     if missing:
         present = ", ".join(str(name) for name in row)
-        raise DataFileError(f"{source} has no column {missing[0]!r}; it has: {present}. Name yours with --columns.")
+        raise DataFileError(f"{source} has no column {missing[0]!r}; it has: {present}. Name yours with {option}.")
 
 
 def _default_column(row: dict[str, Any]) -> str:
