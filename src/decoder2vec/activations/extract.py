@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.machine import token_budget
+from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.errors import InputError
 from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.text.batches import collate, plan
@@ -172,7 +172,7 @@ class Extractor:
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """The plan, cut finer where the budget has shrunk since it was made."""
-        for rows in plan(lengths, self.budget or 1):
+        for rows in plan(lengths, self.budget or 1, batch_overhead(self.backbone.device)):
             begin = 0
             while begin < len(rows):
                 count = max(1, (self.budget or 1) // lengths[rows[begin]])

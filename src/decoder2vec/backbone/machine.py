@@ -47,3 +47,11 @@ def token_budget(device: torch.device, dim: int) -> int:
         return 2_048
     free, _ = torch.cuda.mem_get_info(device)
     return max(4_096, min(262_144, free // 4 // (100 * dim)))
+
+
+def batch_overhead(device: torch.device) -> int:
+    """What one more batch costs, in tokens that could have been computed instead.
+
+    On a CPU small matrices lose a little speed; on a GPU hundreds of kernels must be launched anew.
+    """
+    return 16_384 if device.type == "cuda" else 24

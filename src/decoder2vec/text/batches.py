@@ -11,9 +11,6 @@ from torch import Tensor
 
 from decoder2vec.text.tokens import Prompt
 
-_PADDING = 0.03
-"""Share of padding at which a batch is closed, once it holds enough tokens to keep the machine busy."""
-
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -50,21 +47,39 @@ def collate(prompts: Sequence[Prompt], pad_id: int, *, side: str = "right") -> T
     return TokenBatch(torch.from_numpy(ids), torch.from_numpy(mask), start, end, "" if mask.all() else side)
 
 
-def plan(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Rows of each batch, longest texts first so that a batch too large for memory shows itself at once."""
-    order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    enough = budget // 8
-    batch: list[int] = []
-    real = 0
-    for row in order:
-        if batch:
-            width = lengths[batch[0]]
-            area = width * (len(batch) + 1)
-            wasteful = area - real - lengths[row] > _PADDING * area and real >= enough
-            if area > budget or wasteful:
-                yield batch
-                batch, real = [], 0
-        batch.append(row)
-        real += lengths[row]
-    if batch:
-        yield batch
+def plan(lengths: Sequence[int], budget: int, overhead: int = 24) -> Iterator[list[int]]:
+    """Rows of each batch, longest texts first so that a batch too large for memory shows itself at once.
+
+    Texts sorted by length are cut where it costs least: padding is paid in tokens, and so is one more batch, which
+    takes as long as `overhead` tokens. `budget` is the most tokens of a batch, padding included.
+    """
+    rows_by_length: dict[int, list[int]] = {}
+    for row, length in enumerate(lengths):
+        rows_by_length.setdefault(length, []).append(row)
+    widths = sorted(rows_by_length, reverse=True)
+    begin = 0
+    for end in _cuts(widths, [len(rows_by_length[width]) for width in widths], budget, overhead):
+        rows = [row for width in widths[begin:end] for row in rows_by_length[width]]
+        size = max(1, budget // widths[begin])
+        yield from (rows[first : first + size] for first in range(0, len(rows), size))
+        begin = end
+
+
+def _cuts(widths: Sequence[int], counts: Sequence[int], budget: int, overhead: int) -> list[int]:
+    """Ends of the cheapest groups of neighbouring widths, by dynamic programming; a group is padded to its widest."""
+    best = [0.0] + [float("inf")] * len(widths)
+    came_from = [0] * (len(widths) + 1)
+    for begin, width in enumerate(widths):
+        per_batch = max(1, budget // width)
+        rows = 0
+        for end in range(begin + 1, len(widths) + 1):
+            rows += counts[end - 1]
+            cost = best[begin] + rows * width + overhead * -(-rows // per_batch)
+            if cost < best[end]:
+                best[end], came_from[end] = cost, begin
+            if rows > per_batch and widths[end - 1] * 2 < width:  # no wider group can be cheaper
+                break
+    cuts = [len(widths)]
+    while came_from[cuts[-1]]:
+        cuts.append(came_from[cuts[-1]])
+    return cuts[::-1] if widths else []
