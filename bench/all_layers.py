@@ -19,13 +19,13 @@ from decoder2vec import Backbone, Extractor, Reading
 from decoder2vec.text.batches import collate, plan
 from measure import report
 
-ROUNDS = 5
+ROUNDS = 4
 
 
 def ways(backbone: Backbone) -> dict[str, object]:
     """Name to a function that reads some texts."""
     every = [Reading(layer, "mean") for layer in range(backbone.n_layers + 1)]
-    texts = of_length(96, 60)
+    texts = of_length(32, 60)
     return {
         "last layer": lambda: Extractor(backbone, every[-1:])(texts),
         "all layers": lambda: Extractor(backbone, every)(texts),
