@@ -1,14 +1,20 @@
 """Tokens per second of the same weights, texts and pooling (mean of the last layer, float32), side by side.
 
-Four ways in one process, in turns, best of two: sentence-transformers, a plain loop of unsorted batches of 32 with
-all hidden states, one text at a time, and ours. Vectors are compared first: being fast and wrong does not count.
+Five ways in one process, in turns, best of two: sentence-transformers on the folder without its chat template, the
+same on the folder as it is, a plain loop of unsorted batches of 32 with all hidden states, one text at a time, and
+ours. Vectors are compared first: being fast and wrong does not count.
+
+Given an instruct model, sentence-transformers 6 wraps every text into its chat template, system prompt included: three
+times the tokens, and other vectors. That is why it seems so slow; tokens are counted before any wrapping.
 Run: python bench/against_sentence_transformers.py [model]
 """
 
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -36,19 +42,35 @@ def plain_loop(encoder: Encoder, texts: list[str], size: int) -> np.ndarray:
     return np.concatenate(rows)
 
 
+def sentence_transformer(folder: str) -> SentenceTransformer:
+    """Mean pooling over the folder's model."""
+    body = Transformer(folder)
+    peer = SentenceTransformer(modules=[body, Pooling(body.get_embedding_dimension(), "mean")], device="cpu")
+    peer.tokenizer.pad_token = peer.tokenizer.pad_token or peer.tokenizer.eos_token
+    return peer
+
+
+def without_chat_template(folder: str, target: str) -> str:
+    """The same folder, by links, less the file that makes sentence-transformers wrap its texts."""
+    for file in Path(folder).iterdir():
+        if file.name != "chat_template.jinja":
+            (Path(target) / file.name).symlink_to(file)
+    return target
+
+
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
     folder = str(resolve(name))
-    peer = SentenceTransformer(
-        modules=[body := Transformer(folder), Pooling(body.get_embedding_dimension(), "mean")], device="cpu"
-    )
-    peer.tokenizer.pad_token = peer.tokenizer.pad_token or peer.tokenizer.eos_token
+    scratch = tempfile.TemporaryDirectory()
+    peer = sentence_transformer(without_chat_template(folder, scratch.name))
+    wrapping = sentence_transformer(folder)
     ours = Encoder.from_pretrained(name, layer=-1, normed=True, pooling="mean", template="plain", device="cpu")
     rows = []
-    for kind, texts in (("sentences", sentences(100)), ("mixed lengths", mixed(60))):
+    for kind, texts in (("sentences", sentences(48)), ("mixed lengths", mixed(24))):
         tokens = sum(len(ours.tokenizer(text)["input_ids"]) for text in texts)
         ways = {
             "sentence-transformers": lambda texts=texts: peer.encode(texts, batch_size=32),
+            "sentence-transformers, chat template": lambda texts=texts: wrapping.encode(texts, batch_size=32),
             "unsorted batches of 32": lambda texts=texts: plain_loop(ours, texts, 32),
             "one at a time": lambda texts=texts: plain_loop(ours, texts, 1),
             "decoder2vec": lambda texts=texts: ours.encode(texts),
@@ -57,7 +79,7 @@ def main() -> None:
         best = dict.fromkeys(ways, float("inf"))
         for way, run in ways.items():
             difference = np.abs(run() - expected).max() / np.abs(expected).max()
-            assert difference < 1e-3, (way, difference)
+            assert difference < 1e-3 or "chat" in way, (way, difference)
         for _ in range(ROUNDS):
             for way, run in ways.items():
                 started = time.perf_counter()

@@ -600,3 +600,15 @@ def test_a_text_that_repeats_is_computed_once(encoder, monkeypatch):
 def test_the_description_says_what_the_encoder_is(backbone):
     text = repr(encoder_of(backbone, readings=[Reading(2, "max", True), Reading(4)]).with_head("whiten", TEXTS))
     assert all(word in text for word in ("tiny-llama", "layer 2 normed, max", "layer 4, mean", "causal", "whiten"))
+
+
+def test_using_the_tokenizer_with_padding_and_truncation_does_not_change_later_vectors():
+    """transformers switches padding and truncation on in the shared tokenizer and leaves them on."""
+    encoder = Encoder.from_pretrained("tiny-llama", layer=2, pooling="mean", template="plain")
+    texts = ["A short one.", "A text that is a good deal longer than the first one."]
+    before = encoder.encode(texts)
+    encoder.tokenizer.pad_token = encoder.tokenizer.eos_token
+    encoder.tokenizer(texts, padding=True, truncation=True, max_length=8)
+    backend = encoder.tokenizer.backend_tokenizer
+    assert len({len(encoding.ids) for encoding in backend.encode_batch(texts)}) == 1  # so the trap is set
+    np.testing.assert_array_equal(encoder.encode(texts), before)

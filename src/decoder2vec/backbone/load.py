@@ -162,6 +162,4 @@ def _load_tokenizer(folder: Path) -> Any:
         raise BackboneError(f"{folder} has no tokenizer that transformers can load (tokenizer.json).") from error
     if not getattr(tokenizer, "is_fast", False):
         raise BackboneError(f"{folder} has no fast tokenizer (tokenizer.json); its offsets are needed for pooling.")
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
     return tokenizer

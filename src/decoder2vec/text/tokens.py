@@ -74,7 +74,11 @@ class Tokeniser:
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         rendered = [self.template.render(text)[0] for text in texts]
-        return list(self.backbone.tokenizer.backend_tokenizer.encode_batch(rendered))
+        backend = self.backbone.tokenizer.backend_tokenizer
+        # a call of the tokenizer with padding or truncation leaves them switched on behind everybody's back
+        backend.no_padding()
+        backend.no_truncation()
+        return list(backend.encode_batch(rendered))
 
     def _prompt(self, encoding: Any, text: str) -> Prompt:
         """Ids and pooled span: the tokens that reach beyond the first character of the last copy of the text."""
