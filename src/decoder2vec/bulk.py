@@ -21,7 +21,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
 from decoder2vec.places import whole_file
 
-_SHARD = 1024
+_SHARD = 512
 
 Shards = Iterator[tuple[list[str], NDArray[np.float32]]]
 Writer = Callable[[Path, Shards, int, int], None]

@@ -262,3 +262,12 @@ def test_tallies_add_up_and_an_empty_one_divides_nothing():
 def test_the_limit_is_never_over_the_models_context(backbone):
     assert Extractor(backbone("tiny-gpt2"), READINGS, max_length=10_000).max_length == 256
     assert Extractor(backbone("tiny-mamba"), READINGS, max_length=10_000).max_length == 10_000
+
+
+def test_progress_is_told_after_every_batch_and_adds_up_to_the_texts(backbone):
+    told = []
+    texts = [f"text number {n} {'word ' * (n % 7)}" for n in range(40)]
+    extractor = Extractor(backbone("tiny-llama"), [Reading(1, "mean")], budget=64)
+    extractor(texts + texts[:3], told.append)
+    assert sum(told) == 43
+    assert len([count for count in told if count]) > 10

@@ -13,6 +13,7 @@ from scipy import stats
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.evaluation import sts
 from decoder2vec.evaluation.sts import evaluate_sts, similarities, sts_from_hub
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.files import Pairs
@@ -213,3 +214,11 @@ def test_splits_of_the_hub_are_mapped(monkeypatch, split, theirs):
     monkeypatch.setitem(sys.modules, "datasets", fake)
     assert sts_from_hub(split) == Pairs(f"stsb-{split}", ["a", "b"], ["c", "d"], [0.25, 1.0])
     assert asked == [("sentence-transformers/stsb", theirs)]
+
+
+def test_stsb_by_name_comes_from_the_hub_and_anything_else_from_a_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(sts, "sts_from_hub", lambda split: f"hub {split}")
+    assert sts.load_pairs("stsb:dev") == "hub dev"
+    file = tmp_path / "pairs.tsv"
+    file.write_text("score\tsentence1\tsentence2\n3\ta\tb\n", encoding="utf-8")
+    assert sts.load_pairs(file).scores == [3.0]

@@ -96,9 +96,9 @@ class Extractor:
         missing = {key: number for key, number in reversed(keys.items()) if key not in store}
         progress(len(texts) - len(missing))
         names, numbers = list(missing), list(missing.values())
-        for rows, latents in self.windows([texts[number] for number in numbers], numbers=numbers):
+        wanted = [texts[number] for number in numbers]
+        for rows, latents in self.windows(wanted, numbers=numbers, progress=progress):
             store.add(names[rows], latents)
-            progress(len(latents))
 
     def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
         """[text, reading, dim] float32 vectors; a text that stands there twice is computed once."""
@@ -108,19 +108,24 @@ class Extractor:
         unique = list(first)
         result = torch.empty(len(unique), len(self.capture.readings), self.backbone.dim)
         progress(len(texts) - len(unique))
-        for _, latents in self.windows(unique, result, list(first.values())):
-            progress(len(latents))
+        for _ in self.windows(unique, result, list(first.values()), progress):
+            pass
         if len(unique) == len(texts):
             return np.asarray(result.numpy())
         place = {text: row for row, text in enumerate(unique)}
         return np.asarray(result.numpy()[[place[text] for text in texts]])
 
     def windows(
-        self, texts: Sequence[str], out: torch.Tensor | None = None, numbers: Sequence[int] | None = None
+        self,
+        texts: Sequence[str],
+        out: torch.Tensor | None = None,
+        numbers: Sequence[int] | None = None,
+        progress: Progress = lambda _: None,
     ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
         """(which texts, their latents) a window at a time; inside a window texts run sorted by length.
 
-        With `out`, [text, reading, dim], the latents are written there.
+        With `out`, [text, reading, dim], the latents are written there. `numbers` are the texts' places in the user's
+        own list, for messages. Progress is told after every batch.
         """
         shape = (len(self.capture.readings), self.backbone.dim)
         width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
@@ -130,7 +135,7 @@ class Extractor:
         for begin, tokenised in zip(begins, self._tokenised(texts, numbers, begins, width), strict=True):
             rows = slice(begin, min(begin + width, len(texts)))
             latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
-            self._run(tokenised, latents)
+            self._run(tokenised, latents, progress)
             self.tally += Tally(len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started)
             if tokenised.overlong and self.on_overflow == "truncate":
                 _warn_truncated([numbers[begin + number] for number in tokenised.overlong], self.max_length)
@@ -151,7 +156,7 @@ class Extractor:
             if ahead is not None:
                 yield ahead.result()
 
-    def _run(self, tokenised: Tokenised, out: torch.Tensor) -> None:
+    def _run(self, tokenised: Tokenised, out: torch.Tensor, progress: Progress) -> None:
         """Compute all prompts and put their latents into `out`, one row for each text."""
         prompts, owners = tokenised.prompts, tokenised.owners
         lengths = [len(prompt.ids) for prompt in prompts]
@@ -163,12 +168,14 @@ class Extractor:
             if arriving is not None:  # the last batch is fetched while the device works on this one
                 arriving.land(latents)
             arriving = _Arriving(vectors, rows)
+            progress(0 if chunked else len(rows))
             self.tally.tokens += sum(lengths[row] for row in rows)
             self.tally.padded_tokens += len(rows) * lengths[rows[0]]
         if arriving is not None:
             arriving.land(latents)
         if chunked:
             _mean_by_owner(latents, torch.tensor(owners), torch.tensor(lengths), out)
+            progress(len(out))
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """The plan, cut finer where the budget has shrunk since it was made."""

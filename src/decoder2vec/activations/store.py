@@ -41,6 +41,11 @@ def text_key(text: str) -> bytes:
     return hashlib.sha256(text.encode("utf-8")).digest()[:_KEY_BYTES]
 
 
+def space_name(space: dict[str, Any]) -> str:
+    """The hash of all that changes a vector; what the user calls the backbone does not."""
+    return fingerprint({key: value for key, value in space.items() if key != "backbone"})
+
+
 @dataclass(frozen=True)
 class Segment:
     """Vectors of some texts: [reading, text, dim] in 16 bits, each vector with a scale of its own.
@@ -83,7 +88,7 @@ class Store:
 
     def __init__(self, space: dict[str, Any], *, root: Path | None = None) -> None:
         self.space = space
-        self.folder = (root or store_root()) / fingerprint(space)
+        self.folder = (root or store_root()) / space_name(space)
         self.writable = True
         self._segments: list[Segment] = []
         self._where: dict[bytes, tuple[int, int]] = {}
@@ -207,7 +212,7 @@ def spaces(*, verify: bool = False, root: Path | None = None) -> Iterator[SpaceR
         damaged = tuple(file.name for file in segments if verify and not _is_sound(file))
         if verify:
             _remove_strays(folder)
-        store = Store(space, root=base) if fingerprint(space) == folder.name else None
+        store = Store(space, root=base) if space_name(space) == folder.name else None
         size = sum(file.stat().st_size for file in segments)
         yield SpaceReport(folder.name, space, len(store) if store is not None else 0, size, damaged)
 

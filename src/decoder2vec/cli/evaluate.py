@@ -27,7 +27,7 @@ from decoder2vec.cli.show import say, table
 
 def evaluate(
     encoder: EncoderArgument,
-    data: Annotated[list[Path], typer.Option(help="File of scored pairs; may be given several times.")],
+    data: Annotated[list[Path], typer.Option(help="Scored pairs, or stsb:test from the hub; may be repeated.")],
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
     columns: Columns = "sentence1,sentence2,score",
     limit: Limit = None,
@@ -39,11 +39,10 @@ def evaluate(
     device: Device = None,
 ) -> None:
     """Spearman and Pearson of an encoder on scored pairs, with bootstrap intervals."""
-    from decoder2vec.evaluation.sts import evaluate_sts
+    from decoder2vec.evaluation.sts import evaluate_sts, load_pairs
     from decoder2vec.evaluation.versions import versions
-    from decoder2vec.text.files import read_pairs
 
-    files = [read_pairs(file, split_names(columns), skip_bad=skip_bad, limit=limit) for file in data]
+    files = [load_pairs(file, split_names(columns), skip_bad=skip_bad, limit=limit) for file in data]
     for file, pairs in zip(data, files, strict=True):
         if pairs.skipped:
             say(f"{pairs.skipped} lines of {file} were left out")

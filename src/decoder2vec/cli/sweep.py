@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def sweep(
     model: Model,
-    data: Annotated[Path, typer.Option(help="Scored pairs to choose on (.tsv, .csv, .jsonl).")],
+    data: Annotated[Path, typer.Option(help="Scored pairs to choose on (.tsv, .csv, .jsonl, or stsb:dev).")],
     out: Annotated[Path, typer.Option(help="Folder for sweep.json, sweep.png and the winning encoder.")],
     test: Annotated[Path | None, typer.Option(help="Scored pairs on which the winner alone is scored, once.")] = None,
     templates: Annotated[str | None, typer.Option(help="Comma-separated names, or one string with {text}.")] = None,
@@ -34,11 +34,11 @@ def sweep(
     """Try every layer x pooling x prompt x direction on your own pairs, and keep the best as an encoder."""
     from decoder2vec.analysis.layer_sweep import SweepPlan
     from decoder2vec.backbone.load import Backbone
-    from decoder2vec.text.files import read_pairs
+    from decoder2vec.evaluation.sts import load_pairs
 
     names = split_names(columns)
-    pairs = read_pairs(data, names, skip_bad=skip_bad, limit=limit)
-    test_pairs = read_pairs(test, names, skip_bad=skip_bad) if test else None
+    pairs = load_pairs(data, names, skip_bad=skip_bad, limit=limit)
+    test_pairs = load_pairs(test, names, skip_bad=skip_bad) if test else None
     if pairs.skipped:
         say(f"{pairs.skipped} lines of {data} were left out")
     chosen: dict[str, Any] = {"attentions": split_names(attentions), "heads": split_names(heads)}

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from decoder2vec.errors import InputError, MissingExtraError, unknown_name
 from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman, spearman_interval
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import PAIR_COLUMNS, Pairs, read_pairs
 
 
 class CanEncode(Protocol):
@@ -57,6 +58,14 @@ def score_sts(predicted: Any, scores: Sequence[float]) -> dict[str, Any]:
         "pearson": round(100 * pearson(predicted, truth), 2),
         "spearman_95": [round(100 * low, 2), round(100 * high, 2)],
     }
+
+
+def load_pairs(source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, **options: Any) -> Pairs:
+    """Pairs from a file, or STS-B from the data hub by the name stsb:train, stsb:dev or stsb:test."""
+    name, _, split = str(source).partition(":")
+    if name == "stsb" and split and not Path(source).exists():
+        return sts_from_hub(split)
+    return read_pairs(source, columns, **options)
 
 
 def sts_from_hub(split: str) -> Pairs:
