@@ -54,4 +54,4 @@ def batch_overhead(device: torch.device) -> int:
 
     On a CPU small matrices lose a little speed; on a GPU hundreds of kernels must be launched anew.
     """
-    return 4_096 if device.type == "cuda" else 16
+    return 4_096 if device.type == "cuda" else 8

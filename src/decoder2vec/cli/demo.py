@@ -12,6 +12,7 @@ from decoder2vec.cli.show import say, table
 from decoder2vec.cli.sweep import print_sweep, sweep_with_bars, write_sweep
 
 if TYPE_CHECKING:
+    from decoder2vec.analysis.layer_sweep import Sweep
     from decoder2vec.encoder import Encoder
 
 _QUERIES = (
@@ -37,6 +38,7 @@ def demo(
     result = sweep_with_bars(model, backbone, pairs, plan)
     write_sweep(result, out)
     print_sweep(result, 8)
+    _print_curve(result)
     _search(result.encoder())
     typer.echo(f"\nThe curves are in {out / 'sweep.png'}; the encoder is in {out / 'encoder'}. Try:")
     typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping." --encoder {out / "encoder"}')
@@ -53,6 +55,19 @@ def _model() -> str:
     except BackboneError as error:
         say(f"{error}\nGoing on with tiny-llama, a random model: its scores and answers are MEANINGLESS.")
         return "tiny-llama"
+
+
+def _print_curve(result: Sweep) -> None:
+    """The winner's prompt and pooling over all layers, as a row of bars."""
+    from decoder2vec.analysis.layer_sweep import curve
+    from decoder2vec.analysis.sweep_plot import describe
+
+    best = result.winner
+    points = curve(result.rows, template=best.template, attention=best.attention, pooling=best.pooling, head=best.head)
+    top = max(points.values())
+    bars = "".join("▁▂▃▄▅▆▇█"[max(0, min(7, int(8 * value / top)))] for value in points.values())
+    typer.echo(f"Best: {describe(best)}, Spearman {best.spearman:.1f}. Its curve over layers 0 to {max(points)}:")
+    typer.echo(f"  {bars}  ({min(points.values()):.0f} to {top:.0f})")
 
 
 def _search(encoder: Encoder) -> None:

@@ -47,7 +47,7 @@ def collate(prompts: Sequence[Prompt], pad_id: int, *, side: str = "right") -> T
     return TokenBatch(torch.from_numpy(ids), torch.from_numpy(mask), start, end, "" if mask.all() else side)
 
 
-def plan(lengths: Sequence[int], budget: int, overhead: int = 16) -> Iterator[list[int]]:
+def plan(lengths: Sequence[int], budget: int, overhead: int = 8) -> Iterator[list[int]]:
     """Rows of each batch, longest texts first so that a batch too large for memory shows itself at once.
 
     Texts sorted by length are cut where it costs least: padding is paid in tokens, and so is one more batch, which
