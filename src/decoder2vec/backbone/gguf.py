@@ -25,7 +25,7 @@ def convert(file: Path, folder: Path) -> None:
         with quiet_transformers():
             model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
             tokenizer = AutoTokenizer.from_pretrained(**place)
-    except (ValueError, KeyError, NotImplementedError) as error:
+    except (ValueError, KeyError, RuntimeError) as error:
         raise BackboneError(f"transformers cannot read the GGUF file {file}: {error}") from error
     _forget_quantisation(model)
     _mend_tokenizer(tokenizer, metadata)
