@@ -23,7 +23,7 @@ from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, Decoder2VecError, InputError
-from decoder2vec.heads import Head
+from decoder2vec.heads.affine import Head
 from decoder2vec.spec import EncoderSpec, Reading
 
 TEXTS = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.heads import HEADS, Head
+from decoder2vec.heads.affine import HEADS, Head
 
 
 @pytest.fixture

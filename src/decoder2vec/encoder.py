@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from decoder2vec.activations.extract import Extractor, Tally, check_texts
+from decoder2vec.activations.extract import Tally, check_texts
+from decoder2vec.activations.reader import Reader
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.source import resolve
+from decoder2vec.choices import spec_from
 from decoder2vec.errors import BackboneError, InputError, unknown_name
-from decoder2vec.folder import is_encoder, read_encoder, write_encoder
-from decoder2vec.heads import Head
+from decoder2vec.explanation import Explanation, explain_pair
+from decoder2vec.folder import AnyHead, is_encoder, read_encoder, write_encoder
+from decoder2vec.heads.affine import Head
+from decoder2vec.heads.calibration import Calibration
+from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.precision import PRECISIONS, quantise
-from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row
-from decoder2vec.spec import EncoderSpec, Reading, fingerprint
+from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row, rows_of
+from decoder2vec.spec import EncoderSpec, fingerprint
 from decoder2vec.text.template import Template
 from decoder2vec.version import __version__
 
@@ -36,16 +40,16 @@ _TOKENS_PER_TEXT = 64
 class Encoder:
     """A text encoder made of a decoder. Make one with `from_pretrained`, keep it with `save`."""
 
-    def __init__(self, backbone: Backbone, spec: EncoderSpec, head: Head | None = None) -> None:
+    def __init__(self, backbone: Backbone, spec: EncoderSpec, head: AnyHead | None = None) -> None:
         if spec.similarity not in SIMILARITIES:
             raise unknown_name("similarity", spec.similarity, SIMILARITIES)
         readings = tuple(replace(reading, layer=backbone.layer(reading.layer)) for reading in spec.readings)
         self.backbone = backbone
         self.spec = replace(spec, readings=readings, attention=backbone.attention)
-        self.head = head
+        self.head = head.to(backbone.device) if isinstance(head, LayerwiseHead) else head
         self.tally = Tally()
         """Texts, tokens and seconds of everything encoded so far."""
-        self._extractor(None, None)  # a wrong pooling, template or length limit is refused now, not at first use
+        self._reader(None, None)  # a wrong pooling, template or length limit is refused now, not at first use
 
     @classmethod
     def from_pretrained(
@@ -75,7 +79,7 @@ class Encoder:
                 raise InputError(f"{name} is a saved encoder and its choices are made; leave out {', '.join(choices)}.")
             return cls.load(name, device=device, dtype=dtype)
         backbone = Backbone.load(name, attention=choices.pop("attention", None), device=device, dtype=dtype)
-        return cls(backbone, _spec(str(name), choices))
+        return cls(backbone, spec_from(str(name), choices))
 
     def encode(
         self,
@@ -110,7 +114,7 @@ class Encoder:
         if device is not None:
             self.to(device)
         texts = [inputs] if isinstance(inputs, str) else _as_list(inputs)
-        vectors = self._vectors(texts, self._template(prompt_name, prompt), batch_size, show_progress_bar)
+        vectors = self._vectors(texts, self._prompt(prompt_name, prompt), batch_size, show_progress_bar)
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
         if normalize_embeddings or self.spec.normalize:
@@ -131,11 +135,29 @@ class Encoder:
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """[n, m] similarities of all embeddings with all others."""
+        if pair_head := self._pair_head():
+            return pair_head.similarity(rows_of(embeddings1), rows_of(embeddings2))
         return all_pairs(self.spec.similarity, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """[n] similarities, row by row."""
+        if pair_head := self._pair_head():
+            return pair_head.similarity_pairwise(rows_of(embeddings1), rows_of(embeddings2))
         return row_by_row(self.spec.similarity, embeddings1, embeddings2)
+
+    def score(self, texts1: str | Sequence[str], texts2: str | Sequence[str], **kwargs: Any) -> Any:
+        """Scores of pairs of texts between 0 and 1, as people would give them if the encoder was trained on such.
+
+        Equal texts score exactly 1 (except under the paper's own "mlp" head). Two strings give one number.
+        """
+        calibrate = self.head.calibration if isinstance(self.head, LayerwiseHead) else Calibration()
+        raw = self.similarity_pairwise(self.encode(texts1, **kwargs), self.encode(texts2, **kwargs))
+        scores = calibrate(raw).numpy()
+        return float(scores[0]) if isinstance(texts1, str) else scores
+
+    def explain(self, text1: str, text2: str) -> Explanation:
+        """Which layers say that two texts are similar: cosine and contribution of each reading of a trained encoder."""
+        return explain_pair(self.head, self.spec.readings, self.encode([text1, text2]))
 
     def with_head(self, kind: str, texts: Sequence[str], **kwargs: Any) -> Encoder:
         """The same encoder with a head of that kind, fitted on unlabelled texts."""
@@ -143,8 +165,10 @@ class Encoder:
         vectors = bare.encode(list(dict.fromkeys(check_texts(texts))), **kwargs)
         return Encoder(self.backbone, self.spec, Head.fit(kind, vectors))
 
-    def save(self, folder: str | Path, *, copy_backbone: bool = False) -> Path:
-        """Write the encoder to a new folder.
+    def save(
+        self, folder: str | Path, *, copy_backbone: bool = False, extras: Mapping[str, bytes] | None = None
+    ) -> Path:
+        """Write the encoder to a new folder, with further files by name if there are `extras`.
 
         The backbone is named, with its fingerprint, rather than copied: built-ins and hub models are found again
         anywhere. `copy_backbone` puts the weights beside it, for a folder that stands alone.
@@ -159,7 +183,7 @@ class Encoder:
             "dim": self.dim,
             "spec": replace(self.spec, backbone=self.backbone.name).to_json(),
         }
-        write_encoder(target, description, self.head, source if copy_backbone or inside else None)
+        write_encoder(target, description, self.head, source if copy_backbone or inside else None, extras)
         return target
 
     save_pretrained = save
@@ -187,6 +211,8 @@ class Encoder:
     def to(self, device: str | torch.device) -> Encoder:
         """Move the weights."""
         self.backbone.model.to(device)
+        if isinstance(self.head, LayerwiseHead):
+            self.head.to(device)
         return self
 
     @property
@@ -236,54 +262,43 @@ class Encoder:
         head = f", {self.head.kind}" if self.head else ""
         return f"Encoder({self.backbone.name}: {readings}, {self.spec.template!r}, {self.spec.attention}{head})"
 
-    def _vectors(
-        self, texts: list[str], template: Template, batch_size: int | None, show: bool | None
-    ) -> NDArray[np.float32]:
+    def _vectors(self, texts: list[str], prompt: str, batch_size: int | None, show: bool | None) -> NDArray[np.float32]:
         if not texts:
             return np.empty((0, self.dim), np.float32)
-        extractor = self._extractor(template, batch_size)
+        reader = self._reader(prompt, batch_size)
         shown = log.getEffectiveLevel() <= logging.INFO if show is None else show
-        with tqdm(total=len(texts), desc="Texts", disable=not shown) as bar:
-            latents = extractor(texts, bar.update)
-        self.tally += extractor.tally
+        with tqdm(total=len(texts) * reader.passes, desc="Texts", disable=not shown) as bar:
+            latents = reader(texts, bar.update)
+        self.tally += reader.tally
         vectors = latents.reshape(len(texts), -1)
         return self.head(vectors) if self.head else vectors
 
-    def _extractor(self, template: Template | None, batch_size: int | None) -> Extractor:
-        return Extractor(
+    def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:
+        spec, budget = self.spec, batch_size and batch_size * _TOKENS_PER_TEXT
+        return Reader(
             self.backbone,
-            self.spec.readings,
-            template or Template(self.spec.template),
-            self.spec.max_length,
-            self.spec.on_overflow,
-            batch_size and batch_size * _TOKENS_PER_TEXT,
+            spec.readings,
+            Template(spec.template),
+            spec.max_length,
+            spec.on_overflow,
+            budget,
+            prompt or "",
         )
 
-    def _template(self, prompt_name: str | None, prompt: str | None) -> Template:
+    def _pair_head(self) -> LayerwiseHead | None:
+        return self.head if isinstance(self.head, LayerwiseHead) and self.head.pairwise else None
+
+    def _prompt(self, prompt_name: str | None, prompt: str | None) -> str:
         if prompt is None and prompt_name is not None:
             if prompt_name not in self.prompts:
                 raise unknown_name("prompt", prompt_name, self.prompts or ["(this encoder has no prompts)"])
             prompt = self.prompts[prompt_name]
-        template = Template(self.spec.template)
-        return template if prompt is None else template.with_prefix(prompt)
+        return prompt or ""
 
     def _role(self, kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
         chosen = kwargs.get("prompt") is not None or kwargs.get("prompt_name") is not None
         known = next((name for name in names if name in self.prompts), None)
         return dict(kwargs) if chosen or known is None else {**kwargs, "prompt_name": known}
-
-
-def _spec(name: str, choices: dict[str, Any]) -> EncoderSpec:
-    """The description of an encoder from what the user chose, defaults for the rest."""
-    layer = choices.pop("layer", -1)
-    layers: list[Any] = [layer] if np.ndim(layer) == 0 else list(layer)
-    reading = (choices.pop("pooling", "lasttoken"), choices.pop("normed", False))
-    template = Template.of(choices.pop("template", "prompteol")).string
-    prompts = tuple(dict(choices.pop("prompts", {})).items())
-    if unknown := choices.keys() - EncoderSpec.__dataclass_fields__:
-        raise unknown_name("choice", unknown.pop(), EncoderSpec.__dataclass_fields__)
-    readings = tuple(Reading(operator.index(number), *reading) for number in layers)
-    return EncoderSpec(name, readings, template, prompts=prompts, **choices)
 
 
 def _as_list(inputs: Any) -> list[str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import InputError
-from decoder2vec.heads import Head
+from decoder2vec.heads.affine import Head
+from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.places import whole_folder
 
 _FILE = "encoder.json"
+
+AnyHead = Head | LayerwiseHead
 
 
 def is_encoder(folder: str | Path) -> bool:
@@ -19,8 +23,17 @@ def is_encoder(folder: str | Path) -> bool:
     return (Path(folder) / _FILE).is_file()
 
 
-def write_encoder(target: Path, description: dict[str, Any], head: Head | None, backbone: Path | None) -> None:
-    """Write all of it beside the target, then put it in the target's place; nothing is lost if that is cut short."""
+def write_encoder(
+    target: Path,
+    description: dict[str, Any],
+    head: AnyHead | None,
+    backbone: Path | None,
+    extras: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write all of it beside the target, then put it in the target's place; nothing is lost if that is cut short.
+
+    `extras` are further files by name: the card and the record of a training run.
+    """
     if target.exists() and not is_encoder(target) and (target.is_file() or any(target.iterdir())):
         raise InputError(f"{target} is not empty and not an encoder; choose another folder.")
     new = target.with_name(f".{target.name}.new")
@@ -30,6 +43,8 @@ def write_encoder(target: Path, description: dict[str, Any], head: Head | None, 
         (temporary / _FILE).write_text(text + "\n", encoding="utf-8")
         if head:
             head.save(temporary / "head.safetensors")
+        for name, content in (extras or {}).items():
+            (temporary / name).write_bytes(content)
         if backbone:
             shutil.copytree(backbone, temporary / "backbone")
     if target.exists():
@@ -37,7 +52,7 @@ def write_encoder(target: Path, description: dict[str, Any], head: Head | None, 
     new.rename(target)
 
 
-def read_encoder(home: Path) -> tuple[dict[str, Any], Head | None, Path | None]:
+def read_encoder(home: Path) -> tuple[dict[str, Any], AnyHead | None, Path | None]:
     """The description, the head and the folder of the backbone, if it lives inside."""
     try:
         description = json.loads((home / _FILE).read_text(encoding="utf-8"))
@@ -46,5 +61,11 @@ def read_encoder(home: Path) -> tuple[dict[str, Any], Head | None, Path | None]:
             description[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{home} is not a saved encoder: {error}") from error
-    head = Head.load(home / "head.safetensors", kind) if kind else None
-    return description, head, home / "backbone" if (home / "backbone").is_dir() else None
+    backbone = home / "backbone"
+    return description, _read_head(home / "head.safetensors", kind), backbone if backbone.is_dir() else None
+
+
+def _read_head(file: Path, kind: str | None) -> AnyHead | None:
+    if kind is None:
+        return None
+    return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else Head.load(file, kind)

@@ -21,9 +21,16 @@ class Reading:
     pooling: str = "mean"
     normed: bool = False
     """True applies the model's final norm first, as Hugging Face does to the last layer only."""
+    template: str = ""
+    """The prompt this is read under; empty: the encoder's own."""
 
     def __str__(self) -> str:
-        return f"layer {self.layer}{' normed' if self.normed else ''}, {self.pooling}"
+        prompt = f" of {self.template!r}" if self.template else ""
+        return f"layer {self.layer}{' normed' if self.normed else ''}, {self.pooling}{prompt}"
+
+    def to_json(self) -> dict[str, Any]:
+        """A plain dict; what is not said in it is the default."""
+        return {key: value for key, value in asdict(self).items() if key != "template" or value}
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,8 @@ class EncoderSpec:
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict for JSON."""
-        return {**asdict(self), "prompts": dict(self.prompts)}
+        readings = [reading.to_json() for reading in self.readings]
+        return {**asdict(self), "readings": readings, "prompts": dict(self.prompts)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EncoderSpec:

@@ -10,7 +10,7 @@ from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.machine import pick_dtype
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder
-from decoder2vec.heads import Head
+from decoder2vec.heads.affine import Head
 from decoder2vec.maths.pooling import POOLINGS, pool
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.batches import collate

@@ -93,6 +93,7 @@ class Store:
         self._segments: list[Segment] = []
         self._where: dict[bytes, tuple[int, int]] = {}
         self._seen: set[str] = set()
+        self._check_note()
         self.refresh()
 
     def __len__(self) -> int:
@@ -111,6 +112,18 @@ class Store:
                 self._take(open_segment(file))
             except StoreError as error:
                 log.warning("%s; its texts will be computed again", error)
+
+    def _check_note(self) -> None:
+        """A folder that says it holds another space is refused: its vectors would be taken for ours."""
+        try:
+            note = json.loads((self.folder / "space.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return
+        if space_name(note) != self.folder.name:
+            raise StoreError(
+                f"{self.folder} holds latents of another model, template or reading "
+                f"({note.get('backbone')}, {note.get('template')!r}); remove that folder."
+            )
 
     def add(self, keys: Sequence[bytes], latents: NDArray[np.float32]) -> None:
         """Keep [text, reading, dim] vectors. A disk that refuses costs the cache, not the work."""
@@ -133,7 +146,7 @@ class Store:
 
     def read(self, keys: Sequence[bytes], readings: Sequence[int] | slice = slice(None)) -> NDArray[np.float32]:
         """[text, reading, dim] float32 vectors, one row per key, in the order asked."""
-        places = np.array([self._where[key] for key in keys], dtype=np.intp).reshape(len(keys), 2)
+        places = self.places(keys)
         result: NDArray[np.float32] | None = None
         for number in np.unique(places[:, 0]):
             rows = np.flatnonzero(places[:, 0] == number)
@@ -142,6 +155,19 @@ class Store:
                 result = np.empty((len(keys), *part.shape[1:]), dtype=np.float32)
             result[rows] = part
         return np.empty((0, 0, 0), np.float32) if result is None else result
+
+    def places(self, keys: Sequence[bytes]) -> NDArray[np.intp]:
+        """[text, 2] segment and row of each key, for `read_into`."""
+        return np.array([self._where[key] for key in keys], dtype=np.intp).reshape(len(keys), 2)
+
+    def read_into(self, out: NDArray[np.float32], places: NDArray[np.intp], columns: Sequence[tuple[int, int]]) -> None:
+        """Fill `out`, [reading, text, dim]; `columns` pairs each reading of `out` with one of the store's."""
+        for number in np.unique(places[:, 0]):
+            segment, here = self._segments[number], np.flatnonzero(places[:, 0] == number)
+            rows = places[here, 1]
+            for target, source in columns:
+                values = segment.values[source, rows].astype(np.float32)
+                out[target, here] = values * segment.scales[source, rows, None]
 
     def _write(self, name: str, segment: Segment) -> None:
         note = self.folder / "space.json"
@@ -157,6 +183,21 @@ class Store:
         self._segments.append(segment)
         for row, key in enumerate(segment.keys):
             self._where.setdefault(key.tobytes(), (number, row))
+
+
+def covering(space: dict[str, Any], *, root: Path | None = None) -> list[Any] | None:
+    """The readings of the fullest space on disk that reads at least what this one does, all else being equal."""
+    found: list[tuple[int, list[Any]]] = []
+    rest = {key: value for key, value in space.items() if key not in ("readings", "backbone")}
+    for note in (root or store_root()).glob("*/space.json"):
+        try:
+            other = json.loads(note.read_text(encoding="utf-8"))
+            same = all(other[key] == value for key, value in rest.items())
+            if same and all(list(reading) in other["readings"] for reading in space["readings"]):
+                found.append((sum(file.stat().st_size for file in note.parent.glob("seg-*")), other["readings"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def store_root() -> Path:

@@ -17,7 +17,7 @@ from decoder2vec.backbone.direction import ATTENTIONS
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError, unknown_name
-from decoder2vec.heads import HEADS, Head
+from decoder2vec.heads.affine import HEADS, Head
 from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.spec import DEFAULT_MAX_LENGTH, EncoderSpec, Reading

@@ -58,6 +58,24 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
         yield row[name]
 
 
+def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | None = None) -> list[tuple[str, ...]]:
+    """Rows of texts by column name, such as anchor, positive, negative: the first `limit` of them."""
+    rows: list[tuple[str, ...]] = []
+    for line, row in _rows(source, _kind(Path(source))):
+        if limit is not None and len(rows) >= limit:
+            break
+        if isinstance(row, str):
+            raise DataFileError(f"{source}, line {line}: {row}")
+        _require(columns, row, source, "columns in the configuration")
+        values = tuple(row[name] for name in columns)
+        if not all(isinstance(value, str) for value in values):
+            raise DataFileError(f"{source}, line {line}: one of {', '.join(columns)} is missing or not a text.")
+        rows.append(values)
+    if not rows:
+        raise DataFileError(f"{source} holds no usable row.")
+    return rows
+
+
 def read_pairs(
     source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, *, skip_bad: bool = False, limit: int | None = None
 ) -> Pairs:

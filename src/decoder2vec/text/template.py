@@ -17,6 +17,11 @@ TEMPLATES = {
     "plain": "{text}",
     "prompteol": 'This sentence : "{text}" means in one word: "',
     "prompteol_tight": 'This sentence: "{text}" means in one word: "',
+    "knowledge": (
+        "The essence of a sentence is often captured by its main subjects and actions, while descriptive terms "
+        "provide additional but less central details. With this in mind, "
+        'this sentence: "{text}" means in one word: "'
+    ),
     "echo": "Rewrite the sentence: {text}\nThe rewritten sentence: {text}",
     "instruct": "Instruct: Retrieve semantically similar text.\nQuery: {text}",
 }

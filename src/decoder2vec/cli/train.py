@@ -1,0 +1,123 @@
+"""`d2v train`: learn to read a frozen model."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from decoder2vec.cli.options import Columns, Device, split_names
+from decoder2vec.cli.show import bars, say, table
+
+if TYPE_CHECKING:
+    from decoder2vec.training.loop import Note
+    from decoder2vec.training.run import Outcome
+
+
+def train(
+    plan: Annotated[Path | None, typer.Argument(help="A plan (.toml); without one, the recipe's defaults.")] = None,
+    backbone: Annotated[str, typer.Option(help="Built-in name, model folder, .gguf file or hub id.")] = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="Folder of the plan's files, or one file of scored pairs.")] = Path("."),
+    out: Annotated[Path, typer.Option(help="Folder for the trained encoder.")] = Path("encoder"),
+    train_file: Annotated[str | None, typer.Option("--train", help="Scored pairs to learn from.")] = None,
+    dev: Annotated[list[str] | None, typer.Option(help="Scored pairs to choose on; may be repeated.")] = None,
+    test: Annotated[list[str] | None, typer.Option(help="Scored pairs to score once at the end.")] = None,
+    columns: Columns = "sentence1,sentence2,score",
+    setting: Annotated[list[str] | None, typer.Option("--set", help="key=value over the plan: loss=mse.")] = None,
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; the best on dev is kept.")] = "0",
+    search: Annotated[int, typer.Option(help="Try this many settings from the plan's [search] first.")] = 0,
+    results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
+    device: Device = None,
+) -> None:
+    """Train an encoder on cached latents of a frozen model, by a plan or by flags."""
+    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.training.data import load_data
+    from decoder2vec.training.plan import read_plan
+    from decoder2vec.training.run import train as run
+
+    files = {"train": train_file, "dev": dev, "test": test}
+    given: dict[str, Any] = {key: value for key, value in files.items() if value}
+    if columns != "sentence1,sentence2,score":
+        given["columns"] = split_names(columns)
+    chosen = read_plan(plan, setting or [], given)
+    pairs = load_data(data, chosen.data, wants=chosen.wants())
+    for note in pairs.notes:
+        say(note)
+    numbers = _seeds(seeds)
+    model = Backbone.load(backbone, device=device, say=say)
+    with bars() as progress:
+        reading = progress.add_task("reading latents", total=None)
+        watch = _Watch(progress)
+        if search:
+            from decoder2vec.training.search import search_plan
+
+            chosen = search_plan(chosen, pairs, model, search, say=say)
+        outcome = run(
+            chosen,
+            pairs,
+            model,
+            out,
+            seeds=numbers,
+            command=_command(),
+            progress=lambda count: progress.advance(reading, count),
+            watch=watch,
+        )
+    if results:
+        results.parent.mkdir(parents=True, exist_ok=True)
+        results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
+    _print(outcome, out)
+
+
+class _Watch:
+    """One bar for each stage of each seed, with the last epoch's loss and dev score."""
+
+    def __init__(self, progress: Any) -> None:
+        self.progress = progress
+        self.stage, self.step, self.task = "", 0, None
+
+    def __call__(self, note: Note) -> None:
+        if note.stage != self.stage or note.step < self.step:
+            self.stage, self.task = note.stage, self.progress.add_task(note.stage, total=note.steps)
+        self.step = note.step
+        text = note.stage
+        if note.loss is not None and note.score is not None:
+            text += f"  loss {note.loss:.4f}  dev {note.score:.2f}"
+        self.progress.update(self.task, completed=note.step, description=text)
+
+
+def _print(outcome: Outcome, out: Path) -> None:
+    found = outcome.results
+    rows = []
+    for part in ("dev", "test"):
+        for name, mean in found["mean"][part].items():
+            spread = found["sd"][part][name]
+            rows.append((part, name, *(_cell(mean, spread, metric) for metric in ("spearman", "pearson"))))
+    share = outcome.record["parameters"]
+    title = f"{found['config']['name']} on {found['backbone']['name']}, {len(found['seeds'])} seed(s)"
+    table(("", "file", "Spearman", "Pearson"), rows, title)
+    for name, value in found["mean"]["checks"].items():
+        say(f"{name}: mean score {value:.3f}")
+    say(f"{share['trained']:,} numbers trained, {share['percent']} % of the model; {found['seconds']} s of training")
+    say(f"wrote the encoder {out} (best seed on dev: {found['best_seed']})")
+
+
+def _cell(mean: dict[str, float], spread: dict[str, float], metric: str) -> str:
+    return f"{mean[metric]:.2f} ± {spread[metric]:.2f}" if metric in mean else ""
+
+
+def _seeds(text: str) -> list[int]:
+    from decoder2vec.errors import InputError
+
+    try:
+        return [int(seed) for seed in split_names(text)]
+    except ValueError:
+        raise InputError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}.") from None
+
+
+def _command() -> str:
+    import shlex
+
+    return "d2v " + shlex.join(sys.argv[1:])

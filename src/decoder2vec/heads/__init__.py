@@ -1,0 +1,1 @@
+"""What turns pooled states into the final vector."""

@@ -1,0 +1,162 @@
+"""A trained layerwise network as the head of an encoder: latents in, one vector out, scores for pairs of vectors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from decoder2vec.errors import InputError
+from decoder2vec.heads.calibration import Calibration
+from decoder2vec.heads.codes import CodeNet, CodeSpec
+from decoder2vec.places import whole_file
+
+Vectors = NDArray[np.float32]
+
+_ROWS = 1024
+
+
+@dataclass(eq=False)
+class LayerwiseHead:
+    """A network, a way to turn its scores into 0-1, and an optional cut of the vector to fewer dimensions."""
+
+    net: CodeNet
+    calibration: Calibration = field(default_factory=Calibration)
+    cut: Tensor | None = None
+    """[size, dim] projection; the vector has no blocks then, and pairs are scored by cosine."""
+
+    kind = "layerwise"
+
+    def __post_init__(self) -> None:
+        self.net.eval().requires_grad_(False)
+
+    @torch.inference_mode()
+    def __call__(self, vectors: Vectors) -> Vectors:
+        """[text, readings * dim] latents to [text, dim] vectors, some rows at a time."""
+        spec, device = self.net.spec, self.net.shift.device
+        result = np.empty((len(vectors), self.dim), np.float32)
+        for begin in range(0, len(vectors), _ROWS):
+            rows = torch.from_numpy(vectors[begin : begin + _ROWS]).to(device)
+            latents = rows.view(-1, len(spec.widths), spec.dim).transpose(0, 1)
+            result[begin : begin + _ROWS] = self._cut(self.net(latents)).cpu().numpy()
+        return result
+
+    @property
+    def dim(self) -> int:
+        """Width of what comes out."""
+        return self.net.spec.size if self.cut is None else int(self.cut.shape[1])
+
+    @property
+    def pairwise(self) -> bool:
+        """Has it a score of its own for pairs, other than the cosine of the vectors?"""
+        return self.cut is None and self.net.spec.head != "sum"
+
+    @torch.inference_mode()
+    def similarity(self, left: Tensor, right: Tensor) -> Tensor:
+        """[n, m] scores of stored vectors, all with all."""
+        self._check(left, right)
+        a, b = self._split(left), self._split(right)
+        rows = [self.net.pair(_all_cosines(part, b)[self.net.order].permute(1, 2, 0)) for part in _slices(a, len(left))]
+        return torch.cat([self._flat(row) for row in rows]) if rows else torch.empty(0, len(right))
+
+    @torch.inference_mode()
+    def similarity_pairwise(self, left: Tensor, right: Tensor) -> Tensor:
+        """[n] scores of stored vectors, row by row."""
+        return self._flat(self.net.pair(self.pair_cosines(left, right)))
+
+    @torch.inference_mode()
+    def pair_cosines(self, left: Tensor, right: Tensor) -> Tensor:
+        """[pair, block] cosines of stored vectors; equal blocks have a cosine of exactly 1."""
+        self._check(left, right)
+        # in float64, then rounded: a float32 sum of squares misses 1 in the last digit
+        return self.net.cosines(self._split(left), self._split(right)).float()
+
+    @torch.inference_mode()
+    def contributions(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """[pair, block] cosines, and what each adds to or takes from the score."""
+        cosines = self.pair_cosines(left, right)
+        return cosines.cpu(), self.net.pair.contributions(cosines).cpu()
+
+    def shortened(self, vectors: Vectors, dim: int) -> LayerwiseHead:
+        """The same head with vectors of `dim` dimensions: those that keep most of the dot products of these."""
+        if not 1 <= dim < self.net.spec.size or len(vectors) < dim:
+            raise InputError(
+                f"Vectors of {self.net.spec.size} dimensions can be cut to fewer, fitted on at least as many texts; "
+                f"{dim} dimensions from {len(vectors)} texts is not possible."
+            )
+        _, _, axes = torch.svd_lowrank(torch.from_numpy(vectors), q=min(dim + 32, *vectors.shape), niter=4)
+        return LayerwiseHead(self.net, self.calibration, axes[:, :dim].contiguous().to(self.net.shift.device))
+
+    def to(self, device: str | torch.device) -> LayerwiseHead:
+        """Move the weights."""
+        self.net.to(device)
+        self.cut = None if self.cut is None else self.cut.to(device)
+        return self
+
+    def digest(self) -> str:
+        """Hash of the shape and of every number that changes a vector or a score."""
+        total = hashlib.sha256(json.dumps(asdict(self.net.spec)).encode())
+        for name, tensor in sorted(self._tensors().items()):
+            total.update(name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        return total.hexdigest()[:16]
+
+    def save(self, file: Path) -> None:
+        """Write as safetensors."""
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
+        with whole_file(file) as temporary:
+            save_file(tensors, temporary, metadata={"kind": self.kind, "spec": json.dumps(asdict(self.net.spec))})
+
+    @classmethod
+    def load(cls, file: Path) -> LayerwiseHead:
+        """Read what `save` wrote."""
+        with safe_open(file, framework="pt") as handle:
+            fields: dict[str, Any] = json.loads(handle.metadata()["spec"])
+            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        net = CodeNet(CodeSpec(**{**fields, "widths": tuple(fields["widths"])}))
+        cut, knots = tensors.pop("cut", None), tensors.pop("calibration")
+        net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in tensors.items()})
+        return cls(net, Calibration.from_tensor(knots), cut)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        tensors = {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
+        tensors["calibration"] = self.calibration.to_tensor()
+        return tensors if self.cut is None else {**tensors, "cut": self.cut}
+
+    def _cut(self, vectors: Tensor) -> Tensor:
+        return vectors if self.cut is None else torch.nn.functional.normalize(vectors @ self.cut, dim=-1)
+
+    def _split(self, vectors: Tensor) -> list[Tensor]:
+        return self.net.split(vectors.to(self.net.shift.device).double())
+
+    def _check(self, *vectors: Tensor) -> None:
+        for each in vectors:
+            if self.cut is not None or each.shape[-1] != self.net.spec.size:
+                raise InputError(
+                    f"This head reads whole vectors of {self.net.spec.size} dimensions, not {each.shape[-1]}: "
+                    "a cut vector has lost its blocks."
+                )
+
+    def _flat(self, scores: Tensor) -> Tensor:
+        """[.., block] scores of the head "each" become their mean."""
+        flat = scores.mean(dim=-1) if self.net.spec.head == "each" else scores
+        return flat.float().cpu()
+
+
+def _all_cosines(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    """Cosines of all rows with all rows: [block, n, m]."""
+    return torch.cat([a @ b.transpose(1, 2) for a, b in zip(left, right, strict=True)]).float()
+
+
+def _slices(blocks: list[Tensor], count: int, rows: int = 256) -> Iterator[list[Tensor]]:
+    for begin in range(0, count, rows):
+        yield [block[:, begin : begin + rows] for block in blocks]

@@ -1,0 +1,172 @@
+"""FREEZE: the model stays as it is; small encoders learn to read its layers.
+
+Every layer of the frozen model is read once per text. Each reading gets a small encoder of its own, two texts are
+compared by cosine reading by reading, and a head turns the cosines into one score. Training sees cached latents only
+and takes seconds. McDonald, Marsano and McLaughlin, "FREEZE!: Pretrained Language Models as Frozen Feature
+Extractors for Semantic Tasks", 2024; the defaults here are the paper's final model (step 5 of its ladder).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.heads.codes import CodeSpec
+from decoder2vec.maths.layerwise import spread
+from decoder2vec.maths.losses import LOSSES
+from decoder2vec.spec import Reading
+from decoder2vec.text.template import Template
+
+PRETRAININGS = ("none", "autoencoder", "snli", "contrastive")
+CHANGES = ("identical", "punctuation", "case", "words")
+METRICS = ("pearson", "spearman")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Latents to read: under which prompt, how pooled, which layers."""
+
+    template: str = "plain"
+    pooling: str = "lasttoken"
+    layers: str | tuple[int, ...] = "all"
+    """all (after every block), numbers, or a part of the depth: "0.67:1.0" is the upper third, "20:30" eleven."""
+    normed: bool = False
+
+    def readings(self, depth: int) -> list[Reading]:
+        """The readings on a model of that depth."""
+        template = Template.of(self.template).string
+        return [Reading(layer, self.pooling, self.normed, template) for layer in layer_numbers(self.layers, depth)]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and how fast something is trained."""
+
+    epochs: int = 12
+    batch: int = 64
+    rate: float = 1e-3
+    """The peak of the learning rate: it rises over the first tenth of the steps and falls to zero at the end."""
+    weight_decay: float = 0.01
+    patience: int = 4
+    """Stop after this many epochs without a better dev score."""
+
+
+@dataclass(frozen=True)
+class Freeze:
+    """Every choice of the recipe."""
+
+    latents: tuple[Source, ...] = (Source(),)
+    standardise: bool = False
+    """Centre and scale each dimension over the training texts; else one factor for each layer."""
+    unit_latents: bool = False
+    """Scale each latent to unit length."""
+    widths: tuple[int | float, ...] = (256, 512)
+    """Width of the codes, spread over the layers of each source from the bottom; fractions are parts of the model's
+    width; 0 compares the latents themselves."""
+    hidden: int | float = 0.5
+    """Width of a hidden layer, absolute or a fraction; 0: linear encoders."""
+    depth: int = 1
+    """How many hidden layers."""
+    shortcut: bool = False
+    """Add a linear path around the hidden layers, and start from it alone."""
+    dropout: float = 0.0
+    noise: float = 0.0
+    """Noise on the latents in training, in standard deviations of each dimension."""
+    mixing: str = "none"
+    """none, attention_latents, attention_codes or unified: what happens across layers before texts are compared."""
+    mixed_width: int = 0
+    """Width of the unified vector, or the number of attention queries."""
+    head: str = "mlp"
+    """sum (an embedding), gated (a pair scorer with f(1) = 1), mlp (the paper's), each (every layer for itself)."""
+    pretrain: str = "autoencoder"
+    """none, autoencoder (on plain texts), snli (three-way inference), contrastive (on triplets)."""
+    pretraining: Schedule = field(default_factory=lambda: Schedule(epochs=8, batch=256, rate=1e-3))
+    temperature: float = 0.05
+    """Of the contrastive loss."""
+    loss: str = "log_variance"
+    """mse, log_variance, pearson or cosent on scored pairs; none: stop after pre-training."""
+    training: Schedule = field(default_factory=Schedule)
+    choose_by: str = "pearson"
+    """The dev correlation by which epochs and seeds are chosen."""
+    changes: tuple[str, ...] = ()
+    """Pairs added to the training pairs: identical, punctuation (with and without the full stop), case, words."""
+    keep: int = 0
+    """Keep only this many readings, those with the largest weights, and train on; 0: all."""
+    dim: int = 0
+    """Cut the embedding to this many dimensions; 0: as it is."""
+
+    def __post_init__(self) -> None:
+        for kind, name, known in (
+            ("pretraining", self.pretrain, PRETRAININGS),
+            ("loss", self.loss, ("none", *LOSSES)),
+            ("metric", self.choose_by, METRICS),
+            *(("change", change, CHANGES) for change in self.changes),
+        ):
+            if name not in known:
+                raise unknown_name(kind, name, known)
+        untrained = self.pretrain == "none" and not any(self.widths)
+        if self.loss == "none" and self.pretrain != "contrastive" and not untrained:
+            raise InputError("Without a loss on scored pairs only contrastive pre-training makes an encoder.")
+        if self.mixing.startswith("attention") and self.pretrain in ("autoencoder", "snli"):
+            raise InputError("Attention over layers is trained from the start; set pretrain to none or contrastive.")
+        if self.keep and (self.head != "sum" or self.mixing != "none"):
+            raise InputError("Readings are selected by the weights of the head 'sum' without mixing.")
+        if self.dim and self.head != "sum":
+            raise InputError("Only the vectors of the head 'sum' can be cut: other heads read their blocks.")
+
+    def readings(self, backbone: Backbone) -> tuple[Reading, ...]:
+        """Everything that is read from a model, in order."""
+        found = [reading for source in self.latents for reading in source.readings(backbone.n_layers)]
+        if not found:
+            raise InputError("The recipe reads nothing; give at least one [[freeze.latents]] with layers.")
+        return tuple(dict.fromkeys(found))
+
+    def codes(self, backbone: Backbone) -> CodeSpec:
+        """The network for a model."""
+        return self.codes_of([len(source.readings(backbone.n_layers)) for source in self.latents], backbone.dim)
+
+    def codes_of(self, counts: list[int], dim: int) -> CodeSpec:
+        """The network for latents of that width, with so many layers in each source."""
+        chosen = tuple(_absolute(width, dim) for width in self.widths)
+        return CodeSpec(
+            dim=dim,
+            widths=tuple(width for count in counts for width in spread(chosen, count)),
+            hidden=_absolute(self.hidden, dim),
+            depth=self.depth,
+            shortcut=self.shortcut,
+            mixing=self.mixing,
+            mixed_width=self.mixed_width,
+            head=self.head,
+            unit=self.unit_latents,
+            dropout=self.dropout,
+            noise=self.noise,
+        )
+
+
+def layer_numbers(layers: str | tuple[int, ...], depth: int) -> list[int]:
+    """Layer numbers on a model of that depth; 0 is the embeddings."""
+    if isinstance(layers, tuple):
+        numbers = [layer + depth + 1 if layer < 0 else layer for layer in layers]
+    elif layers == "all":
+        numbers = list(range(1, depth + 1))
+    else:
+        numbers = _range(layers, depth)
+    if not numbers or min(numbers) < 0 or max(numbers) > depth:
+        raise InputError(f"layers = {layers!r} is not within 0 to {depth}, the layers of this model.")
+    return numbers
+
+
+def _range(layers: str, depth: int) -> list[int]:
+    first, colon, last = layers.partition(":")
+    try:
+        bounds = [round(float(bound) * depth) if "." in bound else int(bound) for bound in (first, last)]
+    except ValueError:
+        bounds = []
+    if not colon or not bounds:
+        raise InputError(f'layers = {layers!r} is not understood; write "all", [1, 2], "20:30" or "0.67:1.0".')
+    return list(range(bounds[0], bounds[1] + 1))
+
+
+def _absolute(width: int | float, dim: int) -> int:
+    return max(1, round(width * dim)) if isinstance(width, float) else width

@@ -1,0 +1,1 @@
+"""Learning: data by column name, one training loop, the stages of each recipe."""

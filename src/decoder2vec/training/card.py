@@ -1,0 +1,88 @@
+"""The card of a trained encoder: what it is, what it learned from, how good it is and how to use it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decoder2vec.encoder import Encoder
+from decoder2vec.training.plan import Plan
+
+
+def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: dict[str, Any]) -> str:
+    """The card as Markdown."""
+    share = record["parameters"]
+    lines = [
+        f"# {plan.name}: an encoder made of {encoder.backbone.name}",
+        "",
+        plan.about or "Trained with the FREEZE recipe: the model is frozen, small encoders read its layers.",
+        "",
+        "```python",
+        "from decoder2vec import Encoder",
+        "",
+        'encoder = Encoder.load("this folder")',
+        'encoder.score("A dog runs.", "A puppy is running.")   # 0 to 1',
+        'vectors = encoder.encode(["A dog runs."])             # '
+        + ("an index can hold them" if not _is_pair_scorer(encoder) else "read by encoder.similarity"),
+        "```",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| dimensions | {encoder.dim} |",
+        f"| readings | {len(encoder.spec.readings)} |",
+        f"| head | {plan.freeze.head} |",
+        f"| trained numbers | {share['trained']:,} ({share['percent']} % of the model's {share['backbone']:,}) |",
+        f"| fingerprint | {encoder.fingerprint} |",
+        f"| weights of the model | {encoder.backbone.fingerprint} |",
+        f"| seeds | {', '.join(str(seed['seed']) for seed in results['seeds'])} (kept: {results['best_seed']}) |",
+        f"| seconds of training | {results['seconds']} |",
+        "",
+        "## Scores",
+        "",
+        f"Mean over {len(results['seeds'])} seed(s), in points. Everything was chosen on dev; test was scored once.",
+        "",
+        "| file | Spearman | Pearson |",
+        "|---|---|---|",
+        *_score_rows(results),
+        "",
+        *(f"- {name}: mean score {value}" for name, value in results["mean"]["checks"].items()),
+        "",
+        "## Data",
+        "",
+        *_data_lines(plan),
+        *(f"- {note}" for note in results["notes"]),
+        "",
+        "## Made with",
+        "",
+        *(f"- {name} {version}" for name, version in results["versions"].items()),
+        *([f"- `{results['command']}`"] if results["command"] else []),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _is_pair_scorer(encoder: Encoder) -> bool:
+    return bool(getattr(encoder.head, "pairwise", False))
+
+
+def _score_rows(results: dict[str, Any]) -> list[str]:
+    rows = []
+    for part in ("dev", "test"):
+        for name, mean in results["mean"][part].items():
+            spread = results["sd"][part][name]
+            cells = [
+                f"{mean[metric]:.2f} ± {spread[metric]:.2f}" if metric in mean else ""
+                for metric in ("spearman", "pearson")
+            ]
+            rows.append(f"| {part}: {name} | {cells[0]} | {cells[1]} |")
+    return rows
+
+
+def _data_lines(plan: Plan) -> list[str]:
+    files, wants = plan.data, plan.wants()
+    used = {
+        "scored pairs": files.train if "pairs" in wants else "",
+        "plain texts": files.texts if "texts" in wants else "",
+        "triplets": files.triplets if "triplets" in wants else "",
+        "inference labels": files.nli if "nli" in wants else "",
+        "chosen on": ", ".join(files.dev),
+    }
+    return [f"- {what}: {name}" for what, name in used.items() if name]

@@ -1,0 +1,65 @@
+"""Pairs made from the training pairs by changing their texts: what a user may hope teaches robustness."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from decoder2vec.text.files import Pairs
+
+
+def changed_pairs(train: Pairs, changes: tuple[str, ...], scale: tuple[float, float], seed: int = 0) -> Pairs:
+    """The training pairs and, for each kind of change, as many more."""
+    left, right, scores = list(train.left), list(train.right), list(train.scores)
+    for change in changes:
+        for a, b, score in _MAKERS[change](train, scale[1], random.Random(seed)):
+            left.append(a)
+            right.append(b)
+            scores.append(score)
+    return Pairs(train.name, left, right, scores, train.skipped)
+
+
+Made = list[tuple[str, str, float]]
+
+
+def _identical(train: Pairs, top: float, _: random.Random) -> Made:
+    """Each sentence with itself, at the highest score."""
+    return [(text, text, top) for text in train.texts()]
+
+
+def _punctuation(train: Pairs, top: float, _: random.Random) -> Made:
+    """Each sentence that ends in a full stop, with itself without it."""
+    return [(text, text[:-1], top) for text in train.texts() if len(text) > 1 and text.endswith(".")]
+
+
+def _case(train: Pairs, _: float, rng: random.Random) -> Made:
+    """Each pair with one text in another case."""
+    styles: tuple[Callable[[str], str], ...] = (str.lower, str.upper, str.title)
+    return [
+        (rng.choice(styles)(a), b, score) for a, b, score in zip(train.left, train.right, train.scores, strict=True)
+    ]
+
+
+def _words(train: Pairs, _: float, rng: random.Random) -> Made:
+    """Each pair with one word of a text dropped, or two neighbours swapped."""
+    return [(_disturb(a, rng), b, score) for a, b, score in zip(train.left, train.right, train.scores, strict=True)]
+
+
+def _disturb(text: str, rng: random.Random) -> str:
+    words = text.split()
+    if len(words) < 3:
+        return text
+    place = rng.randrange(len(words) - 1)
+    if rng.random() < 0.5:
+        del words[place]
+    else:
+        words[place], words[place + 1] = words[place + 1], words[place]
+    return " ".join(words)
+
+
+_MAKERS: dict[str, Callable[[Pairs, float, random.Random], Made]] = {
+    "identical": _identical,
+    "punctuation": _punctuation,
+    "case": _case,
+    "words": _words,
+}

@@ -1,0 +1,201 @@
+"""What a recipe learns from: scored pairs, triplets, labelled inferences and plain texts, from files by column name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.text.files import PAIR_COLUMNS, Pairs, read_columns, read_pairs, read_texts
+from decoder2vec.text.overlap import overlapping, pair_hashes
+
+log = logging.getLogger(__name__)
+
+_SCALES = ((0.0, 1.0), (1.0, 5.0), (0.0, 5.0), (-1.0, 1.0), (0.0, 10.0), (0.0, 100.0))
+_NLI_LABELS = ("entailment", "neutral", "contradiction")
+_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".txt")
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """File names, relative to the data folder.
+
+    Where a folder has none of that name, train.*, dev.*, test.*, texts.*, triplets.* and nli.* are looked for.
+    """
+
+    train: str = "train.tsv"
+    """Scored pairs to train on."""
+    dev: tuple[str, ...] = ()
+    """Scored pairs to choose on; without any, every tenth training pair is set aside."""
+    test: tuple[str, ...] = ()
+    """Scored pairs that are scored once, at the end."""
+    texts: str = ""
+    """Plain texts for autoencoders; without any, the texts of the training pairs."""
+    texts_limit: int = 20_000
+    triplets: str = ""
+    """Columns anchor, positive, negative."""
+    nli: str = ""
+    """Columns label, premise, hypothesis."""
+    columns: tuple[str, ...] = PAIR_COLUMNS
+    scale: tuple[float, ...] = ()
+    """Lowest and highest possible score; by default found out from the training scores and said."""
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Everything in memory but the latents. Scores of the training pairs are still on their own scale."""
+
+    train: Pairs | None
+    dev: tuple[Pairs, ...]
+    test: tuple[Pairs, ...] = ()
+    texts: tuple[str, ...] = ()
+    triplets: tuple[tuple[str, ...], ...] = ()
+    nli: tuple[tuple[str, ...], ...] = ()
+    scale: tuple[float, float] = (0.0, 1.0)
+    notes: tuple[str, ...] = field(default=())
+    """What a user should know about the data: the scale that was found, overlaps, what was set aside."""
+
+    def all_texts(self) -> list[str]:
+        """Every different text."""
+        groups: list[Sequence[str]] = [self.texts]
+        groups += [pairs.texts() for pairs in (self.train, *self.dev, *self.test) if pairs]
+        groups += [row for row in self.triplets]
+        groups += [row[1:] for row in self.nli]
+        return list(dict.fromkeys(text for group in groups for text in group))
+
+    def seen(self) -> NDArray[np.uint64]:
+        """Hashes of every pair that training looks at."""
+        rows = [row[:2] for row in self.triplets] + [row[1:] for row in self.nli]
+        if self.train:
+            rows += list(zip(self.train.left, self.train.right, strict=True))
+        return np.unique(pair_hashes([row[0] for row in rows], [row[1] for row in rows]))
+
+    def fraction(self, scores: Sequence[float]) -> NDArray[np.float32]:
+        """Scores as parts of the scale."""
+        low, high = self.scale
+        return ((np.asarray(scores) - low) / (high - low)).astype(np.float32)
+
+
+def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> TrainingData:
+    """Read what a recipe `wants`: pairs, texts, triplets, nli. Dev pairs are always read, test pairs if named."""
+    train = _read_train(folder, files) if "pairs" in wants else None
+    dev = tuple(read_pairs(_find(folder, name, "dev"), files.columns) for name in files.dev)
+    notes: list[str] = []
+    if train and not dev:
+        train, dev = _set_aside(train)
+        notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
+    if not dev:
+        raise DataFileError("Give scored pairs to choose on: `dev` in the configuration, or --dev.")
+    test = tuple(read_pairs(_find(folder, name, "test"), files.columns) for name in files.test)
+    data = TrainingData(train, dev, test)
+    if "texts" in wants:
+        texts, note = _read_plain(folder, files, train)
+        data, notes = replace(data, texts=texts), notes + note
+    if "triplets" in wants:
+        rows = read_columns(_find(folder, files.triplets or "triplets.tsv", "triplets"), _TRIPLET)
+        data = replace(data, triplets=tuple(rows))
+    if "nli" in wants:
+        data = replace(data, nli=_read_nli(_find(folder, files.nli or "nli.tsv", "nli")))
+    return check_data(data, files.scale, tuple(notes))
+
+
+_TRIPLET = ("anchor", "positive", "negative")
+
+
+def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str, ...] = ()) -> TrainingData:
+    """Refuse what cannot be learned from; find the scale of the scores; count pairs that stand in two files."""
+    said = list(notes)
+    if data.train:
+        found, line = _check_scores(data.train, scale)
+        data = replace(data, scale=found)
+        said.append(line)
+    seen = data.seen()
+    for pairs in (*data.dev, *data.test):
+        if len(pairs) < 2 or len(set(pairs.scores)) < 2:
+            raise InputError(f"{pairs.name} needs at least 2 pairs with different scores: nothing can be ranked.")
+        if count := overlapping(pairs.left, pairs.right, seen):
+            said.append(f"{count} of {len(pairs)} pairs of {pairs.name} also stand in the training data")
+    return replace(data, notes=tuple(said))
+
+
+def _check_scores(train: Pairs, scale: Sequence[float]) -> tuple[tuple[float, float], str]:
+    scores = np.asarray(train.scores)
+    if len(scores) < 2:
+        raise InputError(
+            f"{train.name} has {len(scores)} pair; at least 2 are needed, some hundreds to learn anything."
+        )
+    if np.ptp(scores) == 0:
+        raise InputError(f"All scores of {train.name} are {scores[0]:g}: there is nothing to learn.")
+    if scale and (len(scale) != 2 or scale[0] >= scale[1]):
+        raise InputError(f"scale must be the lowest and the highest score, not {list(scale)}.")
+    low, high = scale or guess_scale(float(scores.min()), float(scores.max()))
+    outside = int(((scores < low) | (scores > high)).sum())
+    if outside:
+        raise InputError(
+            f"{outside} scores of {train.name} lie outside the scale {low:g} to {high:g} "
+            f"(they go from {scores.min():g} to {scores.max():g}); correct the scores or the scale."
+        )
+    return (low, high), f"scores of {train.name} are read on a scale of {low:g} to {high:g}"
+
+
+def guess_scale(low: float, high: float) -> tuple[float, float]:
+    """The smallest usual scale that holds them all, else their own range."""
+    fitting = [scale for scale in _SCALES if scale[0] <= low and high <= scale[1]]
+    return min(fitting, key=lambda scale: scale[1] - scale[0], default=(low, high))
+
+
+def _set_aside(train: Pairs) -> tuple[Pairs, tuple[Pairs, ...]]:
+    if len(train) < 20:
+        raise InputError(f"{train.name} has {len(train)} pairs, too few to set some aside; give dev pairs.")
+
+    def part(name: str, numbers: list[int]) -> Pairs:
+        return Pairs(
+            name,
+            [train.left[n] for n in numbers],
+            [train.right[n] for n in numbers],
+            [train.scores[n] for n in numbers],
+        )
+
+    numbers = range(len(train))
+    return part(train.name, [n for n in numbers if n % 10]), (part(f"{train.name}-dev", list(numbers[::10])),)
+
+
+def _read_train(folder: Path, files: DataFiles) -> Pairs:
+    return read_pairs(_find(folder, files.train, "train"), files.columns)
+
+
+def _read_plain(folder: Path, files: DataFiles, train: Pairs | None) -> tuple[tuple[str, ...], list[str]]:
+    try:
+        place = _find(folder, files.texts or "texts.tsv", "texts")
+    except DataFileError:
+        if train is None:
+            raise
+        return tuple(train.texts()), ["no plain texts were given: autoencoders learn from the training sentences"]
+    texts = []
+    for text in read_texts(place):
+        texts.append(text)
+        if len(texts) == files.texts_limit:
+            break
+    return tuple(dict.fromkeys(texts)), []
+
+
+def _read_nli(place: Path) -> tuple[tuple[str, ...], ...]:
+    rows = [row for row in read_columns(place, ("label", "premise", "hypothesis")) if row[0] in _NLI_LABELS]
+    if not rows:
+        raise DataFileError(f"{place} holds none of the labels {', '.join(_NLI_LABELS)}.")
+    return tuple(rows)
+
+
+def _find(folder: Path, name: str, role: str) -> Path:
+    """The file of that name in the folder (or the folder itself, if it is a file), else the one called by its role."""
+    if folder.is_file() and role == "train":
+        return folder
+    for path in (folder / name, *(folder / f"{role}{ending}" for ending in _ENDINGS)):
+        if path.is_file():
+            return path
+    raise DataFileError(f"{folder} has no file {name!r}, nor one called {role}.tsv, .csv or .jsonl.")

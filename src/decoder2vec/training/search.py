@@ -1,0 +1,77 @@
+"""Settings chosen by Optuna: each trial is one short training, judged on dev. Needs the extra "search"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.recipes.freeze import Freeze
+from decoder2vec.tables import from_table, to_table
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.freeze import FreezeTraining
+from decoder2vec.training.loop import Watch
+from decoder2vec.training.plan import Plan
+from decoder2vec.training.run import dev_mean
+
+
+def search_plan(
+    plan: Plan,
+    data: TrainingData,
+    backbone: Backbone,
+    trials: int,
+    *,
+    say: Callable[[str], object] = lambda _: None,
+    watch: Watch = lambda _: None,
+) -> Plan:
+    """The plan with the settings that did best on dev; the plan's own settings are the first trial."""
+    try:
+        import optuna
+    except ImportError:
+        raise MissingExtraError("optuna", "search") from None
+    if not plan.search:
+        raise InputError("The plan has no [search] table; write settings with [low, high] or a list of choices.")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    training = FreezeTraining(plan.freeze, replace(data, test=()), backbone)  # no trial ever sees a test file
+    tried: list[Freeze] = []
+
+    def objective(trial: Any) -> float:
+        chosen = {name: suggest(trial, name, span) for name, span in plan.search.items()} if trial.number else {}
+        recipe = with_settings(plan.freeze, chosen)
+        tried.append(recipe)
+        training.recipe = recipe
+        score = dev_mean(training.run(0, watch=watch), recipe.choose_by)
+        say(f"trial {trial.number}: dev {score:.2f}  {chosen or 'the plan as it is'}")
+        return score
+
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
+    study.optimize(objective, n_trials=trials)
+    return replace(plan, freeze=tried[study.best_trial.number])
+
+
+def suggest(trial: Any, name: str, span: Any) -> Any:
+    """A value within [low, high] (numbers, on a log scale if they are far apart), or one of several choices."""
+    if not isinstance(span, list) or not span:
+        raise InputError(f"[search] {name} must be a list: [low, high] or several choices.")
+    numbers = len(span) == 2 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in span)
+    if not numbers:
+        return span[trial.suggest_categorical(name, range(len(span)))]
+    low, high = span
+    wide = low > 0 and high / low > 10
+    if all(isinstance(value, int) for value in span):
+        return trial.suggest_int(name, low, high, log=wide)
+    return trial.suggest_float(name, low, high, log=wide)
+
+
+def with_settings(recipe: Freeze, settings: dict[str, Any]) -> Freeze:
+    """The recipe with some settings changed; `training.rate` names a setting of a part."""
+    table = to_table(recipe)
+    for path, value in settings.items():
+        *parents, name = path.split(".")
+        place = table
+        for parent in parents:
+            place = place[parent]
+        place[name] = value
+    return from_table(Freeze, table)
