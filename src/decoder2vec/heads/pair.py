@@ -100,7 +100,7 @@ class EachHead(PairHead):
 
     def contributions(self, cosines: Tensor) -> Tensor:
         """Each block's own score."""
-        return self(cosines)
+        return self.forward(cosines)
 
 
 PAIR_HEADS: dict[str, type[PairHead]] = {"sum": SumHead, "gated": GatedHead, "mlp": MLPHead, "each": EachHead}

@@ -113,10 +113,11 @@ class FreezeTraining:
         return result
 
     def _training_texts(self) -> list[str]:
-        """Texts to fit statistics on: never those of dev or test."""
+        """Texts to fit statistics on: not those of dev or test."""
         own = self.pairs.texts() if self.pairs else []
         others = [text for row in self.data.triplets for text in row] + [t for row in self.data.nli for t in row[1:]]
-        return list(dict.fromkeys(own + others + list(self.data.texts)))
+        found = list(dict.fromkeys(own + others + list(self.data.texts)))
+        return found or self.data.dev[0].texts()  # nothing is trained: the statistics only set a scale
 
     def _pretrain(self, net: CodeNet, seed: int, watch: Watch) -> dict[str, Any]:
         """Pre-train, or take over what the same pre-training gave before."""
@@ -169,7 +170,8 @@ class FreezeTraining:
     def _train(self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, watch: Watch) -> dict[str, Any]:
         assert self.pairs is not None
         task = siamese(net, table, self.data, self.pairs, self.recipe)
-        checkpoint = work / f"pairs-{seed}-{self._pretraining_key(net, seed)}.safetensors" if work else None
+        key = fingerprint(table.fingerprint, to_table(self.recipe), asdict(self.pairs), seed)
+        checkpoint = work / f"pairs-{key}.safetensors" if work else None
         return asdict(fit(net, task, seed, checkpoint=checkpoint, watch=watch))
 
     def _train_again(self, net: CodeNet, table: LatentTable, seed: int, watch: Watch) -> dict[str, Any]:
