@@ -1,13 +1,14 @@
-"""The description of an encoder from what a user chose, with defaults for the rest."""
+"""What a user hands to an encoder, put into shape: its choices with defaults for the rest, and its texts."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from decoder2vec.errors import unknown_name
+from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.template import Template
 
@@ -23,3 +24,10 @@ def spec_from(name: str, choices: dict[str, Any]) -> EncoderSpec:
         raise unknown_name("choice", unknown.pop(), EncoderSpec.__dataclass_fields__)
     readings = tuple(Reading(operator.index(number), *reading) for number in layers)
     return EncoderSpec(name, readings, template, prompts=prompts, **choices)
+
+
+def as_list(inputs: Any) -> list[str]:
+    """Texts as a list; what is no collection of texts is refused."""
+    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
+    return list(inputs)

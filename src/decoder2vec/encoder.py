@@ -18,7 +18,7 @@ from decoder2vec.activations.extract import Tally, check_texts
 from decoder2vec.activations.reader import Reader
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.source import resolve
-from decoder2vec.choices import spec_from
+from decoder2vec.choices import as_list, spec_from
 from decoder2vec.errors import BackboneError, InputError, unknown_name
 from decoder2vec.explanation import Explanation, explain_pair
 from decoder2vec.folder import AnyHead, is_encoder, read_encoder, write_encoder
@@ -28,7 +28,6 @@ from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.precision import PRECISIONS, quantise
 from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row, rows_of
 from decoder2vec.spec import EncoderSpec, fingerprint
-from decoder2vec.text.template import Template
 from decoder2vec.version import __version__
 
 log = logging.getLogger(__name__)
@@ -113,7 +112,7 @@ class Encoder:
             raise unknown_name("precision", precision, PRECISIONS)
         if device is not None:
             self.to(device)
-        texts = [inputs] if isinstance(inputs, str) else _as_list(inputs)
+        texts = [inputs] if isinstance(inputs, str) else as_list(inputs)
         vectors = self._vectors(texts, self._prompt(prompt_name, prompt), batch_size, show_progress_bar)
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
@@ -150,10 +149,12 @@ class Encoder:
 
         Equal texts score exactly 1 (except under the paper's own "mlp" head). Two strings give one number.
         """
-        calibrate = self.head.calibration if isinstance(self.head, LayerwiseHead) else Calibration()
+        one = isinstance(texts1, str)
+        if one != isinstance(texts2, str) or (not one and len(texts1) != len(texts2)):
+            raise InputError("score() takes two texts, or two lists of as many texts.")
         raw = self.similarity_pairwise(self.encode(texts1, **kwargs), self.encode(texts2, **kwargs))
-        scores = calibrate(raw).numpy()
-        return float(scores[0]) if isinstance(texts1, str) else scores
+        scores = (self.head.calibration if isinstance(self.head, LayerwiseHead) else Calibration())(raw).numpy()
+        return float(scores[0]) if one else scores
 
     def explain(self, text1: str, text2: str) -> Explanation:
         """Which layers say that two texts are similar: cosine and contribution of each reading of a trained encoder."""
@@ -258,7 +259,7 @@ class Encoder:
         return self.backbone.device
 
     def __repr__(self) -> str:
-        readings = " + ".join(map(str, self.spec.readings))
+        readings = " + ".join(map(str, self.spec.readings[:3])) + (" + ..." if len(self.spec.readings) > 3 else "")
         head = f", {self.head.kind}" if self.head else ""
         return f"Encoder({self.backbone.name}: {readings}, {self.spec.template!r}, {self.spec.attention}{head})"
 
@@ -267,23 +268,17 @@ class Encoder:
             return np.empty((0, self.dim), np.float32)
         reader = self._reader(prompt, batch_size)
         shown = log.getEffectiveLevel() <= logging.INFO if show is None else show
+        vectors = np.empty((len(texts), self.dim), np.float32)
         with tqdm(total=len(texts) * reader.passes, desc="Texts", disable=not shown) as bar:
-            latents = reader(texts, bar.update)
+            for begin in range(0, len(texts), reader.at_once):
+                part = slice(begin, begin + reader.at_once)
+                latents = reader(texts[part], bar.update).reshape(len(texts[part]), -1)
+                vectors[part] = self.head(latents) if self.head else latents
         self.tally += reader.tally
-        vectors = latents.reshape(len(texts), -1)
-        return self.head(vectors) if self.head else vectors
+        return vectors
 
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:
-        spec, budget = self.spec, batch_size and batch_size * _TOKENS_PER_TEXT
-        return Reader(
-            self.backbone,
-            spec.readings,
-            Template(spec.template),
-            spec.max_length,
-            spec.on_overflow,
-            budget,
-            prompt or "",
-        )
+        return Reader.of(self.backbone, self.spec, batch_size and batch_size * _TOKENS_PER_TEXT, prompt or "")
 
     def _pair_head(self) -> LayerwiseHead | None:
         return self.head if isinstance(self.head, LayerwiseHead) and self.head.pairwise else None
@@ -299,9 +294,3 @@ class Encoder:
         chosen = kwargs.get("prompt") is not None or kwargs.get("prompt_name") is not None
         known = next((name for name in names if name in self.prompts), None)
         return dict(kwargs) if chosen or known is None else {**kwargs, "prompt_name": known}
-
-
-def _as_list(inputs: Any) -> list[str]:
-    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
-        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
-    return list(inputs)

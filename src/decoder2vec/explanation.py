@@ -24,8 +24,8 @@ class Explanation:
     readings: tuple[Reading, ...]
     cosines: tuple[float, ...]
     contributions: tuple[float, ...]
-    """Under the head "sum" they add up to the similarity, under "gated" to the similarity - 1; else: what the
-    similarity would lose if the layer only repeated the others."""
+    """Under the head "sum" they add up to the similarity, under "gated" to the similarity - 1; under "each" they are
+    the layers' own scores; under "mlp": what the similarity would lose if the layer only repeated the others."""
 
 
 def explain_pair(head: Any, readings: Sequence[Reading], vectors: Any) -> Explanation:

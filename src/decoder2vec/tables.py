@@ -45,6 +45,8 @@ def override(table: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
         place = table
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise InputError(f"{assignment!r}: {parent} is {place!r} here, not a table with settings.")
         place[name] = value
     return table
 

@@ -81,3 +81,21 @@ def test_scores_of_16_bit_embeddings_are_float32(rows, name):
 
 def test_a_zero_vector_is_similar_to_nothing():
     assert all_pairs("cosine", np.zeros((1, 3)), np.ones((1, 3))).item() == 0.0
+
+
+@pytest.mark.parametrize("width", [3, 64, 1000])
+def test_equal_vectors_have_a_cosine_of_exactly_one(width):
+    rows = np.random.default_rng(2).normal(size=(50, width)).astype(np.float32)
+    assert (row_by_row("cosine", rows, rows.copy()) == 1).all()
+    assert (all_pairs("cosine", rows, rows.copy()).diagonal() == 1).all()
+
+
+def test_cosines_are_those_of_float64_where_one_dimension_is_huge():
+    rng = np.random.default_rng(3)
+    a, b = rng.normal(size=(2, 40, 256)).astype(np.float32)
+    a[:, 7] += 3000
+    b[:, 7] += 3000
+    x, y = a.astype(np.float64), b.astype(np.float64)
+    expected = (x * y).sum(axis=1) / np.linalg.norm(x, axis=1) / np.linalg.norm(y, axis=1)
+    np.testing.assert_array_equal(row_by_row("cosine", a, b), expected.astype(np.float32))
+    np.testing.assert_array_equal(all_pairs("cosine", a, b).diagonal(), expected.astype(np.float32))

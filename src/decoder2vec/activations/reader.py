@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from decoder2vec.activations.extract import Extractor, Progress, Tally
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import InputError
-from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
+from decoder2vec.spec import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.text.template import SLOT, Template
+
+_LATENT_BYTES = 1 << 30
 
 
 class Reader:
@@ -28,18 +30,30 @@ class Reader:
         budget: int | None = None,
         prefix: str = "",
     ) -> None:
+        if not readings:
+            raise InputError("Nothing to read: give at least one layer and pooling.")
         self.backbone = backbone
         self.readings = tuple(readings)
         if SLOT in prefix and any(reading.template for reading in readings):
             raise InputError(f"This encoder reads several prompts; a prompt with {SLOT} cannot replace them all.")
         places: dict[Template, list[int]] = {}
         for number, reading in enumerate(readings):
-            own = Template(reading.template or template.string).with_prefix(prefix)
+            own = Template.of(reading.template or template.string).with_prefix(prefix)
             places.setdefault(own, []).append(number)
         self.parts = [
             (where, Extractor(backbone, [_bare(readings[n]) for n in where], own, max_length, on_overflow, budget))
             for own, where in places.items()
         ]
+
+    @classmethod
+    def of(cls, backbone: Backbone, spec: EncoderSpec, budget: int | None, prefix: str) -> Reader:
+        """What an encoder's description asks for, behind an instruction."""
+        return cls(backbone, spec.readings, Template(spec.template), spec.max_length, spec.on_overflow, budget, prefix)
+
+    @property
+    def at_once(self) -> int:
+        """How many texts' latents fit into a modest part of memory."""
+        return max(1024, _LATENT_BYTES // (4 * len(self.readings) * self.backbone.dim))
 
     @property
     def passes(self) -> int:

@@ -119,7 +119,8 @@ class Store:
             note = json.loads((self.folder / "space.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return
-        if space_name(note) != self.folder.name:
+        if not isinstance(note, dict) or space_name(note) != self.folder.name:
+            note = note if isinstance(note, dict) else {}
             raise StoreError(
                 f"{self.folder} holds latents of another model, template or reading "
                 f"({note.get('backbone')}, {note.get('template')!r}); remove that folder."
@@ -249,6 +250,7 @@ def spaces(*, verify: bool = False, root: Path | None = None) -> Iterator[SpaceR
             space = json.loads((folder / "space.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             space = {}
+        space = space if isinstance(space, dict) else {}
         segments = list(folder.glob("seg-*.safetensors"))
         damaged = tuple(file.name for file in segments if verify and not _is_sound(file))
         if verify:

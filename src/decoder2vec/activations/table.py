@@ -79,11 +79,7 @@ class LatentTable:
         total = torch.zeros(self.shape[0], 1, self.shape[2], dtype=torch.float64)
         squares = torch.zeros_like(total)
         for begin in range(0, len(rows), _CHUNK):
-            x = self.batch(rows[begin : begin + _CHUNK])
-            if not torch.isfinite(x).all():
-                bad = int(torch.nonzero(~torch.isfinite(x).all(dim=(0, 2)))[0])
-                text = self.texts[int(rows[begin + bad])]
-                raise InputError(f"The latents of {text[:60]!r} are not finite; run `d2v doctor` on the model.")
+            x = self._finite(rows[begin : begin + _CHUNK])
             if begin == 0:  # sums of squares are taken around a first guess, since a few dimensions are huge
                 origin = x.mean(dim=1, keepdim=True)
             x = x - origin
@@ -92,6 +88,19 @@ class LatentTable:
         mean = total / len(rows)
         deviation = (squares / len(rows) - mean.pow(2)).clamp_min(0).sqrt()
         return (mean + origin.cpu()).float(), deviation.float()
+
+    def check(self, rows: Rows) -> None:
+        """Refuse latents that are not finite."""
+        for begin in range(0, len(rows), _CHUNK):
+            self._finite(rows[begin : begin + _CHUNK])
+
+    def _finite(self, rows: Rows) -> Tensor:
+        x = self.batch(rows)
+        if not torch.isfinite(x).all():
+            bad = int(torch.nonzero(~torch.isfinite(x).all(dim=2).all(dim=0))[0])
+            text = self.texts[int(rows[bad])]
+            raise InputError(f"The latents of {text[:60]!r} are not finite; run `d2v doctor` on the model.")
+        return x
 
     def _read(self, rows: Rows) -> Tensor:
         out = np.empty((self.shape[0], len(rows), self.shape[2]), np.float32)

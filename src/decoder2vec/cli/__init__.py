@@ -13,6 +13,7 @@ from decoder2vec.cli.doctor import doctor
 from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
 from decoder2vec.cli.pull import pull
+from decoder2vec.cli.report import report
 from decoder2vec.cli.similarity import similarity
 from decoder2vec.cli.sweep import sweep
 from decoder2vec.cli.train import train
@@ -25,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (pull, doctor, sweep, train, similarity, embed, demo):
+for verb in (pull, doctor, sweep, train, report, similarity, embed, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")

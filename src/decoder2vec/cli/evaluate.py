@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,9 @@ from decoder2vec.cli.options import (
     split_names,
 )
 from decoder2vec.cli.show import say, table
+
+if TYPE_CHECKING:
+    from decoder2vec.text.files import Pairs
 
 
 def evaluate(
@@ -46,6 +49,7 @@ def evaluate(
     for file, pairs in zip(data, files, strict=True):
         if pairs.skipped:
             say(f"{pairs.skipped} lines of {file} were left out")
+    _warn_of_overlap(Path(encoder), files)
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
     results = [evaluate_sts(model, pairs, show_progress_bar=sys.stderr.isatty()) for pairs in files]
     mean = sum(result["spearman"] for result in results) / len(results)
@@ -66,6 +70,23 @@ def evaluate(
         }
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _warn_of_overlap(folder: Path, files: list[Pairs]) -> None:
+    """Say how many pairs of each file the encoder was trained on."""
+    from decoder2vec.text.overlap import SEEN_FILE, overlapping
+
+    if not (folder / SEEN_FILE).is_file():
+        return
+    import numpy as np
+
+    seen = np.load(folder / SEEN_FILE, allow_pickle=False)
+    for pairs in files:
+        if count := overlapping(pairs.left, pairs.right, seen):
+            say(
+                f"warning: this encoder was trained on {count} of the {len(pairs)} pairs of {pairs.name}; "
+                "its score there does not say how it does on new texts"
+            )
 
 
 def _row(result: dict[str, Any]) -> tuple[str, ...]:

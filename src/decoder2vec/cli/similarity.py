@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +16,11 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
+from decoder2vec.cli.show import say, table
+from decoder2vec.errors import InputError
+
+if TYPE_CHECKING:
+    from decoder2vec.explanation import Explanation
 
 
 def similarity(
@@ -26,8 +32,30 @@ def similarity(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also print what each layer of it says.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw the explanation into this file (.png).")] = None,
 ) -> None:
     """Print the similarity of two texts."""
+    if plot and plot.suffix.lower() != ".png":
+        raise InputError(f"{plot} must end in .png: that is what is drawn.")
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    if explain or plot:
+        _explain(model.explain(a, b), (a, b), plot)
+        return
     vectors = model.encode([a, b])
     typer.echo(f"{float(model.similarity(vectors[:1], vectors[1:])):.4f}")
+
+
+def _explain(found: Explanation, texts: tuple[str, str], plot: Path | None) -> None:
+    rows = [
+        (str(reading), f"{cosine:.4f}", f"{contribution:+.4f}")
+        for reading, cosine, contribution in zip(found.readings, found.cosines, found.contributions, strict=True)
+    ]
+    typer.echo(f"{found.similarity:.4f}")
+    table(("reading", "cosine", "contribution"), rows)
+    typer.echo(f"score between 0 and 1: {found.score:.4f}")
+    if plot:
+        from decoder2vec.analysis.explanation_plot import draw_explanation
+
+        draw_explanation(found, plot, texts)
+        say(f"wrote {plot}")

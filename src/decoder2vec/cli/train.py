@@ -38,10 +38,9 @@ def train(
     from decoder2vec.training.plan import read_plan
     from decoder2vec.training.run import train as run
 
-    files = {"train": train_file, "dev": dev, "test": test}
-    given: dict[str, Any] = {key: value for key, value in files.items() if value}
-    if columns != "sentence1,sentence2,score":
-        given["columns"] = split_names(columns)
+    if data.is_file():
+        train_file, data = str(data), data.parent
+    given = {"columns": split_names(columns), **_given_files(data, train_file, dev or [], test or [])}
     chosen = read_plan(plan, setting or [], given)
     pairs = load_data(data, chosen.data, wants=chosen.wants())
     for note in pairs.notes:
@@ -49,22 +48,12 @@ def train(
     numbers = _seeds(seeds)
     model = Backbone.load(backbone, device=device, say=say)
     with bars() as progress:
-        reading = progress.add_task("reading latents", total=None)
         watch = _Watch(progress)
         if search:
             from decoder2vec.training.search import search_plan
 
-            chosen = search_plan(chosen, pairs, model, search, say=say)
-        outcome = run(
-            chosen,
-            pairs,
-            model,
-            out,
-            seeds=numbers,
-            command=_command(),
-            progress=lambda count: progress.advance(reading, count),
-            watch=watch,
-        )
+            chosen = search_plan(chosen, pairs, model, search, say=say, watch=watch)
+        outcome = run(chosen, pairs, model, out, seeds=numbers, command=_command(), progress=watch.read, watch=watch)
     if results:
         results.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
@@ -76,7 +65,12 @@ class _Watch:
 
     def __init__(self, progress: Any) -> None:
         self.progress = progress
+        self.reading = progress.add_task("reading latents", total=None)
         self.stage, self.step, self.task = "", 0, None
+
+    def read(self, count: int) -> None:
+        """So many more texts are in the store."""
+        self.progress.advance(self.reading, count)
 
     def __call__(self, note: Note) -> None:
         if note.stage != self.stage or note.step < self.step:
@@ -106,6 +100,24 @@ def _print(outcome: Outcome, out: Path) -> None:
 
 def _cell(mean: dict[str, float], spread: dict[str, float], metric: str) -> str:
     return f"{mean[metric]:.2f} ± {spread[metric]:.2f}" if metric in mean else ""
+
+
+def _given_files(folder: Path, train: str | None, dev: list[str], test: list[str]) -> dict[str, Any]:
+    """Files named on the command line: paths from here, which must exist; told as paths from the data folder."""
+    import os
+
+    from decoder2vec.errors import DataFileError
+
+    for name in filter(None, [train, *dev, *test]):
+        if not Path(name).is_file():
+            raise DataFileError(f"There is no file {name}.")
+    given: dict[str, Any] = {}
+    if train:
+        given["train"] = os.path.relpath(train, folder)
+    for role, names in (("dev", dev), ("test", test)):
+        if names:
+            given[role] = [os.path.relpath(name, folder) for name in names]
+    return given
 
 
 def _seeds(text: str) -> list[int]:

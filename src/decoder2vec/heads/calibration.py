@@ -13,8 +13,8 @@ from torch import Tensor
 Floats = NDArray[np.float64]
 
 _KNOTS = 16
-_LEAST_SLOPE = 1e-3
-"""Flat steps would tie scores that differ, so every step rises a little."""
+_RISE = 1e-3
+"""Flat steps would tie scores that differ, so this much of the way from 0 to 1 is spread over all raw scores."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Calibration:
         if top is not None:
             raw = np.minimum(raw, top - 1e-6)
         means = np.array([target[part].mean() for part in bins])
-        risen = np.clip(np.asarray(isotonic_regression(means).x), 0.0, 1.0)
+        risen = np.clip(np.asarray(isotonic_regression(means).x), 0.0, 1.0 if top is not None else 1 - _RISE)
         kept = np.concatenate([[True], np.diff(raw) > 1e-9])
         raw, risen = raw[kept], risen[kept]
         if top is not None:
@@ -44,13 +44,14 @@ class Calibration:
         return cls(tuple(map(float, raw)), tuple(map(float, risen)))
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """Scores between 0 and 1, in the order of the raw ones."""
+        """Scores between 0 and 1 in the order of the raw ones; in float64, since steps can be nearly flat."""
         values = scores.double().cpu().numpy()
         if not self.raw:
-            return torch.from_numpy(np.clip(values, 0.0, 1.0)).float()
-        tilt = _LEAST_SLOPE * (values - self.raw[-1])  # below the last knot a little is taken off, in order
-        line = np.interp(values, self.raw, self.score) + np.where(values < self.raw[-1], tilt, 0.0)
-        return torch.from_numpy(np.clip(line, 0.0, 1.0)).float()
+            return torch.as_tensor(np.clip(values, 0.0, 1.0))
+        below, above = np.minimum(values - self.raw[-1], 0.0), np.maximum(values - self.raw[-1], 0.0)
+        line = (1 - _RISE) * np.interp(values, self.raw, self.score) + _RISE / (1 - below)
+        line = 1 - (1 - line) / (1 + _RISE * above)  # beyond the last knot on towards 1, and from 1 no further
+        return torch.as_tensor(np.clip(line, 0.0, 1.0))
 
     def to_tensor(self) -> Tensor:
         """The knots as [2, knots]."""

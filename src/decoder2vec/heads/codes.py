@@ -54,6 +54,8 @@ class CodeSpec:
             raise unknown_name("mixing", self.mixing, MIXINGS)
         if self.head not in PAIR_HEADS:
             raise unknown_name("head", self.head, PAIR_HEADS)
+        if self.mixing != "none" and self.mixed_width < 1:
+            raise InputError(f"mixing = {self.mixing!r} needs a mixed_width of 1 or more, not {self.mixed_width}.")
         if self.mixing.startswith("attention") and len(set(self.widths)) > 1:
             raise InputError("Attention over layers needs codes of one width; give a single width.")
 
@@ -238,7 +240,7 @@ class _Unified(nn.Module):
     def __init__(self, spec: CodeSpec) -> None:
         super().__init__()
         self.up = nn.ModuleList(
-            LayerwiseLinear(len(group), spec.widths[group[0]], spec.mixed_width) for group in spec.groups
+            LayerwiseLinear(len(group), spec.widths[group[0]] or spec.dim, spec.mixed_width) for group in spec.groups
         )
 
     def forward(self, codes: list[Tensor]) -> Tensor:

@@ -44,6 +44,8 @@ class LayerwiseHead:
     def __call__(self, vectors: Vectors) -> Vectors:
         """[text, readings * dim] latents to [text, dim] vectors, some rows at a time."""
         spec, device = self.net.spec, self.net.shift.device
+        if vectors.shape[1] != (wanted := len(spec.widths) * spec.dim):
+            raise InputError(f"This head reads rows of {wanted} numbers, not {vectors.shape[1]}: {spec.dim} a reading.")
         result = np.empty((len(vectors), self.dim), np.float32)
         for begin in range(0, len(vectors), _ROWS):
             rows = torch.from_numpy(vectors[begin : begin + _ROWS]).to(device)
@@ -89,12 +91,16 @@ class LayerwiseHead:
 
     def shortened(self, vectors: Vectors, dim: int) -> LayerwiseHead:
         """The same head with vectors of `dim` dimensions: those that keep most of the dot products of these."""
+        if self.cut is not None or vectors.shape[1] != self.net.spec.size:
+            raise InputError(f"Only whole vectors of {self.net.spec.size} dimensions can be cut.")
         if not 1 <= dim < self.net.spec.size or len(vectors) < dim:
             raise InputError(
                 f"Vectors of {self.net.spec.size} dimensions can be cut to fewer, fitted on at least as many texts; "
                 f"{dim} dimensions from {len(vectors)} texts is not possible."
             )
-        _, _, axes = torch.svd_lowrank(torch.from_numpy(vectors), q=min(dim + 32, *vectors.shape), niter=4)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # it starts from random directions
+            _, _, axes = torch.svd_lowrank(torch.from_numpy(vectors), q=min(dim + 32, *vectors.shape), niter=4)
         return LayerwiseHead(self.net, self.calibration, axes[:, :dim].contiguous().to(self.net.shift.device))
 
     def to(self, device: str | torch.device) -> LayerwiseHead:

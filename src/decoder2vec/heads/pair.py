@@ -10,7 +10,7 @@ _HIDDEN = 64
 
 
 class PairHead(nn.Module):
-    """[pair, block] cosines -> [pair] scores."""
+    """[pair, block] cosines -> [pair] scores; what stands before the block may have any shape."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class SumHead(PairHead):
 
     def forward(self, cosines: Tensor) -> Tensor:
         """The weighted sum, written so that ones give exactly one."""
-        return 1 - ((1 - cosines) * self.weights()).sum(dim=1)
+        return 1 - ((1 - cosines) * self.weights()).sum(dim=-1)
 
     def contributions(self, cosines: Tensor) -> Tensor:
         """[pair, block] terms of the sum."""
@@ -65,7 +65,7 @@ class GatedHead(PairHead):
 
     def forward(self, cosines: Tensor) -> Tensor:
         """1 - what is lacking."""
-        return 1 + self.contributions(cosines).sum(dim=1)
+        return 1 + self.contributions(cosines).sum(dim=-1)
 
     def contributions(self, cosines: Tensor) -> Tensor:
         """[pair, block] what each block takes away from 1."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.heads.codes import CodeSpec
+from decoder2vec.heads.codes import MIXINGS, CodeSpec
+from decoder2vec.heads.pair import PAIR_HEADS
 from decoder2vec.maths.layerwise import spread
 from decoder2vec.maths.losses import LOSSES
 from decoder2vec.spec import Reading
@@ -21,6 +22,7 @@ from decoder2vec.text.template import Template
 PRETRAININGS = ("none", "autoencoder", "snli", "contrastive")
 CHANGES = ("identical", "punctuation", "case", "words")
 METRICS = ("pearson", "spearman")
+_LARGEST_FRACTION = 8.0
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,8 @@ class Freeze:
 
     def __post_init__(self) -> None:
         for kind, name, known in (
+            ("head", self.head, PAIR_HEADS),
+            ("mixing", self.mixing, MIXINGS),
             ("pretraining", self.pretrain, PRETRAININGS),
             ("loss", self.loss, ("none", *LOSSES)),
             ("metric", self.choose_by, METRICS),
@@ -112,19 +116,23 @@ class Freeze:
             raise InputError("Attention over layers is trained from the start; set pretrain to none or contrastive.")
         if self.keep and (self.head != "sum" or self.mixing != "none"):
             raise InputError("Readings are selected by the weights of the head 'sum' without mixing.")
+        if self.head == "each" and self.mixing != "none":
+            raise InputError("The head 'each' chooses one layer, which mixed layers no longer are; set mixing to none.")
+        if not self.widths:
+            raise InputError("widths is empty; give a width for the codes, or 0 for none.")
         if self.dim and self.head != "sum":
             raise InputError("Only the vectors of the head 'sum' can be cut: other heads read their blocks.")
 
     def readings(self, backbone: Backbone) -> tuple[Reading, ...]:
         """Everything that is read from a model, in order."""
-        found = [reading for source in self.latents for reading in source.readings(backbone.n_layers)]
+        found = tuple(reading for part in self._parts(backbone.n_layers) for reading in part)
         if not found:
             raise InputError("The recipe reads nothing; give at least one [[freeze.latents]] with layers.")
-        return tuple(dict.fromkeys(found))
+        return found
 
     def codes(self, backbone: Backbone) -> CodeSpec:
         """The network for a model."""
-        return self.codes_of([len(source.readings(backbone.n_layers)) for source in self.latents], backbone.dim)
+        return self.codes_of([len(part) for part in self._parts(backbone.n_layers)], backbone.dim)
 
     def codes_of(self, counts: list[int], dim: int) -> CodeSpec:
         """The network for latents of that width, with so many layers in each source."""
@@ -142,6 +150,14 @@ class Freeze:
             dropout=self.dropout,
             noise=self.noise,
         )
+
+    def _parts(self, depth: int) -> list[list[Reading]]:
+        """The readings of each source; what an earlier one reads already is not read again."""
+        parts: list[list[Reading]] = []
+        for source in self.latents:
+            before = {reading for part in parts for reading in part}
+            parts.append([reading for reading in dict.fromkeys(source.readings(depth)) if reading not in before])
+        return parts
 
 
 def layer_numbers(layers: str | tuple[int, ...], depth: int) -> list[int]:
@@ -169,4 +185,6 @@ def _range(layers: str, depth: int) -> list[int]:
 
 
 def _absolute(width: int | float, dim: int) -> int:
-    return max(1, round(width * dim)) if isinstance(width, float) else width
+    if width < 0 or (isinstance(width, float) and width > _LARGEST_FRACTION):
+        raise InputError(f"A width is a whole number or a fraction of the model's width such as 0.5, not {width}.")
+    return max(1, round(width * dim)) if isinstance(width, float) and width else int(width)

@@ -84,14 +84,14 @@ class TrainingData:
 def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> TrainingData:
     """Read what a recipe `wants`: pairs, texts, triplets, nli. Dev pairs are always read, test pairs if named."""
     train = _read_train(folder, files) if "pairs" in wants else None
-    dev = tuple(read_pairs(_find(folder, name, "dev"), files.columns) for name in files.dev)
     notes: list[str] = []
+    dev = tuple(read_pairs(place, files.columns) for place in _present(folder, files.dev, "dev", notes))
     if train and not dev:
         train, dev = _set_aside(train)
         notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
     if not dev:
         raise DataFileError("Give scored pairs to choose on: `dev` in the configuration, or --dev.")
-    test = tuple(read_pairs(_find(folder, name, "test"), files.columns) for name in files.test)
+    test = tuple(read_pairs(place, files.columns) for place in _present(folder, files.test, "test", notes))
     data = TrainingData(train, dev, test)
     if "texts" in wants:
         texts, note = _read_plain(folder, files, train)
@@ -191,10 +191,22 @@ def _read_nli(place: Path) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
+def _present(folder: Path, names: Sequence[str], role: str, notes: list[str]) -> list[Path]:
+    """Those files that the folder has: a plan made for other data names files that a user's own folder lacks."""
+    found: list[Path] = []
+    for name in names:
+        try:
+            place = _find(folder, name, role)
+        except DataFileError:
+            notes.append(f"there is no {role} file {name} in {folder}; it is left out")
+            continue
+        if place not in found:
+            found.append(place)
+    return found
+
+
 def _find(folder: Path, name: str, role: str) -> Path:
-    """The file of that name in the folder (or the folder itself, if it is a file), else the one called by its role."""
-    if folder.is_file() and role == "train":
-        return folder
+    """The file of that name in the folder, else the one called by its role."""
     for path in (folder / name, *(folder / f"{role}{ending}" for ending in _ENDINGS)):
         if path.is_file():
             return path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,8 @@ class FreezeTraining:
         self.table = LatentTable(self.reader, texts, progress)
         self.fitted_on = self.table.rows(self._training_texts()[:_FITTED_ON])
         self.moments = self.table.moments(self.fitted_on)
+        for pairs in (*data.dev, *data.test):
+            self.table.check(self.table.rows(pairs.texts()))
 
     def run(self, seed: int, *, work: Path | None = None, watch: Watch = lambda _: None) -> SeedResult:
         """Train one seed; `work` is the folder for checkpoints."""
@@ -121,9 +123,11 @@ class FreezeTraining:
 
     def _pretrain(self, net: CodeNet, seed: int, watch: Watch) -> dict[str, Any]:
         """Pre-train, or take over what the same pre-training gave before."""
-        file = cache_root() / "pretrained" / f"{self._pretraining_key(net, seed)}.safetensors"
+        key = self._pretraining_key(net, seed)
+        file = cache_root() / "pretrained" / f"{key}.safetensors"
         if (note := load_state(net, file)) is not None:
             return {**note, "reused": True}
+        torch.manual_seed(int(key[:15], 16))  # what is kept depends on nothing that is not in its key
         module, task = self._pretraining_task(net)
         module.to(self.backbone.device)
         started = time.perf_counter()
@@ -170,7 +174,8 @@ class FreezeTraining:
     def _train(self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, watch: Watch) -> dict[str, Any]:
         assert self.pairs is not None
         task = siamese(net, table, self.data, self.pairs, self.recipe)
-        key = fingerprint(table.fingerprint, to_table(self.recipe), asdict(self.pairs), seed)
+        data = asdict(replace(self.data, test=(), notes=()))
+        key = fingerprint(table.fingerprint, to_table(self.recipe), asdict(self.pairs), data, seed)
         checkpoint = work / f"pairs-{key}.safetensors" if work else None
         return asdict(fit(net, task, seed, checkpoint=checkpoint, watch=watch))
 

@@ -85,8 +85,11 @@ def fit(
 ) -> History:
     """Train the module's parameters; it ends in the state that scored best."""
     schedule = task.schedule
+    if task.count < 1 or schedule.batch < 1:
+        raise InputError(f"The stage {task.stage} has {task.count} examples in batches of {schedule.batch}: give more.")
     optimizer = torch.optim.AdamW(module.parameters(), lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True)
     run = _Run(module, optimizer, checkpoint)
+    module.eval()
     history = run.resume() or History(start=task.score())
     if not history.scores:
         run.keep_best()
@@ -192,8 +195,9 @@ class _Run:
             with safe_open(self.file, framework="pt") as handle:
                 note = handle.metadata()
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+            history = History(**json.loads(note["history"]), start=float(note["start"]))
             self.module.load_state_dict(_part(tensors, "now."))
-        except (SafetensorError, OSError, RuntimeError, KeyError):
+        except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError):
             return None
         device = next(self.module.parameters()).device
         self.best = {name: tensor.to(device) for name, tensor in _part(tensors, "best.").items()}
@@ -202,7 +206,7 @@ class _Run:
             number, key = name.split(".", 1)
             state.setdefault(int(number), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
-        return History(**json.loads(note["history"]), start=float(note["start"]))
+        return history
 
 
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

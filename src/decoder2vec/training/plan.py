@@ -58,7 +58,9 @@ def read_plan(file: Path | None, settings: Sequence[str] = (), data: dict[str, A
         raise unknown_name("recipe", recipe, RECIPES)
     named = [one if one.partition("=")[0].split(".")[0] in (recipe, "data") else f"{recipe}.{one}" for one in settings]
     override(table, named)
-    table.setdefault("data", {}).update(data or {})
+    if not isinstance(table.setdefault("data", {}), dict):
+        raise InputError(f"data must be a table, not {table['data']!r}.")
+    table["data"].update(data or {})
     table.setdefault("name", file.stem if file else recipe)
     search = table.pop("search", {})
     plan = from_table(Plan, table)

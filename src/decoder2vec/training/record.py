@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.maths.metrics import pearson, spearman
 from decoder2vec.text.files import Pairs
-from decoder2vec.training.data import TrainingData
+from decoder2vec.training.data import TrainingData, guess_scale
 from decoder2vec.training.examples import EXAMPLES
 from decoder2vec.training.freeze import FreezeTraining, SeedResult, calibrated
 from decoder2vec.training.stages import ScoredRows, correlation, predict
@@ -104,7 +104,8 @@ def parameter_share(best: SeedResult, backbone: Backbone) -> dict[str, Any]:
 def residuals(best: SeedResult, pairs: Pairs, data: TrainingData) -> dict[str, Any]:
     """Errors of the calibrated score, and the pairs with the largest ones."""
     predicted = calibrated(best, list(zip(pairs.left, pairs.right, strict=True)))
-    low, high = data.scale if data.train else (min(pairs.scores), max(pairs.scores))
+    known = data.dev[0].scores  # where nothing was trained on scores, the score was calibrated on dev
+    low, high = data.scale if data.train else guess_scale(min(known), max(known))
     truth = (np.asarray(pairs.scores) - low) / (high - low)
     errors = predicted - truth
     order: Sequence[int] = np.argsort(-np.abs(errors))[:_WORST].tolist()

@@ -33,7 +33,13 @@ def search_plan(
         raise MissingExtraError("optuna", "search") from None
     if not plan.search:
         raise InputError("The plan has no [search] table; write settings with [low, high] or a list of choices.")
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if trials < 1:
+        raise InputError(f"A search needs 1 trial or more, not {trials}.")
+    for name, span in plan.search.items():
+        _check(plan.freeze, name, span)
+    if any(name.split(".")[0] == "latents" for name in plan.search):
+        raise InputError("The latents cannot be searched: they are read once, before the first trial.")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial is raised anyhow; its traceback is no news
     training = FreezeTraining(plan.freeze, replace(data, test=()), backbone)  # no trial ever sees a test file
     tried: list[Freeze] = []
 
@@ -53,16 +59,27 @@ def search_plan(
 
 def suggest(trial: Any, name: str, span: Any) -> Any:
     """A value within [low, high] (numbers, on a log scale if they are far apart), or one of several choices."""
-    if not isinstance(span, list) or not span:
-        raise InputError(f"[search] {name} must be a list: [low, high] or several choices.")
-    numbers = len(span) == 2 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in span)
-    if not numbers:
+    if not _is_range(span):
         return span[trial.suggest_categorical(name, range(len(span)))]
     low, high = span
     wide = low > 0 and high / low > 10
     if all(isinstance(value, int) for value in span):
         return trial.suggest_int(name, low, high, log=wide)
     return trial.suggest_float(name, low, high, log=wide)
+
+
+def _check(recipe: Freeze, name: str, span: Any) -> None:
+    if not isinstance(span, list) or not span or (_is_range(span) and span[0] > span[1]):
+        raise InputError(f"[search] {name} must be a list: [low, high] or several choices.")
+    if name.split(".")[0] in ("latents", "changes"):
+        raise InputError(
+            f"[search] {name} cannot be searched: latents and pairs are read once, before the first trial."
+        )
+    with_settings(recipe, {name: span[0]})
+
+
+def _is_range(span: list[Any]) -> bool:
+    return len(span) == 2 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in span)
 
 
 def with_settings(recipe: Freeze, settings: dict[str, Any]) -> Freeze:
@@ -72,6 +89,8 @@ def with_settings(recipe: Freeze, settings: dict[str, Any]) -> Freeze:
         *parents, name = path.split(".")
         place = table
         for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                raise InputError(f"[search] {path} names no setting: {parent!r} has no parts.")
             place = place[parent]
         place[name] = value
     return from_table(Freeze, table)

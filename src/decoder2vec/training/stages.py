@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder2vec.activations.table import LatentTable
+from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.maths.layerwise import LayerwiseLinear, LayerwiseMLP
 from decoder2vec.maths.losses import LOSSES, contrastive
@@ -52,7 +53,10 @@ def predict(net: CodeNet, table: LatentTable, pairs: ScoredRows) -> NDArray[np.f
         )
         for begin in range(0, len(pairs.left), _PAIRS_AT_ONCE)
     ]
-    return torch.cat(parts).double().cpu().numpy()
+    scores = torch.cat(parts)
+    if not torch.isfinite(scores).all():  # a correlation would call them 0, better than many a beginning
+        raise InputError("The scores are no longer finite; try a lower learning rate.")
+    return scores.double().cpu().numpy()
 
 
 def correlation(metric: str, predicted: NDArray[np.float64], scores: NDArray[np.float64]) -> float:

@@ -1,0 +1,110 @@
+"""Finished training runs on disk: every one in a folder, in the order of the ladder."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from decoder2vec.analysis.run_record import Run, add_record, add_results
+from decoder2vec.errors import DataFileError, InputError
+
+_ENCODER, _RESULTS, _RECORD = "encoder.json", "results.json", "run.json"
+_DEPTH = 2
+_LADDER = re.compile(r"step[0-5]")
+
+
+def find_runs(folder: Path) -> list[Run]:
+    """Every run in a folder, the steps of the ladder first.
+
+    The folder is an encoder, or holds encoders up to two levels down, or else files of results.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; give an encoder made by `d2v train`, or a folder of them.")
+    runs = [_read_encoder(place) for place in _encoders(folder, _DEPTH)]
+    if not runs and (folder / _ENCODER).is_file():
+        raise InputError(f"{folder} holds an encoder, but no record of training; give one made by `d2v train`.")
+    if not runs:
+        runs = [run for file in _json_files(folder, _DEPTH) if (run := _read_results(file))]
+    if not runs:
+        raise InputError(f"{folder} holds no run; give an encoder made by `d2v train`, or a folder of them.")
+    return sorted(_with_unique_names(runs, folder), key=lambda run: (*_ladder_order(run.plan), run.name))
+
+
+def _ladder_order(plan: str) -> tuple[bool, str]:
+    return not _LADDER.fullmatch(plan), plan
+
+
+def _encoders(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / _ENCODER).is_file():
+        if (folder / _RESULTS).is_file() or (folder / _RECORD).is_file():
+            yield folder
+    elif depth:
+        for child in _folders(folder):
+            yield from _encoders(child, depth - 1)
+
+
+def _json_files(folder: Path, depth: int) -> Iterator[Path]:
+    yield from sorted(file for file in folder.glob("*.json") if file.is_file() and not file.name.startswith("."))
+    if depth:
+        for child in _folders(folder):
+            yield from _json_files(child, depth - 1)
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+
+
+def _with_unique_names(runs: Sequence[Run], folder: Path) -> list[Run]:
+    """Where two runs have the same name, the model tells them apart, or else where they lie."""
+    named = [replace(run, name=run.plan) for run in runs]
+    for detail in ("backbone", "path"):
+        count = Counter(run.name for run in named)
+        for number, run in enumerate(named):
+            if count[run.name] > 1:
+                more = run.backbone if detail == "backbone" else str(run.path.relative_to(folder))
+                named[number] = replace(run, name=f"{run.name}, {more}")
+    return named
+
+
+def _read_encoder(folder: Path) -> Run:
+    run = Run("", folder.name, folder)
+    record, results = folder / _RECORD, folder / _RESULTS
+    if record.is_file():
+        run = _parsed(record, lambda document: add_record(run, document))
+    if results.is_file():
+        before = run
+        run = _parsed(results, lambda document: add_results(before, document))
+    return run
+
+
+def _read_results(file: Path) -> Run | None:
+    """The run of a file as `d2v train --results` writes it; None if it is some other JSON."""
+    document = _load(file)
+    if not isinstance(document, dict) or not {"config", "seeds"} <= document.keys():
+        return None
+    return _parsed(file, lambda found: add_results(Run("", file.stem, file), found))
+
+
+def _load(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataFileError(f"Cannot read {file}: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise DataFileError(f"{file} is damaged ({error}); train again, or take it out of the folder.") from None
+
+
+def _parsed(file: Path, read: Callable[[Any], Run]) -> Run:
+    try:
+        return read(_load(file))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        if isinstance(error, DataFileError):
+            raise
+        raise DataFileError(
+            f"{file} is not what `d2v train` writes ({type(error).__name__}: {error}); train again."
+        ) from None

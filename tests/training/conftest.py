@@ -1,0 +1,94 @@
+"""Shared by the tests of training: toy pairs that can be learned, and a cache for pre-trained encoders of its own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from decoder2vec.text.files import Pairs
+from decoder2vec.training.data import TrainingData
+
+NOUNS = "dog cat sun tree house car boat man woman child bread wine song book road".split()
+VERBS = "runs sleeps shines falls grows sings reads waits burns opens".split()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Several threads only wait for each other on models so small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def own_pretrained(tmp_path, monkeypatch):
+    """No test takes over what another has pre-trained."""
+    folder = tmp_path / "pretrained-cache"
+    monkeypatch.setattr("decoder2vec.training.freeze.cache_root", lambda: folder)
+    return folder / "pretrained"
+
+
+def sentence(rng):
+    return "The {} {} near the {}.".format(rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS))
+
+
+def toy_pairs(name="train", count=40, seed=0):
+    """Scores from 0 to 5: how many of its three words the second sentence has from the first, and a little chance."""
+    rng = random.Random(seed)
+    left, right, scores = [], [], []
+    for number in range(count):
+        first = [rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS)]
+        other = [rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS)]
+        second = [a if rng.random() < 0.5 else b for a, b in zip(first, other, strict=True)]
+        shared = sum(a == b for a, b in zip(first, second, strict=True))
+        left.append("The {} {} near the {}.".format(*first))
+        right.append("The {} {} near the {}.".format(*second))
+        scores.append(5.0 if shared == 3 else round(1.5 * shared + (number % 7) / 10, 2))
+    return Pairs(name, left, right, scores)
+
+
+@pytest.fixture
+def make_pairs():
+    return toy_pairs
+
+
+@pytest.fixture
+def data():
+    """40 pairs to train on, 20 to choose on, 20 to test on, 30 texts, 20 triplets and 30 inferences."""
+    rng = random.Random(9)
+    texts = tuple(dict.fromkeys(sentence(rng) for _ in range(30)))
+    triplets = []
+    for _ in range(20):
+        anchor = sentence(rng)
+        triplets.append((anchor, anchor.replace("near", "by"), sentence(rng)))
+    nli = []
+    for _ in range(10):
+        premises = [sentence(rng) for _ in range(3)]
+        nli.append(("entailment", premises[0], premises[0]))
+        nli.append(("neutral", premises[1], sentence(rng)))
+        nli.append(("contradiction", premises[2], "No."))
+    return TrainingData(
+        toy_pairs(),
+        (toy_pairs("dev", 20, 1),),
+        (toy_pairs("test", 20, 2),),
+        texts,
+        tuple(triplets),
+        tuple(nli),
+        scale=(0.0, 5.0),
+    )
+
+
+@pytest.fixture
+def write_pairs():
+    """write(file, pairs): as a TSV with a header."""
+
+    def write(file, pairs):
+        rows = zip(pairs.left, pairs.right, pairs.scores, strict=True)
+        lines = ["sentence1\tsentence2\tscore", *(f"{a}\t{b}\t{score}" for a, b, score in rows)]
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        return file
+
+    return write

@@ -1,0 +1,216 @@
+"""Data for training: scales, sizes, overlaps, what is set aside, and files by their role."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.text.files import Pairs
+from decoder2vec.text.overlap import overlapping
+from decoder2vec.training.data import DataFiles, TrainingData, check_data, guess_scale, load_data
+
+DEV = Pairs("dev", ["d1", "d2"], ["e1", "e2"], [0.0, 1.0])
+
+
+def pairs_with(scores, name="train"):
+    count = range(len(scores))
+    return Pairs(name, [f"a{n}" for n in count], [f"b{n}" for n in count], list(map(float, scores)))
+
+
+@pytest.fixture
+def folder(tmp_path, make_pairs, write_pairs):
+    """A folder with one file for every role."""
+    for number, role in enumerate(("train", "dev", "test")):
+        write_pairs(tmp_path / f"{role}.tsv", make_pairs(role, 30, number))
+    (tmp_path / "texts.txt").write_text("one\ntwo\none\nthree\n")
+    (tmp_path / "triplets.tsv").write_text("anchor\tpositive\tnegative\na\tp\tn\n")
+    (tmp_path / "nli.tsv").write_text("label\tpremise\thypothesis\nneutral\tp\th\n-\tq\ti\nentailment\tr\tj\n")
+    return tmp_path
+
+
+# --- scales ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "scale"),
+    [
+        (0.0, 1.0, (0, 1)),
+        (0.2, 0.9, (0, 1)),
+        (-0.5, 1.0, (-1, 1)),
+        (1.0, 5.0, (1, 5)),
+        (1.2, 4.0, (1, 5)),
+        (0.0, 4.8, (0, 5)),
+        (0.0, 9.0, (0, 10)),
+        (3.0, 80.0, (0, 100)),
+        (-3.0, 7.0, (-3, 7)),
+        (0.0, 1000.0, (0, 1000)),
+    ],
+)
+def test_the_smallest_usual_scale_is_found(low, high, scale):
+    assert guess_scale(low, high) == scale
+
+
+def test_the_scale_found_is_said_and_scores_become_fractions_of_it():
+    data = check_data(TrainingData(pairs_with([1, 3, 5]), (DEV,)))
+    assert data.scale == (1, 5)
+    assert data.notes == ("scores of train are read on a scale of 1 to 5",)
+    assert data.fraction([1, 2, 5]).tolist() == [0, 0.25, 1]
+    assert data.fraction([1]).dtype == np.float32
+
+
+def test_a_given_scale_is_taken():
+    data = check_data(TrainingData(pairs_with([1, 3, 5]), (DEV,)), (0, 10))
+    assert data.fraction([5]).tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("scores", "scale", "message"),
+    [
+        ([3], (), "has 1 pair; at least 2"),
+        ([2, 2, 2], (), r"All scores of train are 2: there is nothing to learn"),
+        ([0, 3, 6], (0, 5), r"1 scores of train lie outside the scale 0 to 5 \(they go from 0 to 6\)"),
+        ([-1, -2, 3], (0, 5), "2 scores of train lie outside"),
+        ([0, 1], (5, 0), "lowest and the highest"),
+        ([0, 1], (1, 1), "lowest and the highest"),
+        ([0, 1], (0, 1, 2), "lowest and the highest"),
+    ],
+)
+def test_scores_that_teach_nothing_are_refused(scores, scale, message):
+    with pytest.raises(InputError, match=message):
+        check_data(TrainingData(pairs_with(scores), (DEV,)), scale)
+
+
+@pytest.mark.parametrize("scores", [[1], [2, 2, 2]])
+@pytest.mark.parametrize("role", ["dev", "test"])
+def test_pairs_that_cannot_be_ranked_are_refused(scores, role):
+    data = TrainingData(pairs_with([0, 1]), (DEV,))
+    bad = pairs_with(scores, "mine")
+    data = replace(data, dev=(bad,)) if role == "dev" else replace(data, test=(bad,))
+    with pytest.raises(InputError, match="mine needs at least 2 pairs with different scores"):
+        check_data(data)
+
+
+# --- overlaps -------------------------------------------------------------------------------------------------------
+
+
+def test_pairs_that_stand_in_training_too_are_counted_and_said():
+    train = pairs_with([0, 1, 2, 3])
+    test = Pairs("test", ["b1", "A2 ", "new"], ["a1", "b2", "b3"], [1, 2, 3])
+    data = check_data(TrainingData(train, (DEV,), (test,)))
+    assert "2 of 3 pairs of test also stand in the training data" in data.notes
+    assert not any("dev" in note for note in data.notes)
+
+
+def test_triplets_and_inferences_were_seen_too():
+    data = TrainingData(None, (DEV,), triplets=(("a", "p", "n"),), nli=(("neutral", "x", "y"),))
+    assert overlapping(["a", "x", "a", "p"], ["p", "y", "n", "n"], data.seen()) == 2
+    assert check_data(replace(data, test=(Pairs("test", ["y", "q"], ["x", "r"], [0, 1]),))).notes
+
+
+def test_every_text_is_named_once(data):
+    found = data.all_texts()
+    assert len(found) == len(set(found))
+    for text in (data.train.left[0], data.dev[0].right[-1], data.test[0].left[3], data.texts[5]):
+        assert text in found
+    assert data.triplets[3][2] in found and data.nli[2][1] in found
+    assert "neutral" not in found
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_files_are_found_by_name(folder, make_pairs, write_pairs):
+    (folder / "sts").mkdir()
+    write_pairs(folder / "sts" / "mine.tsv", make_pairs("mine", 25, 5))
+    data = load_data(folder, DataFiles(train="sts/mine.tsv", dev=("dev.tsv",), test=("test.tsv",)), wants=["pairs"])
+    assert (data.train.name, len(data.train)) == ("mine", 25)
+    assert [pairs.name for pairs in (*data.dev, *data.test)] == ["dev", "test"]
+
+
+def test_files_are_found_by_their_role(folder):
+    data = load_data(folder, DataFiles(train="sts/none.tsv", dev=("sts/none.tsv",)), wants=["pairs"])
+    assert (data.train.name, data.dev[0].name, data.test) == ("train", "dev", ())
+
+
+@pytest.fixture
+def alone(tmp_path, make_pairs, write_pairs):
+    """A folder with nothing but 30 pairs to train on."""
+    (tmp_path / "alone").mkdir()
+    return write_pairs(tmp_path / "alone" / "train.tsv", make_pairs("train", 30, 0)).parent
+
+
+def test_one_file_of_pairs_is_enough(alone):
+    data = load_data(alone, DataFiles(), wants=["pairs", "texts"])
+    assert (len(data.train), len(data.dev[0])) == (27, 3)
+    assert set(data.texts) == set(data.train.texts())
+    assert "no plain texts were given: autoencoders learn from the training sentences" in data.notes
+
+
+def test_every_tenth_pair_is_set_aside_and_no_longer_trained_on(alone, make_pairs):
+    data = load_data(alone, DataFiles(), wants=["pairs"])
+    whole = make_pairs("train", 30, 0)
+    assert data.dev[0].name == "train-dev"
+    assert data.dev[0].left == whole.left[::10] and data.dev[0].scores == pytest.approx(whole.scores[::10])
+    assert data.train.right == [text for number, text in enumerate(whole.right) if number % 10]
+    assert "no dev pairs were given: 3 of the training pairs were set aside to choose on" in data.notes
+
+
+def test_too_few_pairs_to_set_some_aside_are_refused(tmp_path, make_pairs, write_pairs):
+    write_pairs(tmp_path / "few.tsv", make_pairs(count=19))
+    with pytest.raises(InputError, match="few has 19 pairs, too few to set some aside; give dev pairs"):
+        load_data(tmp_path, DataFiles(train="few.tsv"), wants=["pairs"])
+
+
+def test_only_what_is_wanted_is_read(folder):
+    files = DataFiles(dev=("dev.tsv",))
+    data = load_data(folder, files, wants=[])
+    assert (data.train, data.texts, data.triplets, data.nli) == (None, (), (), ())
+    data = load_data(folder, files, wants=["texts", "triplets", "nli"])
+    assert data.texts == ("one", "two", "three")
+    assert data.triplets == (("a", "p", "n"),)
+    assert data.nli == (("neutral", "p", "h"), ("entailment", "r", "j")), "rows without a label are left out"
+
+
+def test_plain_texts_are_read_up_to_the_limit(folder):
+    data = load_data(folder, DataFiles(dev=("dev.tsv",), texts_limit=2), wants=["texts"])
+    assert data.texts == ("one", "two")
+
+
+def test_columns_may_have_other_names(tmp_path, make_pairs, write_pairs):
+    file = write_pairs(tmp_path / "train.tsv", make_pairs(count=25))
+    file.write_text(file.read_text().replace("sentence1\tsentence2\tscore", "a\tb\tgrade"))
+    assert len(load_data(tmp_path, DataFiles(columns=("a", "b", "grade")), wants=["pairs"]).train) == 22
+
+
+@pytest.mark.parametrize("wants", [[], ["texts"]])
+def test_pairs_to_choose_on_are_needed(wants, folder):
+    with pytest.raises(DataFileError, match="Give scored pairs to choose on"):
+        load_data(folder, DataFiles(), wants=wants)
+
+
+def test_files_of_a_plan_that_the_folder_lacks_are_left_out_and_said(alone):
+    data = load_data(alone, DataFiles(dev=("sts/dev.tsv",), test=("sts/a.tsv", "sts/b.tsv")), wants=["pairs"])
+    assert (data.test, data.dev[0].name) == ((), "train-dev")
+    assert sum("it is left out" in note for note in data.notes) == 3
+
+
+def test_one_file_by_its_role_stands_in_for_several_only_once(folder):
+    data = load_data(folder, DataFiles(dev=("dev.tsv",), test=("sts/a.tsv", "sts/b.tsv")), wants=["pairs"])
+    assert [pairs.name for pairs in data.test] == ["test"]
+
+
+@pytest.mark.parametrize("role", ["train", "triplets", "nli", "texts"])
+def test_a_file_that_is_not_there_is_named_with_what_would_do(role, folder):
+    next(folder.glob(f"{role}.*")).unlink()
+    files = DataFiles(dev=("dev.tsv",))
+    with pytest.raises(DataFileError, match=rf"has no file '{role}\.tsv', nor one called {role}\.tsv, \.csv"):
+        load_data(folder, files, wants=["pairs" if role == "train" else role])
+
+
+def test_inferences_without_a_known_label_are_refused(folder):
+    (folder / "nli.tsv").write_text("label\tpremise\thypothesis\n1\tp\th\n")
+    with pytest.raises(DataFileError, match="none of the labels entailment, neutral, contradiction"):
+        load_data(folder, DataFiles(dev=("dev.tsv",)), wants=["nli"])

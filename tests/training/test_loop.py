@@ -1,0 +1,271 @@
+"""The loop: batches, learning rates, the best state, early stop, and runs that are killed."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from decoder2vec.errors import InputError
+from decoder2vec.recipes.freeze import Schedule
+from decoder2vec.training import loop
+from decoder2vec.training.loop import Task, fit, rate_factor
+
+X = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
+Y = X @ torch.linspace(-1, 1, 6) + 0.3
+
+
+class Killed(Exception):
+    pass
+
+
+class Line(nn.Module):
+    """A regression with dropout, so that epochs use random numbers."""
+
+    def __init__(self, start=0.1):
+        super().__init__()
+        self.line = nn.Linear(6, 1)
+        nn.init.constant_(self.line.weight, start)
+        nn.init.zeros_(self.line.bias)
+
+    def forward(self, x):
+        return self.line(nn.functional.dropout(x, 0.2, self.training))[:, 0]
+
+
+def task_for(module, schedule=None, scores=None, kill_after=None, seen=None):
+    """Mean squared error; `scores` are given out one by one instead of the real ones."""
+    script = iter(scores) if scores is not None else None
+    batches = 0
+
+    def loss(rows):
+        nonlocal batches
+        batches += 1
+        if kill_after is not None and batches > kill_after:
+            raise Killed
+        if seen is not None:
+            seen.append(rows.copy())
+        return (module(X[rows]) - Y[rows]).pow(2).mean()
+
+    @torch.no_grad()
+    def score():
+        return next(script) if script is not None else -float((module(X) - Y).pow(2).mean())
+
+    return Task("line", 50, loss, score, schedule or Schedule(epochs=6, batch=16, rate=0.05, patience=6))
+
+
+def state(module):
+    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_a_regression_is_learned():
+    module = Line()
+    history = fit(module, task_for(module, Schedule(epochs=40, batch=16, rate=0.1, patience=40)), 0)
+    assert history.best_score > 0.1 * history.start
+    assert history.losses[-1] < 0.3 * history.losses[0]
+    assert not module.training
+
+
+@pytest.mark.parametrize("count", [2, 3, 15, 16, 17, 18, 32, 33, 34, 49])
+@pytest.mark.parametrize("size", [2, 4, 16, 64])
+def test_batches_hold_every_example_once_and_never_a_single_one(count, size):
+    batches = list(loop._batches(np.arange(count), size))
+    assert np.concatenate(batches).tolist() == list(range(count))
+    assert all(2 <= len(batch) <= size + 1 for batch in batches)
+    assert all(len(batch) == size for batch in batches[:-1])
+
+
+def test_every_epoch_sees_every_example_in_another_order():
+    module, seen = Line(), []
+    fit(module, task_for(module, Schedule(epochs=3, batch=16, patience=9), seen=seen), 0)
+    assert [len(rows) for rows in seen] == [16, 16, 16, 2] * 3
+    orders = [np.concatenate(seen[4 * epoch : 4 * epoch + 4]).tolist() for epoch in range(3)]
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_the_rate_rises_in_a_tenth_of_the_steps_and_falls_to_nothing_on_half_a_cosine():
+    factors = [rate_factor(step, 100) for step in range(100)]
+    assert factors[:10] == pytest.approx(np.arange(1, 11) / 10)
+    assert factors[10:] == pytest.approx(0.5 * (1 + np.cos(np.pi * np.arange(90) / 90)))
+    assert max(factors) == 1 and 0 < factors[-1] < 0.01
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 9])
+def test_even_the_shortest_schedule_has_rates_between_0_and_1(total):
+    factors = [rate_factor(step, total) for step in range(total)]
+    assert all(0 < factor <= 1 for factor in factors)
+
+
+def test_the_optimiser_is_given_the_schedules_rate(monkeypatch):
+    rates, real = [], torch.optim.AdamW.step
+
+    def step(self, *args, **kwargs):
+        rates.append(self.param_groups[0]["lr"])
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    module = Line()
+    fit(module, task_for(module, Schedule(epochs=5, batch=25, rate=0.2, patience=9)), 0)
+    assert rates == pytest.approx([0.2 * rate_factor(step, 10) for step in range(10)])
+
+
+def test_the_best_state_is_kept_not_the_last():
+    module, states = Line(), []
+    task = task_for(module, Schedule(epochs=5, batch=16, rate=0.05, patience=9), scores=[0, 1, 3, 2, 2.5, 1])
+    told = task.score
+
+    def score():
+        states.append(state(module))
+        return told()
+
+    history = fit(module, Task("line", 50, task.loss, score, task.schedule), 0)
+    assert (history.start, history.scores, history.best, history.best_score) == (0, [1, 3, 2, 2.5, 1], 1, 3)
+    assert same(state(module), states[2])
+    assert not same(state(module), states[-1])
+
+
+def test_a_module_that_never_got_better_ends_as_it_began():
+    module = Line()
+    before = state(module)
+    history = fit(module, task_for(module, scores=[5, 1, 2, 3, 4, 4, 4]), 0)
+    assert (history.best, history.best_score) == (-1, 5)
+    assert same(state(module), before)
+
+
+def test_training_stops_when_the_score_has_not_risen_for_a_while():
+    module = Line()
+    schedule = Schedule(epochs=20, batch=16, patience=3)
+    history = fit(module, task_for(module, schedule, scores=[0, 1, 2, 2, 1, 2, 9]), 0)
+    assert history.scores == [1, 2, 2, 1, 2], "an equal score is no better one"
+    assert history.best == 1
+
+
+def test_no_epochs_leave_the_module_as_it_is():
+    module = Line()
+    before = state(module)
+    history = fit(module, task_for(module, Schedule(epochs=0)), 0)
+    assert history.scores == [] and same(state(module), before)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
+    found = []
+    for seed in (3, 3, 4):
+        module = Line()
+        torch.rand(seed)  # what was drawn before does not matter
+        found.append((fit(module, task_for(module), seed), state(module)))
+    assert found[0][0] == found[1][0] and same(found[0][1], found[1][1])
+    assert found[0][0].losses != found[2][0].losses
+
+
+@pytest.mark.parametrize("kill_after", [5, 8, 11, 23])
+def test_a_killed_run_goes_on_to_the_same_numbers(kill_after, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    whole = Line()
+    expected = fit(whole, task_for(whole), 7)
+    first, seen = Line(), []
+    with pytest.raises(Killed):
+        fit(first, task_for(first, kill_after=kill_after), 7, checkpoint=tmp_path / "run.safetensors")
+    second = Line(start=-2.0)
+    torch.manual_seed(123)
+    history = fit(second, task_for(second, seen=seen), 7, checkpoint=tmp_path / "run.safetensors")
+    assert len(seen) == 4 * (6 - kill_after // 4), "whole epochs are not done again"
+    assert history == expected
+    assert same(state(second), state(whole))
+
+
+def test_a_killed_run_knows_its_best_state(tmp_path, monkeypatch):
+    """The best epoch lies before the kill, and nothing after it is better."""
+    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    scores = [0, 9, 1, 2, 3, 4, 5]
+    whole = Line()
+    fit(whole, task_for(whole, scores=scores), 0)
+    first = Line()
+    with pytest.raises(Killed):
+        fit(first, task_for(first, scores=scores, kill_after=13), 0, checkpoint=tmp_path / "run.safetensors")
+    second = Line()
+    history = fit(second, task_for(second, scores=scores[4:]), 0, checkpoint=tmp_path / "run.safetensors")
+    assert (history.best, history.best_score) == (0, 9)
+    assert same(state(second), state(whole))
+
+
+def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    file = tmp_path / "run.safetensors"
+    first, second, seen = Line(), Line(), []
+    expected = fit(first, task_for(first), 0, checkpoint=file)
+    assert fit(second, task_for(second, seen=seen), 0, checkpoint=file) == expected
+    assert seen == [] and same(state(second), state(first))
+
+
+def test_checkpoints_are_not_written_more_often_than_they_are_worth(tmp_path):
+    module = Line()
+    fit(module, task_for(module), 0, checkpoint=tmp_path / "run.safetensors")
+    assert list(tmp_path.iterdir()) == []
+
+
+def cut(file):
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+def no_history(file):
+    save_file({f"now.{name}": tensor for name, tensor in Line(start=5.0).state_dict().items()}, file)
+
+
+def other_shape(file):
+    save_file({"now.line.weight": torch.zeros(2, 2)}, file, {"history": "{}", "start": "0.0"})
+
+
+@pytest.mark.parametrize("damage", [cut, empty, no_history, other_shape])
+def test_a_damaged_checkpoint_is_as_good_as_none(damage, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    file = tmp_path / "run.safetensors"
+    whole, second = Line(), Line()
+    expected = fit(whole, task_for(whole), 0, checkpoint=file)
+    damage(file)
+    assert fit(second, task_for(second), 0, checkpoint=file) == expected
+    assert same(state(second), state(whole))
+
+
+def test_a_loss_that_is_not_finite_is_refused():
+    module = Line()
+    task = task_for(module)
+    broken = Task("line", 50, lambda rows: task.loss(rows) * math.nan, task.score, task.schedule)
+    with pytest.raises(InputError, match=r"loss of line is not finite in epoch 1; try a lower"):
+        fit(module, broken, 0)
+
+
+@pytest.mark.parametrize(("count", "batch"), [(0, 16), (50, 0), (50, -4)])
+def test_nothing_to_learn_from_is_refused(count, batch):
+    module = Line()
+    task = task_for(module)
+    with pytest.raises(InputError, match="line has"):
+        fit(module, Task("line", count, task.loss, task.score, Schedule(batch=batch) if batch > 0 else _bare(batch)), 0)
+
+
+def _bare(batch):
+    """A schedule that no check has seen."""
+    schedule = Schedule()
+    object.__setattr__(schedule, "batch", batch)
+    return schedule
+
+
+def test_the_watcher_hears_of_every_step_and_of_the_end():
+    module, notes = Line(), []
+    history = fit(module, task_for(module), 0, watch=notes.append)
+    assert [note.step for note in notes] == [*range(1, 25), 24]
+    assert {(note.stage, note.steps) for note in notes} == {("line", 24)}
+    assert (notes[0].loss, notes[0].score) == (None, None)
+    assert (notes[4].loss, notes[4].score) == (history.losses[0], history.scores[0])
+    assert notes[-1].score == history.best_score

@@ -1,0 +1,164 @@
+"""Plans: TOML files, settings over them, and what goes wrong in both."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decoder2vec.errors import InputError
+from decoder2vec.recipes.freeze import Freeze, Source
+from decoder2vec.tables import from_table
+from decoder2vec.training.data import DataFiles
+from decoder2vec.training.plan import Plan, read_plan
+
+PLANS = sorted((Path(__file__).parents[2] / "experiments" / "freeze").glob("*.toml"))
+
+TEXT = """
+recipe = "freeze"
+about = "A plan."
+
+[freeze]
+widths = [8, 0.5]
+head = "sum"
+
+[[freeze.latents]]
+template = "prompteol"
+layers = [1, -1]
+
+[[freeze.latents]]
+pooling = "mean"
+layers = "0.5:1.0"
+
+[freeze.training]
+epochs = 3
+
+[data]
+dev = ["a.tsv", "b.tsv"]
+
+[search]
+hidden = [4, 64]
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    (tmp_path / "mine.toml").write_text(TEXT)
+    return tmp_path / "mine.toml"
+
+
+def test_without_a_file_a_plan_is_the_recipes_defaults():
+    assert read_plan(None) == Plan("freeze", "", Freeze(), DataFiles())
+
+
+def test_a_file_is_read_over_the_defaults(file):
+    plan = read_plan(file)
+    assert (plan.name, plan.about) == ("mine", "A plan.")
+    assert plan.freeze.widths == (8, 0.5) and plan.freeze.head == "sum"
+    assert plan.freeze.latents == (Source("prompteol", "lasttoken", (1, -1)), Source("plain", "mean", "0.5:1.0"))
+    assert (plan.freeze.training.epochs, plan.freeze.training.batch) == (3, Freeze().training.batch)
+    assert plan.freeze.loss == Freeze().loss
+    assert plan.data.dev == ("a.tsv", "b.tsv")
+    assert plan.search == {"hidden": [4, 64]}
+
+
+@pytest.mark.parametrize(
+    ("setting", "look", "expected"),
+    [
+        ("loss=mse", lambda p: p.freeze.loss, "mse"),
+        ("freeze.loss=mse", lambda p: p.freeze.loss, "mse"),
+        ("training.epochs=7", lambda p: p.freeze.training.epochs, 7),
+        ("training.rate=1e-2", lambda p: p.freeze.training.rate, 0.01),
+        ("freeze.pretraining.batch=9", lambda p: p.freeze.pretraining.batch, 9),
+        ("widths=[4]", lambda p: p.freeze.widths, (4,)),
+        ("changes=[\"case\"]", lambda p: p.freeze.changes, ("case",)),
+        ("standardise=true", lambda p: p.freeze.standardise, True),
+        ("noise=1", lambda p: p.freeze.noise, 1.0),
+        ("data.train=x.tsv", lambda p: p.data.train, "x.tsv"),
+        ("data.scale=[0, 4]", lambda p: p.data.scale, (0.0, 4.0)),
+    ],
+)
+def test_settings_are_put_over_the_file(setting, look, expected, file):
+    assert look(read_plan(file, [setting])) == expected
+    assert read_plan(file, [setting]).freeze.latents == read_plan(file).freeze.latents
+
+
+def test_the_last_of_two_settings_counts_and_files_given_count_most(file):
+    plan = read_plan(file, ["loss=mse", "loss=pearson", "data.train=x.tsv"], {"train": "y.tsv"})
+    assert (plan.freeze.loss, plan.data.train, plan.data.dev) == ("pearson", "y.tsv", ("a.tsv", "b.tsv"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("= 3", "Cannot read the plan"),
+        ('recipe = "frieze"', r"Unknown recipe 'frieze'\. Did you mean freeze\?"),
+        ("[freeze]\nlos = 'mse'", r"Unknown setting in \[freeze\] 'los'\. Did you mean loss"),
+        ("[freeze]\nloss = 'mes'", r"Unknown loss 'mes'\. Did you mean mse\?"),
+        ("[freeze]\nepochs = 3", r"Unknown setting in \[freeze\] 'epochs'"),
+        ("[freeze]\nhead = 3", r"freeze\.head must be a text, not 3"),
+        ("[freeze.training]\nepochs = 'many'", r"freeze\.training\.epochs must be a whole number"),
+        ("[freeze]\ndropout = true", r"freeze\.dropout must be a number, not True"),
+        ("[freeze]\ntraining = 3", r"freeze\.training must be a table"),
+        ("data = 3", "data must be a table, not 3"),
+        ("[dataa]\ntrain = 'x'", r"Unknown setting 'dataa'\. Did you mean data"),
+        ("[data]\ntrian = 'x'", r"Unknown setting in \[data\] 'trian'\. Did you mean train"),
+    ],
+)
+def test_a_mistake_in_a_file_is_one_sentence(text, message, tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text(text)
+    with pytest.raises(InputError, match=message):
+        read_plan(file)
+
+
+@pytest.mark.parametrize("setting", ["loss", "loss=mes", "los=mse", "training.epochs=x", "training.epochs.x=3"])
+def test_a_mistake_in_a_setting_is_refused(setting, file):
+    with pytest.raises(InputError):
+        read_plan(file, [setting])
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"Cannot read the plan .*none\.toml"):
+        read_plan(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("settings", "wants"),
+    [
+        (["pretrain=none"], ["pairs"]),
+        (["pretrain=autoencoder"], ["pairs", "texts"]),
+        (["pretrain=snli"], ["pairs", "nli"]),
+        (["pretrain=contrastive"], ["pairs", "triplets"]),
+        (["pretrain=contrastive", "loss=none", "head=sum"], ["triplets"]),
+        (["pretrain=none", "loss=none", "widths=[0]", "head=each"], []),
+    ],
+)
+def test_a_plan_says_which_data_it_wants(settings, wants):
+    assert read_plan(None, settings).wants() == wants
+
+
+def test_a_plan_as_json_says_everything_and_can_be_read_again(file):
+    plan = read_plan(file)
+    document = json.loads(json.dumps(plan.to_json()))
+    assert document.keys() == {"name", "freeze", "data"}
+    assert from_table(Freeze, document["freeze"]) == plan.freeze
+    assert from_table(DataFiles, document["data"]) == plan.data
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.stem)
+def test_every_plan_of_the_paper_is_sound(plan, backbone):
+    found = read_plan(plan)
+    assert found.name == plan.stem and found.about.endswith(".") and len(found.about) > 20
+    assert found.data.dev and found.data.test
+    assert set(found.data.dev).isdisjoint(found.data.test)
+    model = backbone("tiny-llama")
+    spec = found.freeze.codes(model)
+    assert len(spec.widths) == len(found.freeze.readings(model))
+    files = {"texts": found.data.texts, "nli": found.data.nli, "triplets": found.data.triplets}
+    assert {kind for kind, name in files.items() if name} == set(found.wants()) - {"pairs"}, "files named are those used"
+
+
+def test_the_plans_are_there():
+    assert {f"step{n}" for n in range(6)} <= {plan.stem for plan in PLANS}
