@@ -34,22 +34,26 @@ def assert_close(found, expected, tolerance=1e-5):
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max()
 
 
+@torch.inference_mode()
+def by_hook(model, prompt):
+    """The last token after every block, of one prompt alone."""
+    states = []
+
+    def keep(module, args, output):
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    handles = [block.register_forward_hook(keep) for block in model.blocks]
+    model.model(input_ids=model.tokenizer(prompt, return_tensors="pt")["input_ids"])
+    for handle in handles:
+        handle.remove()
+    return np.stack([state.reshape(-1, model.dim)[-1].numpy() for state in states])
+
+
 def test_the_last_token_of_each_block_equals_a_hand_written_hook(backbone):
     model = backbone("tiny-llama")
-    reader = Reader(model, [Reading(layer, "lasttoken", template=ASKED) for layer in (1, 2, 3, 4)], PLAIN)
-    found = reader(TEXTS)
+    found = Reader(model, [Reading(layer, "lasttoken", template=ASKED) for layer in (1, 2, 3, 4)], PLAIN)(TEXTS)
     for row, text in enumerate(TEXTS):
-        states = []
-        handles = [
-            block.register_forward_hook(lambda _, __, out: states.append(out[0] if isinstance(out, tuple) else out))
-            for block in model.blocks
-        ]
-        ids = model.tokenizer(ASKED.replace("{text}", text), return_tensors="pt")["input_ids"]
-        with torch.inference_mode():
-            model.model(input_ids=ids)
-        for handle in handles:
-            handle.remove()
-        assert_close(found[row], np.stack([state.reshape(-1, 32)[-1].numpy() for state in states]))
+        assert_close(found[row], by_hook(model, ASKED.replace("{text}", text)))
 
 
 def test_readings_keep_their_places_whatever_their_templates(backbone):
@@ -78,7 +82,10 @@ def test_progress_counts_every_text_once_for_each_pass(backbone):
 
 def test_the_tally_counts_a_text_once_and_its_tokens_in_every_pass(backbone):
     model = backbone("tiny-llama")
-    reader, alone = Reader(model, MIXED, PLAIN), [Extractor(model, [Reading(1)], Template(t)) for t in (ASKED, "{text}")]
+    reader, alone = (
+        Reader(model, MIXED, PLAIN),
+        [Extractor(model, [Reading(1)], Template(t)) for t in (ASKED, "{text}")],
+    )
     reader(TEXTS)
     for extractor in alone:
         extractor(TEXTS)

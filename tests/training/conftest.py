@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from decoder2vec.recipes.freeze import Freeze, Schedule
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
+from decoder2vec.training.freeze import FreezeTraining
 
-NOUNS = "dog cat sun tree house car boat man woman child bread wine song book road".split()
-VERBS = "runs sleeps shines falls grows sings reads waits burns opens".split()
+NOUNS = [
+    "dog",
+    "cat",
+    "sun",
+    "tree",
+    "house",
+    "car",
+    "boat",
+    "man",
+    "woman",
+    "child",
+    "bread",
+    "wine",
+    "song",
+    "book",
+    "road",
+]
+VERBS = ["runs", "sleeps", "shines", "falls", "grows", "sings", "reads", "waits", "burns", "opens"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,7 +51,7 @@ def own_pretrained(tmp_path, monkeypatch):
 
 
 def sentence(rng):
-    return "The {} {} near the {}.".format(rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS))
+    return f"The {rng.choice(NOUNS)} {rng.choice(VERBS)} near the {rng.choice(NOUNS)}."
 
 
 def toy_pairs(name="train", count=40, seed=0):
@@ -79,6 +98,20 @@ def data():
         tuple(nli),
         scale=(0.0, 5.0),
     )
+
+
+@pytest.fixture
+def training(backbone, data):
+    """make(data=data, **changes): a small FREEZE training on tiny-llama, with the head "sum" and no pre-training."""
+    short = Schedule(epochs=3, batch=16, rate=3e-3, patience=3)
+    recipe = Freeze(
+        widths=(8, 16), hidden=12, head="sum", pretrain="none", loss="mse", training=short, pretraining=short
+    )
+
+    def make(data=data, **changes):
+        return FreezeTraining(replace(recipe, **changes), data, backbone("tiny-llama"))
+
+    return make
 
 
 @pytest.fixture

@@ -12,21 +12,10 @@ from scipy import stats
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Freeze, Schedule, Source
+from decoder2vec.recipes.freeze import Schedule, Source
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.freeze import FreezeTraining, calibrated, score_pairs
+from decoder2vec.training.freeze import calibrated, score_pairs
 from decoder2vec.training.run import as_encoder
-
-SHORT = Schedule(epochs=3, batch=16, rate=3e-3, patience=3)
-RECIPE = Freeze(widths=(8, 16), hidden=12, head="sum", pretrain="none", loss="mse", training=SHORT, pretraining=SHORT)
-
-
-@pytest.fixture
-def training(backbone, data):
-    def make(recipe=RECIPE, data=data, **changes):
-        return FreezeTraining(replace(recipe, **changes), data, backbone("tiny-llama"))
-
-    return make
 
 
 def numbers(result):
@@ -104,101 +93,6 @@ def test_every_declared_parameter_gets_a_gradient_and_moves(changes, training, m
     one_block = changes.get("mixing") == "unified"  # the weight of a single block is 1 whatever happens
     assert len(still) == (1 if one_block else 0)
     assert np.isfinite(result.dev["dev"]["pearson"])
-
-
-# --- pre-training ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("kind", "stage"), [("autoencoder", "autoencoders"), ("snli", "inference")])
-def test_pre_training_changes_the_encoders_and_not_the_head(kind, stage, training, own_pretrained):
-    schedule = Schedule(epochs=30, batch=8, rate=1e-2, patience=30)
-    found = training(pretrain=kind, pretraining=schedule, training=Schedule(epochs=0)).run(0)
-    plain = training(training=Schedule(epochs=0)).run(0)
-    assert found.notes["pretraining"]["stage"] == stage
-    assert found.notes["pretraining"]["best"] >= 0, "it got better on what was held out"
-    for name, tensor in numbers(found).items():
-        assert torch.equal(tensor, numbers(plain)[name]) == name.startswith(("pair.", "shift", "scale")), name
-    assert [file.suffix for file in own_pretrained.iterdir()] == [".safetensors"]
-
-
-def test_autoencoders_learn_to_rebuild_and_say_how_well(training):
-    schedule = Schedule(epochs=30, batch=8, rate=1e-2, patience=30)
-    note = training(pretrain="autoencoder", pretraining=schedule).run(0).notes["pretraining"]
-    assert note["losses"][-1] < 0.6 * note["losses"][0]
-    assert note["scores"][note["best"]] > note["start"]
-    assert len(note["error"]) == len(note["unexplained"]) == 4
-    assert all(0 < share < 1.5 for share in note["unexplained"])
-
-
-def test_errors_of_autoencoders_are_told_in_the_latents_own_units(training):
-    """The share of variance is the error over the variance, both before any scaling."""
-    made = training(pretrain="autoencoder", standardise=False)
-    note = made.run(0).notes["pretraining"]
-    latents = made.table.batch(made.fitted_on).double().numpy()
-    variance = latents.var(axis=1).mean(axis=1)
-    np.testing.assert_allclose(np.array(note["error"]) / variance, note["unexplained"], rtol=1e-2)
-
-
-def test_contrastive_pre_training_alone_makes_an_encoder(training, data):
-    only = TrainingData(None, data.dev, data.test, triplets=data.triplets)
-    result = training(data=only, pretrain="contrastive", loss="none").run(0)
-    assert result.notes["pretraining"]["stage"] == "triplets"
-    assert "training" not in result.notes
-    assert result.dev["dev"].keys() == {"spearman", "pearson"}
-
-
-@pytest.mark.parametrize("kind", ["autoencoder", "snli", "contrastive"])
-def test_what_was_pre_trained_before_serves_as_well_as_new(kind, training, own_pretrained):
-    fresh = training(pretrain=kind).run(0)
-    reused = training(pretrain=kind).run(0)
-    assert "reused" not in fresh.notes["pretraining"] and reused.notes["pretraining"]["reused"]
-    assert same(numbers(fresh), numbers(reused))
-    assert (fresh.dev, fresh.test, fresh.checks) == (reused.dev, reused.test, reused.checks)
-
-
-@pytest.mark.parametrize("kind", ["autoencoder", "snli"])
-def test_encoders_pre_trained_under_another_head_are_those_of_this_one(kind, training, own_pretrained):
-    """A result must not depend on what happens to lie in the cache."""
-    fresh = training(pretrain=kind).run(0)
-    for file in own_pretrained.iterdir():
-        file.unlink()
-    training(pretrain=kind, head="mlp", loss="pearson").run(0)
-    reused = training(pretrain=kind).run(0)
-    assert reused.notes["pretraining"]["reused"]
-    assert same(numbers(fresh), numbers(reused))
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"widths": (8,)},
-        {"hidden": 10},
-        {"standardise": True},
-        {"noise": 0.1},
-        {"pretraining": replace(SHORT, epochs=2)},
-        {"latents": (Source(pooling="mean"),)},
-        {"changes": ("case",)},
-    ],
-    ids=str,
-)
-def test_another_pre_training_is_not_taken_over(changes, training, own_pretrained):
-    training(pretrain="autoencoder").run(0)
-    assert "reused" not in training(pretrain="autoencoder", **changes).run(0).notes["pretraining"]
-
-
-def test_other_texts_or_seeds_are_another_pre_training(training, data, own_pretrained):
-    training(pretrain="autoencoder").run(0)
-    assert "reused" not in training(pretrain="autoencoder").run(1).notes["pretraining"]
-    fewer = replace(data, texts=data.texts[:-1])
-    assert "reused" not in training(data=fewer, pretrain="autoencoder").run(0).notes["pretraining"]
-
-
-def test_a_damaged_file_of_pre_trained_encoders_is_made_again(training, own_pretrained):
-    fresh = training(pretrain="autoencoder").run(0)
-    next(own_pretrained.iterdir()).write_bytes(b"broken")
-    again = training(pretrain="autoencoder").run(0)
-    assert "reused" not in again.notes["pretraining"]
-    assert same(numbers(fresh), numbers(again))
 
 
 # --- selection and cut ----------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_a_file_is_read_over_the_defaults(file):
         ("training.rate=1e-2", lambda p: p.freeze.training.rate, 0.01),
         ("freeze.pretraining.batch=9", lambda p: p.freeze.pretraining.batch, 9),
         ("widths=[4]", lambda p: p.freeze.widths, (4,)),
-        ("changes=[\"case\"]", lambda p: p.freeze.changes, ("case",)),
+        ('changes=["case"]', lambda p: p.freeze.changes, ("case",)),
         ("standardise=true", lambda p: p.freeze.standardise, True),
         ("noise=1", lambda p: p.freeze.noise, 1.0),
         ("data.train=x.tsv", lambda p: p.data.train, "x.tsv"),
@@ -157,7 +157,9 @@ def test_every_plan_of_the_paper_is_sound(plan, backbone):
     spec = found.freeze.codes(model)
     assert len(spec.widths) == len(found.freeze.readings(model))
     files = {"texts": found.data.texts, "nli": found.data.nli, "triplets": found.data.triplets}
-    assert {kind for kind, name in files.items() if name} == set(found.wants()) - {"pairs"}, "files named are those used"
+    assert {kind for kind, name in files.items() if name} == set(found.wants()) - {"pairs"}, (
+        "files named are those used"
+    )
 
 
 def test_the_plans_are_there():

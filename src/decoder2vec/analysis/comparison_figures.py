@@ -77,8 +77,10 @@ def _bars(axes: Any, runs: Sequence[Run], part: str, metric: str, colour: str, o
         label = "_"  # once in the legend is enough
         if len(scores) > 1:
             axes.errorbar(mean, place, xerr=spread, color=colour, linewidth=1.4, capsize=2.5, zorder=4)
-        axes.plot(scores, [place] * len(scores), "o", color="white", markeredgecolor="black", markersize=3.2, zorder=5)
-        axes.text(1.01, place, f"{mean:.1f}", transform=axes.get_yaxis_transform(), va="center", size=7, color=colour)
+        dots = {"color": "white", "markeredgecolor": "black", "markeredgewidth": 0.7, "markersize": 2.8}
+        axes.plot(scores, [place] * len(scores), "o", zorder=5, **dots)
+        words = f"{mean:.1f} ± {spread:.1f}" if len(scores) > 1 else f"{mean:.1f}"
+        axes.text(1.01, place, words, transform=axes.get_yaxis_transform(), va="center", size=7, color=colour)
 
 
 def draw_parameters(runs: Sequence[Run], file: Path) -> None:

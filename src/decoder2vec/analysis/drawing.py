@@ -29,7 +29,7 @@ _STYLE = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
+    "lines.markersize": 3.8,
 }
 
 
@@ -45,7 +45,7 @@ def panels(
         warnings.filterwarnings("ignore", message="Glyph")  # a font without someone's script is no reason to shout
         figure = Figure(figsize=size, layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False, **options)
-        figure.suptitle(textwrap.fill(title, int(size[0] * 13.5)), x=0.01, ha="left", fontsize=11)
+        figure.suptitle(textwrap.fill(title, int(size[0] * 12.5)), x=0.01, ha="left", fontsize=11)
         yield figure, grid
         _save(figure, file)
 

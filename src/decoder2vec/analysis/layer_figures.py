@@ -66,9 +66,8 @@ def draw_autoencoders(run: Run, file: Path) -> None:
     seeds = [seed for seed in run.seeds if len(seed.error) == len(run.pretrained)]
     error = np.array([seed.error for seed in seeds])
     share = np.array([seed.unexplained for seed in seeds if seed.unexplained])
-    title = f"{run.name}: what the autoencoders lose in each layer (mean of {len(seeds)} seeds; thin lines: each seed)"
-    if len(seeds) == 1:
-        title = f"{run.name}: what the autoencoders lose in each layer"
+    seeds_said = f", mean of {len(seeds)} seeds" if len(seeds) > 1 else ""
+    title = f"{run.name}: what the autoencoders lose in each layer{seeds_said}"
     columns = 2 if share.size else 1
     with panels(file, title, 1, columns, (3.7 * columns + 0.2, 3.7)) as (figure, grid):
         raw = grid[0][0]

@@ -40,7 +40,9 @@ def train(
 
     if data.is_file():
         train_file, data = str(data), data.parent
-    given = {"columns": split_names(columns), **_given_files(data, train_file, dev or [], test or [])}
+    given = _given_files(data, train_file, dev or [], test or [])
+    if columns != "sentence1,sentence2,score":  # else those of the plan
+        given["columns"] = split_names(columns)
     chosen = read_plan(plan, setting or [], given)
     pairs = load_data(data, chosen.data, wants=chosen.wants())
     for note in pairs.notes:

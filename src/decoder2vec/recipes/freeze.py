@@ -53,6 +53,11 @@ class Schedule:
     patience: int = 4
     """Stop after this many epochs without a better dev score."""
 
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch", 1), ("patience", 1), ("rate", 0), ("weight_decay", 0)):
+            if getattr(self, name) < least:
+                raise InputError(f"{name} must be {least} or more, not {getattr(self, name)}.")
+
 
 @dataclass(frozen=True)
 class Freeze:
@@ -109,6 +114,10 @@ class Freeze:
         ):
             if name not in known:
                 raise unknown_name(kind, name, known)
+        if not 0 <= self.dropout < 1 or self.noise < 0 or self.keep < 0 or self.dim < 0:
+            raise InputError("dropout must be 0 or more and below 1; noise, keep and dim 0 or more.")
+        if self.pretrain in ("autoencoder", "snli") and not any(self.widths):
+            raise InputError("Without encoders (widths = [0]) there is nothing to pre-train; set pretrain to none.")
         untrained = self.pretrain == "none" and not any(self.widths)
         if self.loss == "none" and self.pretrain != "contrastive" and not untrained:
             raise InputError("Without a loss on scored pairs only contrastive pre-training makes an encoder.")

@@ -115,6 +115,9 @@ def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str
         data = replace(data, scale=found)
         said.append(line)
     seen = data.seen()
+    for files in (data.dev, data.test):
+        if len({pairs.name for pairs in files}) < len(files):
+            raise InputError("Two dev or two test files have the same name; rename one, results go by name.")
     for pairs in (*data.dev, *data.test):
         if len(pairs) < 2 or len(set(pairs.scores)) < 2:
             raise InputError(f"{pairs.name} needs at least 2 pairs with different scores: nothing can be ranked.")

@@ -1,0 +1,36 @@
+"""Shared by the tests of the command: encoders that were really trained, on a tiny model."""
+
+from __future__ import annotations
+
+import pytest
+
+NOUNS = ("dog", "cat", "sun", "tree", "boat", "child")
+
+
+@pytest.fixture(scope="session")
+def trained(backbone, tmp_path_factory):
+    """trained(name, **settings of the recipe) -> the folder of an encoder; each is trained once."""
+    from decoder2vec.recipes.freeze import Freeze, Schedule
+    from decoder2vec.text.files import Pairs
+    from decoder2vec.training.data import TrainingData
+    from decoder2vec.training.plan import Plan
+    from decoder2vec.training.run import train
+
+    rows = [(f"A {a} waits.", f"The {b} waits there.", 5.0 * (a == b)) for a in NOUNS for b in NOUNS]
+
+    def pairs(name, step):
+        return Pairs(name, *map(list, zip(*rows[::step], strict=True)))
+
+    train_pairs = pairs("train", 1)
+    texts = tuple(train_pairs.texts())
+    data = TrainingData(train_pairs, (pairs("dev", 2),), (pairs("test", 3),), texts, scale=(0.0, 5.0))
+    home = tmp_path_factory.mktemp("trained")
+
+    def make(name, **settings):
+        if not (home / name).exists():
+            short = {"widths": (8,), "training": Schedule(epochs=1), "pretraining": Schedule(epochs=1)}
+            recipe = Freeze(**{**short, "pretrain": "none", **settings})
+            train(Plan(name, freeze=recipe), data, backbone("tiny-llama"), home / name, seeds=(0, 1))
+        return home / name
+
+    return make

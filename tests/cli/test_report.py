@@ -1,0 +1,139 @@
+"""`d2v report` on encoders that were really trained, and `d2v similarity --explain` with them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+from PIL import Image
+from typer.testing import CliRunner
+
+from decoder2vec.cli import app, main
+from decoder2vec.encoder import Encoder
+
+PAIR = ("A dog waits.", "The cat waits there.")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Several threads only wait for each other on models so small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def d2v(*args):
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def mistake(monkeypatch, capsys):
+    """mistake(*args) -> the one line that the user sees."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["d2v", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert isinstance(left.value.code, str) and "\n" not in left.value.code
+        capsys.readouterr()
+        return left.value.code
+
+    return run
+
+
+# report
+
+
+def test_report_on_an_encoder_writes_page_and_figures_into_it(trained, tmp_path):
+    folder = shutil.copytree(trained("step5", pretrain="autoencoder", head="mlp", loss="mse"), tmp_path / "mine")
+    result = d2v("report", folder)
+    assert result.exit_code == 0
+    assert result.stdout.strip() == str(folder / "report" / "index.html")
+    assert "1 run(s): step5" in result.stderr
+    names = {file.stem for file in (folder / "report").glob("*.png")}
+    own = {f"step5-{name}" for name in ("layers", "autoencoders", "worth", "training", "errors")}
+    assert names == {"ladder", "examples", "parameters", *own}
+    page = (folder / "report" / "index.html").read_text(encoding="utf-8")
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert "Not shown" not in page
+    assert f"{results['mean']['dev']['dev']['spearman']:.2f} ± " in page
+    assert Encoder.from_pretrained(folder, device="cpu").dim  # a report inside does not disturb the encoder
+
+
+def test_report_on_a_folder_of_encoders_and_on_files_of_results(trained, tmp_path):
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    results.mkdir()
+    for name, settings in (("step0", {"widths": (0,), "loss": "none", "head": "each"}), ("sum", {"head": "sum"})):
+        shutil.copytree(trained(name, **settings), runs / "freeze" / name)
+        shutil.copy(trained(name, **settings) / "results.json", results / f"{name}.json")
+    assert "2 run(s): step0, sum" in d2v("report", runs, "--out", tmp_path / "one").stderr
+    page = (tmp_path / "one" / "index.html").read_text(encoding="utf-8")
+    assert "this encoder reads one place only" in page and "nothing was trained in this run" in page
+    assert not (runs / "report").exists()
+
+    assert "2 run(s): step0, sum" in d2v("report", results, "--out", tmp_path / "two").stderr
+    assert {file.stem for file in (tmp_path / "two").glob("*.png")} == {"ladder", "sum-training"}
+
+
+def test_report_without_a_run_says_what_to_give(mistake, tmp_path):
+    (tmp_path / "empty").mkdir()
+    for place in ("absent", "empty"):
+        assert re.match(rf"error: .*{place}.*give an encoder made by `d2v train`", mistake("report", tmp_path / place))
+    assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_report_names_a_damaged_file(mistake, trained, tmp_path):
+    folder = shutil.copytree(trained("sum", head="sum"), tmp_path / "mine")
+    (folder / "run.json").write_text('{"layers": {', encoding="utf-8")
+    assert re.match(r"error: .*run\.json is damaged", mistake("report", folder))
+
+
+def test_report_that_cannot_be_written_is_told(mistake, trained, tmp_path):
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    said = mistake("report", trained("sum", head="sum"), "--out", tmp_path / "file" / "below")
+    assert re.match(r"error: Cannot write to .*below: Not a directory; choose another folder: --out", said)
+
+
+# similarity
+
+
+@pytest.mark.parametrize("head", ["sum", "mlp"])
+def test_similarity_explains_what_each_layer_says(head, trained):
+    folder = trained(f"explain-{head}", head=head)
+    plain, explained = (d2v("similarity", *PAIR, "-e", folder, *more) for more in ([], ["--explain"]))
+    expected = Encoder.from_pretrained(folder, device="cpu").explain(*PAIR)
+    assert plain.stdout == f"{expected.similarity:.4f}\n"
+    first, *table, last = explained.stdout.strip().splitlines()
+    assert f"{first}\n" == plain.stdout
+    assert last == f"score between 0 and 1: {expected.score:.4f}"
+    rows = re.findall(r"(layer \d, \w+)\s+(-?\d\.\d{4})\s+([+-]\d\.\d{4})", "\n".join(table))
+    assert [name for name, *_ in rows] == [str(reading) for reading in expected.readings]
+    assert [float(cosine) for _, cosine, _ in rows] == pytest.approx(expected.cosines, abs=1e-4)
+    assert [float(part) for *_, part in rows] == pytest.approx(expected.contributions, abs=1e-4)
+    if head == "sum":
+        assert sum(float(part) for *_, part in rows) == pytest.approx(float(first), abs=1e-3)
+
+
+def test_similarity_draws_the_explanation(trained, tmp_path):
+    file = tmp_path / "new" / "why.png"
+    result = d2v("similarity", *PAIR, "-e", trained("explain-sum", head="sum"), "--plot", file)
+    assert result.exit_code == 0
+    assert "contribution" in result.stdout and f"wrote {file}" in result.stderr
+    with Image.open(file) as image:
+        assert image.format == "PNG"
+
+
+def test_similarity_that_cannot_be_explained_or_drawn_is_told(mistake, trained, tmp_path):
+    assert "train one: `d2v train`" in mistake("similarity", *PAIR, "-e", "tiny-llama", "--explain")
+    assert "must end in .png" in mistake("similarity", *PAIR, "-e", "tiny-llama", "--plot", tmp_path / "why.pdf")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    folder = trained("explain-sum", head="sum")
+    assert "file" in mistake("similarity", *PAIR, "-e", folder, "--plot", tmp_path / "file" / "why.png")
