@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 
+import numpy as np
 import pytest
 from made_up_runs import make_record, make_results
 from PIL import Image
@@ -186,6 +187,23 @@ def test_axes_say_their_units(write_run, tmp_path, texts):
         "normal quantile (standard deviations)",
     }
     assert expected <= set(texts)
+
+
+def test_thin_lines_keep_their_colours(tmp_path):
+    """Median cut by area turned a blue line green: nobody could have read the legend."""
+
+    def wrong(image):
+        shown = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
+        wanted = [[int(colour[n : n + 2], 16) for n in (1, 3, 5)] for colour in drawing.COLOURS]
+        return sum(np.abs(shown - colour).max(axis=1).min() > 10 for colour in wanted)
+
+    with drawing.panels(tmp_path / "it.png", "Lines", 1, 1, (7, 3)) as (_, grid):
+        for number, colour in enumerate(drawing.COLOURS):
+            grid[0][0].plot([0, 1], [number, number + 0.5], color=colour, linewidth=1)
+        grid[0][0].barh([9, 10], [1, 1], color="#70aed1")
+    with Image.open(tmp_path / "it.png") as image:
+        assert wrong(image) == 0
+        assert wrong(image.convert("RGB").quantize(16, dither=Image.Dither.NONE)) > 0
 
 
 def test_few_encoders_are_named_in_the_examples_and_many_are_alike(a_run, tmp_path, texts):

@@ -99,7 +99,7 @@ def test_a_recipe_that_reads_nothing_is_refused():
     ],
 )
 def test_widths_are_absolute_or_fractions_of_the_models(widths, expected):
-    assert Freeze(widths=widths).codes(MODEL).widths == expected
+    assert Freeze(widths=widths, pretrain="none").codes(MODEL).widths == expected
 
 
 @pytest.mark.parametrize(("hidden", "expected"), [(0.5, 20), (64, 64), (0, 0), (0.0, 0), (1.0, 40), (0.001, 1)])
@@ -186,3 +186,24 @@ def test_an_unknown_name_suggests_the_nearest(choices, hint):
 def test_a_network_that_cannot_be_is_refused_when_it_is_asked_for(choices, hint):
     with pytest.raises(InputError, match=hint):
         Freeze(**choices).codes(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"dropout": 1.0}, "dropout"),
+        ({"keep": -1, "head": "sum"}, "0 or more"),
+        ({"widths": (0,), "pretrain": "snli"}, "nothing to pre-train"),
+        ({"head": "best"}, "head"),
+        ({"mixing": "stir"}, "mixing"),
+    ],
+)
+def test_values_that_cannot_work_are_refused_at_once(choices, words):
+    with pytest.raises(InputError, match=words):
+        Freeze(**choices)
+
+
+@pytest.mark.parametrize("choices", [{"batch": 0}, {"patience": 0}, {"rate": -1.0}, {"epochs": -1}])
+def test_a_schedule_that_cannot_run_is_refused(choices):
+    with pytest.raises(InputError, match="or more"):
+        Schedule(**choices)

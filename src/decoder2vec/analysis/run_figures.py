@@ -70,8 +70,8 @@ def draw_run(run: Run, out: Path, stem: str) -> list[Picture]:
         ),
         _Figure(
             "Loss of the autoencoders",
-            "Error on held-out texts; thin lines: each seed. A raw error depends on how large a layer's numbers are, the share does not; "
-            "dashed: an autoencoder that knows only the mean.",
+            "Error on held-out texts; thin lines: each seed. A raw error depends on how large a layer's numbers are, "
+            "the share does not. Dashed: an autoencoder that knows only the mean.",
             "autoencoders",
             draw_autoencoders,
             any(seed.error for seed in run.seeds),

@@ -54,7 +54,7 @@ class Schedule:
     """Stop after this many epochs without a better dev score."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch", 1), ("patience", 1), ("rate", 0), ("weight_decay", 0)):
+        for name, least in (("epochs", 0), ("batch", 1), ("patience", 1), ("rate", 0), ("weight_decay", 0)):
             if getattr(self, name) < least:
                 raise InputError(f"{name} must be {least} or more, not {getattr(self, name)}.")
 
@@ -114,23 +114,41 @@ class Freeze:
         ):
             if name not in known:
                 raise unknown_name(kind, name, known)
-        if not 0 <= self.dropout < 1 or self.noise < 0 or self.keep < 0 or self.dim < 0:
-            raise InputError("dropout must be 0 or more and below 1; noise, keep and dim 0 or more.")
-        if self.pretrain in ("autoencoder", "snli") and not any(self.widths):
-            raise InputError("Without encoders (widths = [0]) there is nothing to pre-train; set pretrain to none.")
-        untrained = self.pretrain == "none" and not any(self.widths)
-        if self.loss == "none" and self.pretrain != "contrastive" and not untrained:
-            raise InputError("Without a loss on scored pairs only contrastive pre-training makes an encoder.")
-        if self.mixing.startswith("attention") and self.pretrain in ("autoencoder", "snli"):
-            raise InputError("Attention over layers is trained from the start; set pretrain to none or contrastive.")
-        if self.keep and (self.head != "sum" or self.mixing != "none"):
-            raise InputError("Readings are selected by the weights of the head 'sum' without mixing.")
-        if self.head == "each" and self.mixing != "none":
-            raise InputError("The head 'each' chooses one layer, which mixed layers no longer are; set mixing to none.")
-        if not self.widths:
-            raise InputError("widths is empty; give a width for the codes, or 0 for none.")
-        if self.dim and self.head != "sum":
-            raise InputError("Only the vectors of the head 'sum' can be cut: other heads read their blocks.")
+        for wrong, why in self._clashes():
+            if wrong:
+                raise InputError(why)
+
+    def _clashes(self) -> list[tuple[bool, str]]:
+        """What does not go together, and why."""
+        coded, mixed = any(self.widths), self.mixing != "none"
+        learned_codes = self.pretrain in ("autoencoder", "snli")
+        useless = self.loss == "none" and self.pretrain != "contrastive" and (coded or self.pretrain != "none")
+        return [
+            (not self.widths, "widths is empty; give a width for the codes, or 0 for none."),
+            (not 0 <= self.dropout < 1, "dropout must be 0 or more and below 1."),
+            (min(self.noise, self.keep, self.dim) < 0, "noise, keep and dim must be 0 or more."),
+            (useless, "Without a loss on scored pairs only contrastive pre-training makes an encoder."),
+            (
+                learned_codes and not coded,
+                "Without encoders (widths = [0]) there is nothing to pre-train; set pretrain to none.",
+            ),
+            (
+                learned_codes and self.mixing.startswith("attention"),
+                "Attention over layers is trained from the start; set pretrain to none or contrastive.",
+            ),
+            (
+                bool(self.keep) and (self.head != "sum" or mixed),
+                "Readings are selected by the weights of the head 'sum' without mixing.",
+            ),
+            (
+                self.head == "each" and mixed,
+                "The head 'each' chooses one layer, which mixed layers no longer are; set mixing to none.",
+            ),
+            (
+                bool(self.dim) and self.head != "sum",
+                "Only the vectors of the head 'sum' can be cut: other heads read their blocks.",
+            ),
+        ]
 
     def readings(self, backbone: Backbone) -> tuple[Reading, ...]:
         """Everything that is read from a model, in order."""
