@@ -7,12 +7,13 @@ Run: python experiments/freeze/run_all.py --data DIR [--backbone NAME] [--seeds 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-HERE = Path(__file__).parent
+HERE = Path(os.path.relpath(Path(__file__).parent))
 LADDER = [f"step{number}" for number in range(6)]
 
 

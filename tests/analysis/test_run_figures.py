@@ -11,11 +11,11 @@ from made_up_runs import make_record, make_results
 from PIL import Image
 
 from decoder2vec.analysis import drawing
-from decoder2vec.analysis.comparison_figures import draw_examples, draw_ladder, seed_scores
-from decoder2vec.analysis.layer_figures import draw_autoencoders, draw_correlations, draw_worth
-from decoder2vec.analysis.run_figures import draw_overview, draw_run, file_stems
-from decoder2vec.analysis.runs import find_runs
-from decoder2vec.analysis.training_figures import draw_errors, draw_training
+from decoder2vec.analysis.report.comparison_figures import draw_examples, draw_ladder, seed_scores
+from decoder2vec.analysis.report.figures import draw_overview, draw_run, file_stems
+from decoder2vec.analysis.report.layer_figures import draw_autoencoders, draw_correlations, draw_worth
+from decoder2vec.analysis.report.runs import find_runs
+from decoder2vec.analysis.report.training_figures import draw_errors, draw_training
 
 
 def without_the_record(record, results):

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from made_up_runs import make_record, make_results
 
-from decoder2vec.analysis.report import write_report
-from decoder2vec.analysis.runs import find_runs
+from decoder2vec.analysis.report.runs import find_runs
+from decoder2vec.analysis.report.write import write_report
 from decoder2vec.errors import InputError
 
 EVIL = "<script>alert('x')</script> & \"quotes\""
@@ -103,7 +103,7 @@ def test_many_runs_are_folded(tmp_path):
 def test_a_place_that_cannot_be_written_is_told_before_anything_is_drawn(a_run, tmp_path, monkeypatch):
     runs = find_runs(a_run("step5"))
     (tmp_path / "taken").write_text("x", encoding="utf-8")
-    monkeypatch.setattr("decoder2vec.analysis.report.draw_overview", lambda *_: pytest.fail("drawn"))
+    monkeypatch.setattr("decoder2vec.analysis.report.write.draw_overview", lambda *_: pytest.fail("drawn"))
     for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
         with pytest.raises(InputError, match=r"Cannot write to .*taken.*--out"):
             write_report(runs, place)

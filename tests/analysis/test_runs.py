@@ -7,8 +7,8 @@ import json
 import pytest
 from made_up_runs import make_record, make_results
 
-from decoder2vec.analysis.run_record import Place
-from decoder2vec.analysis.runs import find_runs
+from decoder2vec.analysis.report.record import Place
+from decoder2vec.analysis.report.runs import find_runs
 from decoder2vec.errors import DataFileError, InputError
 
 

@@ -15,8 +15,8 @@ def report(
     out: Annotated[Path | None, typer.Option(help="Folder for page and figures; by default report/ in it.")] = None,
 ) -> None:
     """Draw the figures of one or several training runs, and write one page that holds them all."""
-    from decoder2vec.analysis.report import write_report
-    from decoder2vec.analysis.runs import find_runs
+    from decoder2vec.analysis.report.runs import find_runs
+    from decoder2vec.analysis.report.write import write_report
 
     runs = find_runs(folder)
     with bars() as progress:

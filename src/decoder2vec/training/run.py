@@ -45,7 +45,7 @@ def train(
     plan: Plan,
     data: TrainingData,
     backbone: Backbone,
-    out: Path,
+    out: str | Path,
     *,
     seeds: Sequence[int] = (0,),
     command: str = "",
@@ -55,7 +55,7 @@ def train(
     """Train every seed, save the best as an encoder in `out`; a killed run goes on where it was."""
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
-    out = out.absolute()
+    out = Path(out).absolute()
     if out.exists() and not is_encoder(out) and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out} is not empty and not an encoder; choose another folder.")
     work = out.with_name(f"{out.name}.unfinished")

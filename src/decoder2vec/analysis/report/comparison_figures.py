@@ -8,8 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from decoder2vec.analysis.drawing import COLOURS, MARKERS, QUIET, curve_name, legend_below, log_axis, panels, short
-from decoder2vec.analysis.run_record import Run
+from decoder2vec.analysis.drawing import (
+    COLOURS,
+    MARKERS,
+    QUIET,
+    curve_name,
+    legend_below,
+    log_axis,
+    panels,
+    short,
+)
+from decoder2vec.analysis.report.record import Run
 
 METRICS = ("spearman", "pearson")
 _COLOURED = 7

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.analysis.drawing import COLOURS, QUIET, legend_below, panels, whole_numbers
-from decoder2vec.analysis.run_record import History, Run
+from decoder2vec.analysis.report.record import History, Run
 
 _SCORES = {"autoencoders": "error on held-out texts", "inference": "held-out accuracy in %"}
 _NAMES = {"training": "human scores", "training after selection": "after selection"}

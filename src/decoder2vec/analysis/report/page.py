@@ -9,9 +9,9 @@ from html import escape
 
 import numpy as np
 
-from decoder2vec.analysis.comparison_figures import METRICS, part_files
-from decoder2vec.analysis.run_figures import Picture
-from decoder2vec.analysis.run_record import Run
+from decoder2vec.analysis.report.comparison_figures import METRICS, part_files
+from decoder2vec.analysis.report.figures import Picture
+from decoder2vec.analysis.report.record import Run
 
 _OPEN = 3
 """Up to so many runs, each stands open on the page."""

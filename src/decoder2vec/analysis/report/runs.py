@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.analysis.run_record import Run, add_record, add_results
+from decoder2vec.analysis.report.record import Run, add_record, add_results
 from decoder2vec.errors import DataFileError, InputError
 
 _ENCODER, _RESULTS, _RECORD = "encoder.json", "results.json", "run.json"

@@ -19,7 +19,7 @@ from decoder2vec.analysis.drawing import (
     panels,
     short,
 )
-from decoder2vec.analysis.run_record import Layers, Place, Run
+from decoder2vec.analysis.report.record import Layers, Place, Run
 
 _CURVES = (
     ("raw", "pearson", "raw cosine, Pearson", COLOURS[1], "-", "s"),

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.analysis.comparison_figures import draw_examples, draw_ladder, draw_parameters, part_files
-from decoder2vec.analysis.layer_figures import draw_autoencoders, draw_correlations, draw_worth, worth_parts
-from decoder2vec.analysis.run_record import Run
-from decoder2vec.analysis.training_figures import draw_errors, draw_training
+from decoder2vec.analysis.report.comparison_figures import draw_examples, draw_ladder, draw_parameters, part_files
+from decoder2vec.analysis.report.layer_figures import draw_autoencoders, draw_correlations, draw_worth, worth_parts
+from decoder2vec.analysis.report.record import Run
+from decoder2vec.analysis.report.training_figures import draw_errors, draw_training
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from decoder2vec.analysis.run_figures import draw_overview, draw_run, file_stems
-from decoder2vec.analysis.run_page import page
-from decoder2vec.analysis.run_record import Run
+from decoder2vec.analysis.report.figures import draw_overview, draw_run, file_stems
+from decoder2vec.analysis.report.page import page
+from decoder2vec.analysis.report.record import Run
 from decoder2vec.errors import InputError
 from decoder2vec.places import whole_file
 
