@@ -152,6 +152,16 @@ def test_several_files_count_by_their_mean(write_run):
     assert (seed_scores(run, "test", "spearman"), seed_scores(run, "test", "pearson")) == ([20.0], [1.0])
 
 
+def test_runs_are_compared_on_the_files_they_share(write_run, tmp_path, texts):
+    one, two = make_results("one", seeds=(0,)), make_results("two", seeds=(0,))
+    one["seeds"][0]["test"] = {"a": {"spearman": 10.0, "pearson": 1.0}, "b": {"spearman": 30.0, "pearson": 3.0}}
+    two["seeds"][0]["test"] = {"a": {"spearman": 20.0, "pearson": 2.0}}
+    write_run("one", None, one)
+    write_run("two", None, two)
+    draw_ladder(find_runs(tmp_path), tmp_path / "ladder.png")
+    assert "test: a" in texts and "10.0" in texts and "20.0" in texts, "not the mean of a and b, which only one has"
+
+
 def test_readings_of_several_sources_are_curves_of_their_own(write_run, tmp_path, texts):
     """Dollar signs in a prompt are not formulas."""
     run = the_run(write_run, make_record(sources="two"), make_results(count=8, head="sum"))

@@ -14,8 +14,8 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.freeze import Schedule, Source
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.freeze import calibrated, score_pairs
 from decoder2vec.training.run import as_encoder
+from decoder2vec.training.scoring import calibrated, score_pairs
 
 
 def numbers(result):

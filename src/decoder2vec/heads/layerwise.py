@@ -50,8 +50,14 @@ class LayerwiseHead:
         for begin in range(0, len(vectors), _ROWS):
             rows = torch.from_numpy(vectors[begin : begin + _ROWS]).to(device)
             latents = rows.view(-1, len(spec.widths), spec.dim).transpose(0, 1)
-            result[begin : begin + _ROWS] = self._cut(self.net(latents)).cpu().numpy()
+            result[begin : begin + _ROWS] = self.vectors(latents).cpu().numpy()
         return result
+
+    @torch.inference_mode()
+    def vectors(self, latents: Tensor) -> Tensor:
+        """[reading, text, dim] latents on the head's device to [text, dim] vectors, all at once."""
+        whole: Tensor = self.net(latents)
+        return whole if self.cut is None else torch.nn.functional.normalize(whole @ self.cut, dim=-1)
 
     @property
     def dim(self) -> int:
@@ -137,9 +143,6 @@ class LayerwiseHead:
         tensors = {f"net.{name}": tensor for name, tensor in self.net.state_dict().items()}
         tensors["calibration"] = self.calibration.to_tensor()
         return tensors if self.cut is None else {**tensors, "cut": self.cut}
-
-    def _cut(self, vectors: Tensor) -> Tensor:
-        return vectors if self.cut is None else torch.nn.functional.normalize(vectors @ self.cut, dim=-1)
 
     def _split(self, vectors: Tensor) -> list[Tensor]:
         return self.net.split(vectors.to(self.net.shift.device).double())

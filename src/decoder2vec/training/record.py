@@ -14,7 +14,8 @@ from decoder2vec.maths.metrics import pearson, spearman
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData, guess_scale
 from decoder2vec.training.examples import EXAMPLES
-from decoder2vec.training.freeze import FreezeTraining, SeedResult, calibrated
+from decoder2vec.training.freeze import FreezeTraining
+from decoder2vec.training.scoring import SeedResult, calibrated
 from decoder2vec.training.stages import ScoredRows, correlation, predict
 
 _WORST = 12

@@ -23,10 +23,11 @@ from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.overlap import SEEN_FILE
 from decoder2vec.training.card import write_card
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.freeze import FreezeTraining, SeedResult
+from decoder2vec.training.freeze import FreezeTraining
 from decoder2vec.training.loop import Watch
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.record import record_run
+from decoder2vec.training.scoring import SeedResult
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"

@@ -25,11 +25,12 @@ _COLOURED = 7
 """More encoders than these are drawn alike: nobody tells ten colours apart."""
 
 
-def seed_scores(run: Run, part: str, metric: str) -> list[float]:
-    """For each seed the mean over the files of dev or test, where they have that metric."""
+def seed_scores(run: Run, part: str, metric: str, files: Sequence[str] = ()) -> list[float]:
+    """For each seed the mean over the files of dev or test (or over some of them), where they have that metric."""
     found = []
     for seed in run.seeds:
-        values = [scores[metric] for scores in getattr(seed, part).values() if metric in scores]
+        chosen = {name: scores for name, scores in getattr(seed, part).items() if not files or name in files}
+        values = [scores[metric] for scores in chosen.values() if metric in scores]
         found += [float(np.mean(values))] if values else []
     return found
 
@@ -39,15 +40,23 @@ def part_files(runs: Sequence[Run], part: str) -> list[str]:
     return list(dict.fromkeys(name for run in runs for seed in run.seeds for name in getattr(seed, part)))
 
 
+def shared_files(runs: Sequence[Run], part: str) -> list[str]:
+    """The files that all runs were scored on, since only those can be compared; if there are none, all files."""
+    scored = [names for run in runs if (names := part_files([run], part))]
+    every = part_files(runs, part)
+    return [name for name in every if all(name in names for names in scored)] or every
+
+
 def draw_ladder(runs: Sequence[Run], file: Path) -> None:
     """Scores of all runs on dev and test as bars, with every seed and the spread."""
     parts = [part for part in ("dev", "test") if part_files(runs, part)]
     size = (1.6 + 3.5 * len(parts), 1.5 + 0.5 * len(runs))
     with panels(file, _best_said(runs, parts), 1, len(parts), size, sharey=True) as (figure, grid):
         for axes, part in zip(grid[0], parts, strict=True):
+            files = shared_files(runs, part)
             for number, metric in enumerate(METRICS):
-                _bars(axes, runs, part, metric, COLOURS[number], -0.2 + 0.4 * number)
-            files = part_files(runs, part)
+                scores = [seed_scores(run, part, metric, files) for run in runs]
+                _bars(axes, scores, metric, COLOURS[number], -0.2 + 0.4 * number)
             axes.set_title(f"{part}: {short(files[0], 30) if len(files) == 1 else f'mean over {len(files)} files'}")
             axes.set_xlabel("correlation x 100")
             axes.axvline(0, color="black", linewidth=0.8)
@@ -63,21 +72,20 @@ def _best_said(runs: Sequence[Run], parts: Sequence[str]) -> str:
     means = {
         number: float(np.mean(found))
         for number, run in enumerate(runs)
-        if (found := seed_scores(run, chosen, "spearman"))
+        if (found := seed_scores(run, chosen, "spearman", shared_files(runs, chosen)))
     }
     if len(means) < 2:
         return f"Scores of {runs[0].name}" if len(runs) == 1 else "Scores of the runs"
     number = max(means, key=lambda number: np.nan_to_num(means[number], nan=-np.inf))
     best = runs[number]
     said = f"Scores of {len(runs)} runs. Highest Spearman on {chosen}: {best.name} ({means[number]:.1f}"
-    test = seed_scores(best, "test", "spearman") if chosen == "dev" else []
+    test = seed_scores(best, "test", "spearman", shared_files(runs, "test")) if chosen == "dev" else []
     return f"{said}; on test {np.mean(test):.1f})" if test else f"{said})"
 
 
-def _bars(axes: Any, runs: Sequence[Run], part: str, metric: str, colour: str, offset: float) -> None:
+def _bars(axes: Any, rows: Sequence[list[float]], metric: str, colour: str, offset: float) -> None:
     label = metric.capitalize()
-    for row, run in enumerate(runs):
-        scores = seed_scores(run, part, metric)
+    for row, scores in enumerate(rows):
         if not scores:
             continue
         mean, place = float(np.mean(scores)), row + offset
