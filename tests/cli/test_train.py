@@ -116,7 +116,7 @@ def flat(text):
 def test_one_file_of_pairs_is_all_that_is_needed(pairs, place):
     result = d2v("--data", pairs, *TINY, *QUICK)
     assert result.exit_code == 0
-    assert "pairs-dev" in result.stdout and "freeze on tiny-llama, 1 seed(s)" in result.stdout
+    assert "pairs-dev" in result.stdout and "embedding on tiny-llama, 1 seed(s)" in result.stdout
     said = flat(result.stderr)
     assert "3 of the training pairs were set aside to choose on" in said
     assert "scores of pairs are read on a scale of 0 to 5" in said

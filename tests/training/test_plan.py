@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Freeze, Source
+from decoder2vec.recipes.freeze import EMBEDDING, Freeze, Source
 from decoder2vec.tables import from_table
 from decoder2vec.training.data import DataFiles
 from decoder2vec.training.plan import Plan, read_plan
@@ -49,7 +49,7 @@ def file(tmp_path):
 
 
 def test_without_a_file_a_plan_is_the_recipes_defaults():
-    assert read_plan(None) == Plan("freeze", "", Freeze(), DataFiles())
+    assert read_plan(None) == Plan("embedding", "", EMBEDDING, DataFiles())
 
 
 def test_a_file_is_read_over_the_defaults(file):

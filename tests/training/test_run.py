@@ -16,7 +16,15 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import read_plan
 from decoder2vec.training.run import train
 
-SETTINGS = ["widths=[8]", "hidden=8", "pretrain=none", "head=sum", "training.epochs=2", "training.batch=16"]
+SETTINGS = [
+    "widths=[8]",
+    "hidden=8",
+    "pretrain=none",
+    "head=sum",
+    "training.epochs=2",
+    "training.batch=16",
+    "latents=[{}]",
+]
 PROMPTED = 'latents=[{layers=[2, 4]}, {template="prompteol", layers=[3]}]'
 
 
@@ -94,12 +102,12 @@ def test_the_card_says_what_it_is_how_good_it_is_and_how_to_use_it(run, tmp_path
     card = (tmp_path / "encoder" / "README.md").read_text()
     mean, spread = (outcome.results[key]["test"]["test"] for key in ("mean", "sd"))
     assert f"| test: test | {mean['spearman']:.2f} ± {spread['spearman']:.2f} |" in card
-    assert "# freeze: an encoder made of tiny-llama" in card
+    assert "# embedding: an encoder made of tiny-llama" in card
     assert 'Encoder.load("this folder")' in card and "an index can hold them" in card
     assert f"| dimensions | {outcome.encoder.dim} |" in card
     assert f"| fingerprint | {outcome.encoder.fingerprint} |" in card
     assert f"| seeds | 0, 1 (kept: {outcome.results['best_seed']}) |" in card
-    assert "- `d2v train my.toml`" in card and "- scored pairs: train.tsv" in card
+    assert "- `d2v train my.toml`" in card and "- scored pairs: train (" in card
     assert "equal texts: mean score 1.0" in card
     trained = sum(parameter.numel() for parameter in outcome.encoder.head.net.parameters())
     assert f"| trained numbers | {trained:,} (" in card

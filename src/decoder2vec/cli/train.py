@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def train(
-    plan: Annotated[Path | None, typer.Argument(help="A plan (.toml); without one, the recipe's defaults.")] = None,
+    plan: Annotated[
+        Path | None, typer.Argument(help="A plan (.toml); without one, an embedding from scored pairs.")
+    ] = None,
     backbone: Annotated[str, typer.Option(help="Built-in name, model folder, .gguf file or hub id.")] = "smollm2-135m",
     data: Annotated[Path, typer.Option(help="Folder of the plan's files, or one file of scored pairs.")] = Path("."),
     out: Annotated[Path, typer.Option(help="Folder for the trained encoder.")] = Path("encoder"),

@@ -3,7 +3,8 @@
 Every layer of the frozen model is read once per text. Each reading gets a small encoder of its own, two texts are
 compared by cosine reading by reading, and a head turns the cosines into one score. Training sees cached latents only
 and takes seconds. McDonald, Marsano and McLaughlin, "FREEZE!: Pretrained Language Models as Frozen Feature
-Extractors for Semantic Tasks", 2024; the defaults here are the paper's final model (step 5 of its ladder).
+Extractors for Semantic Tasks", 2024; the defaults of `Freeze` are the paper's final model (step 5 of its ladder),
+`EMBEDDING` is ours.
 """
 
 from __future__ import annotations
@@ -185,6 +186,22 @@ class Freeze:
             before = {reading for part in parts for reading in part}
             parts.append([reading for reading in dict.fromkeys(source.readings(depth)) if reading not in before])
         return parts
+
+
+_UPPER_THIRD = "0.67:1.0"
+
+EMBEDDING = Freeze(
+    latents=(Source("prompteol_tight", "lasttoken", _UPPER_THIRD), Source("echo", "mean", _UPPER_THIRD)),
+    standardise=True,
+    widths=(128,),
+    shortcut=True,
+    dropout=0.1,
+    head="sum",
+    pretrain="none",
+    training=Schedule(epochs=8, rate=3e-4),
+    choose_by="spearman",
+)
+"""What `d2v train` learns without a plan: one vector per text from scored pairs alone; chosen on STS-B dev."""
 
 
 def layer_numbers(layers: str | tuple[int, ...], depth: int) -> list[int]:

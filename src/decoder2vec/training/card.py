@@ -48,7 +48,7 @@ def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: di
         "",
         "## Data",
         "",
-        *_data_lines(plan),
+        *(f"- {what}: {which}" for what, which in results["data"].items()),
         *(f"- {note}" for note in results["notes"]),
         "",
         "## Made with",
@@ -74,15 +74,3 @@ def _score_rows(results: dict[str, Any]) -> list[str]:
             ]
             rows.append(f"| {part}: {name} | {cells[0]} | {cells[1]} |")
     return rows
-
-
-def _data_lines(plan: Plan) -> list[str]:
-    files, wants = plan.data, plan.wants()
-    used = {
-        "scored pairs": files.train if "pairs" in wants else "",
-        "plain texts": files.texts if "texts" in wants else "",
-        "triplets": files.triplets if "triplets" in wants else "",
-        "inference labels": files.nli if "nli" in wants else "",
-        "chosen on": ", ".join(files.dev),
-    }
-    return [f"- {what}: {name}" for what, name in used.items() if name]

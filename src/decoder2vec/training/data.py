@@ -75,6 +75,21 @@ class TrainingData:
             rows += list(zip(self.train.left, self.train.right, strict=True))
         return np.unique(pair_hashes([row[0] for row in rows], [row[1] for row in rows]))
 
+    def facts(self) -> dict[str, str]:
+        """What there is of each kind, for people."""
+        found = {
+            "scored pairs": [self.train] if self.train else [],
+            "chosen on": list(self.dev),
+            "scored once on": list(self.test),
+        }
+        said = {
+            what: ", ".join(f"{p.name} ({len(p):,} pairs)" for p in files) for what, files in found.items() if files
+        }
+        for what, rows in (("plain texts", self.texts), ("triplets", self.triplets), ("inference labels", self.nli)):
+            if rows:
+                said[what] = f"{len(rows):,}"
+        return said
+
     def fraction(self, scores: Sequence[float]) -> NDArray[np.float32]:
         """Scores as parts of the scale."""
         low, high = self.scale

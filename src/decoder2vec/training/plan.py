@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.recipes.freeze import Freeze
+from decoder2vec.recipes.freeze import EMBEDDING, Freeze
 from decoder2vec.tables import from_table, override, to_table
 from decoder2vec.training.data import DataFiles
 
@@ -43,11 +43,11 @@ class Plan:
 
 
 def read_plan(file: Path | None, settings: Sequence[str] = (), data: dict[str, Any] | None = None) -> Plan:
-    """The plan of a file with `key=value` settings put over it; without a file, the recipe's defaults.
+    """The plan of a file with `key=value` settings put over it; without a file, a good start for any pairs.
 
     A setting without a dot belongs to the recipe: `loss=mse`; with dots it names a table: `freeze.training.epochs=3`.
     """
-    table: dict[str, Any] = {}
+    table: dict[str, Any] = {"freeze": to_table(EMBEDDING), "name": "embedding"}
     if file is not None:
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -61,7 +61,8 @@ def read_plan(file: Path | None, settings: Sequence[str] = (), data: dict[str, A
     if not isinstance(table.setdefault("data", {}), dict):
         raise InputError(f"data must be a table, not {table['data']!r}.")
     table["data"].update(data or {})
-    table.setdefault("name", file.stem if file else recipe)
+    if file is not None:
+        table.setdefault("name", file.stem)
     search = table.pop("search", {})
     plan = from_table(Plan, table)
     return Plan(plan.name, plan.about, plan.freeze, plan.data, search)

@@ -69,6 +69,7 @@ def train(
         "best_seed": best.seed,
         "seconds": round(sum(result.seconds for result in done), 2),
         "seconds_reading": round(reading, 2),
+        "data": data.facts(),
         "notes": list(data.notes),
     }
     encoder = as_encoder(best, backbone)
