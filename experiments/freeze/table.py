@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 FILES = ("stsb-test", "sickr-test", "all files")
@@ -15,10 +16,14 @@ FILES = ("stsb-test", "sickr-test", "all files")
 
 def cell(results: dict[str, Any], file: str, metric: str) -> str:
     """One score, or nothing where the plan was not scored on the file; a mean over fewer than seven says nothing."""
-    scores = results["mean"]["test"].get(file, {})
-    if metric not in scores or (file == "all files" and len(results["mean"]["test"]) < 8):
+    tests = [seed["test"] for seed in results["seeds"]]
+    if file == "all files" and len(tests[0]) == 7:
+        values = [mean(scores[metric] for scores in test.values()) for test in tests]
+    elif file in tests[0]:
+        values = [test[file][metric] for test in tests]
+    else:
         return ""
-    return f"{scores[metric]:.1f} ± {results['sd']['test'][file][metric]:.1f}"
+    return f"{mean(values):.1f} ± {stdev(values) if len(values) > 1 else 0:.1f}"
 
 
 def main() -> None:
