@@ -22,7 +22,7 @@ def run(name: str, arguments: argparse.Namespace) -> str:
     started = time.perf_counter()
     command = ["d2v", "train", str(HERE / f"{name}.toml"), "--backbone", arguments.backbone]
     command += ["--data", arguments.data, "--out", f"{arguments.runs}/{name}", "--seeds", arguments.seeds]
-    command += ["--results", f"{arguments.results}/{name}.json"]
+    command += ["--results", f"{arguments.results}/{name}.json", "--overwrite"]
     command += ["--search", "30"] if name == "search" else []
     done = subprocess.run(command, capture_output=True, text=True)
     seconds = time.perf_counter() - started

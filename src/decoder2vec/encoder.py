@@ -152,7 +152,10 @@ class Encoder:
         one = isinstance(texts1, str)
         if one != isinstance(texts2, str) or (not one and len(texts1) != len(texts2)):
             raise InputError("score() takes two texts, or two lists of as many texts.")
-        raw = self.similarity_pairwise(self.encode(texts1, **kwargs), self.encode(texts2, **kwargs))
+        left, right = ([texts1], [texts2]) if one else (as_list(texts1), as_list(texts2))
+        place = {text: row for row, text in enumerate(dict.fromkeys([*left, *right]))}  # equal texts are read once
+        vectors = self.encode(list(place), **kwargs)
+        raw = self.similarity_pairwise(vectors[[place[t] for t in left]], vectors[[place[t] for t in right]])
         scores = (self.head.calibration if isinstance(self.head, LayerwiseHead) else Calibration())(raw).numpy()
         return float(scores[0]) if one else scores
 

@@ -37,9 +37,13 @@ class MissingExtraError(Decoder2VecError, ImportError):
         super().__init__(f"This needs {package}: pip install 'decoder2vec[{extra}]'.")
 
 
-def unknown_name(kind: str, name: object, known: Iterable[str]) -> InputError:
+class UnknownNameError(InputError):
+    """A name that does not exist, whatever else is chosen."""
+
+
+def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
     """An error for a name that does not exist, with the nearest ones that do."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."
-    return InputError(f"Unknown {kind} {name!r}. {hint}")
+    return UnknownNameError(f"Unknown {kind} {name!r}. {hint}")

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
 from decoder2vec.errors import InputError
 from decoder2vec.heads.affine import Head
 from decoder2vec.heads.layerwise import LayerwiseHead
@@ -68,4 +70,7 @@ def read_encoder(home: Path) -> tuple[dict[str, Any], AnyHead | None, Path | Non
 def _read_head(file: Path, kind: str | None) -> AnyHead | None:
     if kind is None:
         return None
-    return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else Head.load(file, kind)
+    try:
+        return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else Head.load(file, kind)
+    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise InputError(f"The head in {file} cannot be read ({error}); train or save the encoder again.") from error

@@ -18,6 +18,11 @@ def cache_root() -> Path:
     return Path(base).expanduser() / "decoder2vec"
 
 
+def pretrained_root() -> Path:
+    """The folder of encoders that were pre-trained and may be wanted again."""
+    return cache_root() / "pretrained"
+
+
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """A temporary path that becomes `target` when the block ends well, and vanishes when it does not.

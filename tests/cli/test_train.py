@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from decoder2vec.cli import app, main
 from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError
 
 PLANS = sorted((Path(__file__).parents[2] / "experiments" / "freeze").glob("*.toml"))
 NOUNS = [
@@ -51,7 +52,7 @@ def place(tmp_path, monkeypatch):
     """A folder to work in, and a cache for pre-trained encoders of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("decoder2vec.training.freeze.cache_root", lambda: tmp_path / "cache")
+    monkeypatch.setattr("decoder2vec.training.freeze.pretrained_root", lambda: tmp_path / "cache" / "pretrained")
     return tmp_path
 
 
@@ -148,7 +149,16 @@ def test_columns_are_those_of_the_flag_or_of_the_plan(place):
     file = write_pairs(place / "pairs.tsv", header="a\tb\tgrade")
     assert d2v("--data", file, "--columns", "a,b,grade", *TINY, *QUICK).exit_code == 0
     (place / "plan.toml").write_text('[data]\ncolumns = ["a", "b", "grade"]\n')
-    assert d2v("plan.toml", "--data", file, *TINY, *QUICK).exit_code == 0
+    assert d2v("plan.toml", "--data", file, "--overwrite", *TINY, *QUICK).exit_code == 0
+
+
+def test_an_encoder_is_not_replaced_unasked(place):
+    file = write_pairs(place / "pairs.tsv")
+    assert d2v("--data", file, *TINY, *QUICK).exit_code == 0
+    before = (place / "encoder" / "results.json").read_text()
+    with pytest.raises(InputError, match="holds an encoder already"):
+        d2v("--data", file, *TINY, *QUICK)
+    assert (place / "encoder" / "results.json").read_text() == before
 
 
 def test_a_plan_and_settings_over_it(folder, place):

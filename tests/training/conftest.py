@@ -46,7 +46,7 @@ def one_thread():
 def own_pretrained(tmp_path, monkeypatch):
     """No test takes over what another has pre-trained."""
     folder = tmp_path / "pretrained-cache"
-    monkeypatch.setattr("decoder2vec.training.freeze.cache_root", lambda: folder)
+    monkeypatch.setattr("decoder2vec.training.freeze.pretrained_root", lambda: folder / "pretrained")
     return folder / "pretrained"
 
 

@@ -56,7 +56,8 @@ def test_the_smallest_usual_scale_is_found(low, high, scale):
 def test_the_scale_found_is_said_and_scores_become_fractions_of_it():
     data = check_data(TrainingData(pairs_with([1, 3, 5]), (DEV,)))
     assert data.scale == (1, 5)
-    assert data.notes == ("scores of train are read on a scale of 1 to 5",)
+    assert data.notes[0] == "scores of train are read on a scale of 1 to 5"
+    assert data.notes[1] == "scores of dev are read on a scale of 0 to 1, unlike the training scores"
     assert data.fraction([1, 2, 5]).tolist() == [0, 0.25, 1]
     assert data.fraction([1]).dtype == np.float32
 
@@ -101,7 +102,7 @@ def test_pairs_that_stand_in_training_too_are_counted_and_said():
     test = Pairs("test", ["b1", "A2 ", "new"], ["a1", "b2", "b3"], [1, 2, 3])
     data = check_data(TrainingData(train, (DEV,), (test,)))
     assert "2 of 3 pairs of test also stand in the training data" in data.notes
-    assert not any("dev" in note for note in data.notes)
+    assert not any("pairs of dev" in note for note in data.notes)
 
 
 def test_triplets_and_inferences_were_seen_too():
@@ -132,7 +133,21 @@ def test_files_are_found_by_name(folder, make_pairs, write_pairs):
 
 def test_files_are_found_by_their_role(folder):
     data = load_data(folder, DataFiles(train="sts/none.tsv", dev=("sts/none.tsv",)), wants=["pairs"])
-    assert (data.train.name, data.dev[0].name, data.test) == ("train", "dev", ())
+    assert (data.train.name, data.dev[0].name, data.test[0].name) == ("train", "dev", "test")
+
+
+def test_without_any_names_the_files_of_a_folder_are_used(folder):
+    data = load_data(folder, DataFiles(), wants=["pairs"])
+    assert [pairs.name for pairs in (data.train, *data.dev, *data.test)] == ["train", "dev", "test"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "scale"),
+    [([0, 2.5, 5], (0, 5)), ([1, 5], (0, 5)), ([2, 3], (0, 5)), ([0, 0.4, 1], (0, 1)), ([0, 80], (0, 100))],
+)
+def test_a_file_is_on_the_training_scale_unless_its_scores_speak_against_it(scores, scale):
+    data = check_data(TrainingData(pairs_with([0, 3, 5]), (DEV,)))
+    assert data.scale_of(pairs_with(scores, "mine")) == scale
 
 
 @pytest.fixture
@@ -187,6 +202,7 @@ def test_columns_may_have_other_names(tmp_path, make_pairs, write_pairs):
 
 @pytest.mark.parametrize("wants", [[], ["texts"]])
 def test_pairs_to_choose_on_are_needed(wants, folder):
+    (folder / "dev.tsv").unlink()
     with pytest.raises(DataFileError, match="Give scored pairs to choose on"):
         load_data(folder, DataFiles(), wants=wants)
 

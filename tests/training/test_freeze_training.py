@@ -177,8 +177,10 @@ def test_scores_are_symmetric_and_between_0_and_1(head, training, data):
     ids=str,
 )
 def test_the_saved_encoder_scores_as_training_measured(changes, training, data, backbone, tmp_path):
-    result = training(**changes).run(0)
-    as_encoder(result, backbone("tiny-llama")).save(tmp_path / "encoder")
+    made = training(**changes)
+    result = made.run(0)
+    as_encoder(result, backbone("tiny-llama"), made.recipe).save(tmp_path / "encoder")
+
     loaded = Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32")
     test = data.test[0]
     pairs = list(zip(test.left, test.right, strict=True))

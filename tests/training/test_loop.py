@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -207,8 +208,25 @@ def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
 
 def test_checkpoints_are_not_written_more_often_than_they_are_worth(tmp_path):
     module = Line()
-    fit(module, task_for(module), 0, checkpoint=tmp_path / "run.safetensors")
-    assert list(tmp_path.iterdir()) == []
+    written = []
+    task = task_for(module)
+
+    def score():
+        written.extend(tmp_path.iterdir())
+        return task.score()
+
+    fit(module, replace(task, score=score), 0, checkpoint=tmp_path / "run.safetensors")
+    assert written == [], "young epochs are not worth a file"
+    assert [file.name for file in tmp_path.iterdir()] == ["run.safetensors"], "a finished stage is"
+
+
+def test_a_finished_stage_is_not_done_again(tmp_path):
+    module = Line()
+    first = fit(module, task_for(module), 0, checkpoint=tmp_path / "run.safetensors")
+    again = Line()
+    task = replace(task_for(again), loss=lambda rows: pytest.fail("nothing is left to do"))
+    assert fit(again, task, 0, checkpoint=tmp_path / "run.safetensors") == first
+    assert same(state(again), state(module))
 
 
 def cut(file):

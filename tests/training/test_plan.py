@@ -142,7 +142,8 @@ def test_a_plan_says_which_data_it_wants(settings, wants):
 def test_a_plan_as_json_says_everything_and_can_be_read_again(file):
     plan = read_plan(file)
     document = json.loads(json.dumps(plan.to_json()))
-    assert document.keys() == {"name", "freeze", "data"}
+    assert document.keys() - {"search"} == {"name", "about", "freeze", "data"}
+    assert document.get("search", {}) == plan.search
     assert from_table(Freeze, document["freeze"]) == plan.freeze
     assert from_table(DataFiles, document["data"]) == plan.data
 

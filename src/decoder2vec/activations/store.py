@@ -186,19 +186,23 @@ class Store:
             self._where.setdefault(key.tobytes(), (number, row))
 
 
-def covering(space: dict[str, Any], *, root: Path | None = None) -> list[Any] | None:
-    """The readings of the fullest space on disk that reads at least what this one does, all else being equal."""
-    found: list[tuple[int, list[Any]]] = []
+def covering(space: dict[str, Any], keys: Sequence[bytes], *, root: Path | None = None) -> list[Any] | None:
+    """The readings of a space on disk that reads at least what this one does, all else being equal.
+
+    Of several, the one that holds most of the keys; of those, the one with the fewest readings.
+    """
+    found: list[tuple[int, int, list[Any]]] = []
     rest = {key: value for key, value in space.items() if key not in ("readings", "backbone")}
     for note in (root or store_root()).glob("*/space.json"):
         try:
             other = json.loads(note.read_text(encoding="utf-8"))
             same = all(other[key] == value for key, value in rest.items())
             if same and all(list(reading) in other["readings"] for reading in space["readings"]):
-                found.append((sum(file.stat().st_size for file in note.parent.glob("seg-*")), other["readings"]))
-        except (OSError, ValueError, KeyError, TypeError):
+                store = Store(other, root=root)
+                found.append((sum(key in store for key in keys), -len(other["readings"]), other["readings"]))
+        except (OSError, ValueError, KeyError, TypeError, StoreError):
             continue
-    return max(found, key=lambda pair: pair[0])[1] if found else None
+    return max(found, key=lambda each: each[:2])[2] if found else None
 
 
 def store_root() -> Path:

@@ -41,7 +41,7 @@ class LatentTable:
         self._parts: list[tuple[Store, NDArray[np.intp], list[tuple[int, int]]]] = []
         spaces = []
         for where, extractor in reader.parts:
-            filler, columns = _widened(extractor)
+            filler, columns = _widened(extractor, keys)
             store = Store(filler.space())
             filler.fill(store, self.texts, progress)
             self._parts.append((store, store.places(keys), list(zip(where, columns, strict=True))))
@@ -82,7 +82,7 @@ class LatentTable:
             x = self._finite(rows[begin : begin + _CHUNK])
             if begin == 0:  # sums of squares are taken around a first guess, since a few dimensions are huge
                 origin = x.mean(dim=1, keepdim=True)
-            x = x - origin
+            x = (x - origin).cpu() if self.device.type == "mps" else x - origin  # Apple's GPUs have no float64
             total += x.sum(dim=1, keepdim=True, dtype=torch.float64).cpu()
             squares += x.pow(2).sum(dim=1, keepdim=True, dtype=torch.float64).cpu()
         mean = total / len(rows)
@@ -122,13 +122,13 @@ class LatentTable:
         return table
 
 
-def _widened(extractor: Extractor) -> tuple[Extractor, list[int]]:
+def _widened(extractor: Extractor, keys: Sequence[bytes]) -> tuple[Extractor, list[int]]:
     """The extractor of a space on disk that also reads what this one does, and where in it; else itself.
 
     So the latents of all layers, once computed, serve every choice of some of them.
     """
     wanted = [[r.layer, r.pooling, r.normed] for r in extractor.capture.readings]
-    known = covering(extractor.space()) or wanted
+    known = covering(extractor.space(), keys) or wanted
     if known != wanted:
         readings = [Reading(*reading) for reading in known]
         extractor = replace(extractor, readings=readings)

@@ -8,6 +8,8 @@ import typer
 
 from decoder2vec.cli.show import say, table
 
+_PRETRAINED = "pretrained"
+
 cache = typer.Typer(help="List, check and clear the latents kept on disk.", no_args_is_help=True)
 
 
@@ -15,17 +17,30 @@ cache = typer.Typer(help="List, check and clear the latents kept on disk.", no_a
 def list_spaces() -> None:
     """List what is kept, and how large it is."""
     from decoder2vec.activations.store import spaces, store_root
+    from decoder2vec.places import pretrained_root
 
     found = list(spaces())
-    table(("name", "texts", "MB", "what"), [_row(report) for report in found], str(store_root()))
+    rows = [_row(report) for report in found]
+    if files := list(pretrained_root().glob("*")):
+        size = sum(file.stat().st_size for file in files)
+        rows.append(
+            (_PRETRAINED, "", f"{size / 1e6:.1f}", f"{len(files)} sets of encoders before their training on pairs")
+        )
+    table(("name", "texts", "MB", "what"), rows, str(store_root()))
 
 
 @cache.command("rm")
 def remove_space(name: Annotated[str, typer.Argument(help="A name from `d2v cache ls`, or all.")]) -> None:
     """Delete one entry, or all of them."""
-    from decoder2vec.activations.store import remove
+    import shutil
 
-    remove(name)
+    from decoder2vec.activations.store import remove
+    from decoder2vec.places import pretrained_root
+
+    if name in ("all", _PRETRAINED):
+        shutil.rmtree(pretrained_root(), ignore_errors=True)
+    if name != _PRETRAINED:
+        remove(name)
     say(f"removed {name}")
 
 

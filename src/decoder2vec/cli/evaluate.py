@@ -80,7 +80,11 @@ def _warn_of_overlap(folder: Path, files: list[Pairs]) -> None:
         return
     import numpy as np
 
-    seen = np.load(folder / SEEN_FILE, allow_pickle=False)
+    try:
+        seen = np.load(folder / SEEN_FILE, allow_pickle=False)
+    except (ValueError, EOFError):
+        say(f"{folder / SEEN_FILE} cannot be read; whether the encoder was trained on these pairs is not known")
+        return
     for pairs in files:
         if count := overlapping(pairs.left, pairs.right, seen):
             say(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ def train(
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; the best on dev is kept.")] = "0",
     search: Annotated[int, typer.Option(help="Try this many settings from the plan's [search] first.")] = 0,
     results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
     device: Device = None,
 ) -> None:
     """Train an encoder on cached latents of a frozen model, by a plan or by flags."""
@@ -40,6 +42,7 @@ def train(
     from decoder2vec.training.plan import read_plan
     from decoder2vec.training.run import train as run
 
+    _check_out(out, overwrite)
     if data.is_file():
         train_file, data = str(data), data.parent
     given = _given_files(data, train_file, dev or [], test or [])
@@ -64,17 +67,23 @@ def train(
     _print(outcome, out)
 
 
+_SAY_EVERY = 20.0
+
+
 class _Watch:
     """One bar for each stage of each seed, with the last epoch's loss and dev score."""
 
     def __init__(self, progress: Any) -> None:
         self.progress = progress
         self.reading = progress.add_task("reading latents", total=None)
+        self.texts, self.said = 0, time.monotonic()
         self.stage, self.step, self.task = "", 0, None
 
     def read(self, count: int) -> None:
         """So many more texts are in the store."""
+        self.texts += count
         self.progress.advance(self.reading, count)
+        self._say(f"reading latents: {self.texts:,} texts")
 
     def __call__(self, note: Note) -> None:
         if note.stage != self.stage or note.step < self.step:
@@ -84,26 +93,28 @@ class _Watch:
         if note.loss is not None and note.score is not None:
             text += f"  loss {note.loss:.4f}  dev {note.score:.2f}"
         self.progress.update(self.task, completed=note.step, description=text)
+        self._say(f"{text}  step {note.step}/{note.steps}")
+
+    def _say(self, line: str) -> None:
+        """A plain line now and then where no bar is drawn: a log should not stay silent for minutes."""
+        if not sys.stderr.isatty() and time.monotonic() - self.said > _SAY_EVERY:
+            self.said = time.monotonic()
+            say(line)
 
 
 def _print(outcome: Outcome, out: Path) -> None:
-    found = outcome.results
-    rows = []
-    for part in ("dev", "test"):
-        for name, mean in found["mean"][part].items():
-            spread = found["sd"][part][name]
-            rows.append((part, name, *(_cell(mean, spread, metric) for metric in ("spearman", "pearson"))))
-    share = outcome.record["parameters"]
+    from decoder2vec.training.card import score_rows
+
+    found, share = outcome.results, outcome.record["parameters"]
     title = f"{found['config']['name']} on {found['backbone']['name']}, {len(found['seeds'])} seed(s)"
-    table(("", "file", "Spearman", "Pearson"), rows, title)
+    table(("", "file", "Spearman", "Pearson"), score_rows(found), title)
+    for note in found["notes"]:
+        if note.startswith("seed "):
+            say(note)
     for name, value in found["mean"]["checks"].items():
         say(f"{name}: mean score {value:.3f}")
     say(f"{share['trained']:,} numbers trained, {share['percent']} % of the model; {found['seconds']} s of training")
     say(f"wrote the encoder {out} (best seed on dev: {found['best_seed']})")
-
-
-def _cell(mean: dict[str, float], spread: dict[str, float], metric: str) -> str:
-    return f"{mean[metric]:.2f} ± {spread[metric]:.2f}" if metric in mean else ""
 
 
 def _given_files(folder: Path, train: str | None, dev: list[str], test: list[str]) -> dict[str, Any]:
@@ -122,6 +133,14 @@ def _given_files(folder: Path, train: str | None, dev: list[str], test: list[str
         if names:
             given[role] = [os.path.relpath(name, folder) for name in names]
     return given
+
+
+def _check_out(out: Path, overwrite: bool) -> None:
+    from decoder2vec.errors import InputError
+    from decoder2vec.folder import is_encoder
+
+    if is_encoder(out) and not overwrite:
+        raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
 
 
 def _seeds(text: str) -> list[int]:

@@ -202,7 +202,11 @@ class CodeNet(nn.Module):
 
     def cosines(self, left: list[Tensor], right: list[Tensor]) -> Tensor:
         """[pair, block] cosines, in the order of the readings."""
-        return torch.cat([(a * b).sum(dim=-1) for a, b in zip(left, right, strict=True)])[self.order].T
+        return self.in_order(torch.cat([(a * b).sum(dim=-1) for a, b in zip(left, right, strict=True)])).T
+
+    def in_order(self, by_block: Tensor) -> Tensor:
+        """[block, ...] values from the order of the blocks into that of the readings."""
+        return by_block[self.order.to(by_block.device)]
 
     def pair_cosines(self, left: Tensor, right: Tensor) -> Tensor:
         """[pair, block] cosines of two batches of latents."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,14 @@ from torch import Tensor
 from decoder2vec.errors import InputError
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
+from decoder2vec.heads.pair import PairHead
 from decoder2vec.places import whole_file
 
 Vectors = NDArray[np.float32]
 
 _ROWS = 1024
+_CELLS = 1 << 25
+"""Cosines held at once when all vectors are compared with all."""
 
 
 @dataclass(eq=False)
@@ -74,13 +77,17 @@ class LayerwiseHead:
         """[n, m] scores of stored vectors, all with all."""
         self._check(left, right)
         a, b = self._split(left), self._split(right)
-        rows = [self.net.pair(_all_cosines(part, b)[self.net.order].permute(1, 2, 0)) for part in _slices(a, len(left))]
-        return torch.cat([self._flat(row) for row in rows]) if rows else torch.empty(0, len(right))
+        at_once = max(1, _CELLS // (max(1, len(right)) * self.net.spec.blocks))
+        rows = []
+        for begin in range(0, len(left), at_once):
+            cosines = _all_cosines([block[:, begin : begin + at_once] for block in a], b)
+            rows.append(self._score(self.net.in_order(cosines).permute(1, 2, 0)))
+        return torch.cat(rows) if rows else torch.empty(0, len(right))
 
     @torch.inference_mode()
     def similarity_pairwise(self, left: Tensor, right: Tensor) -> Tensor:
         """[n] scores of stored vectors, row by row."""
-        return self._flat(self.net.pair(self.pair_cosines(left, right)))
+        return self._score(self.pair_cosines(left, right))
 
     @torch.inference_mode()
     def pair_cosines(self, left: Tensor, right: Tensor) -> Tensor:
@@ -93,7 +100,7 @@ class LayerwiseHead:
     def contributions(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """[pair, block] cosines, and what each adds to or takes from the score."""
         cosines = self.pair_cosines(left, right)
-        return cosines.cpu(), self.net.pair.contributions(cosines).cpu()
+        return cosines.cpu(), self._pair_on(cosines.device).contributions(cosines).cpu()
 
     def shortened(self, vectors: Vectors, dim: int) -> LayerwiseHead:
         """The same head with vectors of `dim` dimensions: those that keep most of the dot products of these."""
@@ -145,7 +152,7 @@ class LayerwiseHead:
         return tensors if self.cut is None else {**tensors, "cut": self.cut}
 
     def _split(self, vectors: Tensor) -> list[Tensor]:
-        return self.net.split(vectors.to(self.net.shift.device).double())
+        return self.net.split(vectors.to(_exact(self.net.shift.device)).double())
 
     def _check(self, *vectors: Tensor) -> None:
         for each in vectors:
@@ -155,17 +162,20 @@ class LayerwiseHead:
                     "a cut vector has lost its blocks."
                 )
 
-    def _flat(self, scores: Tensor) -> Tensor:
-        """[.., block] scores of the head "each" become their mean."""
-        flat = scores.mean(dim=-1) if self.net.spec.head == "each" else scores
-        return flat.float().cpu()
+    def _pair_on(self, device: torch.device) -> PairHead:
+        return self.net.pair if device == self.net.shift.device else deepcopy(self.net.pair).to(device)
+
+    def _score(self, cosines: Tensor) -> Tensor:
+        """Scores from [..., block] cosines; those of the head "each" become their mean."""
+        scores: Tensor = self._pair_on(cosines.device)(cosines)
+        return (scores.mean(dim=-1) if self.net.spec.head == "each" else scores).float().cpu()
+
+
+def _exact(device: torch.device) -> torch.device:
+    """Where float64 can be computed: Apple's GPUs have none."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def _all_cosines(left: list[Tensor], right: list[Tensor]) -> Tensor:
     """Cosines of all rows with all rows: [block, n, m]."""
     return torch.cat([a @ b.transpose(1, 2) for a, b in zip(left, right, strict=True)]).float()
-
-
-def _slices(blocks: list[Tensor], count: int, rows: int = 256) -> Iterator[list[Tensor]]:
-    for begin in range(0, count, rows):
-        yield [block[:, begin : begin + rows] for block in blocks]

@@ -17,7 +17,7 @@ from decoder2vec.heads.codes import MIXINGS, CodeSpec
 from decoder2vec.heads.pair import PAIR_HEADS
 from decoder2vec.maths.layerwise import spread
 from decoder2vec.maths.losses import LOSSES
-from decoder2vec.spec import Reading
+from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.text.template import Template
 
 PRETRAININGS = ("none", "autoencoder", "snli", "contrastive")
@@ -99,6 +99,10 @@ class Freeze:
     """The dev correlation by which epochs and seeds are chosen."""
     changes: tuple[str, ...] = ()
     """Pairs added to the training pairs: identical, punctuation (with and without the full stop), case, words."""
+    max_length: int = DEFAULT_MAX_LENGTH
+    """Tokens of a prompt that are read at most."""
+    on_overflow: str = "truncate"
+    """What happens to longer ones: truncate, chunk (read in parts and average) or error."""
     keep: int = 0
     """Keep only this many readings, those with the largest weights, and train on; 0: all."""
     dim: int = 0
@@ -126,9 +130,18 @@ class Freeze:
         useless = self.loss == "none" and self.pretrain != "contrastive" and (coded or self.pretrain != "none")
         return [
             (not self.widths, "widths is empty; give a width for the codes, or 0 for none."),
-            (not 0 <= self.dropout < 1, "dropout must be 0 or more and below 1."),
-            (min(self.noise, self.keep, self.dim) < 0, "noise, keep and dim must be 0 or more."),
             (useless, "Without a loss on scored pairs only contrastive pre-training makes an encoder."),
+            (not 0 <= self.dropout < 1, "dropout must be 0 or more and below 1."),
+            (self.temperature <= 0 or self.depth < 1, "temperature must be above 0, and depth 1 or more."),
+            (
+                self.loss in ("log_variance", "pearson") and self.training.batch < 2,
+                f"The loss {self.loss} needs batches of 2 pairs or more.",
+            ),
+            (
+                self.loss == "none" and self.head in ("mlp", "gated"),
+                f"The head {self.head!r} learns from scored pairs only; without a loss use sum or each.",
+            ),
+            (min(self.noise, self.keep, self.dim) < 0, "noise, keep and dim must be 0 or more."),
             (
                 learned_codes and not coded,
                 "Without encoders (widths = [0]) there is nothing to pre-train; set pretrain to none.",

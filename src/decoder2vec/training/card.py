@@ -42,7 +42,7 @@ def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: di
         "",
         "| file | Spearman | Pearson |",
         "|---|---|---|",
-        *_score_rows(results),
+        *(f"| {part}: {name} | {first} | {second} |" for part, name, first, second in score_rows(results)),
         "",
         *(f"- {name}: mean score {value}" for name, value in results["mean"]["checks"].items()),
         "",
@@ -63,14 +63,17 @@ def _is_pair_scorer(encoder: Encoder) -> bool:
     return bool(getattr(encoder.head, "pairwise", False))
 
 
-def _score_rows(results: dict[str, Any]) -> list[str]:
+def score_rows(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(dev or test, file, Spearman, Pearson) for people; a single seed has no spread."""
     rows = []
     for part in ("dev", "test"):
         for name, mean in results["mean"][part].items():
-            spread = results["sd"][part][name]
-            cells = [
-                f"{mean[metric]:.2f} ± {spread[metric]:.2f}" if metric in mean else ""
-                for metric in ("spearman", "pearson")
-            ]
-            rows.append(f"| {part}: {name} | {cells[0]} | {cells[1]} |")
+            spread = results["sd"][part][name] if len(results["seeds"]) > 1 else {}
+            rows.append((part, name, _cell("spearman", mean, spread), _cell("pearson", mean, spread)))
     return rows
+
+
+def _cell(metric: str, mean: dict[str, float], spread: dict[str, float]) -> str:
+    if metric not in mean:
+        return ""
+    return f"{mean[metric]:.2f}" + (f" ± {spread[metric]:.2f}" if spread else "")

@@ -90,6 +90,16 @@ class TrainingData:
                 said[what] = f"{len(rows):,}"
         return said
 
+    def scale_of(self, pairs: Pairs) -> tuple[float, float]:
+        """The scale of a file: the training pairs' (else the first dev file's), unless its scores speak against it.
+
+        They do when they leave it, or when they all fit a usual scale less than half as wide.
+        """
+        base = self.scale if self.train else guess_scale(min(self.dev[0].scores), max(self.dev[0].scores))
+        low, high = guess_scale(min(pairs.scores), max(pairs.scores))
+        inside = base[0] <= min(pairs.scores) and max(pairs.scores) <= base[1]
+        return base if inside and high - low >= 0.5 * (base[1] - base[0]) else (low, high)
+
     def fraction(self, scores: Sequence[float]) -> NDArray[np.float32]:
         """Scores as parts of the scale."""
         low, high = self.scale
@@ -123,7 +133,7 @@ _TRIPLET = ("anchor", "positive", "negative")
 
 
 def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str, ...] = ()) -> TrainingData:
-    """Refuse what cannot be learned from; find the scale of the scores; count pairs that stand in two files."""
+    """Refuse what cannot be learned from; find the scale of the scores; count pairs that training has seen."""
     said = list(notes)
     if data.train:
         found, line = _check_scores(data.train, scale)
@@ -136,6 +146,11 @@ def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str
     for pairs in (*data.dev, *data.test):
         if len(pairs) < 2 or len(set(pairs.scores)) < 2:
             raise InputError(f"{pairs.name} needs at least 2 pairs with different scores: nothing can be ranked.")
+        if data.train and data.scale_of(pairs) != data.scale:
+            low, high = data.scale_of(pairs)
+            said.append(
+                f"scores of {pairs.name} are read on a scale of {low:g} to {high:g}, unlike the training scores"
+            )
         if count := overlapping(pairs.left, pairs.right, seen):
             said.append(f"{count} of {len(pairs)} pairs of {pairs.name} also stand in the training data")
     return replace(data, notes=tuple(said))
@@ -212,6 +227,8 @@ def _read_nli(place: Path) -> tuple[tuple[str, ...], ...]:
 def _present(folder: Path, names: Sequence[str], role: str, notes: list[str]) -> list[Path]:
     """Those files that the folder has: a plan made for other data names files that a user's own folder lacks."""
     found: list[Path] = []
+    if not names:  # a file called by its role is meant to be used
+        return [path for path in _by_role(folder, role) if path.is_file()][:1]
     for name in names:
         try:
             place = _find(folder, name, role)
@@ -223,9 +240,13 @@ def _present(folder: Path, names: Sequence[str], role: str, notes: list[str]) ->
     return found
 
 
+def _by_role(folder: Path, role: str) -> list[Path]:
+    return [folder / f"{role}{ending}" for ending in _ENDINGS]
+
+
 def _find(folder: Path, name: str, role: str) -> Path:
     """The file of that name in the folder, else the one called by its role."""
-    for path in (folder / name, *(folder / f"{role}{ending}" for ending in _ENDINGS)):
+    for path in (folder / name, *_by_role(folder, role)):
         if path.is_file():
             return path
     raise DataFileError(f"{folder} has no file {name!r}, nor one called {role}.tsv, .csv or .jsonl.")

@@ -16,33 +16,33 @@ from decoder2vec.activations.extract import Progress
 from decoder2vec.activations.reader import Reader
 from decoder2vec.activations.table import LatentTable
 from decoder2vec.backbone.load import Backbone
+from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.heads.pair import SumHead
-from decoder2vec.places import cache_root
-from decoder2vec.recipes.freeze import Freeze
+from decoder2vec.places import pretrained_root
+from decoder2vec.recipes.freeze import METRICS, Freeze
 from decoder2vec.spec import fingerprint
 from decoder2vec.tables import to_table
 from decoder2vec.text.template import Template
+from decoder2vec.training.autoencoders import Autoencoder, held_out, measure, reconstruction
 from decoder2vec.training.changes import changed_pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import extra_texts
-from decoder2vec.training.loop import Watch, fit
+from decoder2vec.training.loop import Task, Watch, fit
 from decoder2vec.training.pretrained import load_state, save_state
 from decoder2vec.training.scoring import SeedResult, finish
 from decoder2vec.training.stages import (
-    Autoencoder,
     InferenceNet,
     ScoredRows,
-    correlation,
+    dev_scores,
     inference,
-    layer_errors,
-    predict,
-    reconstruction,
     siamese,
     triplets,
 )
 
+_FORMAT = 1
+"""Raised when a stage changes, so that encoders pre-trained by an older one are not taken for the same."""
 _FITTED_ON = 20_000
 """How many texts statistics and cuts are fitted on at most."""
 
@@ -55,7 +55,9 @@ class FreezeTraining:
     ) -> None:
         self.recipe, self.data, self.backbone = recipe, data, backbone
         self.readings = recipe.readings(backbone)
-        self.reader = Reader(backbone, self.readings, Template("{text}"))
+        if recipe.dim >= (size := recipe.codes(backbone).size):
+            raise InputError(f"dim = {recipe.dim} is no cut: the vectors have {size} dimensions.")
+        self.reader = Reader(backbone, self.readings, Template("{text}"), recipe.max_length, recipe.on_overflow)
         self.pairs = changed_pairs(data.train, recipe.changes, data.scale) if data.train else None
         dev_texts = data.dev[0].texts()
         texts = data.all_texts() + (self.pairs.texts() if self.pairs else []) + extra_texts(dev_texts)
@@ -78,15 +80,18 @@ class FreezeTraining:
         table, readings = self.table, self.readings
         if self.recipe.loss != "none":
             notes["training"] = self._train(net, table, seed, work, watch)
+        if self.recipe.head == "each":
+            notes["each layer"] = self._single_layers(net)
         if self.recipe.keep or self.recipe.head == "each":
             net, table, kept = self._select(net)
             readings = tuple(readings[number] for number in kept)
             notes["kept"] = [str(reading) for reading in readings]
             if self.recipe.keep:
-                notes["training after selection"] = self._train_again(net, table, seed, watch)
+                notes["training after selection"] = self._train_again(net, table, seed, work, watch)
         result = SeedResult(seed, net, table, readings, LayerwiseHead(net), notes=notes)
         finish(result, self.recipe, self.data, self.fitted_on)
-        result.seconds = time.perf_counter() - started
+        reused = notes.get("pretraining", {}) if notes.get("pretraining", {}).get("reused") else {}
+        result.seconds = time.perf_counter() - started + reused.get("seconds", 0.0)  # as if nothing had been kept
         return result
 
     def _training_texts(self) -> list[str]:
@@ -94,12 +99,16 @@ class FreezeTraining:
         own = self.pairs.texts() if self.pairs else []
         others = [text for row in self.data.triplets for text in row] + [t for row in self.data.nli for t in row[1:]]
         found = list(dict.fromkeys(own + others + list(self.data.texts)))
-        return found or self.data.dev[0].texts()  # nothing is trained: the statistics only set a scale
+        if not found and (self.recipe.standardise or self.recipe.dim):
+            raise InputError(
+                "Statistics need texts to be fitted on, and not those of dev: give pairs, triplets or texts."
+            )
+        return found or self.data.dev[0].texts()  # nothing is trained, and a common factor changes no cosine
 
     def _pretrain(self, net: CodeNet, seed: int, watch: Watch) -> dict[str, Any]:
         """Pre-train, or take over what the same pre-training gave before."""
         key = self._pretraining_key(net, seed)
-        file = cache_root() / "pretrained" / f"{key}.safetensors"
+        file = pretrained_root() / f"{key}.safetensors"
         if (note := load_state(net, file)) is not None:
             return {**note, "reused": True}
         torch.manual_seed(int(key[:15], 16))  # what is kept depends on nothing that is not in its key
@@ -114,7 +123,7 @@ class FreezeTraining:
         file.with_suffix(".checkpoint").unlink(missing_ok=True)
         return note
 
-    def _pretraining_task(self, net: CodeNet) -> tuple[nn.Module, Any]:
+    def _pretraining_task(self, net: CodeNet) -> tuple[nn.Module, Task]:
         if self.recipe.pretrain == "autoencoder":
             autoencoder = Autoencoder(net)
             return autoencoder, reconstruction(autoencoder.to(net.shift.device), self.table, self.data, self.recipe)
@@ -144,18 +153,16 @@ class FreezeTraining:
         shape = {**asdict(net.spec), "head": net.spec.head if judged else ""}
         statistics = [self.recipe.standardise, digests["statistics"]]
         schedule = to_table(self.recipe.pretraining)
-        return fingerprint(self.table.fingerprint, shape, statistics, schedule, kind, digests[kind], extra, seed)
+        return fingerprint(
+            _FORMAT, self.table.fingerprint, shape, statistics, schedule, kind, digests[kind], extra, seed
+        )
 
     def _reconstruction_errors(self, module: Autoencoder) -> dict[str, Any]:
-        """Per layer: the error in the latents' own units, and as a share of their variance."""
-        rows = self.table.rows(self.data.texts)[::20]
-        errors = layer_errors(module, self.table, rows).cpu()
-        scale, deviation = module.net.scale.cpu(), self.moments[1]
-        variance = (scale * deviation).pow(2).mean(dim=(1, 2))
-        raw = errors / scale.pow(2).mean(dim=(1, 2))
+        """Per layer, on held-out texts: the error in the latents' own units, and as a share of their variance."""
+        found = measure(module, self.table, held_out(self.table.rows(self.data.texts)))
         return {
-            "error": [round(value, 6) for value in raw.tolist()],
-            "unexplained": [round(value, 5) for value in (errors / variance.clamp_min(1e-12)).tolist()],
+            "error": [round(value, 6) for value in found.raw.tolist()],
+            "unexplained": [round(value, 5) for value in found.unexplained.tolist()],
         }
 
     def _train(self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, watch: Watch) -> dict[str, Any]:
@@ -165,10 +172,12 @@ class FreezeTraining:
         checkpoint = work / f"pairs-{key}.safetensors" if work else None
         return asdict(fit(net, task, seed, checkpoint=checkpoint, watch=watch))
 
-    def _train_again(self, net: CodeNet, table: LatentTable, seed: int, watch: Watch) -> dict[str, Any]:
+    def _train_again(
+        self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, watch: Watch
+    ) -> dict[str, Any]:
         """The last stage once more, for the readings that were kept."""
         if self.recipe.loss != "none":
-            return self._train(net, table, seed, None, watch)
+            return self._train(net, table, seed, work, watch)
         return asdict(fit(net, triplets(net, table, self.data, self.recipe), seed, watch=watch))
 
     def _select(self, net: CodeNet) -> tuple[CodeNet, LatentTable, list[int]]:
@@ -176,7 +185,10 @@ class FreezeTraining:
         if isinstance(net.pair, SumHead):
             kept = sorted(net.pair.weights().argsort(descending=True)[: self.recipe.keep].tolist())
         else:
-            dev = ScoredRows.of(self.table, self.data.dev[0])
-            columns = predict(net, self.table, dev).T
-            kept = [int(np.argmax([correlation(self.recipe.choose_by, column, dev.scores) for column in columns]))]
+            kept = [int(np.argmax(self._single_layers(net)[self.recipe.choose_by]))]
         return net.only(kept), self.table.only(kept), kept
+
+    def _single_layers(self, net: CodeNet) -> dict[str, list[float]]:
+        """Under the head "each": the dev scores of every layer for itself."""
+        dev = [ScoredRows.of(self.table, pairs) for pairs in self.data.dev]
+        return {metric: dev_scores(net, self.table, dev, metric).round(2).tolist() for metric in METRICS}

@@ -114,6 +114,7 @@ def fit(
             history.best = epoch
             run.keep_best()
         run.save(history)
+    run.save(history, always=True)  # a stage that is done is not done again if the rest is killed
     watch(Note(task.stage, total, total, _last(history.losses), history.best_score))
     module.load_state_dict(run.best)
     module.eval()
@@ -170,9 +171,9 @@ class _Run:
         """Remember the present state as the best."""
         self.best = {name: tensor.detach().clone() for name, tensor in self.module.state_dict().items()}
 
-    def save(self, history: History) -> None:
+    def save(self, history: History, *, always: bool = False) -> None:
         """Write a checkpoint, unless the last one is young."""
-        if self.file is None or time.monotonic() - self.saved < _SAVE_EVERY:
+        if self.file is None or (time.monotonic() - self.saved < _SAVE_EVERY and not always):
             return
         tensors = {f"best.{name}": tensor for name, tensor in self.best.items()}
         tensors |= {f"now.{name}": tensor for name, tensor in self.module.state_dict().items()}

@@ -39,7 +39,8 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """The whole plan, defaults included."""
-        return {"name": self.name, "freeze": to_table(self.freeze), "data": to_table(self.data)}
+        table = {"name": self.name, "about": self.about, "freeze": to_table(self.freeze), "data": to_table(self.data)}
+        return {**table, "search": self.search} if self.search else table
 
 
 def read_plan(file: Path | None, settings: Sequence[str] = (), data: dict[str, Any] | None = None) -> Plan:
@@ -64,5 +65,7 @@ def read_plan(file: Path | None, settings: Sequence[str] = (), data: dict[str, A
     if file is not None:
         table.setdefault("name", file.stem)
     search = table.pop("search", {})
+    if not isinstance(search, dict):
+        raise InputError(f"search must be a table, not {search!r}.")
     plan = from_table(Plan, table)
     return Plan(plan.name, plan.about, plan.freeze, plan.data, search)

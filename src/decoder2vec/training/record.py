@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.maths.metrics import pearson, spearman
 from decoder2vec.text.files import Pairs
-from decoder2vec.training.data import TrainingData, guess_scale
+from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import EXAMPLES
 from decoder2vec.training.freeze import FreezeTraining
 from decoder2vec.training.scoring import SeedResult, calibrated
-from decoder2vec.training.stages import ScoredRows, correlation, predict
+from decoder2vec.training.stages import ScoredRows, correlation, over_pairs, predict
 
 _WORST = 12
 
@@ -42,7 +43,7 @@ def record_run(training: FreezeTraining, best: SeedResult) -> dict[str, Any]:
 def layer_curves(best: SeedResult, dev: Pairs) -> dict[str, Any]:
     """For each reading, on dev: the raw cosine, the code's cosine, its weight, and the score without it."""
     rows = ScoredRows.of(best.table, dev)
-    raw = _raw_cosines(best, rows)
+    raw = over_pairs(best.table, rows, lambda a, b: functional.cosine_similarity(a, b, dim=-1).T).T
     curves: dict[str, Any] = {
         "data": dev.name,
         "raw": {
@@ -52,7 +53,7 @@ def layer_curves(best: SeedResult, dev: Pairs) -> dict[str, Any]:
     }
     net = best.net
     if net.spec.mixing == "none":
-        codes = _code_cosines(best, rows)
+        codes = over_pairs(best.table, rows, net.pair_cosines)
         curves["codes"] = {
             "pearson": [round(100 * pearson(column, rows.scores), 2) for column in codes.T],
             "spearman": [round(100 * spearman(column, rows.scores), 2) for column in codes.T],
@@ -64,24 +65,6 @@ def layer_curves(best: SeedResult, dev: Pairs) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _raw_cosines(best: SeedResult, rows: ScoredRows) -> NDArray[np.float64]:
-    parts = []
-    for begin in range(0, len(rows.left), 512):
-        left, right = (best.table.batch(side[begin : begin + 512]) for side in (rows.left, rows.right))
-        parts.append(torch.nn.functional.cosine_similarity(left, right, dim=-1))
-    return torch.cat(parts, dim=1).double().cpu().numpy()
-
-
-@torch.no_grad()
-def _code_cosines(best: SeedResult, rows: ScoredRows) -> NDArray[np.float64]:
-    parts = []
-    for begin in range(0, len(rows.left), 512):
-        left, right = (best.table.batch(side[begin : begin + 512]) for side in (rows.left, rows.right))
-        parts.append(best.net.pair_cosines(left, right))
-    return torch.cat(parts).double().cpu().numpy()
-
-
-@torch.no_grad()
 def _without_each(best: SeedResult, cosines: NDArray[np.float64], rows: ScoredRows) -> list[float]:
     """The score if one reading's cosine is replaced by the mean of the others'; the head is not trained again."""
     values = torch.from_numpy(cosines).float().to(best.table.device)
@@ -90,7 +73,7 @@ def _without_each(best: SeedResult, cosines: NDArray[np.float64], rows: ScoredRo
     for block in range(values.shape[1]):
         without = values.clone()
         without[:, block] = others[:, block]
-        scores = best.net.pair(without).double().cpu().numpy()
+        scores = best.net.pair(without).cpu().double().numpy()
         found.append(round(correlation("pearson", scores, rows.scores), 2))
     return found
 
@@ -105,8 +88,7 @@ def parameter_share(best: SeedResult, backbone: Backbone) -> dict[str, Any]:
 def residuals(best: SeedResult, pairs: Pairs, data: TrainingData) -> dict[str, Any]:
     """Errors of the calibrated score, and the pairs with the largest ones."""
     predicted = calibrated(best, list(zip(pairs.left, pairs.right, strict=True)))
-    known = data.dev[0].scores  # where nothing was trained on scores, the score was calibrated on dev
-    low, high = data.scale if data.train else guess_scale(min(known), max(known))
+    low, high = data.scale_of(pairs)
     truth = (np.asarray(pairs.scores) - low) / (high - low)
     errors = predicted - truth
     order: Sequence[int] = np.argsort(-np.abs(errors))[:_WORST].tolist()

@@ -19,6 +19,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.versions import versions
 from decoder2vec.folder import is_encoder
+from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.overlap import SEEN_FILE
 from decoder2vec.training.card import write_card
@@ -63,16 +64,22 @@ def train(
     started = time.perf_counter()
     training = FreezeTraining(plan.freeze, data, backbone, progress)
     reading = time.perf_counter() - started
-    done = [training.run(seed, work=work, watch=watch) for seed in seeds]
-    best = max(done, key=lambda result: dev_mean(result, plan.freeze.choose_by))
+    done: list[dict[str, Any]] = []
+    best: SeedResult | None = None
+    for seed in seeds:  # only the best is held: networks and tables of many seeds would fill a GPU
+        result = training.run(seed, work=work, watch=watch)
+        done.append(result.to_json())
+        if best is None or dev_mean(result, plan.freeze.choose_by) > dev_mean(best, plan.freeze.choose_by):
+            best = result
+    assert best is not None
     results = summary(plan, done, backbone, command) | {
         "best_seed": best.seed,
-        "seconds": round(sum(result.seconds for result in done), 2),
+        "seconds": round(sum(seed["seconds"] for seed in done), 2),
         "seconds_reading": round(reading, 2),
         "data": data.facts(),
-        "notes": list(data.notes),
+        "notes": [*data.notes, *_kept_starts(done)],
     }
-    encoder = as_encoder(best, backbone)
+    encoder = as_encoder(best, backbone, plan.freeze)
     record = record_run(training, best) | {"recipe": "freeze", "name": plan.name}
     extras = {
         RESULTS_FILE: _json(results),
@@ -85,7 +92,7 @@ def train(
     return Outcome(encoder, results, record)
 
 
-def as_encoder(result: SeedResult, backbone: Backbone) -> Encoder:
+def as_encoder(result: SeedResult, backbone: Backbone, recipe: Freeze) -> Encoder:
     """The encoder of one seed; where all readings share a prompt, it is the encoder's own."""
     templates = {reading.template for reading in result.readings}
     readings: tuple[Reading, ...] = result.readings
@@ -93,13 +100,12 @@ def as_encoder(result: SeedResult, backbone: Backbone) -> Encoder:
     if len(templates) == 1:
         template = templates.pop()
         readings = tuple(replace(reading, template="") for reading in readings)
-    spec = EncoderSpec(backbone.name, readings, template, backbone.attention)
+    spec = EncoderSpec(backbone.name, readings, template, backbone.attention, recipe.max_length, recipe.on_overflow)
     return Encoder(backbone, spec, result.head)
 
 
-def summary(plan: Plan, done: Sequence[SeedResult], backbone: Backbone, command: str) -> dict[str, Any]:
+def summary(plan: Plan, seeds: list[dict[str, Any]], backbone: Backbone, command: str) -> dict[str, Any]:
     """The results of all seeds, their means and standard deviations."""
-    seeds = [result.to_json() for result in done]
     return {
         "config": plan.to_json(),
         "command": command,
@@ -114,6 +120,16 @@ def summary(plan: Plan, done: Sequence[SeedResult], backbone: Backbone, command:
 def dev_mean(result: SeedResult, metric: str) -> float:
     """The score a seed is chosen by."""
     return float(np.mean([scores[metric] for scores in result.dev.values()]))
+
+
+def _kept_starts(seeds: list[dict[str, Any]]) -> list[str]:
+    """Seeds whose training made nothing better: their encoders are what they were before it."""
+    return [
+        f"seed {seed['seed']}: no epoch of {stage} was better on dev than the start, which was kept"
+        for seed in seeds
+        for stage, history in seed["notes"].items()
+        if isinstance(history, dict) and history.get("best") == -1 and history.get("scores")
+    ]
 
 
 def _over(seeds: list[dict[str, Any]], statistic: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import Reading
 from decoder2vec.text.files import Pairs
-from decoder2vec.training.data import TrainingData, guess_scale
+from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import full_stop_pairs, random_pairs
 
 
@@ -46,7 +46,10 @@ class SeedResult:
 
 
 def finish(result: SeedResult, recipe: Freeze, data: TrainingData, fitted_on: NDArray[np.intp]) -> None:
-    """Cut and calibrate on training texts and dev pairs; then score dev, and test for the first and only time."""
+    """Cut on training texts, calibrate on the first dev file; then score dev, and test for the first time.
+
+    Of a cut, the score without it is noted as well, since what it costs is part of the result.
+    """
     first = data.dev[0]
     if recipe.dim:
         result.notes["before the cut"] = {
@@ -55,7 +58,7 @@ def finish(result: SeedResult, recipe: Freeze, data: TrainingData, fitted_on: ND
             "dim": result.head.dim,
         }
         result.head = result.head.shortened(embed_rows(result.head, result.table, fitted_on), recipe.dim)
-    low, high = data.scale if data.train else guess_scale(min(first.scores), max(first.scores))
+    low, high = data.scale_of(first)
     target = np.clip((np.asarray(first.scores) - low) / (high - low), 0, 1)
     top = None if recipe.head == "mlp" else 1.0
     raw = score_pairs(result, list(zip(first.left, first.right, strict=True)))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from decoder2vec.backbone.load import Backbone
-from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.errors import InputError, MissingExtraError, UnknownNameError
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.tables import from_table, to_table
 from decoder2vec.training.data import TrainingData
@@ -41,14 +41,20 @@ def search_plan(
         raise InputError("The latents cannot be searched: they are read once, before the first trial.")
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial is raised anyhow; its traceback is no news
     training = FreezeTraining(plan.freeze, replace(data, test=()), backbone)  # no trial ever sees a test file
-    tried: list[Freeze] = []
+    tried: dict[int, Freeze] = {}
 
     def objective(trial: Any) -> float:
         chosen = {name: suggest(trial, name, span) for name, span in plan.search.items()} if trial.number else {}
-        recipe = with_settings(plan.freeze, chosen)
-        tried.append(recipe)
-        training.recipe = recipe
-        score = dev_mean(training.run(0, watch=watch), recipe.choose_by)
+        try:
+            recipe = with_settings(plan.freeze, chosen)
+            training.recipe = recipe
+            score = dev_mean(training.run(0, watch=watch), recipe.choose_by)
+        except InputError as error:
+            if not trial.number or isinstance(error, UnknownNameError):
+                raise
+            say(f"trial {trial.number}: left out, {error}  {chosen}")
+            raise optuna.TrialPruned from error
+        tried[trial.number] = recipe
         say(f"trial {trial.number}: dev {score:.2f}  {chosen or 'the plan as it is'}")
         return score
 

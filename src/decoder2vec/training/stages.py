@@ -1,7 +1,8 @@
-"""The stages of FREEZE, each a task for the loop: autoencoders, inference labels, triplets, scored pairs."""
+"""Stages of FREEZE, each a task for the loop: inference labels, triplets, scored pairs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,8 @@ from torch.nn import functional
 
 from decoder2vec.activations.table import LatentTable
 from decoder2vec.errors import InputError
-from decoder2vec.heads.codes import CodeNet, CodeSpec
-from decoder2vec.maths.layerwise import LayerwiseLinear, LayerwiseMLP
+from decoder2vec.heads.codes import CodeNet
+from decoder2vec.maths.layerwise import LayerwiseLinear
 from decoder2vec.maths.losses import LOSSES, contrastive
 from decoder2vec.maths.metrics import pearson, spearman
 from decoder2vec.recipes.freeze import Freeze
@@ -21,9 +22,11 @@ from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows, Task
 
+Measured = NDArray[np.float64]
+
 _PAIRS_AT_ONCE = 512
 _HELD_OUT = 20
-"""Of the texts for autoencoders, one in this many only measures the reconstruction."""
+"""Of the rows with labels, one in this many only measures the accuracy."""
 _METRICS = {"pearson": pearson, "spearman": spearman}
 _LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 
@@ -43,31 +46,36 @@ class ScoredRows:
 
 
 @torch.no_grad()
-def predict(net: CodeNet, table: LatentTable, pairs: ScoredRows) -> NDArray[np.float64]:
+def over_pairs(table: LatentTable, pairs: ScoredRows, measure: Callable[[Tensor, Tensor], Tensor]) -> Measured:
+    """[pair, ...] what `measure` makes of the latents of both sides, some pairs at a time; it must be finite."""
+    parts = []
+    for begin in range(0, len(pairs.left), _PAIRS_AT_ONCE):
+        part = slice(begin, begin + _PAIRS_AT_ONCE)
+        parts.append(measure(table.batch(pairs.left[part]), table.batch(pairs.right[part])))
+    values = torch.cat(parts)
+    if not torch.isfinite(values).all():  # a correlation would call them 0, better than many a beginning
+        raise InputError("The scores are no longer finite; try a lower learning rate.")
+    return values.cpu().double().numpy()
+
+
+def predict(net: CodeNet, table: LatentTable, pairs: ScoredRows) -> Measured:
     """[pair] scores of the network; [pair, block] with the head "each"."""
     net.eval()
-    parts = [
-        net.score(
-            table.batch(pairs.left[begin : begin + _PAIRS_AT_ONCE]),
-            table.batch(pairs.right[begin : begin + _PAIRS_AT_ONCE]),
-        )
-        for begin in range(0, len(pairs.left), _PAIRS_AT_ONCE)
-    ]
-    scores = torch.cat(parts)
-    if not torch.isfinite(scores).all():  # a correlation would call them 0, better than many a beginning
-        raise InputError("The scores are no longer finite; try a lower learning rate.")
-    return scores.double().cpu().numpy()
+    return over_pairs(table, pairs, net.score)
 
 
-def correlation(metric: str, predicted: NDArray[np.float64], scores: NDArray[np.float64]) -> float:
-    """In points; of many columns, the best one's."""
-    columns = predicted.T if predicted.ndim == 2 else [predicted]
-    return max(100 * _METRICS[metric](column, scores) for column in columns)
+def correlation(metric: str, predicted: Measured, scores: Measured) -> float:
+    """In points."""
+    return 100 * _METRICS[metric](predicted, scores)
 
 
-def dev_score(net: CodeNet, table: LatentTable, dev: list[ScoredRows], metric: str) -> float:
-    """The mean over the dev files."""
-    return float(np.mean([correlation(metric, predict(net, table, pairs), pairs.scores) for pairs in dev]))
+def dev_scores(net: CodeNet, table: LatentTable, dev: list[ScoredRows], metric: str) -> Measured:
+    """The mean over the dev files: one number, or one for each layer under the head "each"."""
+    found = []
+    for pairs in dev:
+        columns = np.atleast_2d(predict(net, table, pairs).T)
+        found.append([correlation(metric, column, pairs.scores) for column in columns])
+    return np.asarray(np.mean(found, axis=0))
 
 
 def siamese(net: CodeNet, table: LatentTable, data: TrainingData, pairs: Pairs, recipe: Freeze) -> Task:
@@ -85,7 +93,9 @@ def siamese(net: CodeNet, table: LatentTable, data: TrainingData, pairs: Pairs, 
             return torch.stack([loss_of(column, wanted) for column in scores.T]).sum()
         return loss_of(scores, wanted)
 
-    return Task("pairs", len(pairs), loss, lambda: dev_score(net, table, dev, recipe.choose_by), recipe.training)
+    return Task(
+        "pairs", len(pairs), loss, lambda: float(dev_scores(net, table, dev, recipe.choose_by).max()), recipe.training
+    )
 
 
 def triplets(net: CodeNet, table: LatentTable, data: TrainingData, recipe: Freeze) -> Task:
@@ -97,22 +107,16 @@ def triplets(net: CodeNet, table: LatentTable, data: TrainingData, recipe: Freez
         anchors, positives, negatives = net(table.batch(rows[:, batch].ravel())).chunk(3)
         return contrastive(anchors, positives, negatives, recipe.temperature)
 
-    def score() -> float:  # the embedding's own similarity, whatever head comes later
-        return float(
-            np.mean([correlation(recipe.choose_by, _cosines(net, table, pairs), pairs.scores) for pairs in dev])
-        )
+    def cosine(left: Tensor, right: Tensor) -> Tensor:  # the embedding's own, whatever head comes later
+        a, b = net.join(net.blocks(left)), net.join(net.blocks(right))
+        return (a * b).sum(dim=-1)
+
+    def score() -> float:
+        net.eval()
+        metric = recipe.choose_by
+        return float(np.mean([correlation(metric, over_pairs(table, pairs, cosine), pairs.scores) for pairs in dev]))
 
     return Task("triplets", rows.shape[1], loss, score, recipe.pretraining)
-
-
-@torch.no_grad()
-def _cosines(net: CodeNet, table: LatentTable, pairs: ScoredRows) -> NDArray[np.float64]:
-    net.eval()
-    parts = []
-    for begin in range(0, len(pairs.left), _PAIRS_AT_ONCE):
-        part = slice(begin, begin + _PAIRS_AT_ONCE)
-        parts.append((net(table.batch(pairs.left[part])) * net(table.batch(pairs.right[part]))).sum(dim=-1))
-    return torch.cat(parts).double().cpu().numpy()
 
 
 class InferenceNet(nn.Module):
@@ -157,61 +161,3 @@ def inference(module: InferenceNet, table: LatentTable, data: TrainingData, reci
         return 100 * right / max(1, len(test))
 
     return Task("inference", len(train), loss, score, recipe.pretraining)
-
-
-class Autoencoder(nn.Module):
-    """A code network and, for each layer, a decoder that rebuilds the latent from the code (or the unified vector)."""
-
-    def __init__(self, net: CodeNet) -> None:
-        super().__init__()
-        self.net = net
-        spec = net.spec
-        hidden = [spec.hidden] * spec.depth if spec.hidden else []
-        self.decoders = nn.ModuleList(
-            LayerwiseMLP(len(group), (_code_width(spec, group), *hidden, spec.dim)) for group in spec.groups
-        )
-
-    def errors(self, latents: Tensor) -> Tensor:
-        """[reading] mean squared errors, in units of the prepared latents."""
-        wanted = self.net.clean(latents)
-        codes = self.net.codes(latents)
-        if self.net.spec.mixing == "unified":
-            whole = self.net.mixed(codes)[0]
-            codes = [whole.expand(len(group), -1, -1) for group in self.net.spec.groups]
-        errors = wanted.new_zeros(len(self.net.spec.widths))
-        for decode, code, group in zip(self.decoders, codes, self.net.spec.groups, strict=True):
-            errors[list(group)] = (decode(code) - wanted[list(group)]).pow(2).mean(dim=(1, 2))
-        return errors
-
-
-def reconstruction(module: Autoencoder, table: LatentTable, data: TrainingData, recipe: Freeze) -> Task:
-    """Learn to rebuild each layer's latent from its code; the score is minus the error on held-out texts."""
-    rows = table.rows(data.texts)
-    held = np.arange(len(rows)) % _HELD_OUT == 0
-    train = rows[~held] if len(rows) > _HELD_OUT else rows
-
-    def loss(batch: Rows) -> Tensor:
-        return module.errors(table.batch(train[batch])).sum()
-
-    return Task(
-        "autoencoders",
-        len(train),
-        loss,
-        lambda: -float(layer_errors(module, table, rows[held]).sum()),
-        recipe.pretraining,
-    )
-
-
-@torch.no_grad()
-def layer_errors(module: Autoencoder, table: LatentTable, rows: Rows) -> Tensor:
-    """[reading] mean squared errors over some rows, in units of the prepared latents."""
-    module.eval()
-    total = torch.zeros(table.shape[0], device=table.device)
-    for begin in range(0, len(rows), _PAIRS_AT_ONCE):
-        chosen = rows[begin : begin + _PAIRS_AT_ONCE]
-        total += module.errors(table.batch(chosen)) * len(chosen)
-    return total / max(1, len(rows))
-
-
-def _code_width(spec: CodeSpec, group: tuple[int, ...]) -> int:
-    return spec.mixed_width if spec.mixing == "unified" else spec.widths[group[0]]
