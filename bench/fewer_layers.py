@@ -44,7 +44,9 @@ def main() -> None:
     backbone = Backbone.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m")
     texts = of_length(24, 12)
     encoders = {name: untrained(name, backbone) for name in PLANS}
-    seconds = {name: best_seconds(lambda encoder=encoder: encoder.encode(texts), 2) for name, encoder in encoders.items()}
+    seconds = {
+        name: best_seconds(lambda encoder=encoder: encoder.encode(texts), 2) for name, encoder in encoders.items()
+    }
     rows = [
         (name, encoder.dim, f"{seconds[name]:.2f}", f"{seconds['embedding'] / seconds[name]:.2f}x", score(name))
         for name, encoder in encoders.items()
