@@ -30,3 +30,14 @@ def backbone(own_cache):
         return Backbone.load(name, attention=attention, device="cpu", dtype="float32")
 
     return load
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Several threads only wait for each other on models so small."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -19,9 +19,14 @@ def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
     values = {}
     for key, value in table.items():
         if key not in known:
-            raise unknown_name(f"setting in [{where}]" if where else "setting", key, known)
+            raise unknown_name(f"setting in [{where}]" if where else "setting", key, known | _nested(hints))
         values[key] = _value(hints[key], value, f"{where}.{key}" if where else key)
     return kind(**values)
+
+
+def _nested(hints: Mapping[str, Any]) -> set[str]:
+    """`part.key` for the settings of parts, so that a name given without its part is found."""
+    return {f"{part}.{field.name}" for part, hint in hints.items() if is_dataclass(hint) for field in fields(hint)}
 
 
 def to_table(settings: Any) -> dict[str, Any]:

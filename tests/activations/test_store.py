@@ -18,7 +18,6 @@ from safetensors.numpy import save_file
 
 from decoder2vec.activations import extract
 from decoder2vec.activations import store as store_module
-from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store, drop_damaged, remove, space_name, spaces, store_root, text_key
 from decoder2vec.backbone.load import Backbone
@@ -49,20 +48,6 @@ def assert_as_kept(found, expected):
     assert found.shape == expected.shape
     largest = np.abs(expected).max(axis=-1, keepdims=True).astype(np.float64)
     assert (np.abs(found.astype(np.float64) - expected) <= 2.0**-11 * largest).all()
-
-
-@pytest.fixture
-def computed(monkeypatch):
-    """How many prompts went through the model: a list with one number per batch."""
-    rows = []
-    real = Capture.__call__
-
-    def counting(self, batch):
-        rows.append(len(batch.ids))
-        return real(self, batch)
-
-    monkeypatch.setattr(Capture, "__call__", counting)
-    return rows
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from decoder2vec.activations import table as table_module
-from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.reader import Reader
 from decoder2vec.activations.store import Store, covering, space_name, spaces, text_key
@@ -30,19 +29,6 @@ def root(tmp_path, monkeypatch):
     """A store of its own for every test."""
     monkeypatch.setattr("decoder2vec.activations.store.cache_root", lambda: tmp_path)
     return tmp_path / "latents"
-
-
-@pytest.fixture
-def computed(monkeypatch):
-    """How many prompts went through the model."""
-    rows, real = [], Capture.__call__
-
-    def counting(self, batch):
-        rows.append(len(batch.ids))
-        return real(self, batch)
-
-    monkeypatch.setattr(Capture, "__call__", counting)
-    return rows
 
 
 @pytest.fixture

@@ -7,6 +7,11 @@ import pytest
 NOUNS = ("dog", "cat", "sun", "tree", "boat", "child")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_models(one_thread):
+    """Everything here is tiny."""
+
+
 @pytest.fixture(scope="session")
 def trained(backbone, tmp_path_factory):
     """trained(name, **settings of the recipe) -> the folder of an encoder; each is trained once."""

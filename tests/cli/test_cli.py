@@ -43,15 +43,6 @@ SMALL = ["--templates", "plain", "--poolings", "mean,lasttoken", "--attentions",
 PROGRAM = "from decoder2vec.cli import main; main()"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads only wait for each other on models so small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(autouse=True)
 def terminal(monkeypatch):
     """A width of 120 columns, and a model hub that cannot be reached, at once."""

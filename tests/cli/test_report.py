@@ -8,7 +8,6 @@ import shutil
 import sys
 
 import pytest
-import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -16,15 +15,6 @@ from decoder2vec.cli import app, main
 from decoder2vec.encoder import Encoder
 
 PAIR = ("A dog waits.", "The cat waits there.")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads only wait for each other on models so small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def d2v(*args):

@@ -9,42 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from decoder2vec.cli import app, main
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
+from made_up_sentences import NOUNS
 
 PLANS = sorted((Path(__file__).parents[2] / "experiments" / "freeze").glob("*.toml"))
-NOUNS = [
-    "dog",
-    "cat",
-    "sun",
-    "tree",
-    "house",
-    "car",
-    "boat",
-    "man",
-    "woman",
-    "child",
-    "bread",
-    "wine",
-    "song",
-    "book",
-    "road",
-]
 QUICK = ["--set", "training.epochs=1", "--set", "pretraining.epochs=1", "--set", "widths=[8]", "--set", "hidden=8"]
 TINY = ["--backbone", "tiny-llama", "--device", "cpu"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads only wait for each other on models so small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)
@@ -150,6 +124,11 @@ def test_columns_are_those_of_the_flag_or_of_the_plan(place):
     assert d2v("--data", file, "--columns", "a,b,grade", *TINY, *QUICK).exit_code == 0
     (place / "plan.toml").write_text('[data]\ncolumns = ["a", "b", "grade"]\n')
     assert d2v("plan.toml", "--data", file, "--overwrite", *TINY, *QUICK).exit_code == 0
+
+
+def test_training_pairs_are_named_once(pairs):
+    with pytest.raises(InputError, match="both name pairs to train on"):
+        d2v("--data", pairs, "--train", pairs, *TINY, *QUICK)
 
 
 def test_an_encoder_is_not_replaced_unasked(place):

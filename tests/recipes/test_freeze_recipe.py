@@ -9,6 +9,7 @@ import pytest
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.freeze import Freeze, Schedule, Source, layer_numbers
 from decoder2vec.spec import Reading
+from decoder2vec.tables import from_table
 from decoder2vec.text.template import Template
 
 
@@ -207,3 +208,8 @@ def test_values_that_cannot_work_are_refused_at_once(choices, words):
 def test_a_schedule_that_cannot_run_is_refused(choices):
     with pytest.raises(InputError, match="or more"):
         Schedule(**choices)
+
+
+def test_a_setting_given_without_its_part_is_found():
+    with pytest.raises(InputError, match=r"Did you mean .*training\.epochs"):
+        from_table(Freeze, {"epochs": 2})

@@ -6,40 +6,17 @@ import random
 from dataclasses import replace
 
 import pytest
-import torch
 
 from decoder2vec.recipes.freeze import Freeze, Schedule
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.freeze import FreezeTraining
-
-NOUNS = [
-    "dog",
-    "cat",
-    "sun",
-    "tree",
-    "house",
-    "car",
-    "boat",
-    "man",
-    "woman",
-    "child",
-    "bread",
-    "wine",
-    "song",
-    "book",
-    "road",
-]
-VERBS = ["runs", "sleeps", "shines", "falls", "grows", "sings", "reads", "waits", "burns", "opens"]
+from made_up_sentences import NOUNS, VERBS
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Several threads only wait for each other on models so small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def small_models(one_thread):
+    """Everything here is tiny."""
 
 
 @pytest.fixture(autouse=True)

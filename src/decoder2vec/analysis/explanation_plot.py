@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.analysis.drawing import COLOURS, MARKERS, groups, layer_axis, legend_below, panels, short
-from decoder2vec.analysis.report.record import Place
+from decoder2vec.analysis.place import Place
 from decoder2vec.explanation import Explanation
 
 _APART = 0.16

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decoder2vec.cli.options import Columns, Device, split_names
+from decoder2vec.cli.options import Device, split_names
 from decoder2vec.cli.show import bars, say, table
+from decoder2vec.errors import DataFileError, InputError
 
 if TYPE_CHECKING:
     from decoder2vec.training.loop import Note
@@ -28,7 +29,7 @@ def train(
     train_file: Annotated[str | None, typer.Option("--train", help="Scored pairs to learn from.")] = None,
     dev: Annotated[list[str] | None, typer.Option(help="Scored pairs to choose on; may be repeated.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="Scored pairs to score once at the end.")] = None,
-    columns: Columns = "sentence1,sentence2,score",
+    columns: Annotated[str | None, typer.Option(help="Column names of the two texts and the score.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help="key=value over the plan: loss=mse.")] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; the best on dev is kept.")] = "0",
     search: Annotated[int, typer.Option(help="Try this many settings from the plan's [search] first.")] = 0,
@@ -44,9 +45,11 @@ def train(
 
     _check_out(out, overwrite)
     if data.is_file():
+        if train_file:
+            raise InputError(f"--data {data} and --train {train_file} both name pairs to train on; give one of them.")
         train_file, data = str(data), data.parent
     given = _given_files(data, train_file, dev or [], test or [])
-    if columns != "sentence1,sentence2,score":  # else those of the plan
+    if columns is not None:  # else those of the plan
         given["columns"] = split_names(columns)
     chosen = read_plan(plan, setting or [], given)
     pairs = load_data(data, chosen.data, wants=chosen.wants())
@@ -121,8 +124,6 @@ def _given_files(folder: Path, train: str | None, dev: list[str], test: list[str
     """Files named on the command line: paths from here, which must exist; told as paths from the data folder."""
     import os
 
-    from decoder2vec.errors import DataFileError
-
     for name in filter(None, [train, *dev, *test]):
         if not Path(name).is_file():
             raise DataFileError(f"There is no file {name}.")
@@ -136,7 +137,6 @@ def _given_files(folder: Path, train: str | None, dev: list[str], test: list[str
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    from decoder2vec.errors import InputError
     from decoder2vec.folder import is_encoder
 
     if is_encoder(out) and not overwrite:
@@ -144,8 +144,6 @@ def _check_out(out: Path, overwrite: bool) -> None:
 
 
 def _seeds(text: str) -> list[int]:
-    from decoder2vec.errors import InputError
-
     try:
         return [int(seed) for seed in split_names(text)]
     except ValueError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,7 +11,7 @@ from torch.nn import functional
 _HIDDEN = 64
 
 
-class PairHead(nn.Module):
+class PairHead(nn.Module, ABC):
     """[pair, block] cosines -> [pair] scores; what stands before the block may have any shape."""
 
     def __init__(self, blocks: int) -> None:
@@ -20,19 +22,24 @@ class PairHead(nn.Module):
         """[block] weights with which the blocks enter the embedding; they sum to 1."""
         return torch.full((self.blocks,), 1 / self.blocks, device=next(iter(self.parameters())).device)
 
+    @abstractmethod
     def forward(self, cosines: Tensor) -> Tensor:
         """The scores."""
-        raise NotImplementedError
 
-    def contributions(self, cosines: Tensor) -> Tensor:
-        """[pair, block] effect of each block: how much the score falls if the block knew only what the others say."""
+    def without_each(self, cosines: Tensor) -> Tensor:
+        """[pair, block] scores if a block knew only what the others say: its cosine is the mean of theirs."""
         others = (cosines.sum(dim=1, keepdim=True) - cosines) / max(1, self.blocks - 1)
-        effects = []
+        scores = []
         for block in range(self.blocks):
             without = cosines.clone()
             without[:, block] = others[:, block]
-            effects.append(self(cosines) - self(without))
-        return torch.stack(effects, dim=1)
+            scores.append(self(without))
+        return torch.stack(scores, dim=1)
+
+    def contributions(self, cosines: Tensor) -> Tensor:
+        """[pair, block] effect of each block: how much the score falls without what it knows."""
+        scores: Tensor = self(cosines)
+        return scores[:, None] - self.without_each(cosines)
 
 
 class SumHead(PairHead):

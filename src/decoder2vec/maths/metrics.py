@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import numpy as np
@@ -49,3 +50,7 @@ def _correlate_rows(x: FloatArray, y: FloatArray) -> FloatArray:
     scale = np.sqrt((x * x).sum(axis=1) * (y * y).sum(axis=1))
     safe = np.where(scale > 0, scale, 1.0)
     return cast(FloatArray, np.where(scale > 0, (x * y).sum(axis=1) / safe, 0.0))
+
+
+METRICS: dict[str, Callable[[FloatArray, FloatArray], float]] = {"spearman": spearman, "pearson": pearson}
+"""Correlations by name."""

@@ -17,12 +17,12 @@ from decoder2vec.heads.codes import MIXINGS, CodeSpec
 from decoder2vec.heads.pair import PAIR_HEADS
 from decoder2vec.maths.layerwise import spread
 from decoder2vec.maths.losses import LOSSES
+from decoder2vec.maths.metrics import METRICS
 from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
+from decoder2vec.text.changes import CHANGES
 from decoder2vec.text.template import Template
 
 PRETRAININGS = ("none", "autoencoder", "snli", "contrastive")
-CHANGES = ("identical", "punctuation", "case", "words")
-METRICS = ("pearson", "spearman")
 _LARGEST_FRACTION = 8.0
 
 

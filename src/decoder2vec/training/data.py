@@ -17,7 +17,7 @@ from decoder2vec.text.overlap import overlapping, pair_hashes
 log = logging.getLogger(__name__)
 
 _SCALES = ((0.0, 1.0), (1.0, 5.0), (0.0, 5.0), (-1.0, 1.0), (0.0, 10.0), (0.0, 100.0))
-_NLI_LABELS = ("entailment", "neutral", "contradiction")
+NLI_LABELS = ("entailment", "neutral", "contradiction")
 _ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".txt")
 
 
@@ -218,9 +218,9 @@ def _read_plain(folder: Path, files: DataFiles, train: Pairs | None) -> tuple[tu
 
 
 def _read_nli(place: Path) -> tuple[tuple[str, ...], ...]:
-    rows = [row for row in read_columns(place, ("label", "premise", "hypothesis")) if row[0] in _NLI_LABELS]
+    rows = [row for row in read_columns(place, ("label", "premise", "hypothesis")) if row[0] in NLI_LABELS]
     if not rows:
-        raise DataFileError(f"{place} holds none of the labels {', '.join(_NLI_LABELS)}.")
+        raise DataFileError(f"{place} holds none of the labels {', '.join(NLI_LABELS)}.")
     return tuple(rows)
 
 

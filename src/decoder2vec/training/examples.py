@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from decoder2vec.text.changes import full_stop_pairs
+
 EXAMPLES: tuple[tuple[str, str, float, float], ...] = (
     ("Not 'hiding the ball' on Russia: Obama", "Obama says he's not 'hiding the ball' on Russia", 0.88, 0.21),
     (
@@ -25,10 +27,9 @@ EXAMPLES: tuple[tuple[str, str, float, float], ...] = (
 _SAMPLE = 200
 
 
-def full_stop_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Texts that end in a full stop, each with itself without it."""
-    ending = [text for text in texts if len(text) > 1 and text.endswith(".")]
-    return [(text, text[:-1]) for text in ending[:_SAMPLE]]
+def stop_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Some texts with and without their full stop."""
+    return full_stop_pairs(texts)[:_SAMPLE]
 
 
 def random_pairs(texts: Sequence[str], seed: int = 0) -> list[tuple[str, str]]:
@@ -39,4 +40,4 @@ def random_pairs(texts: Sequence[str], seed: int = 0) -> list[tuple[str, str]]:
 
 def extra_texts(texts: Sequence[str]) -> list[str]:
     """What must be read besides the data itself, for the pairs above."""
-    return [text for a, b, *_ in EXAMPLES for text in (a, b)] + [text for _, text in full_stop_pairs(texts)]
+    return [text for a, b, *_ in EXAMPLES for text in (a, b)] + [text for _, text in stop_pairs(texts)]

@@ -20,13 +20,14 @@ from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.heads.pair import SumHead
+from decoder2vec.maths.metrics import METRICS
 from decoder2vec.places import pretrained_root
-from decoder2vec.recipes.freeze import METRICS, Freeze
+from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import fingerprint
 from decoder2vec.tables import to_table
+from decoder2vec.text.changes import changed_pairs
 from decoder2vec.text.template import Template
 from decoder2vec.training.autoencoders import Autoencoder, held_out, measure, reconstruction
-from decoder2vec.training.changes import changed_pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import extra_texts
 from decoder2vec.training.loop import Task, Watch, fit

@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn import functional
 
 from decoder2vec.backbone.load import Backbone
-from decoder2vec.maths.metrics import pearson, spearman
+from decoder2vec.maths.metrics import METRICS
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import EXAMPLES
 from decoder2vec.training.freeze import FreezeTraining
 from decoder2vec.training.scoring import SeedResult, calibrated
-from decoder2vec.training.stages import ScoredRows, correlation, over_pairs, predict
+from decoder2vec.training.stages import Measured, ScoredRows, correlation, over_pairs, predict
 
 _WORST = 12
 
@@ -43,39 +42,32 @@ def record_run(training: FreezeTraining, best: SeedResult) -> dict[str, Any]:
 def layer_curves(best: SeedResult, dev: Pairs) -> dict[str, Any]:
     """For each reading, on dev: the raw cosine, the code's cosine, its weight, and the score without it."""
     rows = ScoredRows.of(best.table, dev)
-    raw = over_pairs(best.table, rows, lambda a, b: functional.cosine_similarity(a, b, dim=-1).T).T
+    raw = over_pairs(best.table, rows, lambda a, b: functional.cosine_similarity(a, b, dim=-1).T)
     curves: dict[str, Any] = {
         "data": dev.name,
-        "raw": {
-            "pearson": [round(100 * pearson(column, rows.scores), 2) for column in raw],
-            "spearman": [round(100 * spearman(column, rows.scores), 2) for column in raw],
-        },
+        "raw": _each_correlation(raw, rows),
     }
     net = best.net
     if net.spec.mixing == "none":
         codes = over_pairs(best.table, rows, net.pair_cosines)
-        curves["codes"] = {
-            "pearson": [round(100 * pearson(column, rows.scores), 2) for column in codes.T],
-            "spearman": [round(100 * spearman(column, rows.scores), 2) for column in codes.T],
-        }
+        curves["codes"] = _each_correlation(codes, rows)
         curves["weights"] = [round(float(weight), 5) for weight in net.pair.weights().detach().cpu()]
         curves["without"] = _without_each(best, codes, rows)
         curves["all"] = round(correlation("pearson", predict(net, best.table, rows), rows.scores), 2)
     return curves
 
 
+def _each_correlation(cosines: Measured, rows: ScoredRows) -> dict[str, list[float]]:
+    """Of [pair, reading] cosines, every reading's own."""
+    return {metric: [round(correlation(metric, column, rows.scores), 2) for column in cosines.T] for metric in METRICS}
+
+
 @torch.no_grad()
-def _without_each(best: SeedResult, cosines: NDArray[np.float64], rows: ScoredRows) -> list[float]:
-    """The score if one reading's cosine is replaced by the mean of the others'; the head is not trained again."""
+def _without_each(best: SeedResult, cosines: Measured, rows: ScoredRows) -> list[float]:
+    """The score without what one reading knows; the head is not trained again."""
     values = torch.from_numpy(cosines).float().to(best.table.device)
-    others = (values.sum(dim=1, keepdim=True) - values) / max(1, values.shape[1] - 1)
-    found = []
-    for block in range(values.shape[1]):
-        without = values.clone()
-        without[:, block] = others[:, block]
-        scores = best.net.pair(without).cpu().double().numpy()
-        found.append(round(correlation("pearson", scores, rows.scores), 2))
-    return found
+    columns = best.net.pair.without_each(values).cpu().double().numpy().T
+    return [round(correlation("pearson", column, rows.scores), 2) for column in columns]
 
 
 def parameter_share(best: SeedResult, backbone: Backbone) -> dict[str, Any]:

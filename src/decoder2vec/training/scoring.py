@@ -14,12 +14,12 @@ from decoder2vec.activations.table import LatentTable
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
+from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import Reading
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.examples import full_stop_pairs, random_pairs
+from decoder2vec.training.examples import random_pairs, stop_pairs
 
 
 @dataclass
@@ -71,7 +71,7 @@ def finish(result: SeedResult, recipe: Freeze, data: TrainingData, fitted_on: ND
 def _checks(result: SeedResult, texts: Sequence[str]) -> dict[str, float]:
     kinds = {
         "equal texts": [(text, text) for text in texts[:200]],
-        "full stop": full_stop_pairs(texts),
+        "full stop": stop_pairs(texts),
         "random pairs": random_pairs(texts),
     }
     return {name: round(float(calibrated(result, pairs).mean()), 4) for name, pairs in kinds.items() if pairs}
@@ -81,10 +81,7 @@ def _scores(result: SeedResult, files: Sequence[Pairs]) -> dict[str, dict[str, f
     found = {}
     for pairs in files:
         raw, truth = score_pairs(result, list(zip(pairs.left, pairs.right, strict=True))), np.asarray(pairs.scores)
-        found[pairs.name] = {
-            "spearman": round(100 * spearman(raw, truth), 2),
-            "pearson": round(100 * pearson(raw, truth), 2),
-        }
+        found[pairs.name] = {name: round(100 * metric(raw, truth), 2) for name, metric in METRICS.items()}
     return found
 
 

@@ -37,8 +37,6 @@ def search_plan(
         raise InputError(f"A search needs 1 trial or more, not {trials}.")
     for name, span in plan.search.items():
         _check(plan.freeze, name, span)
-    if any(name.split(".")[0] == "latents" for name in plan.search):
-        raise InputError("The latents cannot be searched: they are read once, before the first trial.")
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial is raised anyhow; its traceback is no news
     training = FreezeTraining(plan.freeze, replace(data, test=()), backbone)  # no trial ever sees a test file
     tried: dict[int, Freeze] = {}

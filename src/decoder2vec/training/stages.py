@@ -16,10 +16,10 @@ from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.maths.layerwise import LayerwiseLinear
 from decoder2vec.maths.losses import LOSSES, contrastive
-from decoder2vec.maths.metrics import pearson, spearman
+from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.text.files import Pairs
-from decoder2vec.training.data import TrainingData
+from decoder2vec.training.data import NLI_LABELS, TrainingData
 from decoder2vec.training.loop import Rows, Task
 
 Measured = NDArray[np.float64]
@@ -27,8 +27,6 @@ Measured = NDArray[np.float64]
 _PAIRS_AT_ONCE = 512
 _HELD_OUT = 20
 """Of the rows with labels, one in this many only measures the accuracy."""
-_METRICS = {"pearson": pearson, "spearman": spearman}
-_LABELS = {"entailment": 0, "neutral": 1, "contradiction": 2}
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def predict(net: CodeNet, table: LatentTable, pairs: ScoredRows) -> Measured:
 
 def correlation(metric: str, predicted: Measured, scores: Measured) -> float:
     """In points."""
-    return 100 * _METRICS[metric](predicted, scores)
+    return 100 * METRICS[metric](predicted, scores)
 
 
 def dev_scores(net: CodeNet, table: LatentTable, dev: list[ScoredRows], metric: str) -> Measured:
@@ -126,7 +124,7 @@ class InferenceNet(nn.Module):
         super().__init__()
         self.net = net
         self.judges = nn.ModuleList(
-            LayerwiseLinear(count, 3 * width, len(_LABELS)) for count, width in net.spec.block_groups
+            LayerwiseLinear(count, 3 * width, len(NLI_LABELS)) for count, width in net.spec.block_groups
         )
 
     def forward(self, latents: Tensor) -> Tensor:
@@ -140,7 +138,7 @@ class InferenceNet(nn.Module):
 
 def inference(module: InferenceNet, table: LatentTable, data: TrainingData, recipe: Freeze) -> Task:
     """Learn whether one sentence follows from another; the score is the accuracy on one row in twenty, in percent."""
-    labels = torch.tensor([_LABELS[row[0]] for row in data.nli], device=table.device)
+    labels = torch.tensor([NLI_LABELS.index(row[0]) for row in data.nli], device=table.device)
     rows = np.stack([table.rows([row[1] for row in data.nli]), table.rows([row[2] for row in data.nli])])
     held = np.arange(len(data.nli)) % _HELD_OUT == 0
     train, test = np.flatnonzero(~held), np.flatnonzero(held)

@@ -19,8 +19,8 @@ from decoder2vec.analysis.drawing import (
     short,
 )
 from decoder2vec.analysis.report.record import Run
+from decoder2vec.maths.metrics import METRICS
 
-METRICS = ("spearman", "pearson")
 _COLOURED = 7
 """More encoders than these are drawn alike: nobody tells ten colours apart."""
 

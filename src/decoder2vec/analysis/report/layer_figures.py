@@ -19,7 +19,8 @@ from decoder2vec.analysis.drawing import (
     panels,
     short,
 )
-from decoder2vec.analysis.report.record import Layers, Place, Run
+from decoder2vec.analysis.place import Place
+from decoder2vec.analysis.report.record import Layers, Run
 
 _CURVES = (
     ("raw", "pearson", "raw cosine, Pearson", COLOURS[1], "-", "s"),

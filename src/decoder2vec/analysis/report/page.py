@@ -9,9 +9,10 @@ from html import escape
 
 import numpy as np
 
-from decoder2vec.analysis.report.comparison_figures import METRICS, part_files
+from decoder2vec.analysis.report.comparison_figures import part_files
 from decoder2vec.analysis.report.figures import Picture
 from decoder2vec.analysis.report.record import Run
+from decoder2vec.maths.metrics import METRICS
 
 _OPEN = 3
 """Up to so many runs, each stands open on the page."""

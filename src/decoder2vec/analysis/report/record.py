@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-_READING = re.compile(r"layer -?\d+(?P<normed> normed)?, (?P<rest>.*)", re.S)
+from decoder2vec.analysis.place import Place
 
 Scores = dict[str, dict[str, float]]
 """Points by file and metric."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a vector is read: the reading in words, and its layer."""
-
-    label: str
-    layer: int
-
-    @property
-    def group(self) -> str:
-        """Everything but the layer: readings of one group make one curve."""
-        if not (found := _READING.fullmatch(self.label)):
-            return "reading by its number"
-        return found["rest"] + (", normed" if found["normed"] else "")
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.recipes.freeze import CHANGES
+from decoder2vec.text.changes import CHANGES, changed_pairs
 from decoder2vec.text.files import Pairs
-from decoder2vec.training.changes import changed_pairs
 
 TRAIN = Pairs(
     "train",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from decoder2vec.text.files import Pairs
 
@@ -12,11 +12,16 @@ def changed_pairs(train: Pairs, changes: tuple[str, ...], scale: tuple[float, fl
     """The training pairs and, for each kind of change, as many more."""
     left, right, scores = list(train.left), list(train.right), list(train.scores)
     for change in changes:
-        for a, b, score in _MAKERS[change](train, scale[1], random.Random(seed)):
+        for a, b, score in CHANGES[change](train, scale[1], random.Random(seed)):
             left.append(a)
             right.append(b)
             scores.append(score)
     return Pairs(train.name, left, right, scores, train.skipped)
+
+
+def full_stop_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Texts that end in a full stop, each with itself without it."""
+    return [(text, text[:-1]) for text in texts if len(text) > 1 and text.endswith(".")]
 
 
 Made = list[tuple[str, str, float]]
@@ -29,7 +34,7 @@ def _identical(train: Pairs, top: float, _: random.Random) -> Made:
 
 def _punctuation(train: Pairs, top: float, _: random.Random) -> Made:
     """Each sentence that ends in a full stop, with itself without it."""
-    return [(text, text[:-1], top) for text in train.texts() if len(text) > 1 and text.endswith(".")]
+    return [(text, bare, top) for text, bare in full_stop_pairs(train.texts())]
 
 
 def _case(train: Pairs, _: float, rng: random.Random) -> Made:
@@ -57,7 +62,7 @@ def _disturb(text: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
-_MAKERS: dict[str, Callable[[Pairs, float, random.Random], Made]] = {
+CHANGES: dict[str, Callable[[Pairs, float, random.Random], Made]] = {
     "identical": _identical,
     "punctuation": _punctuation,
     "case": _case,
