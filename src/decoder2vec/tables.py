@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from decoder2vec.errors import InputError, unknown_name
@@ -20,8 +20,17 @@ def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
     for key, value in table.items():
         if key not in known:
             raise unknown_name(f"setting in [{where}]" if where else "setting", key, known | _nested(hints))
-        values[key] = _value(hints[key], value, f"{where}.{key}" if where else key)
+        values[key] = _value(hints[key], _whole(kind, key, value), f"{where}.{key}" if where else key)
     return kind(**values)
+
+
+def _whole(kind: type[Any], name: str, value: Any) -> Any:
+    """The value; of a part that is given in part, the rest as that field has it by default, not as its type has."""
+    field = next(field for field in fields(kind) if field.name == name)
+    if field.default_factory is MISSING or not isinstance(value, Mapping):
+        return value
+    default = field.default_factory()
+    return {**to_table(default), **value} if is_dataclass(default) else value
 
 
 def _nested(hints: Mapping[str, Any]) -> set[str]:

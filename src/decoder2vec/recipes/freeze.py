@@ -89,12 +89,12 @@ class Freeze:
     """sum (an embedding), gated (a pair scorer with f(1) = 1), mlp (the paper's), each (every layer for itself)."""
     pretrain: str = "autoencoder"
     """none, autoencoder (on plain texts), snli (three-way inference), contrastive (on triplets)."""
-    pretraining: Schedule = field(default_factory=lambda: Schedule(epochs=8, batch=256, rate=1e-3))
+    pretraining: Schedule = field(default_factory=lambda: Schedule(epochs=6, batch=256))
     temperature: float = 0.05
     """Of the contrastive loss."""
     loss: str = "log_variance"
     """mse, log_variance, pearson or cosent on scored pairs; none: stop after pre-training."""
-    training: Schedule = field(default_factory=Schedule)
+    training: Schedule = field(default_factory=lambda: Schedule(rate=3e-4))
     choose_by: str = "pearson"
     """The dev correlation by which epochs and seeds are chosen."""
     changes: tuple[str, ...] = ()
