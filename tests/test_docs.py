@@ -13,7 +13,7 @@ from decoder2vec.cli import app
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-VERBS = ("pull", "doctor", "sweep", "train", "report", "similarity", "embed", "eval", "cache", "demo")
+VERBS = ("pull", "doctor", "sweep", "train", "report", "similarity", "embed", "eval", "cache", "demo", "data", "export")
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -34,7 +34,8 @@ def test_command_lines_name_real_verbs_and_options(page):
     for line in re.findall(r"^(?:\$ )?d2v ([a-z].*)$", text, re.M):
         words = shlex.split(line, comments=True)
         assert words[0] in VERBS, line
-        shown = CliRunner().invoke(app, [words[0], "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+        verb = words[: 2 if words[0] in ("data", "cache") else 1]
+        shown = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
         for word in words:
             if word.startswith("--"):
                 assert word in shown, f"{page.name}: {line}: no option {word}"

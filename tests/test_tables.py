@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Freeze, Schedule, Source
+from decoder2vec.recipes.freeze import Freeze, Source
+from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.tables import from_table, override, to_table
 
 

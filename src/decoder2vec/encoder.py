@@ -19,9 +19,9 @@ from decoder2vec.activations.reader import Reader
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.source import resolve
 from decoder2vec.choices import as_list, spec_from
-from decoder2vec.errors import BackboneError, InputError, unknown_name
+from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.explanation import Explanation, explain_pair
-from decoder2vec.folder import AnyHead, is_encoder, read_encoder, write_encoder
+from decoder2vec.folder import AnyHead, as_saved, is_encoder, read_encoder, write_encoder
 from decoder2vec.heads.affine import Head
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import LayerwiseHead
@@ -187,7 +187,9 @@ class Encoder:
             "dim": self.dim,
             "spec": replace(self.spec, backbone=self.backbone.name).to_json(),
         }
-        write_encoder(target, description, self.head, source if copy_backbone or inside else None, extras)
+        write_encoder(
+            target, description, self.head, self.backbone, source if copy_backbone or inside else None, extras
+        )
         return target
 
     save_pretrained = save
@@ -201,20 +203,16 @@ class Encoder:
         dtype: str | torch.dtype | None = None,
     ) -> Encoder:
         """Read what `save` wrote; weights that have changed since are refused."""
-        description, head, inside = read_encoder(Path(folder))
+        home = Path(folder)
+        description, head, inside = read_encoder(home)
         spec = EncoderSpec.from_json(description["spec"])
         place = inside or spec.backbone
         backbone = Backbone.load(place, attention=spec.attention, device=device, dtype=dtype)
-        if backbone.fingerprint != description["backbone_fingerprint"]:
-            raise BackboneError(
-                f"The weights of {place} are not those this encoder was made with "
-                f"({backbone.fingerprint}, expected {description['backbone_fingerprint']})."
-            )
-        return cls(backbone, spec, head)
+        return cls(as_saved(backbone, home, description), spec, head)
 
     def to(self, device: str | torch.device) -> Encoder:
         """Move the weights."""
-        self.backbone.model.to(device)
+        self.backbone.to(device)
         if isinstance(self.head, LayerwiseHead):
             self.head.to(device)
         return self
@@ -223,7 +221,7 @@ class Encoder:
     def fingerprint(self) -> str:
         """Names the embedding space: two encoders with the same one give comparable vectors."""
         choices = {key: value for key, value in self.spec.to_json().items() if key != "backbone"}
-        return fingerprint(self.backbone.fingerprint, choices, self.head.digest() if self.head else None)
+        return fingerprint(self.backbone.identity, choices, self.head.digest() if self.head else None)
 
     @property
     def dim(self) -> int:

@@ -1,4 +1,4 @@
-"""An encoder as a folder on disk: `encoder.json`, the head if there is one, and the backbone if it was asked for."""
+"""An encoder as a folder on disk: `encoder.json`, adapter and head if there are any, the backbone if asked for."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from decoder2vec.errors import InputError
+from decoder2vec.adapters.files import read_adapter, write_adapter
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.errors import BackboneError, InputError
 from decoder2vec.heads.affine import Head
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.places import whole_folder
 
 _FILE = "encoder.json"
+_ADAPTER = "adapter"
 
 AnyHead = Head | LayerwiseHead
 
@@ -29,12 +32,14 @@ def write_encoder(
     target: Path,
     description: dict[str, Any],
     head: AnyHead | None,
-    backbone: Path | None,
+    backbone: Backbone,
+    weights: Path | None = None,
     extras: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write all of it beside the target, then put it in the target's place; nothing is lost if that is cut short.
 
-    `extras` are further files by name: the card and the record of a training run.
+    `weights` is a folder to copy the model from, if it is to come along. `extras` are further files by name: the
+    card and the record of a training run.
     """
     if target.exists() and not is_encoder(target) and (target.is_file() or any(target.iterdir())):
         raise InputError(f"{target} is not empty and not an encoder; choose another folder.")
@@ -47,8 +52,10 @@ def write_encoder(
             head.save(temporary / "head.safetensors")
         for name, content in (extras or {}).items():
             (temporary / name).write_bytes(content)
-        if backbone:
-            shutil.copytree(backbone, temporary / "backbone")
+        if backbone.adapter:
+            write_adapter(backbone.adapter, temporary / _ADAPTER, backbone)
+        if weights:
+            shutil.copytree(weights, temporary / "backbone")
     if target.exists():
         shutil.rmtree(target)
     new.rename(target)
@@ -65,6 +72,18 @@ def read_encoder(home: Path) -> tuple[dict[str, Any], AnyHead | None, Path | Non
         raise InputError(f"{home} is not a saved encoder: {error}") from error
     backbone = home / "backbone"
     return description, _read_head(home / "head.safetensors", kind), backbone if backbone.is_dir() else None
+
+
+def as_saved(backbone: Backbone, home: Path, description: dict[str, Any]) -> Backbone:
+    """The backbone as the encoder in that folder reads it, with its adapter; weights that have changed are refused."""
+    expected = description["backbone_fingerprint"]
+    if backbone.fingerprint != expected:
+        raise BackboneError(
+            f"The weights of {backbone.name} are not those this encoder was made with "
+            f"({backbone.fingerprint}, expected {expected})."
+        )
+    folder = home / _ADAPTER
+    return backbone.with_adapter(read_adapter(folder, backbone)) if folder.is_dir() else backbone
 
 
 def _read_head(file: Path, kind: str | None) -> AnyHead | None:

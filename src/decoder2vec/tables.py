@@ -65,6 +65,20 @@ def override(table: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     return table
 
 
+def with_settings(settings: T, changed: Mapping[str, Any]) -> T:
+    """A dataclass with some settings changed; `training.rate` names a setting of a part."""
+    table = to_table(settings)
+    for path, value in changed.items():
+        *parents, name = path.split(".")
+        place = table
+        for parent in parents:
+            if not isinstance(place.get(parent), dict):
+                raise InputError(f"{path} names no setting: {parent!r} has no parts.")
+            place = place[parent]
+        place[name] = value
+    return from_table(type(settings), table)
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_table(value)

@@ -15,7 +15,8 @@ def small_models(one_thread):
 @pytest.fixture(scope="session")
 def trained(backbone, tmp_path_factory):
     """trained(name, **settings of the recipe) -> the folder of an encoder; each is trained once."""
-    from decoder2vec.recipes.freeze import Freeze, Schedule
+    from decoder2vec.recipes.freeze import Freeze
+    from decoder2vec.recipes.schedule import Schedule
     from decoder2vec.text.files import Pairs
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.plan import Plan
@@ -35,7 +36,7 @@ def trained(backbone, tmp_path_factory):
         if not (home / name).exists():
             short = {"widths": (8,), "training": Schedule(epochs=1), "pretraining": Schedule(epochs=1)}
             recipe = Freeze(**{**short, "pretrain": "none", **settings})
-            train(Plan(name, freeze=recipe), data, backbone("tiny-llama"), home / name, seeds=(0, 1))
+            train(Plan(name, recipe=recipe), data, backbone("tiny-llama"), home / name, seeds=(0, 1))
         return home / name
 
     return make

@@ -127,7 +127,7 @@ def test_columns_are_those_of_the_flag_or_of_the_plan(place):
 
 
 def test_training_pairs_are_named_once(pairs):
-    with pytest.raises(InputError, match="both name pairs to train on"):
+    with pytest.raises(InputError, match="both name what to train on"):
         d2v("--data", pairs, "--train", pairs, *TINY, *QUICK)
 
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from sentence_transformers.sentence_transformer.losses import CoSENTLoss, MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.losses import LOSSES, contrastive, cosent, log_variance, mse, pearson_loss
+from decoder2vec.maths.losses import LOSSES, cosent, log_variance, mse, pearson_loss
 
 
 def cosent_by_hand(predicted, target):
@@ -122,33 +122,3 @@ def test_cosent_equals_sentence_transformers():
 def test_cosent_of_far_wrong_predictions_does_not_overflow():
     loss = cosent(torch.tensor([100.0, -100.0], dtype=torch.float16), torch.tensor([0.0, 1.0]))
     assert loss.item() == pytest.approx(4000)
-
-
-def unit_rows(*shape, seed):
-    rows = np.random.default_rng(seed).normal(size=shape)
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
-
-
-@pytest.mark.parametrize("with_negatives", [True, False])
-def test_contrastive_equals_a_loop(with_negatives):
-    anchors, positives, negatives = (unit_rows(7, 5, seed=seed) for seed in range(3))
-    others = np.concatenate([positives, negatives]) if with_negatives else positives
-    expected = 0.0
-    for number, anchor in enumerate(anchors):
-        scores = np.exp([anchor @ other / 0.1 for other in others])
-        expected -= np.log(scores[number] / scores.sum()) / len(anchors)
-    a, p, n = map(torch.from_numpy, (anchors, positives, negatives))
-    assert contrastive(a, p, n if with_negatives else None, 0.1).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_contrastive_equals_sentence_transformers():
-    rows = [torch.from_numpy(unit_rows(9, 6, seed=seed)).float() for seed in range(3)]
-    theirs = MultipleNegativesRankingLoss(model=None, scale=20.0).compute_loss_from_embeddings(rows, None)
-    torch.testing.assert_close(contrastive(*rows, temperature=0.05), theirs)
-
-
-def test_contrastive_of_16_bit_vectors_is_computed_in_float32():
-    rows = [torch.from_numpy(unit_rows(4, 8, seed=seed)).bfloat16() for seed in range(3)]
-    loss = contrastive(*rows, temperature=0.05)
-    assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, contrastive(*(part.float() for part in rows), temperature=0.05))

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Freeze, Schedule, Source, layer_numbers
+from decoder2vec.recipes.freeze import Freeze, Source, layer_numbers
+from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.spec import Reading
 from decoder2vec.tables import from_table
 from decoder2vec.text.template import Template

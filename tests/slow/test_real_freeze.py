@@ -29,7 +29,7 @@ def test_small_encoders_beat_the_layer_they_read(tmp_path):
     pairs = read_pairs(folder / "stsb-train.tsv", limit=600)
     dev = read_pairs(folder / "stsb-dev.tsv", limit=200)
     recipe = replace(EMBEDDING, latents=(Source("prompteol_tight", "lasttoken", "0.8:1.0"),))
-    outcome = train(Plan(freeze=recipe), check_data(TrainingData(pairs, (dev,))), backbone, tmp_path / "enc")
+    outcome = train(Plan(recipe=recipe), check_data(TrainingData(pairs, (dev,))), backbone, tmp_path / "enc")
     untrained = evaluate_sts(Encoder.from_pretrained("smollm2-135m", layer=28), dev)["spearman"]
     trained = evaluate_sts(outcome.encoder, dev)["spearman"]
     assert trained > untrained + 2

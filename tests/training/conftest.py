@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from decoder2vec.recipes.freeze import Freeze, Schedule
+from decoder2vec.recipes.freeze import Freeze
+from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.freeze import FreezeTraining

@@ -12,7 +12,8 @@ from scipy import stats
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Schedule, Source
+from decoder2vec.recipes.freeze import Source
+from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.run import as_encoder
 from decoder2vec.training.scoring import calibrated, score_pairs

@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Schedule
-from decoder2vec.training import loop
+from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training import checkpoint, loop
 from decoder2vec.training.loop import Task, fit, rate_factor
 
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
@@ -77,7 +77,7 @@ def test_a_regression_is_learned():
 @pytest.mark.parametrize("count", [2, 3, 15, 16, 17, 18, 32, 33, 34, 49])
 @pytest.mark.parametrize("size", [2, 4, 16, 64])
 def test_batches_hold_every_example_once_and_never_a_single_one(count, size):
-    batches = list(loop._batches(np.arange(count), size))
+    batches = list(loop.batches_of(np.arange(count), size))
     assert np.concatenate(batches).tolist() == list(range(count))
     assert all(2 <= len(batch) <= size + 1 for batch in batches)
     assert all(len(batch) == size for batch in batches[:-1])
@@ -168,7 +168,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_does_not():
 
 @pytest.mark.parametrize("kill_after", [5, 8, 11, 23])
 def test_a_killed_run_goes_on_to_the_same_numbers(kill_after, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     whole = Line()
     expected = fit(whole, task_for(whole), 7)
     first, seen = Line(), []
@@ -184,7 +184,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(kill_after, tmp_path, monkeypa
 
 def test_a_killed_run_knows_its_best_state(tmp_path, monkeypatch):
     """The best epoch lies before the kill, and nothing after it is better."""
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     scores = [0, 9, 1, 2, 3, 4, 5]
     whole = Line()
     fit(whole, task_for(whole, scores=scores), 0)
@@ -198,7 +198,7 @@ def test_a_killed_run_knows_its_best_state(tmp_path, monkeypatch):
 
 
 def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     file = tmp_path / "run.safetensors"
     first, second, seen = Line(), Line(), []
     expected = fit(first, task_for(first), 0, checkpoint=file)
@@ -247,7 +247,7 @@ def other_shape(file):
 
 @pytest.mark.parametrize("damage", [cut, empty, no_history, other_shape])
 def test_a_damaged_checkpoint_is_as_good_as_none(damage, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     file = tmp_path / "run.safetensors"
     whole, second = Line(), Line()
     expected = fit(whole, task_for(whole), 0, checkpoint=file)
@@ -260,7 +260,7 @@ def test_a_loss_that_is_not_finite_is_refused():
     module = Line()
     task = task_for(module)
     broken = Task("line", 50, lambda rows: task.loss(rows) * math.nan, task.score, task.schedule)
-    with pytest.raises(InputError, match=r"loss of line is not finite in epoch 1; try a lower"):
+    with pytest.raises(InputError, match=r"loss of line is not finite in step 1 of \d+; try a lower"):
         fit(module, broken, 0)
 
 

@@ -13,7 +13,9 @@ from decoder2vec.tables import from_table
 from decoder2vec.training.data import DataFiles
 from decoder2vec.training.plan import Plan, read_plan
 
-PLANS = sorted((Path(__file__).parents[2] / "experiments" / "freeze").glob("*.toml"))
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+PLANS = sorted((EXPERIMENTS / "freeze").glob("*.toml"))
+SPT_PLANS = sorted((EXPERIMENTS / "spt").glob("*.toml"))
 
 TEXT = """
 recipe = "freeze"
@@ -55,10 +57,10 @@ def test_without_a_file_a_plan_is_the_recipes_defaults():
 def test_a_file_is_read_over_the_defaults(file):
     plan = read_plan(file)
     assert (plan.name, plan.about) == ("mine", "A plan.")
-    assert plan.freeze.widths == (8, 0.5) and plan.freeze.head == "sum"
-    assert plan.freeze.latents == (Source("prompteol", "lasttoken", (1, -1)), Source("plain", "mean", "0.5:1.0"))
-    assert (plan.freeze.training.epochs, plan.freeze.training.batch) == (3, Freeze().training.batch)
-    assert plan.freeze.loss == Freeze().loss
+    assert plan.recipe.widths == (8, 0.5) and plan.recipe.head == "sum"
+    assert plan.recipe.latents == (Source("prompteol", "lasttoken", (1, -1)), Source("plain", "mean", "0.5:1.0"))
+    assert (plan.recipe.training.epochs, plan.recipe.training.batch) == (3, Freeze().training.batch)
+    assert plan.recipe.loss == Freeze().loss
     assert plan.data.dev == ("a.tsv", "b.tsv")
     assert plan.search == {"hidden": [4, 64]}
 
@@ -66,27 +68,27 @@ def test_a_file_is_read_over_the_defaults(file):
 @pytest.mark.parametrize(
     ("setting", "look", "expected"),
     [
-        ("loss=mse", lambda p: p.freeze.loss, "mse"),
-        ("freeze.loss=mse", lambda p: p.freeze.loss, "mse"),
-        ("training.epochs=7", lambda p: p.freeze.training.epochs, 7),
-        ("training.rate=1e-2", lambda p: p.freeze.training.rate, 0.01),
-        ("freeze.pretraining.batch=9", lambda p: p.freeze.pretraining.batch, 9),
-        ("widths=[4]", lambda p: p.freeze.widths, (4,)),
-        ('changes=["case"]', lambda p: p.freeze.changes, ("case",)),
-        ("standardise=true", lambda p: p.freeze.standardise, True),
-        ("noise=1", lambda p: p.freeze.noise, 1.0),
+        ("loss=mse", lambda p: p.recipe.loss, "mse"),
+        ("freeze.loss=mse", lambda p: p.recipe.loss, "mse"),
+        ("training.epochs=7", lambda p: p.recipe.training.epochs, 7),
+        ("training.rate=1e-2", lambda p: p.recipe.training.rate, 0.01),
+        ("freeze.pretraining.batch=9", lambda p: p.recipe.pretraining.batch, 9),
+        ("widths=[4]", lambda p: p.recipe.widths, (4,)),
+        ('changes=["case"]', lambda p: p.recipe.changes, ("case",)),
+        ("standardise=true", lambda p: p.recipe.standardise, True),
+        ("noise=1", lambda p: p.recipe.noise, 1.0),
         ("data.train=x.tsv", lambda p: p.data.train, "x.tsv"),
         ("data.scale=[0, 4]", lambda p: p.data.scale, (0.0, 4.0)),
     ],
 )
 def test_settings_are_put_over_the_file(setting, look, expected, file):
     assert look(read_plan(file, [setting])) == expected
-    assert read_plan(file, [setting]).freeze.latents == read_plan(file).freeze.latents
+    assert read_plan(file, [setting]).recipe.latents == read_plan(file).recipe.latents
 
 
 def test_the_last_of_two_settings_counts_and_files_given_count_most(file):
     plan = read_plan(file, ["loss=mse", "loss=pearson", "data.train=x.tsv"], {"train": "y.tsv"})
-    assert (plan.freeze.loss, plan.data.train, plan.data.dev) == ("pearson", "y.tsv", ("a.tsv", "b.tsv"))
+    assert (plan.recipe.loss, plan.data.train, plan.data.dev) == ("pearson", "y.tsv", ("a.tsv", "b.tsv"))
 
 
 @pytest.mark.parametrize(
@@ -142,9 +144,9 @@ def test_a_plan_says_which_data_it_wants(settings, wants):
 def test_a_plan_as_json_says_everything_and_can_be_read_again(file):
     plan = read_plan(file)
     document = json.loads(json.dumps(plan.to_json()))
-    assert document.keys() - {"search"} == {"name", "about", "freeze", "data"}
+    assert document.keys() - {"search"} == {"name", "about", "recipe", "freeze", "data"}
     assert document.get("search", {}) == plan.search
-    assert from_table(Freeze, document["freeze"]) == plan.freeze
+    assert from_table(Freeze, document["freeze"]) == plan.recipe
     assert from_table(DataFiles, document["data"]) == plan.data
 
 
@@ -155,13 +157,25 @@ def test_every_plan_of_the_paper_is_sound(plan, backbone):
     assert found.data.dev and found.data.test
     assert set(found.data.dev).isdisjoint(found.data.test)
     model = backbone("tiny-llama")
-    spec = found.freeze.codes(model)
-    assert len(spec.widths) == len(found.freeze.readings(model))
+    spec = found.recipe.codes(model)
+    assert len(spec.widths) == len(found.recipe.readings(model))
     files = {"texts": found.data.texts, "nli": found.data.nli, "triplets": found.data.triplets}
     assert {kind for kind, name in files.items() if name} == set(found.wants()) - {"pairs"}, (
         "files named are those used"
     )
 
 
+@pytest.mark.parametrize("plan", SPT_PLANS, ids=lambda plan: plan.stem)
+def test_every_plan_of_the_prompt_study_is_sound(plan, backbone):
+    found = read_plan(plan)
+    assert found.name == plan.stem and found.about.endswith(".") and len(found.about) > 20
+    assert found.data.dev and set(found.data.dev).isdisjoint(found.data.test)
+    assert bool(found.data.triplets) == (found.wants() == ["contrast"])
+    model = backbone("tiny-llama", found.recipe.attention)
+    _, trained = found.recipe.attach(model, model.n_layers)
+    assert any(parameter.requires_grad for parameter in trained.parameters())
+
+
 def test_the_plans_are_there():
+    assert {f"soft_prompt_{k}" for k in (1, 2, 5, 10, 16, 20)} <= {plan.stem for plan in SPT_PLANS}
     assert {f"step{n}" for n in range(6)} <= {plan.stem for plan in PLANS}

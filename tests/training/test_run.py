@@ -11,7 +11,7 @@ import pytest
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.text.overlap import overlapping
-from decoder2vec.training import loop
+from decoder2vec.training import checkpoint
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import read_plan
 from decoder2vec.training.run import train
@@ -210,7 +210,7 @@ def kill_at(step, stage):
 
 @pytest.mark.parametrize("stage", ["autoencoders", "pairs"])
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(stage, run, tmp_path, monkeypatch, own_pretrained):
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     settings = [
         "pretrain=autoencoder",
         "pretraining.batch=8",
@@ -234,7 +234,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(stage, run, tmp_pat
 
 @pytest.mark.parametrize("change", ["dev", "scale", "setting"])
 def test_an_unfinished_run_of_something_else_is_not_taken_up(change, run, data, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "_SAVE_EVERY", 0.0)
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     with pytest.raises(Killed):
         run("training.epochs=4", watch=kill_at(8, "pairs"), out=tmp_path / "killed")
     other = {

@@ -77,9 +77,9 @@ def test_the_best_trial_on_dev_is_returned(plan, data, backbone, monkeypatch):
     monkeypatch.setattr(FreezeTraining, "run", run)
     said = []
     found = search_plan(plan, data, backbone("tiny-llama"), 5, say=said.append)
-    assert tried[0][0] == plan.freeze, "the plan's own settings are tried first"
+    assert tried[0][0] == plan.recipe, "the plan's own settings are tried first"
     assert len(tried) == len(said) == 5
-    assert found.freeze == max(tried, key=lambda one: one[1])[0]
+    assert found.recipe == max(tried, key=lambda one: one[1])[0]
     assert said[0].startswith("trial 0: dev ") and said[0].endswith("the plan as it is")
     assert all(test == {} for _, _, test in tried), "no trial sees a test file"
     assert (found.name, found.data) == (plan.name, plan.data)

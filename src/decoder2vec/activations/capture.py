@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.pooling import POOLINGS, Pooler
 from decoder2vec.spec import Reading
-from decoder2vec.text.batches import TokenBatch
 
 
 class _Enough(Exception):
@@ -41,6 +41,7 @@ class Capture:
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """[batch, reading, dim] on the model's device."""
+        batch = self.backbone.adapt(batch)
         pooled: dict[Reading, Tensor] = {}
         poolers: dict[tuple[str, ...], Pooler] = {}
 
@@ -49,7 +50,7 @@ class Capture:
                 seen = self.backbone.final_norm(states) if normed else states
                 names = tuple(poolings)
                 if names not in poolers:
-                    poolers[names] = Pooler(batch.start, batch.end, batch.ids.shape[1], names)
+                    poolers[names] = Pooler(batch.start, batch.end, batch.width, names)
                 vectors = poolers[names](seen)
                 for name, vector in zip(poolings, vectors.unbind(1), strict=True):
                     pooled[Reading(layer, name, normed)] = vector
@@ -58,7 +59,8 @@ class Capture:
 
         handles = self._hook(read)
         try:
-            self.backbone.model(**self.model_inputs(batch), use_cache=False)
+            with self.backbone.adapter_on():
+                self.backbone.model(**self.model_inputs(batch), use_cache=False)
         except _Enough:
             pass
         finally:
@@ -72,7 +74,13 @@ class Capture:
         Under causal attention a token never sees the padding on its right, so the mask is left out and the
         fastest attention kernel can be taken; the vectors are the same.
         """
-        inputs: dict[str, Any] = {"input_ids": batch.ids}
+        inputs: dict[str, Any] = {"input_ids": batch.ids} if batch.embeds is None else {"inputs_embeds": batch.embeds}
+        if batch.past:
+            inputs["past_key_values"] = batch.past.cache
+            inputs["attention_mask"] = torch.cat([batch.past.mask, batch.mask], dim=1)
+            if _takes_positions(self.backbone.model):
+                inputs["position_ids"] = batch.past.positions
+            return inputs
         if batch.padding == "left" or (batch.padding and self.backbone.attention == "bidirectional"):
             inputs["attention_mask"] = batch.mask
         if batch.padding == "left" and _takes_positions(self.backbone.model):

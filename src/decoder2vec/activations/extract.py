@@ -79,7 +79,7 @@ class Extractor:
     def space(self) -> dict[str, object]:
         """Everything that changes a vector; its fingerprint names the space in the store."""
         return {
-            "weights": self.backbone.fingerprint,
+            "weights": self.backbone.identity,
             "backbone": self.backbone.name,
             "attention": self.backbone.attention,
             "dtype": str(self.backbone.dtype),

@@ -109,7 +109,7 @@ class Sweep:
         """Everything but the weights."""
         return {
             "model": self.model,
-            "weights": self.backbone.fingerprint,
+            "weights": self.backbone.identity,
             "dtype": str(self.backbone.dtype).removeprefix("torch."),
             "data": {"name": self.data.name, "pairs": len(self.data), "texts": len(self.data.texts())},
             "plan": asdict(self.plan),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from decoder2vec.backbone.adapter import Adapter
+from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.builtin import Say
 from decoder2vec.backbone.direction import configured_attention, set_attention
 from decoder2vec.backbone.identity import folder_fingerprint
@@ -19,6 +22,7 @@ from decoder2vec.backbone.machine import pick_device, pick_dtype
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.source import resolve
 from decoder2vec.errors import BackboneError, InputError
+from decoder2vec.spec import fingerprint
 
 _NEEDS_BOS = ("gemma",)
 """Families whose states are useless without a BOS token in front, whatever their tokenizer file says."""
@@ -34,6 +38,8 @@ class Backbone:
     attention: str
     fingerprint: str
     """Hash of weights, config and tokenizer; independent of device and dtype."""
+    adapter: Adapter | None = None
+    """What makes the model read differently, if anything."""
 
     @classmethod
     def load(
@@ -66,6 +72,29 @@ class Backbone:
         """Switch between causal and bidirectional attention, and prove it; a family that cannot is refused."""
         set_attention(self.model, attention)
         self.attention = attention
+
+    def with_adapter(self, adapter: Adapter | None) -> Backbone:
+        """The same model read through an adapter, or without one; the weights are shared, not copied."""
+        return replace(self, adapter=adapter)
+
+    def to(self, device: str | torch.device) -> None:
+        """Move the weights, and those of the adapter."""
+        self.model.to(device)
+        if self.adapter:
+            self.adapter.to(device)
+
+    def adapt(self, batch: TokenBatch) -> TokenBatch:
+        """The batch as the model is to read it."""
+        return self.adapter.adapt(batch, self) if self.adapter else batch
+
+    def adapter_on(self) -> AbstractContextManager[Any]:
+        """Open this around every pass of the model."""
+        return self.adapter.switched_on() if self.adapter else nullcontext()
+
+    @property
+    def identity(self) -> str:
+        """Names what the model computes: its fingerprint, and that of the adapter."""
+        return fingerprint(self.fingerprint, self.adapter.digest()) if self.adapter else self.fingerprint
 
     @property
     def family(self) -> str:
@@ -107,7 +136,8 @@ class Backbone:
         """The most tokens the model takes; None where it has no limit (state-space models, ALiBi)."""
         config = text_config(self.model.config)
         known = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions"))
-        return next((int(value) for value in known if value), None)
+        own = self.adapter.extra_tokens if self.adapter else 0
+        return next((int(value) - own for value in known if value), None)
 
     @cached_property
     def pad_id(self) -> int:
@@ -129,6 +159,13 @@ class Backbone:
         """What an empty text is read as when the tokenizer gives no token at all for it."""
         known = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.pad_id)
         return next(int(value) for value in known if value is not None)
+
+    def check_room(self, what: str, tokens: int) -> None:
+        """Refuse something that would take no token of the context, or all of them."""
+        most = None if self.context_length is None else self.context_length - 1
+        if tokens < 1 or (most is not None and tokens > most):
+            room = "1 token or more" if most is None else f"1 to {most} tokens on this model"
+            raise InputError(f"{what} has {room}, not {tokens}.")
 
     def layer(self, number: int) -> int:
         """A layer number in 0..n_layers; negative numbers count from the top, as in a list."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from decoder2vec.errors import InputError, unknown_name
@@ -10,14 +12,15 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 def pick_device(asked: str | torch.device | None = None) -> torch.device:
-    """The device asked for, else CUDA, else Apple's MPS, else the CPU."""
+    """The device asked for, else CUDA, else Apple's MPS, else the CPU; of several processes each takes its own GPU."""
     if asked is not None:
         try:
             return torch.device(asked)
         except RuntimeError:
             raise InputError(f"Unknown device {asked!r}; give cpu, cuda, cuda:1, mps or the like.") from None
     if torch.cuda.is_available():
-        return torch.device("cuda")
+        own = os.environ.get("LOCAL_RANK")
+        return torch.device("cuda") if own is None else torch.device("cuda", int(own) % torch.cuda.device_count())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
@@ -47,6 +50,17 @@ def token_budget(device: torch.device, dim: int) -> int:
         return 2_048
     free, _ = torch.cuda.mem_get_info(device)
     return max(4_096, min(262_144, free // 4 // (100 * dim)))
+
+
+def training_budget(device: torch.device, dim: int, layers: int) -> int:
+    """Tokens whose activations, kept for the backward pass, take half of the free memory.
+
+    A token leaves about forty numbers of its width in each block.
+    """
+    if device.type != "cuda":
+        return 32_768
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(max(1_024, free // 2 // (80 * dim * layers)))
 
 
 def batch_overhead(device: torch.device) -> int:

@@ -8,10 +8,12 @@ import sys
 import typer
 
 from decoder2vec.cli.cache import cache
+from decoder2vec.cli.data import data
 from decoder2vec.cli.demo import demo
 from decoder2vec.cli.doctor import doctor
 from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
+from decoder2vec.cli.export import export
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
 from decoder2vec.cli.similarity import similarity
@@ -26,10 +28,11 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (pull, doctor, sweep, train, report, similarity, embed, demo):
+for verb in (pull, doctor, sweep, train, report, similarity, embed, export, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")
+app.add_typer(data, name="data")
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""`d2v train`: learn to read a frozen model."""
+"""`d2v train`: make an encoder of a model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from decoder2vec.cli.show import bars, say, table
 from decoder2vec.errors import DataFileError, InputError
 
 if TYPE_CHECKING:
+    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.training.data import TrainingData
     from decoder2vec.training.loop import Note
+    from decoder2vec.training.plan import Plan
     from decoder2vec.training.run import Outcome
 
 
@@ -24,50 +27,84 @@ def train(
         Path | None, typer.Argument(help="A plan (.toml); without one, an embedding from scored pairs.")
     ] = None,
     backbone: Annotated[str, typer.Option(help="Built-in name, model folder, .gguf file or hub id.")] = "smollm2-135m",
-    data: Annotated[Path, typer.Option(help="Folder of the plan's files, or one file of scored pairs.")] = Path("."),
+    recipe: Annotated[str | None, typer.Option(help="Without a plan: freeze, soft_prompt, lora, ...")] = None,
+    data: Annotated[Path, typer.Option(help="Folder of the plan's files, or one file to learn from.")] = Path("."),
     out: Annotated[Path, typer.Option(help="Folder for the trained encoder.")] = Path("encoder"),
-    train_file: Annotated[str | None, typer.Option("--train", help="Scored pairs to learn from.")] = None,
+    train_file: Annotated[str | None, typer.Option("--train", help="Pairs or triplets to learn from.")] = None,
     dev: Annotated[list[str] | None, typer.Option(help="Scored pairs to choose on; may be repeated.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="Scored pairs to score once at the end.")] = None,
     columns: Annotated[str | None, typer.Option(help="Column names of the two texts and the score.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help="key=value over the plan: loss=mse.")] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; the best on dev is kept.")] = "0",
+    grid: Annotated[list[str] | None, typer.Option(help="training.rate=0.02,0.01: try each, chosen on dev.")] = None,
     search: Annotated[int, typer.Option(help="Try this many settings from the plan's [search] first.")] = 0,
     results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
     device: Device = None,
 ) -> None:
-    """Train an encoder on cached latents of a frozen model, by a plan or by flags."""
+    """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
     from decoder2vec.backbone.load import Backbone
-    from decoder2vec.training.data import load_data
-    from decoder2vec.training.plan import read_plan
     from decoder2vec.training.run import train as run
 
     _check_out(out, overwrite)
     if data.is_file():
         if train_file:
-            raise InputError(f"--data {data} and --train {train_file} both name pairs to train on; give one of them.")
+            raise InputError(f"--data {data} and --train {train_file} both name what to train on; give one of them.")
         train_file, data = str(data), data.parent
-    given = _given_files(data, train_file, dev or [], test or [])
-    if columns is not None:  # else those of the plan
-        given["columns"] = split_names(columns)
-    chosen = read_plan(plan, setting or [], given)
-    pairs = load_data(data, chosen.data, wants=chosen.wants())
-    for note in pairs.notes:
-        say(note)
+    names = {"columns": split_names(columns)} if columns is not None else {}  # else those of the plan
+    chosen, learned = _plan_and_data((plan, recipe, setting or []), data, train_file, dev or [], test or [], names)
     numbers = _seeds(seeds)
     model = Backbone.load(backbone, device=device, say=say)
     with bars() as progress:
         watch = _Watch(progress)
-        if search:
-            from decoder2vec.training.search import search_plan
-
-            chosen = search_plan(chosen, pairs, model, search, say=say, watch=watch)
-        outcome = run(chosen, pairs, model, out, seeds=numbers, command=_command(), progress=watch.read, watch=watch)
+        chosen, more = _chosen(chosen, learned, model, watch, search=search, grid=grid or [], seed=(numbers or [0])[0])
+        outcome = run(
+            chosen, learned, model, out, seeds=numbers, command=_command(), more=more, progress=watch.read, watch=watch
+        )
     if results:
         results.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
     _print(outcome, out)
+
+
+def _plan_and_data(
+    asked: tuple[Path | None, str | None, list[str]],
+    folder: Path,
+    train: str | None,
+    dev: list[str],
+    test: list[str],
+    names: dict[str, Any],
+) -> tuple[Plan, TrainingData]:
+    """The plan that was asked for by file, recipe and settings, and its data."""
+    from decoder2vec.training.data import load_data
+    from decoder2vec.training.plan import read_plan
+
+    file, recipe, settings = asked
+    if file and recipe:
+        raise InputError(f"The plan {file} names its recipe already; leave out --recipe.")
+    role = "triplets" if "contrast" in read_plan(file, settings, recipe=recipe).wants() else "train"
+    given = _given_files(folder, {role: train}, dev, test) | names
+    plan = read_plan(file, settings, given, recipe)
+    data = load_data(folder, plan.data, wants=plan.wants())
+    for note in data.notes:
+        say(note)
+    return plan, data
+
+
+def _chosen(
+    plan: Plan, data: TrainingData, model: Backbone, watch: _Watch, *, search: int, grid: list[str], seed: int
+) -> tuple[Plan, dict[str, Any]]:
+    """The plan with settings that were searched for, and what the search found."""
+    if search:
+        from decoder2vec.training.search import search_plan
+
+        plan = search_plan(plan, data, model, search, say=say, watch=watch)
+    if not grid:
+        return plan, {}
+    from decoder2vec.training.grid import choose_from_grid, parse_grid
+
+    plan, tried = choose_from_grid(plan, parse_grid(grid), data, model, seed=seed, say=say, watch=watch)
+    return plan, {"grid": tried}
 
 
 _SAY_EVERY = 20.0
@@ -78,7 +115,7 @@ class _Watch:
 
     def __init__(self, progress: Any) -> None:
         self.progress = progress
-        self.reading = progress.add_task("reading latents", total=None)
+        self.reading = progress.add_task("reading texts", total=None)
         self.texts, self.said = 0, time.monotonic()
         self.stage, self.step, self.task = "", 0, None
 
@@ -86,7 +123,7 @@ class _Watch:
         """So many more texts are in the store."""
         self.texts += count
         self.progress.advance(self.reading, count)
-        self._say(f"reading latents: {self.texts:,} texts")
+        self._say(f"reading: {self.texts:,} texts")
 
     def __call__(self, note: Note) -> None:
         if note.stage != self.stage or note.step < self.step:
@@ -120,16 +157,14 @@ def _print(outcome: Outcome, out: Path) -> None:
     say(f"wrote the encoder {out} (best seed on dev: {found['best_seed']})")
 
 
-def _given_files(folder: Path, train: str | None, dev: list[str], test: list[str]) -> dict[str, Any]:
+def _given_files(folder: Path, learned: dict[str, str | None], dev: list[str], test: list[str]) -> dict[str, Any]:
     """Files named on the command line: paths from here, which must exist; told as paths from the data folder."""
     import os
 
-    for name in filter(None, [train, *dev, *test]):
+    for name in filter(None, [*learned.values(), *dev, *test]):
         if not Path(name).is_file():
             raise DataFileError(f"There is no file {name}.")
-    given: dict[str, Any] = {}
-    if train:
-        given["train"] = os.path.relpath(train, folder)
+    given: dict[str, Any] = {role: os.path.relpath(name, folder) for role, name in learned.items() if name}
     for role, names in (("dev", dev), ("test", test)):
         if names:
             given[role] = [os.path.relpath(name, folder) for name in names]

@@ -44,13 +44,6 @@ def cosent(predicted: Tensor, target: Tensor) -> Tensor:
     return torch.logsumexp(torch.cat([wrong.new_zeros(1), wrong]), dim=0)
 
 
-def contrastive(anchors: Tensor, positives: Tensor, negatives: Tensor | None, temperature: float) -> Tensor:
-    """Each anchor must find its positive among all positives and negatives of the batch; rows are unit vectors."""
-    candidates = positives if negatives is None else torch.cat([positives, negatives])
-    scores = anchors.float() @ candidates.float().T / temperature
-    return functional.cross_entropy(scores, torch.arange(len(anchors), device=anchors.device))
-
-
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "mse": mse,
     "log_variance": log_variance,

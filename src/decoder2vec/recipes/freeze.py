@@ -18,6 +18,7 @@ from decoder2vec.heads.pair import PAIR_HEADS
 from decoder2vec.maths.layerwise import spread
 from decoder2vec.maths.losses import LOSSES
 from decoder2vec.maths.metrics import METRICS
+from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.text.changes import CHANGES
 from decoder2vec.text.template import Template
@@ -40,24 +41,6 @@ class Source:
         """The readings on a model of that depth."""
         template = Template.of(self.template).string
         return [Reading(layer, self.pooling, self.normed, template) for layer in layer_numbers(self.layers, depth)]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How long and how fast something is trained."""
-
-    epochs: int = 12
-    batch: int = 64
-    rate: float = 1e-3
-    """The peak of the learning rate: it rises over the first tenth of the steps and falls to zero at the end."""
-    weight_decay: float = 0.01
-    patience: int = 4
-    """Stop after this many epochs without a better dev score."""
-
-    def __post_init__(self) -> None:
-        for name, least in (("epochs", 0), ("batch", 1), ("patience", 1), ("rate", 0), ("weight_decay", 0)):
-            if getattr(self, name) < least:
-                raise InputError(f"{name} must be {least} or more, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)

@@ -3,33 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.text.tokens import Prompt
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Right-padded token ids of some prompts, and the span of each that is pooled."""
-
-    ids: Tensor
-    """[batch, token]"""
-    mask: Tensor
-    """[batch, token], 1 for real tokens. Made from lengths, never from ids: padding may be any token."""
-    start: Tensor
-    end: Tensor
-    """[batch] pooled span [start, end)."""
-    padding: str = ""
-    """Which side is padded: "right", "left", or "" where all prompts are equally long."""
-
-    def to(self, device: torch.device) -> TokenBatch:
-        """The same batch on a device."""
-        ids, mask, start, end = (part.to(device) for part in (self.ids, self.mask, self.start, self.end))
-        return TokenBatch(ids, mask, start, end, self.padding)
 
 
 def collate(prompts: Sequence[Prompt], pad_id: int, *, side: str = "right") -> TokenBatch:

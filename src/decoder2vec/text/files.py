@@ -10,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -48,9 +49,7 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
     kind = ("jsonl" if column else "txt") if str(source) == "-" else _kind(Path(source))
     if kind == "txt" and column:
         raise DataFileError(f"{source} is read as plain lines and has no column {column!r}; use .tsv, .csv or .jsonl.")
-    for line, row in _rows(source, kind):
-        if isinstance(row, str):
-            raise DataFileError(f"{source}, line {line}: {row}")
+    for line, row in read_rows(source, kind):
         name = column or _default_column(row)
         _require([name], row, source, "--column")
         if not isinstance(row[name], str):
@@ -58,14 +57,18 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
         yield row[name]
 
 
+def read_rows(source: str | Path, kind: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Line number and fields of every line, whatever the fields are; a line that has none is an error that names it."""
+    for line, row in _rows(source, kind or _kind(Path(source))):
+        if isinstance(row, str):
+            raise DataFileError(f"{source}, line {line}: {row}")
+        yield line, row
+
+
 def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | None = None) -> list[tuple[str, ...]]:
     """Rows of texts by column name, such as anchor, positive, negative: the first `limit` of them."""
     rows: list[tuple[str, ...]] = []
-    for line, row in _rows(source, _kind(Path(source))):
-        if limit is not None and len(rows) >= limit:
-            break
-        if isinstance(row, str):
-            raise DataFileError(f"{source}, line {line}: {row}")
+    for line, row in islice(read_rows(source), limit):
         _require(columns, row, source, "columns in the configuration")
         values = tuple(row[name] for name in columns)
         if not all(isinstance(value, str) for value in values):

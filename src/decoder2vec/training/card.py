@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from decoder2vec.encoder import Encoder
+from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.training.plan import Plan
 
 
@@ -12,9 +13,9 @@ def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: di
     """The card as Markdown."""
     share = record["parameters"]
     lines = [
-        f"# {plan.name}: an encoder made of {encoder.backbone.name}",
+        f"# {plan.name}: an encoder made of {results['backbone']['name']}",
         "",
-        plan.about or "Trained with the FREEZE recipe: the model is frozen, small encoders read its layers.",
+        plan.about or _ABOUT.get(plan.recipe_name, f"Trained with the recipe {plan.recipe_name}."),
         "",
         "```python",
         "from decoder2vec import Encoder",
@@ -29,7 +30,8 @@ def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: di
         "|---|---|",
         f"| dimensions | {encoder.dim} |",
         f"| readings | {len(encoder.spec.readings)} |",
-        f"| head | {plan.freeze.head} |",
+        *([f"| head | {plan.recipe.head} |"] if isinstance(plan.recipe, Freeze) else []),
+        f"| recipe | {plan.recipe_name} |",
         f"| trained numbers | {share['trained']:,} ({share['percent']} % of the model's {share['backbone']:,}) |",
         f"| fingerprint | {encoder.fingerprint} |",
         f"| weights of the model | {encoder.backbone.fingerprint} |",
@@ -57,6 +59,15 @@ def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: di
         *([f"- `{results['command']}`"] if results["command"] else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+_ABOUT = {
+    "freeze": "Trained with the FREEZE recipe: the model is frozen, small encoders read its layers.",
+    "soft_prompt": "The model is frozen; a few trained vectors stand beside each text.",
+    "kv_prefix": "The model is frozen; trained keys and values stand before each text in every layer.",
+    "lora": "Low-rank changes of the model's weights, trained on texts that belong together.",
+    "full": "All weights of the model were trained.",
+}
 
 
 def _is_pair_scorer(encoder: Encoder) -> bool:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.files import PAIR_COLUMNS, Pairs, read_columns, read_pairs, read_texts
 from decoder2vec.text.overlap import overlapping, pair_hashes
+from decoder2vec.training.contrast import Contrast, read_contrast
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ class DataFiles:
     """Plain texts for autoencoders; without any, the texts of the training pairs."""
     texts_limit: int = 20_000
     triplets: str = ""
-    """Columns anchor, positive, negative."""
+    """Columns anchor, positive, negative; recipes that adapt the model also take pairs, labelled texts and records."""
     nli: str = ""
     """Columns label, premise, hypothesis."""
     columns: tuple[str, ...] = PAIR_COLUMNS
@@ -56,6 +57,8 @@ class TrainingData:
     texts: tuple[str, ...] = ()
     triplets: tuple[tuple[str, ...], ...] = ()
     nli: tuple[tuple[str, ...], ...] = ()
+    contrast: Contrast | None = None
+    """What belongs together, for recipes that adapt the model."""
     scale: tuple[float, float] = (0.0, 1.0)
     notes: tuple[str, ...] = field(default=())
     """What a user should know about the data: the scale that was found, overlaps, what was set aside."""
@@ -66,6 +69,7 @@ class TrainingData:
         groups += [pairs.texts() for pairs in (self.train, *self.dev, *self.test) if pairs]
         groups += [row for row in self.triplets]
         groups += [row[1:] for row in self.nli]
+        groups += [self.contrast.texts] if self.contrast else []
         return list(dict.fromkeys(text for group in groups for text in group))
 
     def seen(self) -> NDArray[np.uint64]:
@@ -73,6 +77,8 @@ class TrainingData:
         rows = [row[:2] for row in self.triplets] + [row[1:] for row in self.nli]
         if self.train:
             rows += list(zip(self.train.left, self.train.right, strict=True))
+        if self.contrast:
+            rows += self.contrast.pairs()
         return np.unique(pair_hashes([row[0] for row in rows], [row[1] for row in rows]))
 
     def facts(self) -> dict[str, str]:
@@ -88,6 +94,8 @@ class TrainingData:
         for what, rows in (("plain texts", self.texts), ("triplets", self.triplets), ("inference labels", self.nli)):
             if rows:
                 said[what] = f"{len(rows):,}"
+        if self.contrast:
+            said["examples"] = f"{len(self.contrast):,}"
         return said
 
     def scale_of(self, pairs: Pairs) -> tuple[float, float]:
@@ -114,10 +122,19 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
     if train and not dev:
         train, dev = _set_aside(train)
         notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
+    contrast = None
+    if "contrast" in wants:
+        place = _find(folder, files.triplets or "triplets.tsv", "triplets")
+        contrast = read_contrast(place)
+        notes += contrast.notes
+        if not dev:
+            contrast, apart = contrast.set_aside(place.name.split(".")[0])
+            dev = (apart,)
+            notes.append(f"no dev pairs were given: {len(apart) // 2} of the examples were set aside to choose on")
     if not dev:
         raise DataFileError("Give scored pairs to choose on: `dev` in the configuration, or --dev.")
     test = tuple(read_pairs(place, files.columns) for place in _present(folder, files.test, "test", notes))
-    data = TrainingData(train, dev, test)
+    data = TrainingData(train, dev, test, contrast=contrast)
     if "texts" in wants:
         texts, note = _read_plain(folder, files, train)
         data, notes = replace(data, texts=texts), notes + note

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.recipes.freeze import EMBEDDING, Freeze
+from decoder2vec.recipes.registry import recipe_named, recipes
 from decoder2vec.tables import from_table, override, to_table
 from decoder2vec.training.data import DataFiles
 
-RECIPES = {"freeze": Freeze}
-"""Recipes by the name of their table in the file."""
+Recipe = Freeze | Adapting
 
 
 @dataclass(frozen=True)
@@ -24,48 +25,73 @@ class Plan:
     name: str = "freeze"
     about: str = ""
     """One sentence: what this file is for."""
-    freeze: Freeze = field(default_factory=Freeze)
+    recipe: Recipe = field(default_factory=Freeze)
     data: DataFiles = field(default_factory=DataFiles)
     search: dict[str, Any] = field(default_factory=dict)
     """Ranges for `--search`: setting = [low, high] or a list of choices."""
 
+    @property
+    def recipe_name(self) -> str:
+        """The name of the recipe's table in the file."""
+        return next(name for name, kind in recipes().items() if type(self.recipe) is kind)
+
     def wants(self) -> list[str]:
         """Which kinds of data the recipe reads."""
+        if isinstance(self.recipe, Adapting):
+            return ["contrast"] if self.recipe.objective.name == "info_nce" else ["pairs"]
         kinds = {"autoencoder": "texts", "contrastive": "triplets", "snli": "nli"}
-        found = [] if self.freeze.loss == "none" else ["pairs"]
-        if self.freeze.pretrain in kinds:
-            found.append(kinds[self.freeze.pretrain])
+        found = [] if self.recipe.loss == "none" else ["pairs"]
+        if self.recipe.pretrain in kinds:
+            found.append(kinds[self.recipe.pretrain])
         return found
 
     def to_json(self) -> dict[str, Any]:
         """The whole plan, defaults included."""
-        table = {"name": self.name, "about": self.about, "freeze": to_table(self.freeze), "data": to_table(self.data)}
+        table: dict[str, Any] = {"name": self.name, "about": self.about, "recipe": self.recipe_name}
+        table |= {self.recipe_name: to_table(self.recipe), "data": to_table(self.data)}
         return {**table, "search": self.search} if self.search else table
 
 
-def read_plan(file: Path | None, settings: Sequence[str] = (), data: dict[str, Any] | None = None) -> Plan:
+def read_plan(
+    file: Path | None, settings: Sequence[str] = (), data: dict[str, Any] | None = None, recipe: str | None = None
+) -> Plan:
     """The plan of a file with `key=value` settings put over it; without a file, a good start for any pairs.
 
     A setting without a dot belongs to the recipe: `loss=mse`; with dots it names a table: `freeze.training.epochs=3`.
+    Without a file, `recipe` names one to take with its defaults.
     """
-    table: dict[str, Any] = {"freeze": to_table(EMBEDDING), "name": "embedding"}
-    if file is not None:
-        try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-            raise InputError(f"Cannot read the plan {file}: {error}") from None
-    recipe = table.pop("recipe", "freeze")
-    if recipe not in RECIPES:
-        raise unknown_name("recipe", recipe, RECIPES)
-    named = [one if one.partition("=")[0].split(".")[0] in (recipe, "data") else f"{recipe}.{one}" for one in settings]
+    table = _read(file) if file else _start(recipe)
+    chosen = table.pop("recipe", "freeze")
+    kind = recipe_named(chosen)
+    named = [one if one.partition("=")[0].split(".")[0] in (chosen, "data") else f"{chosen}.{one}" for one in settings]
     override(table, named)
-    if not isinstance(table.setdefault("data", {}), dict):
-        raise InputError(f"data must be a table, not {table['data']!r}.")
+    for part in ("data", "search", chosen):
+        if not isinstance(table.setdefault(part, {}), dict):
+            raise InputError(f"{part} must be a table, not {table[part]!r}.")
     table["data"].update(data or {})
-    if file is not None:
-        table.setdefault("name", file.stem)
-    search = table.pop("search", {})
-    if not isinstance(search, dict):
-        raise InputError(f"search must be a table, not {search!r}.")
-    plan = from_table(Plan, table)
-    return Plan(plan.name, plan.about, plan.freeze, plan.data, search)
+    known = {"name", "about", "data", "search", chosen}
+    if unknown := table.keys() - known:
+        raise unknown_name("setting", sorted(unknown)[0], known | {"recipe"})
+    for key in ("name", "about"):
+        if not isinstance(table.get(key, ""), str):
+            raise InputError(f"{key} must be a text, not {table[key]!r}.")
+    return Plan(
+        table.get("name", file.stem if file else chosen),
+        table.get("about", ""),
+        from_table(kind, table[chosen], chosen),
+        from_table(DataFiles, table["data"], "data"),
+        table["search"],
+    )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"Cannot read the plan {file}: {error}") from None
+
+
+def _start(recipe: str | None) -> dict[str, Any]:
+    if recipe in (None, "freeze"):
+        return {"freeze": to_table(EMBEDDING), "name": "embedding"}
+    return {"recipe": recipe, "name": recipe}

@@ -72,9 +72,13 @@ def _without_each(best: SeedResult, cosines: Measured, rows: ScoredRows) -> list
 
 def parameter_share(best: SeedResult, backbone: Backbone) -> dict[str, Any]:
     """How many numbers are trained, and how many the frozen model has."""
-    trained = best.net.parameter_count()
+    return share_of(best.net.parameter_count(), backbone)
+
+
+def share_of(trained: int, backbone: Backbone) -> dict[str, Any]:
+    """So many trained numbers beside those of the model."""
     frozen = sum(parameter.numel() for parameter in backbone.model.parameters())
-    return {"trained": trained, "backbone": frozen, "percent": round(100 * trained / frozen, 2)}
+    return {"trained": trained, "backbone": frozen, "percent": round(100 * trained / frozen, 4)}
 
 
 def residuals(best: SeedResult, pairs: Pairs, data: TrainingData) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,20 @@ from decoder2vec.folder import is_encoder
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.overlap import SEEN_FILE
+from decoder2vec.training.adapting import Adapted, AdapterTraining
 from decoder2vec.training.card import write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.freeze import FreezeTraining
 from decoder2vec.training.loop import Watch
-from decoder2vec.training.plan import Plan
-from decoder2vec.training.record import record_run
+from decoder2vec.training.plan import Plan, Recipe
+from decoder2vec.training.processes import is_first, join, wait_for_all
+from decoder2vec.training.record import record_run, share_of
 from decoder2vec.training.scoring import SeedResult
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
+
+Training = FreezeTraining | AdapterTraining
 
 
 @dataclass(frozen=True)
@@ -51,45 +55,94 @@ def train(
     *,
     seeds: Sequence[int] = (0,),
     command: str = "",
+    more: Mapping[str, Any] | None = None,
     progress: Progress = lambda _: None,
     watch: Watch = lambda _: None,
 ) -> Outcome:
-    """Train every seed, save the best as an encoder in `out`; a killed run goes on where it was."""
+    """Train every seed, save the best as an encoder in `out`; a killed run goes on where it was.
+
+    `more` is put into the results beside the rest, such as what a grid gave.
+    """
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
+    join()
     out = Path(out).absolute()
     if out.exists() and not is_encoder(out) and (out.is_file() or any(out.iterdir())):
         raise InputError(f"{out} is not empty and not an encoder; choose another folder.")
     work = out.with_name(f"{out.name}.unfinished")
     started = time.perf_counter()
-    training = FreezeTraining(plan.freeze, data, backbone, progress)
+    training = start_training(plan.recipe, data, backbone, progress)
     reading = time.perf_counter() - started
-    done: list[dict[str, Any]] = []
-    best: SeedResult | None = None
-    for seed in seeds:  # only the best is held: networks and tables of many seeds would fill a GPU
-        result = training.run(seed, work=work, watch=watch)
-        done.append(result.to_json())
-        if best is None or dev_mean(result, plan.freeze.choose_by) > dev_mean(best, plan.freeze.choose_by):
-            best = result
-    assert best is not None
+    done, best = _seeds(training, plan, seeds, work, watch)
     results = summary(plan, done, backbone, command) | {
         "best_seed": best.seed,
         "seconds": round(sum(seed["seconds"] for seed in done), 2),
         "seconds_reading": round(reading, 2),
         "data": data.facts(),
         "notes": [*data.notes, *_kept_starts(done)],
+        **(more or {}),
     }
-    encoder = as_encoder(best, backbone, plan.freeze)
-    record = record_run(training, best) | {"recipe": "freeze", "name": plan.name}
+    encoder, record, copied = _result(training, best, work)
+    record |= {"recipe": plan.recipe_name, "name": plan.name}
     extras = {
+        **_logs(work),
         RESULTS_FILE: _json(results),
         RUN_FILE: _json(record),
         SEEN_FILE: _array(data.seen()),
         "README.md": write_card(encoder, plan, results, record).encode(),
     }
-    encoder.save(out, extras=extras)
-    shutil.rmtree(work, ignore_errors=True)
+    if is_first():
+        encoder.save(out, copy_backbone=copied, extras=extras)
+    _tidy(work)
+    if copied:
+        encoder = Encoder.load(out, device=backbone.device, dtype=backbone.dtype)
     return Outcome(encoder, results, record)
+
+
+def _tidy(work: Path) -> None:
+    """Remove what is needed no more, once no process reads it."""
+    wait_for_all()
+    if is_first():
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _seeds(
+    training: Training, plan: Plan, seeds: Sequence[int], work: Path, watch: Watch
+) -> tuple[list[dict[str, Any]], Any]:
+    """The results of all seeds, and the seed that did best on dev.
+
+    Only the best is held: networks and tables of many seeds would fill a GPU.
+    """
+    done: list[dict[str, Any]] = []
+    best: Any = None
+    for seed in seeds:
+        result = training.run(seed, work=work, watch=watch)
+        done.append(result.to_json())
+        if best is None or dev_mean(result, plan.recipe.choose_by) > dev_mean(best, plan.recipe.choose_by):
+            best = result
+    return done, best
+
+
+def start_training(
+    recipe: Recipe, data: TrainingData, backbone: Backbone, progress: Progress = lambda _: None
+) -> Training:
+    """The training that a recipe asks for."""
+    if isinstance(recipe, Freeze):
+        return FreezeTraining(recipe, data, backbone, progress)
+    return AdapterTraining(recipe, data, backbone, progress)
+
+
+def _result(training: Training, best: Any, work: Path) -> tuple[Encoder, dict[str, Any], bool]:
+    """The encoder of the best seed, what is drawn of it, and whether its weights must be saved with it."""
+    if isinstance(training, FreezeTraining):
+        return as_encoder(best, training.backbone, training.recipe), record_run(training, best), False
+    encoder, copied = training.saved_alone(best, work)
+    return encoder, {"parameters": share_of(best.trained, training.backbone)}, copied
+
+
+def _logs(work: Path) -> dict[str, bytes]:
+    """What was written down while seeds were trained."""
+    return {file.name: file.read_bytes() for file in sorted(work.glob("log-*.jsonl"))} if work.is_dir() else {}
 
 
 def as_encoder(result: SeedResult, backbone: Backbone, recipe: Freeze) -> Encoder:
@@ -117,7 +170,7 @@ def summary(plan: Plan, seeds: list[dict[str, Any]], backbone: Backbone, command
     }
 
 
-def dev_mean(result: SeedResult, metric: str) -> float:
+def dev_mean(result: SeedResult | Adapted, metric: str) -> float:
     """The score a seed is chosen by."""
     return float(np.mean([scores[metric] for scores in result.dev.values()]))
 

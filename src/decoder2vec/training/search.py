@@ -9,7 +9,7 @@ from typing import Any
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import InputError, MissingExtraError, UnknownNameError
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.tables import from_table, to_table
+from decoder2vec.tables import with_settings
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.freeze import FreezeTraining
 from decoder2vec.training.loop import Watch
@@ -35,16 +35,19 @@ def search_plan(
         raise InputError("The plan has no [search] table; write settings with [low, high] or a list of choices.")
     if trials < 1:
         raise InputError(f"A search needs 1 trial or more, not {trials}.")
+    if not isinstance(plan.recipe, Freeze):
+        raise InputError("Only FREEZE is searched by trials; for other recipes try several settings with --grid.")
+    own = plan.recipe
     for name, span in plan.search.items():
-        _check(plan.freeze, name, span)
+        _check(own, name, span)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial is raised anyhow; its traceback is no news
-    training = FreezeTraining(plan.freeze, replace(data, test=()), backbone)  # no trial ever sees a test file
+    training = FreezeTraining(own, replace(data, test=()), backbone)  # no trial ever sees a test file
     tried: dict[int, Freeze] = {}
 
     def objective(trial: Any) -> float:
         chosen = {name: suggest(trial, name, span) for name, span in plan.search.items()} if trial.number else {}
         try:
-            recipe = with_settings(plan.freeze, chosen)
+            recipe = with_settings(own, chosen)
             training.recipe = recipe
             score = dev_mean(training.run(0, watch=watch), recipe.choose_by)
         except InputError as error:
@@ -58,7 +61,7 @@ def search_plan(
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     study.optimize(objective, n_trials=trials)
-    return replace(plan, freeze=tried[study.best_trial.number])
+    return replace(plan, recipe=tried[study.best_trial.number])
 
 
 def suggest(trial: Any, name: str, span: Any) -> Any:
@@ -84,17 +87,3 @@ def _check(recipe: Freeze, name: str, span: Any) -> None:
 
 def _is_range(span: list[Any]) -> bool:
     return len(span) == 2 and all(isinstance(value, int | float) and not isinstance(value, bool) for value in span)
-
-
-def with_settings(recipe: Freeze, settings: dict[str, Any]) -> Freeze:
-    """The recipe with some settings changed; `training.rate` names a setting of a part."""
-    table = to_table(recipe)
-    for path, value in settings.items():
-        *parents, name = path.split(".")
-        place = table
-        for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                raise InputError(f"[search] {path} names no setting: {parent!r} has no parts.")
-            place = place[parent]
-        place[name] = value
-    return from_table(Freeze, table)

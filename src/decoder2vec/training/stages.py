@@ -15,8 +15,9 @@ from decoder2vec.activations.table import LatentTable
 from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.maths.layerwise import LayerwiseLinear
-from decoder2vec.maths.losses import LOSSES, contrastive
+from decoder2vec.maths.losses import LOSSES
 from decoder2vec.maths.metrics import METRICS
+from decoder2vec.maths.objectives import info_nce
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import NLI_LABELS, TrainingData
@@ -103,7 +104,7 @@ def triplets(net: CodeNet, table: LatentTable, data: TrainingData, recipe: Freez
 
     def loss(batch: Rows) -> Tensor:
         anchors, positives, negatives = net(table.batch(rows[:, batch].ravel())).chunk(3)
-        return contrastive(anchors, positives, negatives, recipe.temperature)
+        return info_nce(anchors, positives, negatives[:, None], temperature=recipe.temperature)
 
     def cosine(left: Tensor, right: Tensor) -> Tensor:  # the embedding's own, whatever head comes later
         a, b = net.join(net.blocks(left)), net.join(net.blocks(right))

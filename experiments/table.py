@@ -1,6 +1,6 @@
 """The results of some plans as a Markdown table: mean ± standard deviation over seeds, in points, on test.
 
-Run: python experiments/freeze/table.py [--metric spearman] [--results results/freeze] NAME ...
+Run: python experiments/table.py [--metric spearman] [--results results/freeze] NAME ...
 """
 
 from __future__ import annotations

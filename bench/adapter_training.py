@@ -1,0 +1,121 @@
+"""Tokens per second of training steps, against peft and a plain loop that pads a batch to its longest text.
+
+A step is forward, InfoNCE and backward over triplets with the lengths of NLI sentences. Each way runs in a process of
+its own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding.
+Run: python bench/adapter_training.py [--backbone smollm2-135m] [--triplets 16]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+from measure import best_seconds, report
+from suffix_training import QUANTILES, prompts_of
+
+WAYS = ("lora", "lora, peft", "soft prompt", "soft prompt, peft-like")
+
+
+def plain_loop(backbone, prompts):
+    """Pad everything to the longest text, one pass, last token."""
+    from decoder2vec.text.batches import collate
+
+    batch = collate(prompts, backbone.pad_id).to(backbone.device)
+    rows = torch.arange(len(prompts), device=backbone.device)
+
+    def vectors(model):
+        states = model(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state
+        return states[rows, batch.end - 1]
+
+    return vectors
+
+
+def step_of(way, backbone, prompts):
+    """A function that makes one step."""
+    from decoder2vec.maths.objectives import info_nce
+    from decoder2vec.recipes.lora import LoraTuning
+    from decoder2vec.recipes.soft_prompt import SoftPromptTuning
+    from decoder2vec.spec import Reading
+    from decoder2vec.training.paths import Path, pick_path, token_part
+
+    reading = Reading(backbone.n_layers, "lasttoken", True)
+    third = len(prompts) // 3
+
+    def loss(vectors):
+        anchors, positives, negatives = vectors.split(third)
+        return info_nce(anchors, positives, negatives[:, None])
+
+    if way == "lora, peft":
+        import peft
+
+        config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="FEATURE_EXTRACTION")
+        model = peft.get_peft_model(backbone.model, config)
+        vectors = plain_loop(backbone, prompts)
+        return lambda: loss(vectors(model)).backward()
+    recipe = LoraTuning() if way == "lora" else SoftPromptTuning(tokens=16)
+    adapted, _ = recipe.attach(backbone, backbone.n_layers)
+    path = pick_path(recipe, adapted, prompts, reading)
+    if way == "soft prompt, peft-like":  # all tokens, unsorted: what a library without the short cut must do
+        path = Path(token_part(adapted, prompts, reading), [1] * len(prompts), backbone, 0)
+
+    def step():
+        with adapted.adapter_on():
+            loss(path(range(len(prompts)))).backward()
+
+    return step
+
+
+def measure(way: str, name: str, count: int) -> None:
+    """One way in this process."""
+    from decoder2vec.backbone.load import Backbone
+
+    backbone = Backbone.load(name)
+    lengths = [int(length) for length in np.random.default_rng(0).permutation(np.resize(QUANTILES, 3 * count))]
+    prompts = prompts_of(lengths, backbone.model.config.vocab_size)
+    step = step_of(way, backbone, prompts)
+    step()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = best_seconds(step, 2)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    print(json.dumps({"seconds": seconds, "tokens": sum(lengths), "peak": peak, "before": before / 1024}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backbone", default="smollm2-135m")
+    parser.add_argument("--triplets", type=int, default=16)
+    parser.add_argument("--way")
+    arguments = parser.parse_args()
+    if arguments.way:
+        measure(arguments.way, arguments.backbone, arguments.triplets)
+        return
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(2):
+        for way in WAYS:
+            command = [sys.executable, __file__, "--backbone", arguments.backbone]
+            command += ["--triplets", str(arguments.triplets), "--way", way]
+            done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=True)
+            one = json.loads(done.stdout.splitlines()[-1])
+            if way not in found or one["seconds"] < found[way]["seconds"]:
+                found[way] = one
+    rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
+    report(
+        "adapter_training",
+        ("way", "tokens/s", "peak MB of the process"),
+        rows,
+        backbone=arguments.backbone,
+        triplets=arguments.triplets,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""What it saves to train a soft prompt on remembered keys and values instead of reading the whole text in every step.
+
+A step is forward, loss and backward over a batch of texts; the naive one runs all tokens, sorted by length, the other
+only the k vectors behind them. The bound is (T + k) / k, T being the mean length; lengths are those of NLI sentences.
+Run: python bench/suffix_training.py [--backbone smollm2-135m] [--texts 96]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+
+import numpy as np
+import torch
+
+from decoder2vec.activations.prefix_kv import prefix_memory
+from decoder2vec.adapters.soft_prompt import SoftPrompt
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.maths.objectives import info_nce
+from decoder2vec.spec import Reading
+from decoder2vec.text.tokens import Prompt
+from decoder2vec.training.paths import Path, suffix_costs, suffix_part, token_part
+from measure import best_seconds, report
+
+QUANTILES = (4, 5, 5, 6, 7, 7, 8, 8, 9, 9, 9, 10, 11, 12, 13, 15, 17, 19, 21, 29)
+"""Tokens of NLI sentences: every twentieth part of them, 10.4 on average."""
+
+
+def prompts_of(lengths: list[int], vocabulary: int) -> list[Prompt]:
+    rng = np.random.default_rng(0)
+    return [Prompt(rng.integers(5, vocabulary, length).tolist(), 0, length) for length in lengths]
+
+
+def measure(backbone: Backbone, lengths: list[int], tokens: int) -> tuple[float, float, float, float]:
+    """Seconds of a naive step and of a short one, seconds to fill the store, and how far their gradients are apart."""
+    prompts = prompts_of(lengths, backbone.model.config.vocab_size)
+    torch.manual_seed(0)
+    soft = SoftPrompt.start(backbone, tokens)
+    adapted = backbone.with_adapter(soft)
+    reading = Reading(backbone.n_layers, "lasttoken", True)
+    started = time.perf_counter()
+    memory = prefix_memory(adapted, prompts, backbone.n_layers)
+    filling = time.perf_counter() - started
+    gradients, seconds = [], []
+    for part, costs in (
+        (token_part(adapted, prompts, reading), [length + tokens for length in lengths]),
+        (suffix_part(adapted, memory, reading), suffix_costs(prompts, tokens)),
+    ):
+        path = Path(part, costs, backbone, 0)
+
+        def step(path: Path = path) -> None:
+            soft.zero_grad()
+            vectors = path(range(len(lengths)))
+            half = len(lengths) // 2
+            info_nce(vectors[:half], vectors[half : 2 * half]).backward()
+
+        seconds.append(best_seconds(step, 3))
+        gradients.append(soft.vectors.grad.clone())
+    apart = ((gradients[0] - gradients[1]).norm() / gradients[0].norm()).item()
+    return seconds[0], seconds[1], filling, apart
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backbone", default="smollm2-135m")
+    parser.add_argument("--texts", type=int, default=96)
+    arguments = parser.parse_args()
+    backbone = Backbone.load(arguments.backbone)
+    mixed = list(np.resize(QUANTILES, arguments.texts))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["D2V_CACHE"] = folder
+        for name, lengths, tokens in (
+            ("8 texts of 64 tokens", [64] * 8, 8),
+            ("NLI lengths", mixed, 1),
+            ("NLI lengths", mixed, 8),
+            ("NLI lengths", mixed, 16),
+        ):
+            naive, short, filling, apart = measure(backbone, [int(length) for length in lengths], tokens)
+            bound = (float(np.mean(lengths)) + tokens) / tokens
+            ratio = naive / short
+            rows.append(
+                (
+                    name,
+                    tokens,
+                    f"{naive:.2f} s",
+                    f"{short:.2f} s",
+                    f"{filling:.2f} s",
+                    f"{ratio:.2f}x",
+                    f"{bound:.2f}x",
+                    f"{100 * ratio / bound:.0f} %",
+                    f"{apart:.0e}",
+                )
+            )
+            print(rows[-1], flush=True)
+    columns = ("texts", "k", "naive", "short", "filling", "faster", "bound", "of bound", "gradients apart")
+    report("suffix_training", columns, rows, backbone=arguments.backbone)
+
+
+if __name__ == "__main__":
+    main()

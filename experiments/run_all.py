@@ -1,0 +1,75 @@
+"""Run every plan of a study, or some: results/STUDY/NAME.json for each, encoders under runs/STUDY/.
+
+The ladder of FREEZE runs first and one by one, so that its seconds mean something; the rest may run side by side.
+Learning rates of the SPT study come from the paper's grid, chosen on dev.
+Run: python experiments/run_all.py freeze|spt --data DIR [--backbone NAME] [--seeds 0,1,2] [--jobs 1] [NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(os.path.relpath(Path(__file__).parent))
+LADDER = [f"step{number}" for number in range(6)]
+GRIDS = {
+    "soft_prompt": "training.rate=0.02,0.01,0.005,0.001",
+    "bidirectional": "training.rate=0.02,0.01,0.005,0.001",
+    "kv_prefix": "training.rate=0.02,0.01,0.005,0.001",
+    "lora": "training.rate=2e-3,1e-3,5e-4,2e-4",
+    "full": "training.rate=2e-4,1e-4,5e-5,2e-5",
+    "stsb_lora": "training.rate=1e-3,5e-4,2e-4",
+    "stsb_full": "training.rate=1e-4,5e-5,2e-5",
+}
+"""Rates to choose from, by how the name of a plan begins."""
+
+
+def extras(name: str) -> list[str]:
+    """What a plan is run with besides its own settings."""
+    if name == "search":
+        return ["--search", "30"]
+    grid = next((grid for start, grid in GRIDS.items() if name.startswith(start)), None)
+    return ["--grid", grid] if grid else []
+
+
+def run(name: str, arguments: argparse.Namespace) -> str:
+    """One plan, as a user would run it; returns what to print."""
+    started = time.perf_counter()
+    study = arguments.study
+    command = ["d2v", "train", str(HERE / study / f"{name}.toml"), "--backbone", arguments.backbone]
+    command += ["--data", arguments.data, "--out", f"{arguments.runs}/{study}/{name}", "--seeds", arguments.seeds]
+    command += ["--results", f"{arguments.results}/{study}/{name}.json", "--overwrite", *extras(name)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    seconds = time.perf_counter() - started
+    shown = (
+        [line for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else [done.stderr[-800:]]
+    )
+    return f"== {name} ({seconds:.0f} s in all)\n" + "\n".join(shown)
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("study", choices=("freeze", "spt"))
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--backbone", default="smollm2-135m")
+    parser.add_argument("--seeds", default="0,1,2,3,4")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--runs", default="runs")
+    parser.add_argument("--results", default="results")
+    arguments = parser.parse_args()
+    names = arguments.names or sorted(file.stem for file in (HERE / arguments.study).glob("*.toml"))
+    for name in [name for name in LADDER if name in names]:
+        print(run(name, arguments), flush=True)
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for text in pool.map(lambda name: run(name, arguments), [name for name in names if name not in LADDER]):
+            print(text, flush=True)
+
+
+if __name__ == "__main__":
+    main()

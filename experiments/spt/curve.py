@@ -1,0 +1,46 @@
+"""Quality against the number of soft tokens, from results/spt/soft_prompt_*.json, as a figure.
+
+Run: python experiments/spt/curve.py [--results results/spt] [--out docs/soft_tokens.png]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from statistics import mean, stdev
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+
+
+def points(folder: Path) -> list[tuple[int, float, float]]:
+    """(tokens, mean, spread) of the mean Spearman over all test files."""
+    found = []
+    for file in folder.glob("soft_prompt_*.json"):
+        if match := re.fullmatch(r"soft_prompt_(\d+)", file.stem):
+            seeds = json.loads(file.read_text(encoding="utf-8"))["seeds"]
+            values = [mean(scores["spearman"] for scores in seed["test"].values()) for seed in seeds]
+            found.append((int(match[1]), mean(values), stdev(values) if len(values) > 1 else 0.0))
+    return sorted(found)
+
+
+def main() -> None:
+    """Read, draw."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--results", type=Path, default=Path("results/spt"))
+    parser.add_argument("--out", type=Path, default=Path("docs/soft_tokens.png"))
+    arguments = parser.parse_args()
+    tokens, scores, spreads = zip(*points(arguments.results), strict=True)
+    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    axes.errorbar(tokens, scores, spreads, marker="o", capsize=3)
+    axes.set(xlabel="soft tokens", ylabel="mean Spearman x 100 of 7 STS sets", xticks=tokens)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(arguments.out, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

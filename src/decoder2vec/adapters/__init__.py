@@ -1,0 +1,1 @@
+"""Adapters: small trained parts that make a frozen model read differently."""

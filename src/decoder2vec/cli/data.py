@@ -1,0 +1,96 @@
+"""`d2v data`: what is in a file of texts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from decoder2vec.cli.options import Device
+from decoder2vec.cli.show import say, table
+
+if TYPE_CHECKING:
+    from decoder2vec.text.check import FileCheck, Shared
+
+_CLASSES_SHOWN = 10
+
+data = typer.Typer(help="Look at files of texts before they are used.", no_args_is_help=True)
+
+
+@data.command("check")
+def check(
+    file: Annotated[Path, typer.Argument(help="Pairs, triplets, labelled texts, records or plain texts.")],
+    against: Annotated[
+        list[Path] | None, typer.Option(help="Evaluation file to look for in it; may be repeated.")
+    ] = None,
+) -> None:
+    """Say which kind of data a file holds and how much of it, what is wrong with it, and what an evaluation shares."""
+    from decoder2vec.text.check import check_file, shared_with
+    from decoder2vec.text.rows import read_data
+
+    read = read_data(file)
+    rows = _rows(check_file(read))
+    rows += [(f"also in {other.name}", _shared(shared_with(read, read_data(other)))) for other in against or []]
+    table(("what", "found"), rows, str(file))
+
+
+@data.command("mine")
+def mine(
+    file: Annotated[Path, typer.Argument(help="Pairs, triplets, labelled texts or records.")],
+    encoder: Annotated[str, typer.Option(help="Saved encoder or model that says what is near.")],
+    out: Annotated[Path, typer.Option(help="Where the examples go (.jsonl).")],
+    count: Annotated[int, typer.Option(help="Negatives for each example.")] = 3,
+    margin: Annotated[float, typer.Option(help="Only texts below this part of the positive's similarity.")] = 0.95,
+    skip: Annotated[int, typer.Option(help="Leave out so many of the nearest.")] = 0,
+    device: Device = None,
+) -> None:
+    """Find hard negatives in the data itself: near to the anchor, and not known to belong to it."""
+    from decoder2vec.encoder import Encoder
+    from decoder2vec.places import whole_file
+    from decoder2vec.training.contrast import read_contrast
+    from decoder2vec.training.mine import as_jsonl
+    from decoder2vec.training.mine import mine as find
+
+    contrast = read_contrast(file)
+    for note in contrast.notes:
+        say(note)
+    model = Encoder.from_pretrained(encoder, device=device)
+    rows = find(model, contrast, count=count, margin=margin, skip=skip, show_progress_bar=True)
+    with whole_file(out) as temporary:
+        temporary.write_text(as_jsonl(rows), encoding="utf-8")
+    found = sum(len(row) - 2 for row in rows)
+    say(f"{found:,} negatives for {len(rows):,} examples ({sum(len(row) == 2 for row in rows):,} have none): {out}")
+
+
+def _rows(found: FileCheck) -> list[tuple[str, str]]:
+    from decoder2vec.training.data import guess_scale
+
+    shortest, median, most, longest = found.characters
+    rows = [
+        ("kind", found.kind),
+        ("columns", ", ".join(found.columns)),
+        ("rows", f"{found.rows:,}"),
+        ("texts", f"{found.texts:,}, {found.different:,} different"),
+        ("characters", f"min {shortest:,}, median {median:,}, 95 % {most:,}, max {longest:,}"),
+        ("empty rows", f"{found.empty:,}"),
+        ("duplicate rows", f"{found.duplicates:,}"),
+    ]
+    if found.scores:
+        low, high = guess_scale(*found.scores)
+        rows.append(("scale", f"{low:g} to {high:g}, scores from {found.scores[0]:g} to {found.scores[1]:g}"))
+    if found.classes:
+        rows.append(("classes", _classes(found.classes)))
+    return rows
+
+
+def _classes(classes: dict[str, int]) -> str:
+    shown = [f"{label} {count:,}" for label, count in list(classes.items())[:_CLASSES_SHOWN]]
+    if more := len(classes) - len(shown):
+        shown.append(f"{more:,} more down to {min(classes.values()):,}")
+    return f"{len(classes):,}: {', '.join(shown)}"
+
+
+def _shared(shared: Shared) -> str:
+    texts = f"{shared.texts:,} of its {shared.all_texts:,} texts"
+    return f"{shared.pairs:,} of its {shared.all_pairs:,} pairs, {texts}" if shared.all_pairs else texts

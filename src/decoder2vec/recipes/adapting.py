@@ -1,0 +1,109 @@
+"""What every recipe that adapts the model has in common: what is read, what is learned from, and for how long."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+
+from torch import nn
+
+from decoder2vec.backbone.direction import ATTENTIONS
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.maths.metrics import METRICS
+from decoder2vec.maths.objectives import PAIR_OBJECTIVES
+from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
+from decoder2vec.text.template import Template
+
+
+class Reads(Enum):
+    """What a recipe must read in order to learn, from the cheapest to the dearest."""
+
+    LATENTS = "cached vectors: the model does not run at all"
+    PREFIX_KV = "cached keys and values of the texts: only a prompt behind them runs"
+    TOKENS = "every token, forward and backward"
+
+
+@dataclass(frozen=True)
+class ReadAs:
+    """Which vector of a text is trained."""
+
+    template: str = "plain"
+    layer: int = -1
+    pooling: str = "lasttoken"
+    normed: bool = True
+    """After the model's final norm."""
+    max_length: int = DEFAULT_MAX_LENGTH
+    on_overflow: str = "truncate"
+
+    def __post_init__(self) -> None:
+        Template.of(self.template)
+        if self.pooling not in POOLINGS:
+            raise unknown_name("pooling", self.pooling, POOLINGS)
+
+    def reading(self, backbone: Backbone) -> Reading:
+        """On a model."""
+        return Reading(backbone.layer(self.layer), self.pooling, self.normed)
+
+
+@dataclass(frozen=True)
+class Objective:
+    """What makes vectors good."""
+
+    name: str = "info_nce"
+    """info_nce (what belongs together, against the rest of the batch); on scored pairs cosent, angle or cosine_mse."""
+    temperature: float = 0.05
+    symmetric: bool = False
+    """Also let each positive find its anchor."""
+    dims: tuple[int, ...] = ()
+    """Matryoshka: the first so many dimensions must be good vectors too."""
+
+    def __post_init__(self) -> None:
+        known = ("info_nce", *PAIR_OBJECTIVES)
+        if self.name not in known:
+            raise unknown_name("objective", self.name, known)
+        if self.temperature <= 0:
+            raise InputError("temperature must be above 0.")
+
+
+@dataclass(frozen=True)
+class Adapting(ABC):
+    """The settings that all of them share."""
+
+    read: ReadAs = field(default_factory=ReadAs)
+    objective: Objective = field(default_factory=Objective)
+    training: Schedule = field(default_factory=lambda: Schedule(epochs=1, patience=1000, evaluate_every=125, clip=1.0))
+    attention: str = "causal"
+    """causal or bidirectional; the model is proved to read that way."""
+    choose_by: str = "spearman"
+    """The dev correlation by which states and seeds are chosen."""
+    chunk: int = 0
+    """Tokens that are held in memory for gradients at a time; a larger batch is computed twice, part by part, with the
+    same result. 0: what fits."""
+    checkpoint_blocks: bool = False
+    """Keep no activations inside the model's blocks but compute them again: less memory, a third more time."""
+
+    def __post_init__(self) -> None:
+        if self.choose_by not in METRICS:
+            raise unknown_name("metric", self.choose_by, METRICS)
+        if self.attention not in ATTENTIONS:
+            raise unknown_name("attention", self.attention, ATTENTIONS)
+        if self.chunk < 0:
+            raise InputError("chunk must be 0 or more tokens.")
+
+    @property
+    def reads(self) -> Reads:
+        """What must be read in order to learn."""
+        return Reads.TOKENS
+
+    @property
+    def extra_tokens(self) -> int:
+        """Positions that are taken besides those of the text."""
+        return 0
+
+    @abstractmethod
+    def attach(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
+        """The backbone as it is read now, of which only the first `depth` blocks run, and what is trained of it."""

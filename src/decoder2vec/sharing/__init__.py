@@ -1,0 +1,1 @@
+"""Encoders in the forms that other programs read."""

@@ -1,0 +1,268 @@
+"""Training of what adapts a model: soft prompts, prefixes, LoRA, or all weights, on vectors of whole texts."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoder2vec.activations.extract import Progress, check_texts
+from decoder2vec.backbone.checkpointing import checkpointed_blocks
+from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.source import resolve
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError
+from decoder2vec.maths.metrics import METRICS, cosine_pairs
+from decoder2vec.maths.objectives import PAIR_OBJECTIVES, info_nce, matryoshka
+from decoder2vec.recipes.adapting import Adapting
+from decoder2vec.spec import EncoderSpec, fingerprint
+from decoder2vec.tables import to_table
+from decoder2vec.text.files import Pairs
+from decoder2vec.text.template import Template
+from decoder2vec.text.tokens import Prompt, Tokeniser
+from decoder2vec.training.contrast import Contrast
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.examples import random_pairs, stop_pairs
+from decoder2vec.training.loop import Rows, Task, Watch, batches_of, fit
+from decoder2vec.training.paths import Path as VectorPath
+from decoder2vec.training.paths import pick_path
+from decoder2vec.training.processes import is_first, wait_for_all
+
+_FORMAT = 1
+_SCORED_AT_ONCE = 4096
+
+
+@dataclass
+class Adapted:
+    """What one seed came to."""
+
+    seed: int
+    encoder: Encoder
+    trained: int
+    """How many numbers were trained."""
+    dev: dict[str, dict[str, float]] = field(default_factory=dict)
+    test: dict[str, dict[str, float]] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)
+    """Mean cosine of texts with and without their full stop, and of random pairs."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For the results file."""
+        fields = ("seed", "dev", "test", "checks", "notes")
+        return {name: getattr(self, name) for name in fields} | {"seconds": round(self.seconds, 2)}
+
+
+class AdapterTraining:
+    """One recipe on one model and one set of data; texts are tokenised when it is made, seeds run one by one."""
+
+    def __init__(
+        self, recipe: Adapting, data: TrainingData, backbone: Backbone, progress: Progress = lambda _: None
+    ) -> None:
+        self.recipe, self.data, self.backbone = recipe, data, backbone
+        if recipe.attention != backbone.attention:
+            backbone.read_as(recipe.attention)
+        self.reading = recipe.read.reading(backbone)
+        if self.reading.layer == 0:
+            raise InputError("Layer 0 is the embeddings, which nothing here trains; read a layer above it.")
+        self.contrast, self.pairs = _what_to_learn_from(recipe.objective.name, data)
+        learned = self.contrast.texts if self.contrast else self.pairs.texts() if self.pairs else []
+        texts = list(dict.fromkeys([*learned, *(text for pairs in data.dev for text in pairs.texts())]))
+        self.place = {text: number for number, text in enumerate(check_texts(texts))}
+        self.prompts, self.truncated = self._tokenise(texts)
+        progress(len(texts))
+
+    def run(self, seed: int, *, work: Path | None = None, watch: Watch = lambda _: None) -> Adapted:
+        """Train one seed; `work` is the folder for checkpoints."""
+        started = time.perf_counter()
+        torch.manual_seed(seed)
+        adapted, module = self.recipe.attach(self.backbone, self.reading.layer)
+        path = pick_path(self.recipe, adapted, self.prompts, self.reading)
+        task = self._task(adapted, path)
+        checkpoint = work / f"{self._key(seed)}.safetensors" if work else None
+        log = work / f"log-{seed}.jsonl" if work else None
+        history = fit(module, task, seed, checkpoint=checkpoint, log=log, watch=watch)
+        count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        module.requires_grad_(False)
+        if adapted.model is not self.backbone.model:
+            adapted.fingerprint = self._key(seed)  # a trained copy is not the model it was copied from
+        result = Adapted(seed, Encoder(adapted, self._spec()), count, notes={"training": asdict(history)})
+        if self.truncated:
+            result.notes["texts cut"] = self.truncated
+        result.seconds = time.perf_counter() - started
+        self._finish(result)
+        return result
+
+    def saved_alone(self, result: Adapted, work: Path) -> tuple[Encoder, bool]:
+        """The encoder, and whether its weights must come along: those of a trained copy are written first."""
+        model = result.encoder.backbone.model
+        if model is self.backbone.model:
+            return result.encoder, False
+        folder = work / "model"
+        if is_first():
+            with quiet_transformers():
+                model.to(self.backbone.dtype).save_pretrained(folder)  # type: ignore[operator]
+            for file in resolve(self.backbone.name).iterdir():
+                if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "chat_template")):
+                    shutil.copy(file, folder / file.name)
+        wait_for_all()
+        device = str(self.backbone.device)
+        own = Backbone.load(folder, attention=self.recipe.attention, device=device, dtype=self.backbone.dtype)
+        return Encoder(own, self._spec()), True
+
+    def _tokenise(self, texts: list[str]) -> tuple[list[Prompt], int]:
+        read = self.recipe.read
+        context, own = self.backbone.context_length, self.recipe.extra_tokens
+        if read.on_overflow == "chunk":
+            raise InputError("A text is trained on as a whole; set on_overflow to truncate or error.")
+        if context is not None and own >= context:
+            raise InputError(f"{own} trained tokens leave no room for a text: the model takes {context} in all.")
+        room = read.max_length if context is None else min(read.max_length, context - own)
+        found = Tokeniser(self.backbone, Template.of(read.template), room, read.on_overflow)(texts)
+        return found.prompts, len(found.overlong)
+
+    def _spec(self) -> EncoderSpec:
+        read = self.recipe.read
+        template = Template.of(read.template).string
+        return EncoderSpec(
+            self.backbone.name, (self.reading,), template, self.recipe.attention, read.max_length, read.on_overflow
+        )
+
+    def _task(self, adapted: Backbone, path: VectorPath) -> Task:
+        schedule = self.recipe.training
+
+        @contextmanager
+        def around() -> Iterator[None]:
+            with ExitStack() as stack:
+                stack.enter_context(adapted.adapter_on())
+                stack.enter_context(self._autocast(adapted))
+                if self.recipe.checkpoint_blocks:
+                    stack.enter_context(checkpointed_blocks(adapted))
+                yield
+
+        loss, count = self._contrastive(path) if self.contrast else self._scored(path)
+        batches = self._contrast_batches if self.contrast else batches_of
+
+        @torch.no_grad()
+        def score() -> float:
+            with around():
+                return float(np.mean([self._dev_score(path, pairs) for pairs in self.data.dev]))
+
+        return Task(self._stage(), count, loss, score, schedule, batches, around)
+
+    def _contrastive(self, path: VectorPath) -> tuple[Callable[[Rows], Tensor], int]:
+        contrast, objective = self.contrast, self.recipe.objective
+        assert contrast is not None
+        places = np.array([self.place[text] for text in contrast.texts])
+        distance = matryoshka(info_nce, objective.dims) if objective.dims else info_nce
+
+        def loss(rows: Rows) -> Tensor:
+            numbers = np.concatenate(
+                [contrast.anchors[rows], contrast.positives[rows], contrast.negatives[rows].T.ravel()]
+            )
+            different, inverse = np.unique(places[numbers.clip(min=0)], return_inverse=True)
+            vectors = path(different.tolist())[torch.from_numpy(inverse)]
+            anchors, positives, rest = vectors.tensor_split([len(rows), 2 * len(rows)])
+            negatives = rest.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(rest) else None
+            masked = torch.from_numpy(contrast.known_positives(rows)).to(vectors.device)
+            return distance(
+                anchors,
+                positives,
+                negatives,
+                temperature=objective.temperature,
+                symmetric=objective.symmetric,
+                masked=masked,
+            )
+
+        return loss, len(contrast)
+
+    def _contrast_batches(self, order: Rows, size: int) -> Iterator[Rows]:
+        """Batches without a text twice; what is left at the end in crumbs too small to contrast waits for an epoch."""
+        assert self.contrast is not None
+        found = list(self.contrast.batches(order, size))
+        large = [rows for rows in found if len(rows) >= max(2, size // 8)]
+        yield from large or found
+
+    def _scored(self, path: VectorPath) -> tuple[Callable[[Rows], Tensor], int]:
+        pairs, objective = self.pairs, self.recipe.objective
+        assert pairs is not None
+        left, right = (np.array([self.place[text] for text in side]) for side in (pairs.left, pairs.right))
+        scores = torch.from_numpy(self.data.fraction(pairs.scores))
+        plain = PAIR_OBJECTIVES[objective.name]
+        distance = matryoshka(plain, objective.dims) if objective.dims else plain
+
+        def loss(rows: Rows) -> Tensor:
+            different, inverse = np.unique(np.concatenate([left[rows], right[rows]]), return_inverse=True)
+            vectors = path(different.tolist())[torch.from_numpy(inverse)]
+            return distance(vectors[: len(rows)], vectors[len(rows) :], scores[rows].to(vectors.device))
+
+        return loss, len(pairs)
+
+    def _dev_score(self, path: VectorPath, pairs: Pairs) -> float:
+        texts = pairs.texts()
+        rows = [self.place[text] for text in texts]
+        parts = [path(rows[begin : begin + _SCORED_AT_ONCE]) for begin in range(0, len(rows), _SCORED_AT_ONCE)]
+        found = torch.cat(parts).float().cpu()
+        if not torch.isfinite(found).all():
+            return math.nan  # a correlation would be 0, better than many a beginning
+        vectors = dict(zip(texts, found.numpy(), strict=True))
+        left, right = (np.stack([vectors[text] for text in side]) for side in (pairs.left, pairs.right))
+        return 100 * METRICS[self.recipe.choose_by](cosine_pairs(left, right), np.asarray(pairs.scores))
+
+    def _finish(self, result: Adapted) -> None:
+        """Score dev, and test for the first time, with the encoder itself."""
+        for files, scores in ((self.data.dev, result.dev), (self.data.test, result.test)):
+            for pairs in files:
+                found = _cosines(result.encoder, list(zip(pairs.left, pairs.right, strict=True)))
+                truth = np.asarray(pairs.scores)
+                scores[pairs.name] = {name: round(100 * metric(found, truth), 2) for name, metric in METRICS.items()}
+        texts = self.data.dev[0].texts()
+        for name, some in (("full stop", stop_pairs(texts)), ("random pairs", random_pairs(texts))):
+            if some:
+                result.checks[name] = round(float(_cosines(result.encoder, some).mean()), 4)
+
+    def _autocast(self, adapted: Backbone) -> torch.autocast:
+        """Weights that are trained in float32 compute in the format in which the model was given."""
+        given = self.backbone.dtype
+        return torch.autocast(adapted.device.type, given, enabled=adapted.dtype != given)
+
+    def _stage(self) -> str:
+        return "triplets" if self.contrast else "pairs"
+
+    def _key(self, seed: int) -> str:
+        """Everything that a run depends on."""
+        data = [list(self.place), [vars(pairs) for pairs in self.data.dev]]
+        if contrast := self.contrast:
+            data += [part.tolist() for part in (contrast.anchors, contrast.positives, contrast.negatives)]
+            data += [part.tolist() for part in contrast.groups.nonzero()]
+        if self.pairs:
+            data += [vars(self.pairs), list(self.data.scale)]
+        recipe = [type(self.recipe).__name__, to_table(self.recipe)]
+        return fingerprint(_FORMAT, self.backbone.fingerprint, str(self.backbone.dtype), recipe, data, seed)
+
+
+def _what_to_learn_from(objective: str, data: TrainingData) -> tuple[Contrast | None, Pairs | None]:
+    """What the objective reads of the data; what it does not read is not looked at."""
+    if objective == "info_nce":
+        if data.contrast is None:
+            raise InputError("info_nce learns from texts that belong together; give triplets or pairs of such texts.")
+        return data.contrast, None
+    if data.train is None:
+        raise InputError(f"{objective} learns from scored pairs; give some, or set the objective to info_nce.")
+    return None, data.train
+
+
+def _cosines(encoder: Encoder, pairs: list[tuple[str, str]]) -> Any:
+    texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+    vectors = dict(zip(texts, encoder.encode(texts, show_progress_bar=False), strict=True))
+    return cosine_pairs(np.stack([vectors[a] for a, _ in pairs]), np.stack([vectors[b] for _, b in pairs]))

@@ -1,0 +1,45 @@
+"""Shared by the tests of adapters: texts of different lengths as tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.text.batches import collate
+from decoder2vec.text.template import Template
+from decoder2vec.text.tokens import Tokeniser
+
+TEXTS = ["the dogs run over the long road in the rain and sing of boats", "cats sleep", "a"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_models(one_thread):
+    """Everything here is tiny, and says nothing about missing kernels."""
+    with quiet_transformers():
+        yield
+
+
+@pytest.fixture(scope="session")
+def prompts_of():
+    """prompts_of(backbone) -> the texts as tokens."""
+    return lambda backbone: Tokeniser(backbone, Template.of("plain"), 64)(TEXTS).prompts
+
+
+@pytest.fixture(scope="session")
+def batch_of(prompts_of):
+    """batch_of(backbone, side) -> all of them in one padded batch."""
+    return lambda backbone, side="right": collate(prompts_of(backbone), backbone.pad_id, side=side)
+
+
+@pytest.fixture
+def shaken():
+    """shaken(adapter) -> the same, frozen, with noise on all its numbers."""
+
+    def shake(adapter, size=0.1):
+        torch.manual_seed(1)
+        for parameter in adapter.requires_grad_(False).parameters():
+            parameter += size * torch.randn_like(parameter)
+        return adapter
+
+    return shake

@@ -1,0 +1,57 @@
+"""`d2v export` as people use it."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+from typer.testing import CliRunner
+
+from decoder2vec.cli import app
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import Decoder2VecError
+
+
+def d2v(*args):
+    result = CliRunner().invoke(app, [str(arg) for arg in args])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """saved(**choices) -> the folder of an encoder."""
+
+    def make(**choices):
+        encoder = Encoder.from_pretrained(
+            "tiny-qwen3", device="cpu", **{"template": "plain", "normed": True, **choices}
+        )
+        return encoder.save(tmp_path / "encoder")
+
+    return make
+
+
+def test_what_was_written_and_how_far_it_is_off_is_said(saved, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        result = d2v("export", saved(normalize=True), "--out", tmp_path / "out", "--device", "cpu")
+    assert result.exit_code == 0 and result.stdout == f"{tmp_path / 'out'}\n"
+    modules, check = result.stderr.strip().split("; ")
+    assert modules == "Transformer + Pooling + Normalize"
+    assert float(check.removeprefix("read by sentence-transformers, the largest difference is ")) < 1e-5
+    assert not caplog.records  # a text is cut on purpose, and nobody need know
+    assert len(json.loads((tmp_path / "out" / "modules.json").read_text())) == 3
+
+
+def test_refusals_are_errors_of_one_sentence(saved, tmp_path):
+    for choices, options, reason in (
+        ({"template": "prompteol"}, [], "goes on after the text"),
+        ({}, ["--format", "peft"], "has none"),
+        ({}, ["--format", "onnx"], "Known: peft, sentence-transformers"),
+    ):
+        with pytest.raises(Decoder2VecError, match=reason):
+            d2v("export", saved(**choices), "--out", tmp_path / "out", *options)
+        assert not (tmp_path / "out").exists()
+    with pytest.raises(Decoder2VecError, match="not a saved encoder"):
+        d2v("export", tmp_path / "nothing", "--out", tmp_path / "out")

@@ -1,0 +1,304 @@
+"""Contrastive data: batches and masks against plain loops, and files of every kind."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.training.contrast import Contrast, Example, read_contrast
+
+
+def random_examples(seed, count=120, texts=60, groups=25):
+    """Examples over few texts, so that they clash often; some share a group; 0 to 3 negatives each."""
+    rng = np.random.default_rng(seed)
+    examples = []
+    for number in range(count):
+        anchor, positive = rng.choice(texts, 2, replace=False)
+        negatives = rng.choice(texts, rng.integers(0, 4), replace=False)
+        group = f"g{rng.integers(groups)}" if rng.random() < 0.4 else number
+        examples.append(Example(f"t{anchor}", f"t{positive}", tuple(f"t{text}" for text in negatives), group))
+    return examples
+
+
+def shown(contrast):
+    """(anchor, positive, negatives) of every example, as texts."""
+    rows = zip(contrast.anchors, contrast.positives, contrast.negatives, strict=True)
+    text = contrast.texts
+    return [(text[a], text[p], tuple(text[n] for n in negatives if n >= 0)) for a, p, negatives in rows]
+
+
+# --- the form -------------------------------------------------------------------------------------------------------
+
+
+def test_examples_are_numbered_and_found_again():
+    examples = random_examples(0)
+    contrast = Contrast.of(examples)
+    assert shown(contrast) == [(example.anchor, example.positive, example.negatives) for example in examples]
+    assert len(set(contrast.texts)) == len(contrast.texts) and len(contrast) == len(examples)
+    assert contrast.negatives.shape == (120, 3) and contrast.negatives.min() == -1
+    assert {contrast.anchors.dtype, contrast.positives.dtype, contrast.negatives.dtype} == {np.dtype(np.intp)}
+
+
+def test_without_negatives_the_matrix_has_no_column():
+    contrast = Contrast.of([Example("a", "b", (), 0), Example("c", "d", (), 1)])
+    assert contrast.negatives.shape == (2, 0)
+    assert contrast.known_positives([0, 1]).tolist() == [[False, False], [False, False]]
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+def plain_batches(contrast, order, size):
+    """By looking at every batch there is: the first with room, behind all that hold one of the two texts."""
+    made = []
+    for example in order:
+        texts = {contrast.anchors[example], contrast.positives[example]}
+        begin = 0
+        for number, batch in enumerate(made):
+            if any({contrast.anchors[other], contrast.positives[other]} & texts for other in batch):
+                begin = number + 1
+        for batch in made[begin:]:
+            if len(batch) < size:
+                batch.append(example)
+                break
+        else:
+            made.append([example])
+    return made
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 16, 500])
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_equal_those_of_a_plain_loop(seed, size):
+    contrast = Contrast.of(random_examples(seed))
+    order = np.random.default_rng(seed).permutation(len(contrast))
+    batches = list(contrast.batches(order, size))
+    assert [batch.tolist() for batch in batches] == plain_batches(contrast, order, size)
+    assert all(batch.dtype == np.intp for batch in batches)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_text_stands_twice_and_every_example_comes_once(seed):
+    contrast = Contrast.of(random_examples(seed, count=400, texts=200))
+    order = np.random.default_rng(seed).permutation(len(contrast))
+    batches = list(contrast.batches(order, 16))
+    for batch in batches:
+        texts = np.concatenate([contrast.anchors[batch], contrast.positives[batch]])
+        assert 0 < len(batch) <= 16 and len(np.unique(texts)) == len(texts)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(contrast)))
+    assert len(batches[0]) == 16, "where there is enough to choose from, a batch is full"
+
+
+def test_without_clashes_batches_are_the_order_cut():
+    contrast = Contrast.of([Example(f"a{n}", f"b{n}", (), n) for n in range(10)])
+    order = np.arange(10)[::-1]
+    assert [batch.tolist() for batch in contrast.batches(order, 4)] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+    assert [batch.tolist() for batch in contrast.batches([3, 1], 4)] == [[3, 1]], "a part of the examples"
+
+
+def test_examples_of_one_anchor_wait_for_each_other():
+    examples = [Example("a", f"b{n}", ("n",), n) for n in range(3)] + [Example("c", "d", (), 3)]
+    assert [batch.tolist() for batch in Contrast.of(examples).batches(range(4), 4)] == [[0, 3], [1], [2]]
+
+
+def test_an_empty_batch_is_refused():
+    contrast = Contrast.of(random_examples(0))
+    with pytest.raises(InputError, match="give 1 or more"):
+        next(contrast.batches([0], 0))
+
+
+# --- masks ----------------------------------------------------------------------------------------------------------
+
+
+def plain_mask(contrast, examples, rows):
+    """Text by text, from the examples themselves."""
+    groups = {}
+    for example in examples:
+        for text in (example.anchor, example.positive):
+            groups.setdefault(text, set()).add(example.group)
+    most = contrast.negatives.shape[1]
+    mask = []
+    for row in rows:
+        anchor, positive, *_ = examples[row]
+        known = [
+            examples[other].positive == positive or bool(groups[anchor] & groups[examples[other].positive])
+            for other in rows
+        ]
+        for column in range(most):
+            for other in rows:
+                negatives = examples[other].negatives
+                text = negatives[column] if column < len(negatives) else None
+                known.append(text in (None, anchor, positive) or bool(groups[anchor] & groups.get(text, set())))
+        mask.append(known)
+    for place in range(len(rows)):
+        mask[place][place] = False
+    return np.array(mask)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_masks_equal_those_of_a_plain_loop(seed):
+    examples = random_examples(seed)
+    contrast = Contrast.of(examples)
+    batches = list(contrast.batches(range(len(examples)), 12))
+    clashing = np.random.default_rng(seed).permutation(len(examples))[:30]
+    for rows in (*batches[:5], batches[-1], clashing):
+        mask = contrast.known_positives(rows)
+        assert mask.dtype == np.bool_ and mask.shape == (len(rows), len(rows) * 4)
+        assert (mask == plain_mask(contrast, examples, rows)).all()
+        assert not mask.diagonal().any(), "the wanted positive always counts"
+
+
+def test_a_known_positive_is_one_in_both_directions():
+    examples = [Example("a", "b", ("n",), 0), Example("c", "d", ("a",), 1), Example("d", "a", (), 2)]
+    mask = Contrast.of(examples).known_positives([0, 1])
+    assert mask.tolist() == [[False, True, False, True], [False, False, False, False]], "d belongs to a, n to nobody"
+
+
+def test_many_shared_groups_are_still_shared():
+    examples = [Example("a", "b", ("b",), n) for n in range(256)] + [Example("c", "d", (), 256)]
+    assert Contrast.of(examples).known_positives([0, 256])[0].tolist() == [False, False, True, True]
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def read(tmp_path):
+    def write_and_read(name, content, **options):
+        data = (content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)).encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+        return read_contrast(tmp_path / name, **options)
+
+    return write_and_read
+
+
+@pytest.mark.parametrize("name", ["p.tsv", "p.csv", "p.jsonl", "p.tsv.gz", "p.csv.gz", "p.jsonl.gz"])
+def test_pairs_from_every_kind_of_file(name, read):
+    if ".jsonl" in name:
+        content = [{"anchor": "a", "positive": "b"}, {"anchor": "a", "positive": "c"}, {"anchor": "d", "positive": "e"}]
+    else:
+        content = "anchor,positive\na,b\na,c\nd,e\n".replace(",", "\t" if ".tsv" in name else ",")
+    contrast = read(name, content)
+    assert shown(contrast) == [("a", "b", ()), ("a", "c", ()), ("d", "e", ())]
+    assert contrast.notes == (f"{name} holds pairs: 3 examples from 3 rows",)
+    assert contrast.known_positives([0, 2]).tolist() == [[False, False], [False, False]]
+    assert contrast.known_positives([0, 1]).tolist() == [[False, True], [True, False]]
+
+
+def test_triplets_with_any_number_of_negatives(read):
+    contrast = read("t.tsv", "anchor\tpositive\tnegative_1\tnegative_2\na\tb\tc\td\ne\tf\tg\ng\th\n")
+    assert shown(contrast) == [("a", "b", ("c", "d")), ("e", "f", ("g",)), ("g", "h", ())]
+    assert contrast.notes == (
+        "t.tsv holds triplets: 3 examples from 3 rows",
+        "examples without a hard negative: 1",
+    )
+
+
+def test_what_is_left_out_is_counted(read):
+    rows = ["a\tb\tc", "a\tb\tc", "a\tb\td", " \tb\tc", "a\t\tc", "e\te\tc", "f\tg\tf", "h\ti\ti"]
+    contrast = read("t.tsv", "anchor\tpositive\tnegative\n" + "\n".join(rows) + "\n")
+    assert shown(contrast) == [("a", "b", ("c",)), ("a", "b", ("d",)), ("f", "g", ()), ("h", "i", ("i",))]
+    assert contrast.notes == (
+        "t.tsv holds triplets: 4 examples from 8 rows",
+        "duplicate rows dropped: 1",
+        "examples without a hard negative: 1",
+        "negatives removed that equal their anchor: 1",
+        "positives dropped that equal their anchor: 1",
+        "rows left out for want of a text: 2",
+    )
+    assert contrast.known_positives([0, 3])[1].tolist() == [False, False, False, True], (
+        "a negative that is its positive"
+    )
+
+
+LABELLED = "text\tlabel\n" + "".join(f"t{n}\t{'xyz'[n % 3]}\n" for n in range(12)) + "lone\tw\nt0\tx\n \tx\nt20\t\n"
+
+
+def test_labelled_texts_are_paired_within_their_label(read):
+    contrast = read("l.tsv", LABELLED)
+    label = {f"t{n}": "xyz"[n % 3] for n in range(12)}
+    assert sorted(anchor for anchor, _, _ in shown(contrast)) == sorted(label), "each is once an anchor"
+    assert sorted(positive for _, positive, _ in shown(contrast)) == sorted(label), "and once a positive"
+    assert all(a != b and label[a] == label[b] for a, b, _ in shown(contrast))
+    assert contrast.notes == (
+        "l.tsv holds labelled texts: 12 examples from 16 rows",
+        "duplicate rows dropped: 1",
+        "labels left out that have one text only: 1",
+        "rows left out for want of a text or label: 2",
+    )
+    rows = np.arange(12)
+    same = np.array([[label[a] == label[p] for _, p, _ in shown(contrast)] for a, _, _ in shown(contrast)])
+    assert (contrast.known_positives(rows) == (same & ~np.eye(12, dtype=bool))).all()
+
+
+def test_the_seed_decides_how_labelled_texts_are_paired(read):
+    assert shown(read("l.tsv", LABELLED)) == shown(read("l.tsv", LABELLED, seed=0))
+    assert shown(read("l.tsv", LABELLED)) != shown(read("l.tsv", LABELLED, seed=1))
+
+
+def test_records(read):
+    contrast = read(
+        "r.jsonl",
+        [
+            {"label": "x", "description": "dx", "pos": ["x1", "x2", "dx", "x1", ""], "neg": ["n1", "dx", "n2"]},
+            {"label": "x", "description": "ex", "pos": ["x3"], "neg": []},
+            {"description": "du", "pos": ["u1", "u2"], "neg": ["x1"]},
+            {"description": "dv", "pos": []},
+        ],
+    )
+    assert shown(contrast) == [
+        ("dx", "x1", ("n1", "n2")),
+        ("dx", "x2", ("n1", "n2")),
+        ("ex", "x3", ()),
+        ("du", "u1", ("x1",)),
+        ("du", "u2", ("x1",)),
+    ]
+    assert contrast.notes == (
+        "r.jsonl holds records: 5 examples from 4 rows",
+        "examples without a hard negative: 1",
+        "negatives removed that equal their anchor: 1",
+        "positives dropped that equal their anchor: 1",
+        "rows left out for want of a text: 1",
+    )
+    known = contrast.known_positives([1, 2, 3])
+    assert known[0, :3].tolist() == [False, True, False], "texts of one label belong together"
+    assert known[0, 3:].tolist() == [False, True, True, False, True, True], "x1 belongs to it, the others are missing"
+    assert known[2].tolist() == [False, False, False, False, True, False, False, True, True]
+
+
+# --- what is refused ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d.tsv", "", "holds no usable row"),
+        ("d.tsv", "anchor\tpositive\n", "holds no usable row"),
+        ("d.tsv", "anchor\tpositive\na\ta\nb\tb\n", r"no usable example \(positives dropped .* anchor: 2\)"),
+        ("d.tsv", "text\tlabel\na\tx\na\tx\n", r"dropped: 1; labels left out that have one text only: 1\)"),
+        ("d.txt", "a\nb\n", "holds plain texts, which do not say what belongs together; give columns anchor"),
+        ("d.tsv", "sentence1\tsentence2\tscore\na\tb\t1\n", "holds scored pairs, which do not say"),
+        ("d.tsv", "label\tpremise\thypothesis\nneutral\tb\tc\n", "holds inferences, which do not say"),
+    ],
+)
+def test_files_without_an_example(name, content, message, read):
+    with pytest.raises(DataFileError, match=message):
+        read(name, content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("d.tsv", "anchor\tpositive\na\tb\n", r"d\.tsv has 1 usable example; at least 2"),
+        ("d.tsv", "anchor\tpositive\tnegative\na\tb\tc\n", "has 1 usable example; at least 2"),
+        ("d.tsv", "anchor\tpositive\na\tb\nb\ta\n", r"d\.tsv has nothing to contrast with"),
+        ("d.tsv", "anchor\tpositive\tnegative\na\tb\tb\na\tc\tb\n", "nothing to contrast with"),
+        ("d.tsv", "text\tlabel\na\tx\nb\tx\nc\tx\n", "nothing to contrast with"),
+    ],
+)
+def test_data_that_cannot_be_contrasted(name, content, message, read):
+    with pytest.raises(InputError, match=message):
+        read(name, content)
