@@ -23,6 +23,11 @@ def pretrained_root() -> Path:
     return cache_root() / "pretrained"
 
 
+def prefix_kv_root() -> Path:
+    """The folder of keys and values of texts behind which a prompt is trained."""
+    return cache_root() / "prefix_kv"
+
+
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """A temporary path that becomes `target` when the block ends well, and vanishes when it does not.

@@ -103,3 +103,11 @@ def test_a_mistake_is_one_sentence(words, message, place):
     with pytest.raises((InputError, ValueError), match=message):
         d2v("train", *words, "--out", "enc", *TINY, *QUICK)
     assert not (place / "enc").exists()
+
+
+def test_what_a_soft_prompt_remembers_is_listed_and_removed(monkeypatch, place):
+    monkeypatch.setenv("D2V_CACHE", str(place / "cache"))
+    d2v("train", "--recipe", "soft_prompt", "--data", "own/mine.csv", "--out", "enc", *TINY, *QUICK)
+    assert "1 sets of keys and values" in d2v("cache", "ls")
+    d2v("cache", "rm", "prefix_kv")
+    assert "keys and values" not in d2v("cache", "ls")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.training import grid as grids
 from decoder2vec.training.grid import choose_from_grid, parse_grid
 from decoder2vec.training.plan import Plan
+from decoder2vec.training.result import Result
 from made_up_contrast import small, toy_data
 
 
@@ -31,7 +31,7 @@ def test_a_grid_without_values_is_refused(wrong):
 
 def test_every_combination_is_tried_and_dev_chooses(backbone, monkeypatch):
     scores = iter([3.0, 9.0, 5.0, 1.0])
-    monkeypatch.setattr(grids, "dev_mean", lambda *_: next(scores))
+    monkeypatch.setattr(Result, "dev_mean", lambda *_: next(scores))
     data = toy_data()
     plan = Plan("toy", recipe=small("soft_prompt", epochs=1, batch=16))
     grid = [("tokens", [1, 2]), ("training.rate", [0.1, 0.01])]

@@ -81,7 +81,7 @@ def test_the_order_of_texts_does_not_matter(backbone):
 
 @pytest.fixture
 def own_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(prefix_kv, "cache_root", lambda: tmp_path)
+    monkeypatch.setattr(prefix_kv, "prefix_kv_root", lambda: tmp_path / "prefix_kv")
     return lambda: sorted((tmp_path / "prefix_kv").glob("*"))
 
 

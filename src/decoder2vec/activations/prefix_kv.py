@@ -22,7 +22,7 @@ from decoder2vec.backbone.batch import Past
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.backbone.past import KeysValues, fixed_cache, read_keys_values
-from decoder2vec.places import cache_root, whole_file
+from decoder2vec.places import prefix_kv_root, whole_file
 from decoder2vec.spec import fingerprint
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.text.tokens import Prompt
@@ -100,7 +100,7 @@ class _Kept:
         self.width = sum(map(_size, shapes))
         identity = [backbone.fingerprint, backbone.attention, str(backbone.dtype), len(shapes)]
         key = fingerprint(*identity, [prompt.ids for prompt in prompts])
-        file = cache_root() / "prefix_kv" / f"{key}.bin"
+        file = prefix_kv_root() / f"{key}.bin"
         size = int(self.ends[-1]) * self.width * backbone.dtype.itemsize
         if not file.is_file() or file.stat().st_size != size:  # one that was cut short would be read as zeros
             _check_room(file.parent, size)

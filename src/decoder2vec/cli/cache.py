@@ -8,24 +8,27 @@ import typer
 
 from decoder2vec.cli.show import say, table
 
-_PRETRAINED = "pretrained"
+_OTHERS = {
+    "pretrained": "sets of encoders before their training on pairs",
+    "prefix_kv": "sets of keys and values of texts, for soft prompts",
+}
+"""What is kept besides latents, by the name of its folder."""
 
-cache = typer.Typer(help="List, check and clear the latents kept on disk.", no_args_is_help=True)
+cache = typer.Typer(help="List, check and clear what is kept on disk.", no_args_is_help=True)
 
 
 @cache.command("ls")
 def list_spaces() -> None:
     """List what is kept, and how large it is."""
     from decoder2vec.activations.store import spaces, store_root
-    from decoder2vec.places import pretrained_root
+    from decoder2vec.places import cache_root
 
     found = list(spaces())
     rows = [_row(report) for report in found]
-    if files := list(pretrained_root().glob("*")):
-        size = sum(file.stat().st_size for file in files)
-        rows.append(
-            (_PRETRAINED, "", f"{size / 1e6:.1f}", f"{len(files)} sets of encoders before their training on pairs")
-        )
+    for name, what in _OTHERS.items():
+        if files := list((cache_root() / name).glob("*")):
+            size = sum(file.stat().st_size for file in files)
+            rows.append((name, "", f"{size / 1e6:.1f}", f"{len(files)} {what}"))
     table(("name", "texts", "MB", "what"), rows, str(store_root()))
 
 
@@ -35,11 +38,11 @@ def remove_space(name: Annotated[str, typer.Argument(help="A name from `d2v cach
     import shutil
 
     from decoder2vec.activations.store import remove
-    from decoder2vec.places import pretrained_root
+    from decoder2vec.places import cache_root
 
-    if name in ("all", _PRETRAINED):
-        shutil.rmtree(pretrained_root(), ignore_errors=True)
-    if name != _PRETRAINED:
+    for other in _OTHERS if name == "all" else {name} & _OTHERS.keys():
+        shutil.rmtree(cache_root() / other, ignore_errors=True)
+    if name not in _OTHERS:
         remove(name)
     say(f"removed {name}")
 

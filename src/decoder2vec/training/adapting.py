@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,30 +37,19 @@ from decoder2vec.training.loop import Rows, Task, Watch, batches_of, fit
 from decoder2vec.training.paths import Path as VectorPath
 from decoder2vec.training.paths import pick_path
 from decoder2vec.training.processes import is_first, wait_for_all
+from decoder2vec.training.result import Result
 
 _FORMAT = 1
 _SCORED_AT_ONCE = 4096
 
 
-@dataclass
-class Adapted:
-    """What one seed came to."""
+@dataclass(kw_only=True)
+class Adapted(Result):
+    """A seed of a recipe that adapts the model."""
 
-    seed: int
     encoder: Encoder
     trained: int
     """How many numbers were trained."""
-    dev: dict[str, dict[str, float]] = field(default_factory=dict)
-    test: dict[str, dict[str, float]] = field(default_factory=dict)
-    checks: dict[str, float] = field(default_factory=dict)
-    """Mean cosine of texts with and without their full stop, and of random pairs."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """For the results file."""
-        fields = ("seed", "dev", "test", "checks", "notes")
-        return {name: getattr(self, name) for name in fields} | {"seconds": round(self.seconds, 2)}
 
 
 class AdapterTraining:
@@ -96,7 +85,9 @@ class AdapterTraining:
         module.requires_grad_(False)
         if adapted.model is not self.backbone.model:
             adapted.fingerprint = self._key(seed)  # a trained copy is not the model it was copied from
-        result = Adapted(seed, Encoder(adapted, self._spec()), count, notes={"training": asdict(history)})
+        result = Adapted(
+            seed=seed, encoder=Encoder(adapted, self._spec()), trained=count, notes={"training": asdict(history)}
+        )
         if self.truncated:
             result.notes["texts cut"] = self.truncated
         result.seconds = time.perf_counter() - started

@@ -89,7 +89,7 @@ class FreezeTraining:
             notes["kept"] = [str(reading) for reading in readings]
             if self.recipe.keep:
                 notes["training after selection"] = self._train_again(net, table, seed, work, watch)
-        result = SeedResult(seed, net, table, readings, LayerwiseHead(net), notes=notes)
+        result = SeedResult(seed=seed, net=net, table=table, readings=readings, head=LayerwiseHead(net), notes=notes)
         finish(result, self.recipe, self.data, self.fitted_on)
         reused = notes.get("pretraining", {}) if notes.get("pretraining", {}).get("reused") else {}
         result.seconds = time.perf_counter() - started + reused.get("seconds", 0.0)  # as if nothing had been kept

@@ -14,7 +14,7 @@ from decoder2vec.tables import with_settings
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Watch
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import dev_mean, start_training
+from decoder2vec.training.run import start_training
 
 Tried = list[dict[str, Any]]
 """Settings and dev score of each combination, in the order in which they were tried."""
@@ -58,7 +58,7 @@ def choose_from_grid(
             say(f"{chosen}: left out, {error}")
             tried.append({"settings": chosen, "dev": None})
             continue
-        score = dev_mean(result, one.recipe.choose_by)
+        score = result.dev_mean(one.recipe.choose_by)
         say(f"{chosen}: dev {score:.2f}")
         tried.append({"settings": chosen, "dev": round(score, 3)})
         if best is None or score > best[0]:

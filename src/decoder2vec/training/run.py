@@ -22,7 +22,7 @@ from decoder2vec.folder import is_encoder
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.overlap import SEEN_FILE
-from decoder2vec.training.adapting import Adapted, AdapterTraining
+from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.card import write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.freeze import FreezeTraining
@@ -118,7 +118,7 @@ def _seeds(
     for seed in seeds:
         result = training.run(seed, work=work, watch=watch)
         done.append(result.to_json())
-        if best is None or dev_mean(result, plan.recipe.choose_by) > dev_mean(best, plan.recipe.choose_by):
+        if best is None or result.dev_mean(plan.recipe.choose_by) > best.dev_mean(plan.recipe.choose_by):
             best = result
     return done, best
 
@@ -168,11 +168,6 @@ def summary(plan: Plan, seeds: list[dict[str, Any]], backbone: Backbone, command
         "sd": _over(seeds, lambda values: np.std(values, ddof=1) if len(values) > 1 else 0.0),
         "versions": versions(),
     }
-
-
-def dev_mean(result: SeedResult | Adapted, metric: str) -> float:
-    """The score a seed is chosen by."""
-    return float(np.mean([scores[metric] for scores in result.dev.values()]))
 
 
 def _kept_starts(seeds: list[dict[str, Any]]) -> list[str]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,29 +19,17 @@ from decoder2vec.spec import Reading
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import random_pairs, stop_pairs
+from decoder2vec.training.result import Result
 
 
-@dataclass
-class SeedResult:
-    """What one seed came to."""
+@dataclass(kw_only=True)
+class SeedResult(Result):
+    """A seed of FREEZE."""
 
-    seed: int
     net: CodeNet
     table: LatentTable
     readings: tuple[Reading, ...]
     head: LayerwiseHead
-    dev: dict[str, dict[str, float]] = field(default_factory=dict)
-    test: dict[str, dict[str, float]] = field(default_factory=dict)
-    checks: dict[str, float] = field(default_factory=dict)
-    """Mean score of equal texts, of texts with and without their full stop, and of random pairs."""
-    notes: dict[str, Any] = field(default_factory=dict)
-    """Histories of the stages, errors of the autoencoders, the cost of a cut."""
-    seconds: float = 0.0
-
-    def to_json(self) -> dict[str, Any]:
-        """For the results file."""
-        fields = ("seed", "dev", "test", "checks", "notes")
-        return {name: getattr(self, name) for name in fields} | {"seconds": round(self.seconds, 2)}
 
 
 def finish(result: SeedResult, recipe: Freeze, data: TrainingData, fitted_on: NDArray[np.intp]) -> None:

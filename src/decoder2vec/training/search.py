@@ -14,7 +14,6 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.freeze import FreezeTraining
 from decoder2vec.training.loop import Watch
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import dev_mean
 
 
 def search_plan(
@@ -49,7 +48,7 @@ def search_plan(
         try:
             recipe = with_settings(own, chosen)
             training.recipe = recipe
-            score = dev_mean(training.run(0, watch=watch), recipe.choose_by)
+            score = training.run(0, watch=watch).dev_mean(recipe.choose_by)
         except InputError as error:
             if not trial.number or isinstance(error, UnknownNameError):
                 raise
