@@ -65,10 +65,10 @@ class KeyValuePrefix(Adapter):
         """Everything is in the numbers."""
         return {}
 
-    def adapt(self, batch: TokenBatch, backbone: Backbone) -> TokenBatch:
+    def adapt(self, batch: TokenBatch, model: nn.Module) -> TokenBatch:
         """The batch behind the prefix."""
         rows, width = batch.mask.shape
-        dtype = backbone.dtype
+        dtype = next(model.parameters()).dtype
         pairs = [layer.to(dtype)[:, None].expand(-1, rows, -1, -1, -1) for layer in self.layers]
         positions = torch.arange(width, device=batch.mask.device).expand(rows, -1)
         if batch.padding == "left":

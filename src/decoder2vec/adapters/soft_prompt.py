@@ -62,9 +62,9 @@ class SoftPrompt(Adapter):
         """Where it stands and what is pooled."""
         return {"place": self.place, "output": self.output}
 
-    def adapt(self, batch: TokenBatch, backbone: Backbone) -> TokenBatch:
+    def adapt(self, batch: TokenBatch, model: nn.Module) -> TokenBatch:
         """The batch's embeddings with the prompt put in; its own positions are what is pooled."""
-        embeds = backbone.model.get_input_embeddings()(batch.ids)  # type: ignore[operator]
+        embeds = model.get_input_embeddings()(batch.ids)  # type: ignore[operator]
         first, after = _bounds(batch.mask)
         count, rows = len(self.vectors), torch.arange(len(embeds), device=embeds.device)[:, None]
         room = embeds.new_zeros(len(embeds), count, embeds.shape[2])

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from torch import nn
 
 from decoder2vec.backbone.batch import TokenBatch
-
-if TYPE_CHECKING:
-    from decoder2vec.backbone.load import Backbone
 
 
 class Adapter(nn.Module, ABC):
@@ -20,7 +17,7 @@ class Adapter(nn.Module, ABC):
 
     kind: ClassVar[str]
 
-    def adapt(self, batch: TokenBatch, backbone: Backbone) -> TokenBatch:
+    def adapt(self, batch: TokenBatch, model: nn.Module) -> TokenBatch:
         """What the model reads instead of the batch."""
         return batch
 

@@ -85,7 +85,7 @@ class Backbone:
 
     def adapt(self, batch: TokenBatch) -> TokenBatch:
         """The batch as the model is to read it."""
-        return self.adapter.adapt(batch, self) if self.adapter else batch
+        return self.adapter.adapt(batch, self.model) if self.adapter else batch
 
     def adapter_on(self) -> AbstractContextManager[Any]:
         """Open this around every pass of the model."""
