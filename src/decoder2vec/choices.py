@@ -31,3 +31,12 @@ def as_list(inputs: Any) -> list[str]:
     if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
         raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
     return list(inputs)
+
+
+def choose_prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:
+    """The instruction that is asked for, by name or as it is; nothing if none is."""
+    if prompt is None and name is not None:
+        if name not in prompts:
+            raise unknown_name("prompt", name, prompts or ["(this encoder has no prompts)"])
+        prompt = prompts[name]
+    return prompt or ""

@@ -18,10 +18,10 @@ from decoder2vec.activations.extract import Tally, check_texts
 from decoder2vec.activations.reader import Reader
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.source import resolve
-from decoder2vec.choices import as_list, spec_from
+from decoder2vec.choices import as_list, choose_prompt, spec_from
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.explanation import Explanation, explain_pair
-from decoder2vec.folder import AnyHead, as_saved, is_encoder, read_encoder, write_encoder
+from decoder2vec.folder import AnyHead, as_saved, is_encoder, named_adapter, read_encoder, write_encoder
 from decoder2vec.heads.affine import Head
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import LayerwiseHead
@@ -113,7 +113,7 @@ class Encoder:
         if device is not None:
             self.to(device)
         texts = [inputs] if isinstance(inputs, str) else as_list(inputs)
-        vectors = self._vectors(texts, self._prompt(prompt_name, prompt), batch_size, show_progress_bar)
+        vectors = self._vectors(texts, choose_prompt(self.prompts, prompt_name, prompt), batch_size, show_progress_bar)
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
         if normalize_embeddings or self.spec.normalize:
@@ -162,6 +162,16 @@ class Encoder:
     def explain(self, text1: str, text2: str) -> Explanation:
         """Which layers say that two texts are similar: cosine and contribution of each reading of a trained encoder."""
         return explain_pair(self.head, self.spec.readings, self.encode([text1, text2]))
+
+    def add_adapter(self, name: str, folder: str | Path) -> None:
+        """Take over the adapter of another encoder of the same weights, under a name; `save` keeps it."""
+        self.backbone.adapters[name] = named_adapter(name, Path(folder), self.backbone)
+
+    def through(self, name: str) -> Encoder:
+        """The same encoder read through an adapter by name; weights are shared, so to switch costs nothing."""
+        if name not in self.backbone.adapters:
+            raise unknown_name("adapter", name, self.backbone.adapters or ["(this encoder has no named adapters)"])
+        return Encoder(self.backbone.with_adapter(self.backbone.adapters[name]), self.spec, self.head)
 
     def with_head(self, kind: str, texts: Sequence[str], **kwargs: Any) -> Encoder:
         """The same encoder with a head of that kind, fitted on unlabelled texts."""
@@ -283,13 +293,6 @@ class Encoder:
 
     def _pair_head(self) -> LayerwiseHead | None:
         return self.head if isinstance(self.head, LayerwiseHead) and self.head.pairwise else None
-
-    def _prompt(self, prompt_name: str | None, prompt: str | None) -> str:
-        if prompt is None and prompt_name is not None:
-            if prompt_name not in self.prompts:
-                raise unknown_name("prompt", prompt_name, self.prompts or ["(this encoder has no prompts)"])
-            prompt = self.prompts[prompt_name]
-        return prompt or ""
 
     def _role(self, kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
         chosen = kwargs.get("prompt") is not None or kwargs.get("prompt_name") is not None

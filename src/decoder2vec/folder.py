@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from decoder2vec.adapters.files import read_adapter, write_adapter
+from decoder2vec.backbone.adapter import Adapter
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import BackboneError, InputError
 from decoder2vec.heads.affine import Head
@@ -19,6 +21,7 @@ from decoder2vec.places import whole_folder
 
 _FILE = "encoder.json"
 _ADAPTER = "adapter"
+_ADAPTERS = "adapters"
 
 AnyHead = Head | LayerwiseHead
 
@@ -54,6 +57,8 @@ def write_encoder(
             (temporary / name).write_bytes(content)
         if backbone.adapter:
             write_adapter(backbone.adapter, temporary / _ADAPTER, backbone)
+        for name, adapter in backbone.adapters.items():
+            write_adapter(adapter, temporary / _ADAPTERS / name, backbone)
         if weights:
             shutil.copytree(weights, temporary / "backbone")
     if target.exists():
@@ -82,8 +87,17 @@ def as_saved(backbone: Backbone, home: Path, description: dict[str, Any]) -> Bac
             f"The weights of {backbone.name} are not those this encoder was made with "
             f"({backbone.fingerprint}, expected {expected})."
         )
-    folder = home / _ADAPTER
-    return backbone.with_adapter(read_adapter(folder, backbone)) if folder.is_dir() else backbone
+    for folder in sorted((home / _ADAPTERS).glob("*/")):
+        backbone.adapters[folder.name] = read_adapter(folder, backbone)
+    own = home / _ADAPTER
+    return backbone.with_adapter(read_adapter(own, backbone)) if own.is_dir() else backbone
+
+
+def named_adapter(name: str, home: Path, backbone: Backbone) -> Adapter:
+    """The adapter of a saved encoder, to be kept under a name that can be a folder's."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
+    return read_adapter(home / _ADAPTER, backbone)
 
 
 def _read_head(file: Path, kind: str | None) -> AnyHead | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ class Backbone:
     """Hash of weights, config and tokenizer; independent of device and dtype."""
     adapter: Adapter | None = None
     """What makes the model read differently, if anything."""
+    adapters: dict[str, Adapter] = field(default_factory=dict)
+    """Further ones by name, to be switched to."""
 
     @classmethod
     def load(
@@ -80,8 +82,8 @@ class Backbone:
     def to(self, device: str | torch.device) -> None:
         """Move the weights, and those of the adapter."""
         self.model.to(device)
-        if self.adapter:
-            self.adapter.to(device)
+        for adapter in filter(None, (self.adapter, *self.adapters.values())):
+            adapter.to(device)
 
     def adapt(self, batch: TokenBatch) -> TokenBatch:
         """The batch as the model is to read it."""
