@@ -1,4 +1,4 @@
-"""Tokens per second of training steps, against peft and a plain loop that pads a batch to its longest text.
+"""Tokens per second of training steps, against plain loops that pad a batch to its longest text: peft for LoRA.
 
 A step is forward, InfoNCE and backward over triplets with the lengths of NLI sentences. Each way runs in a process of
 its own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding.
@@ -20,7 +20,7 @@ import torch
 from measure import best_seconds, report
 from suffix_training import QUANTILES, prompts_of
 
-WAYS = ("lora", "lora, peft", "soft prompt", "soft prompt, peft-like")
+WAYS = ("lora", "lora, peft", "soft prompt", "soft prompt, plain loop")
 
 
 def plain_loop(backbone, prompts):
@@ -62,7 +62,7 @@ def step_of(way, backbone, prompts):
     recipe = LoraTuning() if way == "lora" else SoftPromptTuning(tokens=16)
     adapted, _ = recipe.attach(backbone, backbone.n_layers)
     path = pick_path(recipe, adapted, prompts, reading)
-    if way == "soft prompt, peft-like":  # all tokens, unsorted: what a library without the short cut must do
+    if way == "soft prompt, plain loop":  # all tokens, unsorted: what a library without the short cut must do
         path = Path(token_part(adapted, prompts, reading), [1] * len(prompts), backbone, 0)
 
     def step():

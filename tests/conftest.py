@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import cache
 
+import numpy as np
 import pytest
 
 
@@ -41,3 +42,17 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def gap():
+    """gap(found, expected) -> largest difference, relative to the largest expected value; inf where not finite."""
+
+    def relative(found, expected):
+        found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+        assert found.shape == expected.shape
+        if not np.isfinite(found).all():
+            return float("inf")
+        return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+    return relative

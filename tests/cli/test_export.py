@@ -6,18 +6,10 @@ import json
 import logging
 
 import pytest
-from typer.testing import CliRunner
 
-from decoder2vec.cli import app
+from command import d2v
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
-
-
-def d2v(*args):
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

@@ -9,19 +9,12 @@ import sys
 
 import pytest
 from PIL import Image
-from typer.testing import CliRunner
 
-from decoder2vec.cli import app, main
+from command import d2v
+from decoder2vec.cli import main
 from decoder2vec.encoder import Encoder
 
 PAIR = ("A dog waits.", "The cat waits there.")
-
-
-def d2v(*args):
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture

@@ -207,7 +207,7 @@ def test_plans_of_the_paper_run_on_a_users_own_folder(name, folder, place):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--data", "nowhere"], "nowhere has no file 'train.tsv'"),
+        (["--data", "nowhere"], "There is no file or folder nowhere"),
         (["--train", "nowhere.tsv"], "There is no file nowhere.tsv."),
         (["--data", "pairs.tsv", "--dev", "nowhere.tsv"], "There is no file nowhere.tsv."),
         (["none.toml", "--data", "pairs.tsv"], "Cannot read the plan none.toml"),

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from decoder2vec.cli import app
+from command import d2v
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from made_up_contrast import toy_examples, toy_pairs
@@ -34,17 +33,15 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def d2v(*words):
-    done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=True)
-    if isinstance(done.exception, Exception):
-        raise done.exception
+def printed(*words):
+    done = d2v(*words)
     assert done.exit_code == 0, done.output
     return done.output
 
 
 @pytest.mark.parametrize("recipe", ["soft_prompt", "kv_prefix", "lora", "full"])
 def test_ones_own_csv_is_one_command(recipe):
-    out = d2v("train", "--recipe", recipe, "--data", "own/mine.csv", "--out", "enc", *TINY, *QUICK)
+    out = printed("train", "--recipe", recipe, "--data", "own/mine.csv", "--out", "enc", *TINY, *QUICK)
     assert "set aside to choose on" in out and "wrote the encoder enc" in out
     found = json.loads(Path("enc/results.json").read_text())
     assert found["config"]["recipe"] == recipe and found["data"]["examples"]
@@ -54,7 +51,7 @@ def test_ones_own_csv_is_one_command(recipe):
 
 def test_a_folder_with_pairs_to_choose_on_and_a_grid():
     words = ["--recipe", "soft_prompt", "--data", ".", "--set", "tokens=2", "--grid", "training.rate=0.1,0.01"]
-    out = d2v("train", *words, "--out", "enc", "--seeds", "0,1", "--results", "found.json", *TINY, *QUICK)
+    out = printed("train", *words, "--out", "enc", "--seeds", "0,1", "--results", "found.json", *TINY, *QUICK)
     found = json.loads(Path("found.json").read_text())
     assert [one["settings"]["training.rate"] for one in found["grid"]] == [0.1, 0.01]
     assert found["config"]["soft_prompt"]["training"]["rate"] in (0.1, 0.01)
@@ -63,12 +60,12 @@ def test_a_folder_with_pairs_to_choose_on_and_a_grid():
 
 def test_scored_pairs_train_an_adapter_too():
     words = ["--recipe", "lora", "--data", "dev.tsv", "--dev", "dev.tsv", "--set", "objective.name=cosent"]
-    d2v("train", *words, "--out", "enc", *TINY, *QUICK)
+    printed("train", *words, "--out", "enc", *TINY, *QUICK)
     assert Encoder.load("enc").backbone.adapter.kind == "lora"
 
 
 def test_negatives_are_mined_and_trained_on():
-    out = d2v(
+    out = printed(
         "data",
         "mine",
         "own/mine.csv",
@@ -84,12 +81,13 @@ def test_negatives_are_mined_and_trained_on():
     assert "negatives for 24 examples" in out
     rows = [json.loads(line) for line in Path("hard.jsonl").read_text().splitlines()]
     assert len(rows) == 24 and all(len(row["negative"]) <= 2 for row in rows)
-    d2v("train", "--recipe", "lora", "--data", "hard.jsonl", "--out", "enc", *TINY, *QUICK)
+    printed("train", "--recipe", "lora", "--data", "hard.jsonl", "--out", "enc", *TINY, *QUICK)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (["--recipe", "lora", "--data", "nowhere.csv"], "There is no file or folder nowhere.csv"),
         (["--recipe", "loar", "--data", "own/mine.csv"], "lora"),
         (["plan.toml", "--recipe", "lora"], "leave out --recipe"),
         (["--recipe", "soft_prompt", "--data", "own/mine.csv", "--set", "tokens=0"], "0"),
@@ -101,13 +99,13 @@ def test_negatives_are_mined_and_trained_on():
 def test_a_mistake_is_one_sentence(words, message, place):
     (place / "plan.toml").write_text('recipe = "lora"\n')
     with pytest.raises((InputError, ValueError), match=message):
-        d2v("train", *words, "--out", "enc", *TINY, *QUICK)
+        printed("train", *words, "--out", "enc", *TINY, *QUICK)
     assert not (place / "enc").exists()
 
 
 def test_what_a_soft_prompt_remembers_is_listed_and_removed(monkeypatch, place):
     monkeypatch.setenv("D2V_CACHE", str(place / "cache"))
-    d2v("train", "--recipe", "soft_prompt", "--data", "own/mine.csv", "--out", "enc", *TINY, *QUICK)
-    assert "1 sets of keys and values" in d2v("cache", "ls")
-    d2v("cache", "rm", "prefix_kv")
-    assert "keys and values" not in d2v("cache", "ls")
+    printed("train", "--recipe", "soft_prompt", "--data", "own/mine.csv", "--out", "enc", *TINY, *QUICK)
+    assert "1 sets of keys and values" in printed("cache", "ls")
+    printed("cache", "rm", "prefix_kv")
+    assert "keys and values" not in printed("cache", "ls")

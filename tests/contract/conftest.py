@@ -149,18 +149,6 @@ def state_of():
 
 
 @pytest.fixture(scope="session")
-def gap():
-    """gap(found, expected) -> the largest difference, relative to the largest expected number; inf if not finite."""
-
-    def relative(found, expected):
-        found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-        assert found.shape == expected.shape
-        return float(np.abs(found - expected).max() / np.abs(expected).max()) if np.isfinite(found).all() else np.inf
-
-    return relative
-
-
-@pytest.fixture(scope="session")
 def padded():
     """padded(encoder, texts, side) -> vectors of all texts in one batch padded on that side."""
 

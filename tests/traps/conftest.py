@@ -85,17 +85,3 @@ def by_loop():
         return {"max": best, "sum": total}.get(name, total / weight)
 
     return pooled
-
-
-@pytest.fixture(scope="session")
-def gap():
-    """gap(found, expected) -> largest difference, relative to the largest expected value; inf where not finite."""
-
-    def relative(found, expected):
-        found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-        assert found.shape == expected.shape
-        if not np.isfinite(found).all():
-            return float("inf")
-        return float(np.abs(found - expected).max() / np.abs(expected).max())
-
-    return relative

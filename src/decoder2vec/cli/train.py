@@ -51,6 +51,8 @@ def train(
         if train_file:
             raise InputError(f"--data {data} and --train {train_file} both name what to train on; give one of them.")
         train_file, data = str(data), data.parent
+    elif not data.is_dir():
+        raise DataFileError(f"There is no file or folder {data}.")
     names = {"columns": split_names(columns)} if columns is not None else {}  # else those of the plan
     chosen, learned = _plan_and_data((plan, recipe, setting or []), data, train_file, dev or [], test or [], names)
     numbers = _seeds(seeds)

@@ -100,6 +100,11 @@ class Adapting(ABC):
         return Reads.TOKENS
 
     @property
+    def remembered_bytes(self) -> int:
+        """Keys and values of texts that may be kept on disk, where a recipe reads them."""
+        return 0
+
+    @property
     def extra_tokens(self) -> int:
         """Positions that are taken besides those of the text."""
         return 0

@@ -51,6 +51,11 @@ class SoftPromptTuning(Adapting):
         return Reads.PREFIX_KV if cheap else Reads.TOKENS
 
     @property
+    def remembered_bytes(self) -> int:
+        """As many as `cap_gb` says."""
+        return int(self.cap_gb * 1e9)
+
+    @property
     def extra_tokens(self) -> int:
         """One position for each vector."""
         return self.tokens

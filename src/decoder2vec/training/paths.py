@@ -66,7 +66,7 @@ def pick_path(recipe: Adapting, backbone: Backbone, prompts: Sequence[Prompt], r
     part = token_part(backbone, prompts, reading)
     if recipe.reads is Reads.PREFIX_KV:
         try:
-            memory = prefix_memory(backbone, prompts, max(1, reading.layer), int(getattr(recipe, "cap_gb", 0) * 1e9))
+            memory = prefix_memory(backbone, prompts, reading.layer, recipe.remembered_bytes)
         except UnsupportedError as error:
             log.info("Every token is read in every step: %s", error)
         else:
