@@ -2,7 +2,8 @@
 
 The ladder of FREEZE runs first and one by one, so that its seconds mean something; the rest may run side by side.
 Learning rates of the SPT study come from the paper's grid, chosen on dev.
-Run: python experiments/run_all.py freeze|spt --data DIR [--backbone NAME] [--seeds 0,1,2] [--jobs 1] [NAME ...]
+Run: python experiments/run_all.py freeze|spt [NAME ...] --data DIR [--backbone NAME] [--seeds 0,1,2] [--jobs 1]
+     [--grid training.rate=0.02,0.01] [--set compile_blocks=true ...]
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ GRIDS = {
 """Rates to choose from, by how the name of a plan begins."""
 
 
-def extras(name: str) -> list[str]:
+def extras(name: str, grid: str | None) -> list[str]:
     """What a plan is run with besides its own settings."""
     if name == "search":
         return ["--search", "30"]
-    grid = next((grid for start, grid in GRIDS.items() if name.startswith(start)), None)
+    if grid is None:
+        grid = next((grid for start, grid in GRIDS.items() if name.startswith(start)), None)
     return ["--grid", grid] if grid else []
 
 
@@ -42,7 +44,8 @@ def run(name: str, arguments: argparse.Namespace) -> str:
     study = arguments.study
     command = ["d2v", "train", str(HERE / study / f"{name}.toml"), "--backbone", arguments.backbone]
     command += ["--data", arguments.data, "--out", f"{arguments.runs}/{study}/{name}", "--seeds", arguments.seeds]
-    command += ["--results", f"{arguments.results}/{study}/{name}.json", "--overwrite", *extras(name)]
+    command += ["--results", f"{arguments.results}/{study}/{name}.json", "--overwrite", *extras(name, arguments.grid)]
+    command += [part for setting in arguments.set for part in ("--set", setting)]
     done = subprocess.run(command, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     shown = (
@@ -60,6 +63,8 @@ def main() -> None:
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--grid", help="instead of the study's own; empty: none")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value over every plan")
     parser.add_argument("--runs", default="runs")
     parser.add_argument("--results", default="results")
     arguments = parser.parse_args()

@@ -20,7 +20,7 @@ WHEN = ("today", "here", "now", "often")
 
 SETTINGS = {
     "soft_prompt": {"tokens": 4},
-    "kv_prefix": {"tokens": 4},
+    "kv_prefix": {"tokens": 4, "start": ""},
     "lora": {"rank": 4, "alpha": 8},
     "full": {},
 }

@@ -1,7 +1,8 @@
-"""Every short cut of training against the plain way: suffix, file, chunks, blocks computed twice."""
+"""Every short cut of training against the plain way: suffix, file, chunks, blocks computed twice or compiled."""
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,8 +13,9 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.activations import prefix_kv
 from decoder2vec.activations.prefix_kv import prefix_memory
 from decoder2vec.adapters.soft_prompt import SoftPrompt
+from decoder2vec.backbone.compiling import CompiledBlocks
 from decoder2vec.backbone.tiny import TINY
-from decoder2vec.errors import UnsupportedError
+from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
@@ -273,3 +275,55 @@ def test_blocks_are_really_computed_again_and_left_as_they_were(backbone):
 def test_a_prefix_survives_chunks_and_blocks_computed_again_together(backbone):
     found, expected = compared("kv_prefix", backbone("tiny-llama"), {"checkpoint_blocks": True, "chunk": 40})
     assert_same_step(found, expected)
+
+
+# --- compiled blocks ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def plainly_compiled(monkeypatch):
+    """Traced as for a GPU, but run by torch's own kernels, so that no compiler is needed."""
+    monkeypatch.setattr("decoder2vec.training.adapting.CompiledBlocks", partial(CompiledBlocks, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize(
+    ("name", "family"), [("lora", "tiny-llama"), ("kv_prefix", "tiny-gpt2"), ("soft_prompt", "tiny-llama")]
+)
+def test_compiled_blocks_have_the_same_gradients_and_share_what_was_compiled(name, family, backbone, plainly_compiled):
+    found, expected = compared(name, backbone(family), {"compile_blocks": True}, read=ReadAs(pooling="mean"))
+    assert_same_step(found, expected)
+    assert 1 <= plainly_compiled["unique_graphs"] <= 2, "once for the first block, once for all others"
+
+
+def test_blocks_are_compiled_for_training_only_and_left_as_they_were(backbone, plainly_compiled):
+    model = backbone("tiny-gpt2")
+    _, task = task_of(small("lora", compile_blocks=True), toy_data(), model)
+    with torch.no_grad(), task.around():
+        task.loss(np.arange(8))
+    assert plainly_compiled["unique_graphs"] == 0
+    assert not any("forward" in vars(block) for block in model.blocks)
+
+
+def test_what_cannot_be_compiled_is_said_in_words(backbone):
+    def broken(*_):
+        raise RuntimeError("no compiler here")
+
+    model = backbone("tiny-gpt2")
+    torch._dynamo.reset()
+    blocks = CompiledBlocks(model, backend=broken)
+    states = torch.zeros(1, 3, model.dim, requires_grad=True)
+    with (
+        blocks.switched_on(),
+        pytest.raises(UnsupportedError, match=r"cannot be compiled here .*leave out compile_blocks"),
+    ):
+        model.blocks[0](states)
+    torch._dynamo.reset()
+
+
+def test_blocks_are_not_both_compiled_and_computed_again():
+    with pytest.raises(InputError, match="set one of the two"):
+        small("lora", compile_blocks=True, checkpoint_blocks=True)

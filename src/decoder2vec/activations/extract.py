@@ -179,7 +179,7 @@ class Extractor:
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """The plan, cut finer where the budget has shrunk since it was made."""
-        for rows in plan(lengths, self.budget or 1, batch_overhead(self.backbone.device)):
+        for rows in plan(lengths, self.budget or 1, batch_overhead(self.backbone.device, self.backbone.dim)):
             begin = 0
             while begin < len(rows):
                 count = max(1, (self.budget or 1) // lengths[rows[begin]])

@@ -117,7 +117,7 @@ class _Kept:
     def _fill(self, states: Tensor, prompts: Sequence[Prompt]) -> None:
         device = self.backbone.device
         budget = token_budget(device, self.backbone.dim)
-        for rows in plan(self.lengths.tolist(), budget, batch_overhead(device)):
+        for rows in plan(self.lengths.tolist(), budget, batch_overhead(device, self.backbone.dim)):
             batch = collate([prompts[row] for row in rows], self.backbone.pad_id).to(device)
             found = read_keys_values(self.backbone, len(self.shapes), input_ids=batch.ids)
             parts = [torch.stack(pair, dim=2).permute(0, 3, 2, 1, 4).flatten(2) for pair in found]

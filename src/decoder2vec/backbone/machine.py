@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from decoder2vec.errors import InputError, unknown_name
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
+_ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def pick_device(asked: str | torch.device | None = None) -> torch.device:
@@ -40,6 +44,14 @@ def pick_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> 
     return torch.float32
 
 
+def steady_attention(device: torch.device) -> AbstractContextManager[Any]:
+    """Open this around passes of a model: attention by kernels that take any shape at once.
+
+    On recent GPUs torch prefers cuDNN's, which is planned anew for every shape of batch, and batches here have many.
+    """
+    return sdpa_kernel(_ANY_SHAPE) if device.type == "cuda" else nullcontext()
+
+
 def token_budget(device: torch.device, dim: int) -> int:
     """Tokens per batch at which the machine's matrix units are busy and its memory is not full.
 
@@ -63,9 +75,10 @@ def training_budget(device: torch.device, dim: int, layers: int) -> int:
     return int(max(1_024, free // 2 // (80 * dim * layers)))
 
 
-def batch_overhead(device: torch.device) -> int:
+def batch_overhead(device: torch.device, dim: int) -> int:
     """What one more batch costs, in tokens that could have been computed instead.
 
-    On a CPU small matrices lose a little speed; on a GPU hundreds of kernels must be launched anew.
+    On a CPU small matrices lose a little speed; on a GPU hundreds of kernels must be launched anew. That took as long
+    as 15,000 tokens of a model of width 576, and a token costs more the wider the model is.
     """
-    return 4_096 if device.type == "cuda" else 8
+    return max(64, 5_000_000_000 // dim**2) if device.type == "cuda" else 8

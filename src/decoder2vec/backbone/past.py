@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.machine import steady_attention
 from decoder2vec.errors import UnsupportedError
 
 KeysValues = tuple[Tensor, Tensor]
@@ -51,7 +52,8 @@ def read_keys_values(backbone: Backbone, depth: int | None = None, **inputs: Any
     cache = DynamicCache()
     handle = backbone.blocks[depth - 1].register_forward_hook(_stop)
     try:
-        backbone.model(**inputs, past_key_values=cache, use_cache=True)
+        with steady_attention(backbone.device):
+            backbone.model(**inputs, past_key_values=cache, use_cache=True)
     except _Enough:
         pass
     except (TypeError, AttributeError, ValueError) as error:

@@ -85,6 +85,8 @@ class Adapting(ABC):
     same result. 0: what fits."""
     checkpoint_blocks: bool = False
     """Keep no activations inside the model's blocks but compute them again: less memory, a third more time."""
+    compile_blocks: bool = False
+    """Compile the model's blocks: a minute at the start, then faster steps on a GPU."""
 
     def __post_init__(self) -> None:
         if self.choose_by not in METRICS:
@@ -93,6 +95,8 @@ class Adapting(ABC):
             raise unknown_name("attention", self.attention, ATTENTIONS)
         if self.chunk < 0:
             raise InputError("chunk must be 0 or more tokens.")
+        if self.checkpoint_blocks and self.compile_blocks:
+            raise InputError("Blocks are either compiled or computed again; set one of the two.")
 
     @property
     def reads(self) -> Reads:

@@ -17,8 +17,8 @@ class PrefixTuning(Adapting):
     """Train keys and values as if so many `tokens` stood before the text."""
 
     tokens: int = 10
-    start: str = ""
-    """A text whose keys and values the prefix starts from; else noise like the model's own."""
+    start: str = "The meaning of a sentence can be said in one"
+    """A text whose keys and values the prefix starts from; empty: noise like the model's own, which takes longer."""
     training: Schedule = field(
         default_factory=lambda: Schedule(epochs=1, rate=1e-2, patience=1000, evaluate_every=125, clip=1.0)
     )

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from decoder2vec.activations.extract import Progress, check_texts
 from decoder2vec.backbone.checkpointing import checkpointed_blocks
+from decoder2vec.backbone.compiling import CompiledBlocks
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.source import resolve
@@ -131,12 +132,15 @@ class AdapterTraining:
 
     def _task(self, adapted: Backbone, path: VectorPath) -> Task:
         schedule = self.recipe.training
+        compiled = CompiledBlocks(adapted) if self.recipe.compile_blocks else None
 
         @contextmanager
         def around() -> Iterator[None]:
             with ExitStack() as stack:
                 stack.enter_context(adapted.adapter_on())
                 stack.enter_context(self._autocast(adapted))
+                if compiled:
+                    stack.enter_context(compiled.switched_on())
                 if self.recipe.checkpoint_blocks:
                     stack.enter_context(checkpointed_blocks(adapted))
                 yield

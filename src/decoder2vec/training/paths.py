@@ -42,6 +42,7 @@ class Path:
     def __init__(self, part: Part, costs: Sequence[int], backbone: Backbone, chunk: int) -> None:
         self.part, self.costs = part, np.asarray(costs)  # of each text, in tokens
         self.device = backbone.device
+        self.overhead = batch_overhead(backbone.device, backbone.dim)
         self.fits = chunk or training_budget(backbone.device, backbone.dim, backbone.n_layers)
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
@@ -51,7 +52,7 @@ class Path:
         costs = self.costs[own]
         twice = bool(shared and costs.sum() > self.fits)
         vectors, places = [], []
-        for places_of_part in plan(costs.tolist(), self.fits, batch_overhead(self.device)):
+        for places_of_part in plan(costs.tolist(), self.fits, self.overhead):
             texts = [own[place] for place in places_of_part]
             vectors.append(checkpoint(self.part, texts, use_reentrant=False) if twice else self.part(texts))
             places += places_of_part
