@@ -9,9 +9,10 @@ import pytest
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnknownNameError, UnsupportedError
 from decoder2vec.maths.objectives import info_nce
-from decoder2vec.recipes.adapting import Objective, ReadAs
+from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.recipes.objective import Objective
 from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.training import adapting, checkpoint
+from decoder2vec.training import checkpoint
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.contrast import Contrast
 from decoder2vec.training.plan import Plan, read_plan
@@ -115,7 +116,7 @@ def run(model, tmp_path, monkeypatch):
             plain = info_nce(*roles, **options)
             return spoil(plain, roles[0]) if spoil and len(calls) == 4 else plain
 
-        monkeypatch.setattr(adapting, "info_nce", loss)
+        monkeypatch.setattr("decoder2vec.training.lessons.contrast.info_nce", loss)
         watch = (lambda note: steps.append(note.step)) if steps is not None else lambda _: None
         return AdapterTraining(small("soft_prompt", every=1), toy_data(), model).run(0, work=folder, watch=watch)
 

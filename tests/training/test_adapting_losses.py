@@ -11,7 +11,8 @@ from scipy.special import logsumexp
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.adapting import Objective, ReadAs
+from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import adapting
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.contrast import Contrast, Example

@@ -12,8 +12,8 @@ from decoder2vec.backbone.direction import ATTENTIONS
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.metrics import METRICS
-from decoder2vec.maths.objectives import PAIR_OBJECTIVES
 from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.recipes.objective import Objective
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.text.template import Template
@@ -47,26 +47,6 @@ class ReadAs:
     def reading(self, backbone: Backbone) -> Reading:
         """On a model."""
         return Reading(backbone.layer(self.layer), self.pooling, self.normed)
-
-
-@dataclass(frozen=True)
-class Objective:
-    """What makes vectors good."""
-
-    name: str = "info_nce"
-    """info_nce (what belongs together, against the rest of the batch); on scored pairs cosent, angle or cosine_mse."""
-    temperature: float = 0.05
-    symmetric: bool = False
-    """Also let each positive find its anchor."""
-    dims: tuple[int, ...] = ()
-    """Matryoshka: the first so many dimensions must be good vectors too."""
-
-    def __post_init__(self) -> None:
-        known = ("info_nce", *PAIR_OBJECTIVES)
-        if self.name not in known:
-            raise unknown_name("objective", self.name, known)
-        if self.temperature <= 0:
-            raise InputError("temperature must be above 0.")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ class Schedule:
     """Epochs, batches, the learning rate and when to stop."""
 
     epochs: int = 12
+    steps: int = 0
+    """Stop after so many steps, in the middle of an epoch if need be; 0: after the last epoch."""
     batch: int = 64
     rate: float = 1e-3
     """The peak of the learning rate: it rises over the first tenth of the steps and falls to zero at the end."""
@@ -24,7 +26,16 @@ class Schedule:
     """The largest norm of all gradients together; larger ones are scaled down to it. 0: no limit."""
 
     def __post_init__(self) -> None:
-        least = {"epochs": 0, "batch": 1, "patience": 1, "rate": 0, "weight_decay": 0, "evaluate_every": 0, "clip": 0}
+        least = {
+            "epochs": 0,
+            "steps": 0,
+            "batch": 1,
+            "patience": 1,
+            "rate": 0,
+            "weight_decay": 0,
+            "evaluate_every": 0,
+            "clip": 0,
+        }
         for name, lowest in least.items():
             if getattr(self, name) < lowest:
                 raise InputError(f"{name} must be {lowest} or more, not {getattr(self, name)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from decoder2vec.activations.extract import Progress, check_texts
 from decoder2vec.backbone.checkpointing import checkpointed_blocks
@@ -24,17 +23,17 @@ from decoder2vec.backbone.source import resolve
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
-from decoder2vec.maths.objectives import PAIR_OBJECTIVES, info_nce, matryoshka
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.spec import EncoderSpec, fingerprint
 from decoder2vec.tables import to_table
 from decoder2vec.text.files import Pairs
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
-from decoder2vec.training.contrast import Contrast
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import random_pairs, stop_pairs
-from decoder2vec.training.loop import Rows, Task, Watch, batches_of, fit
+from decoder2vec.training.lessons.lesson import Classroom
+from decoder2vec.training.lessons.registry import LESSONS
+from decoder2vec.training.loop import Task, Watch, fit
 from decoder2vec.training.paths import Path as VectorPath
 from decoder2vec.training.paths import pick_path
 from decoder2vec.training.processes import is_first, wait_for_all
@@ -65,9 +64,8 @@ class AdapterTraining:
         self.reading = recipe.read.reading(backbone)
         if self.reading.layer == 0:
             raise InputError("Layer 0 is the embeddings, which nothing here trains; read a layer above it.")
-        self.contrast, self.pairs = _what_to_learn_from(recipe.objective.name, data)
-        learned = self.contrast.texts if self.contrast else self.pairs.texts() if self.pairs else []
-        texts = list(dict.fromkeys([*learned, *(text for pairs in data.dev for text in pairs.texts())]))
+        self.lesson = LESSONS[recipe.objective.name](recipe, data)
+        texts = list(dict.fromkeys([*self.lesson.texts, *(text for pairs in data.dev for text in pairs.texts())]))
         self.place = {text: number for number, text in enumerate(check_texts(texts))}
         self.prompts, self.truncated = self._tokenise(texts)
         progress(len(texts))
@@ -89,6 +87,8 @@ class AdapterTraining:
         result = Adapted(
             seed=seed, encoder=Encoder(adapted, self._spec()), trained=count, notes={"training": asdict(history)}
         )
+        if not self.data.dev:
+            result.own_score = history.best_score
         if self.truncated:
             result.notes["texts cut"] = self.truncated
         result.seconds = time.perf_counter() - started
@@ -131,77 +131,36 @@ class AdapterTraining:
         )
 
     def _task(self, adapted: Backbone, path: VectorPath) -> Task:
-        schedule = self.recipe.training
+        room = Classroom(adapted, path, self.prompts, self.place)
         compiled = CompiledBlocks(adapted) if self.recipe.compile_blocks else None
+
+        @contextmanager
+        def adapter_on() -> Iterator[None]:
+            with adapted.adapter_on(), self._autocast(adapted):
+                yield
 
         @contextmanager
         def around() -> Iterator[None]:
             with ExitStack() as stack:
-                stack.enter_context(adapted.adapter_on())
-                stack.enter_context(self._autocast(adapted))
+                stack.enter_context(adapter_on())
+                stack.enter_context(self.lesson.around(room))
                 if compiled:
                     stack.enter_context(compiled.switched_on())
                 if self.recipe.checkpoint_blocks:
                     stack.enter_context(checkpointed_blocks(adapted))
                 yield
 
-        loss, count = self._contrastive(path) if self.contrast else self._scored(path)
-        batches = self._contrast_batches if self.contrast else batches_of
+        with adapter_on():
+            loss = self.lesson.loss(room)
+            own = self.lesson.own_score(room)
 
         @torch.no_grad()
         def score() -> float:
-            with around():
-                return float(np.mean([self._dev_score(path, pairs) for pairs in self.data.dev]))
+            with adapter_on():
+                return own() if own else float(np.mean([self._dev_score(path, pairs) for pairs in self.data.dev]))
 
-        return Task(self._stage(), count, loss, score, schedule, batches, around)
-
-    def _contrastive(self, path: VectorPath) -> tuple[Callable[[Rows], Tensor], int]:
-        contrast, objective = self.contrast, self.recipe.objective
-        assert contrast is not None
-        places = np.array([self.place[text] for text in contrast.texts])
-        distance = matryoshka(info_nce, objective.dims) if objective.dims else info_nce
-
-        def loss(rows: Rows) -> Tensor:
-            numbers = np.concatenate(
-                [contrast.anchors[rows], contrast.positives[rows], contrast.negatives[rows].T.ravel()]
-            )
-            different, inverse = np.unique(places[numbers.clip(min=0)], return_inverse=True)
-            vectors = path(different.tolist())[torch.from_numpy(inverse)]
-            anchors, positives, rest = vectors.tensor_split([len(rows), 2 * len(rows)])
-            negatives = rest.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(rest) else None
-            masked = torch.from_numpy(contrast.known_positives(rows)).to(vectors.device)
-            return distance(
-                anchors,
-                positives,
-                negatives,
-                temperature=objective.temperature,
-                symmetric=objective.symmetric,
-                masked=masked,
-            )
-
-        return loss, len(contrast)
-
-    def _contrast_batches(self, order: Rows, size: int) -> Iterator[Rows]:
-        """Batches without a text twice; what is left at the end in crumbs too small to contrast waits for an epoch."""
-        assert self.contrast is not None
-        found = list(self.contrast.batches(order, size))
-        large = [rows for rows in found if len(rows) >= max(2, size // 8)]
-        yield from large or found
-
-    def _scored(self, path: VectorPath) -> tuple[Callable[[Rows], Tensor], int]:
-        pairs, objective = self.pairs, self.recipe.objective
-        assert pairs is not None
-        left, right = (np.array([self.place[text] for text in side]) for side in (pairs.left, pairs.right))
-        scores = torch.from_numpy(self.data.fraction(pairs.scores))
-        plain = PAIR_OBJECTIVES[objective.name]
-        distance = matryoshka(plain, objective.dims) if objective.dims else plain
-
-        def loss(rows: Rows) -> Tensor:
-            different, inverse = np.unique(np.concatenate([left[rows], right[rows]]), return_inverse=True)
-            vectors = path(different.tolist())[torch.from_numpy(inverse)]
-            return distance(vectors[: len(rows)], vectors[len(rows) :], scores[rows].to(vectors.device))
-
-        return loss, len(pairs)
+        lesson = self.lesson
+        return Task(lesson.stage, len(lesson), loss, score, self.recipe.training, lesson.batches, around)
 
     def _dev_score(self, path: VectorPath, pairs: Pairs) -> float:
         texts = pairs.texts()
@@ -221,7 +180,7 @@ class AdapterTraining:
                 found = _cosines(result.encoder, list(zip(pairs.left, pairs.right, strict=True)))
                 truth = np.asarray(pairs.scores)
                 scores[pairs.name] = {name: round(100 * metric(found, truth), 2) for name, metric in METRICS.items()}
-        texts = self.data.dev[0].texts()
+        texts = self.data.dev[0].texts() if self.data.dev else self.lesson.texts[:1000]
         for name, some in (("full stop", stop_pairs(texts)), ("random pairs", random_pairs(texts))):
             if some:
                 result.checks[name] = round(float(_cosines(result.encoder, some).mean()), 4)
@@ -231,30 +190,11 @@ class AdapterTraining:
         given = self.backbone.dtype
         return torch.autocast(adapted.device.type, given, enabled=adapted.dtype != given)
 
-    def _stage(self) -> str:
-        return "triplets" if self.contrast else "pairs"
-
     def _key(self, seed: int) -> str:
         """Everything that a run depends on."""
-        data = [list(self.place), [vars(pairs) for pairs in self.data.dev]]
-        if contrast := self.contrast:
-            data += [part.tolist() for part in (contrast.anchors, contrast.positives, contrast.negatives)]
-            data += [part.tolist() for part in contrast.groups.nonzero()]
-        if self.pairs:
-            data += [vars(self.pairs), list(self.data.scale)]
+        data = [list(self.place), [vars(pairs) for pairs in self.data.dev], *self.lesson.identity()]
         recipe = [type(self.recipe).__name__, to_table(self.recipe)]
         return fingerprint(_FORMAT, self.backbone.fingerprint, str(self.backbone.dtype), recipe, data, seed)
-
-
-def _what_to_learn_from(objective: str, data: TrainingData) -> tuple[Contrast | None, Pairs | None]:
-    """What the objective reads of the data; what it does not read is not looked at."""
-    if objective == "info_nce":
-        if data.contrast is None:
-            raise InputError("info_nce learns from texts that belong together; give triplets or pairs of such texts.")
-        return data.contrast, None
-    if data.train is None:
-        raise InputError(f"{objective} learns from scored pairs; give some, or set the objective to info_nce.")
-    return None, data.train
 
 
 def _cosines(encoder: Encoder, pairs: list[tuple[str, str]]) -> Any:

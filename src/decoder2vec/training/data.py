@@ -115,7 +115,10 @@ class TrainingData:
 
 
 def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> TrainingData:
-    """Read what a recipe `wants`: pairs, texts, triplets, nli. Dev pairs are always read, test pairs if named."""
+    """Read what a recipe `wants`: pairs, contrast, triplets, nli, texts, or a corpus (texts without a limit).
+
+    Dev pairs are always read, test pairs if named.
+    """
     train = _read_train(folder, files) if "pairs" in wants else None
     notes: list[str] = []
     dev = tuple(read_pairs(place, files.columns) for place in _present(folder, files.dev, "dev", notes))
@@ -131,10 +134,13 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
             contrast, apart = contrast.set_aside(place.name.split(".")[0])
             dev = (apart,)
             notes.append(f"no dev pairs were given: {len(apart) // 2} of the examples were set aside to choose on")
-    if not dev:
+    if not dev and "corpus" not in wants:
         raise DataFileError("Give scored pairs to choose on: `dev` in the configuration, or --dev.")
     test = tuple(read_pairs(place, files.columns) for place in _present(folder, files.test, "test", notes))
     data = TrainingData(train, dev, test, contrast=contrast)
+    if "corpus" in wants:
+        place = _find(folder, files.texts or "texts.tsv", "texts")
+        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place))))
     if "texts" in wants:
         texts, note = _read_plain(folder, files, train)
         data, notes = replace(data, texts=texts), notes + note

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -123,7 +124,7 @@ class _Run:
             self.trained, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
         )
         self.epochs = [self._epoch(number) for number in range(schedule.epochs)]
-        self.total = sum(map(len, self.epochs))
+        self.total = min(sum(map(len, self.epochs)), schedule.steps or sys.maxsize)
         self.history = History()
         self.step = 0
         self.since: list[Tensor] = []
@@ -171,8 +172,10 @@ class _Run:
         step = 0
         for number, epoch in enumerate(self.epochs):
             for place, rows in enumerate(epoch):
+                if step == self.total:
+                    return
                 last = place == len(epoch) - 1
-                mark = (step + 1) % every == 0 or step + 1 == self.total if every else last
+                mark = step + 1 == self.total or ((step + 1) % every == 0 if every else last)
                 if step >= self.step:
                     yield step, rows, None if place else number, mark
                 step += 1

@@ -11,6 +11,7 @@ from typing import Any
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.recipes.freeze import EMBEDDING, Freeze
+from decoder2vec.recipes.objective import FROM_TEXTS
 from decoder2vec.recipes.registry import recipe_named, recipes
 from decoder2vec.tables import from_table, override, to_table
 from decoder2vec.training.data import DataFiles
@@ -38,7 +39,8 @@ class Plan:
     def wants(self) -> list[str]:
         """Which kinds of data the recipe reads."""
         if isinstance(self.recipe, Adapting):
-            return ["contrast"] if self.recipe.objective.name == "info_nce" else ["pairs"]
+            name = self.recipe.objective.name
+            return ["contrast"] if name == "info_nce" else ["corpus"] if name in FROM_TEXTS else ["pairs"]
         kinds = {"autoencoder": "texts", "contrastive": "triplets", "snli": "nli"}
         found = [] if self.recipe.loss == "none" else ["pairs"]
         if self.recipe.pretrain in kinds:

@@ -20,9 +20,13 @@ class Result:
     notes: dict[str, Any] = field(default_factory=dict)
     """Histories of the stages, errors of the autoencoders, the cost of a cut."""
     seconds: float = 0.0
+    own_score: float | None = None
+    """What a seed is chosen by where there are no dev pairs."""
 
     def dev_mean(self, metric: str) -> float:
         """The score a seed is chosen by."""
+        if self.own_score is not None:
+            return self.own_score
         return float(np.mean([scores[metric] for scores in self.dev.values()]))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""MNTP: tokens are hidden, and the state before each shall tell which it was.
+
+BehnamGhader et al., "LLM2Vec", 2024. The shift by one keeps what a decoder knows: it has always told the next token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from decoder2vec.activations.capture import Capture
+from decoder2vec.backbone.lm_head import LanguageHead
+from decoder2vec.backbone.machine import steady_attention
+from decoder2vec.errors import InputError
+from decoder2vec.recipes.adapting import Adapting, Reads
+from decoder2vec.spec import Reading
+from decoder2vec.text.batches import collate, plan
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.lessons.corpus import set_aside
+from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
+from decoder2vec.training.loop import Rows
+from decoder2vec.training.masking import Hidden, RandomMasking
+from decoder2vec.training.processes import own_part
+
+
+class MaskedLesson(Lesson):
+    """Plain texts, by the cross-entropy of their hidden tokens."""
+
+    stage = "masked texts"
+
+    def __init__(self, recipe: Adapting, data: TrainingData) -> None:
+        super().__init__(recipe, data)
+        if recipe.reads is not Reads.TOKENS:
+            raise InputError("mntp reads every token in every step, soft prompts remember them; use lora or full.")
+        if recipe.read.layer != -1:
+            raise InputError("mntp tells tokens from the top layer; leave the layer at -1.")
+        self.learned, self.apart = set_aside(data.texts, "mntp")
+        self._head: LanguageHead | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """Those that are learned from, and those that are set aside."""
+        return [*self.learned, *self.apart]
+
+    def __len__(self) -> int:
+        return len(self.learned)
+
+    def loss(self, room: Classroom) -> Loss:
+        """Tokens are chosen anew in every epoch."""
+        masking, tell = RandomMasking(self.objective.masking, room.backbone), self._telling(room)
+        numbers = [room.place[text] for text in self.learned]
+        usable = np.array([bool(masking.can_hide(room.prompts[number].ids)) for number in numbers])
+        if not usable.any():
+            raise InputError("No text has two tokens, so there is none to be told from another; give longer texts.")
+
+        def loss(rows: Rows) -> Tensor:
+            chosen = [numbers[row] for row in rows if usable[row]] or [numbers[int(usable.argmax())]]
+            return tell(masking([room.prompts[number].ids for number in chosen]), chosen)
+
+        return loss
+
+    def own_score(self, room: Classroom) -> Callable[[], float]:
+        """How well hidden tokens of the texts that were set aside are told, the same tokens each time."""
+        masking, tell = RandomMasking(self.objective.masking, room.backbone), self._telling(room)
+        numbers = [room.place[text] for text in self.apart]
+        numbers = [number for number in numbers if masking.can_hide(room.prompts[number].ids)]
+        if not numbers:
+            raise InputError("No text that was set aside has two tokens; give longer texts.")
+        hidden = masking([room.prompts[number].ids for number in numbers], torch.Generator().manual_seed(0))
+        return lambda: -float(tell(hidden, numbers))
+
+    def identity(self) -> list[Any]:
+        """The texts are all there is."""
+        return [len(self.learned)]
+
+    def _telling(self, room: Classroom) -> _Telling:
+        self._head = self._head or LanguageHead(room.backbone)
+        return _Telling(room, self._head)
+
+
+class _Telling:
+    """Hidden tokens to the mean cross-entropy of telling them; only the states before them go through the head."""
+
+    def __init__(self, room: Classroom, head: LanguageHead) -> None:
+        self.room, self.backbone, self.head = room, room.backbone, head
+        self.capture = Capture(room.backbone, [Reading(-1)])
+
+    def __call__(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
+        count = sum(len(one.places) for one in hidden)
+        mine = own_part(len(hidden)) if torch.is_grad_enabled() else range(len(hidden))
+        own = [row for row in mine if row < len(hidden)]
+        costs = [len(hidden[row].ids) for row in own]
+        path = self.room.path
+        twice = torch.is_grad_enabled() and sum(costs) > path.fits
+        total = torch.zeros((), device=self.backbone.device)
+        for places in plan(costs, path.fits, path.overhead):
+            rows = [own[place] for place in places]
+            part = [hidden[row] for row in rows], [numbers[row] for row in rows]
+            total = total + (checkpoint(self._part, *part, use_reentrant=False) if twice else self._part(*part))
+        return total / count
+
+    def _part(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
+        """The sum over all hidden tokens of some texts."""
+        texts = [self.room.prompts[number] for number in numbers]
+        prompts = [replace(text, ids=one.ids) for text, one in zip(texts, hidden, strict=True)]
+        batch = self.backbone.adapt(collate(prompts, self.backbone.pad_id).to(self.backbone.device))
+        with steady_attention(self.backbone.device):
+            states = self.backbone.model(**self.capture.model_inputs(batch), use_cache=False).last_hidden_state
+        rows = torch.tensor([row for row, one in enumerate(hidden) for _ in one.places])
+        places = torch.tensor([place for one in hidden for place in one.places])
+        truth = torch.tensor([text.ids[place] for text, one in zip(texts, hidden, strict=True) for place in one.places])
+        logits = self.head(states[rows.to(states.device), places.to(states.device) - 1])
+        return functional.cross_entropy(logits.float(), truth.to(logits.device), reduction="sum")

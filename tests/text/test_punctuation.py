@@ -1,0 +1,348 @@
+"""Marks and capitals are taken away, and every edit that gives them back is exact."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+import sys
+
+import pytest
+
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.text.punctuation import (
+    LEAVE,
+    MARKS,
+    NO_LABEL,
+    Case,
+    Change,
+    Edit,
+    EditVocabulary,
+    attached_words,
+    clear,
+    edits,
+    excerpts,
+    restore,
+)
+
+LINES = """\
+The U.S. economy grew by 3.5% in 2021, the Commerce Dept. said.
+"I don't know," she said, "but it's 1,000 miles from here!"
+Dr. McCoy isn't a bricklayer; he's a doctor, Jim.
+He paid $1,234,567.89 for it... and then (oddly) sold it!
+\u201cWe\u2019ll see,\u201d said O\u2019Brien. \u2018Perhaps.\u2019
+At 5 p.m. on Jan. 3rd, NASA's JPL team said: "Go, go, go!"
+" Hello , " he said . " Are you ( still ) there ? "
+The dogs' bowls were empty; the children's weren't.
+Rock 'n' roll isn't dead - it's in the '80s section.
+WHO IS IT? It's me, I'm home!!! Why...?
+YouTube, iPhones, eBay, DVDs and PhDs: what's next?
+Anglo-Saxon jean-luc Jean-Luc JEAN-LUC Jean-luc
+e.g. this, i.e. that, etc., vs. those, a.k.a. "them".
+Visit www.example.com/index.html or mail j.doe@example.org, please.
+AT&T's C++ and F# teams (R&D) met at 10:30 a.m. in St. John's.
+... and so it began.
+"
+It cost .50 or -.5, or ,5 in some places.
+Is that James's, James', or Jameses'?
+He said 'She said "They said \u201cno\u201d".'
+Wait , what ?! No ... not again !
+- a dash first, then * a star * and _underscores_
+Caf\u00e9 M\u00dcNCHEN Stra\u00dfe STRASSE \u00c9t\u00e9 \u0130stanbul \u039f\u0394\u039f\u03a3 \u01c5
+\u4ed6\u8bf4\u3002 \u041f\u0440\u0438\u0432\u0435\u0442, \u043c\u0438\u0440! \u00bfQu\u00e9? \u05e9\u05dc\u05d5\u05dd.
+\ttabs\tand   many \u00a0 spaces \n
+x
+I""".splitlines()
+
+OPENINGS = ["", '"', "\u201c", "( ", "... ", "Well, "]
+PEOPLE = ["Mr. O'Neill", "the U.N.", "McDonald's", "She", "NATO's Gen. J.R. Smith", "d'Artagnan", "my wife's iPad"]
+SAYINGS = [
+    "can't pay $2,500.75",
+    "WON'T GO!",
+    "left at 6 a.m., didn't he",
+    "won 3-2 (again)",
+    "isn't \u2018here\u2019 ,",
+]
+CLOSINGS = [".", "?!", '."', " .", "\u2026"]
+ENGLISH = [line for line in LINES if clear(line)] + [
+    f"{opening}{person} {saying}{closing}"
+    for opening, person, saying, closing in itertools.product(OPENINGS, PEOPLE, SAYINGS, CLOSINGS)
+]
+
+ODD = (
+    "\u0130\u0131\u0307\u03a3\u03c3\u03c2\u00df\u1e9e\u212a\u2126\u03f4\u01c4\u01c5\u01c6\u0149\ufb01\u10d0\u1c90\u0345"
+)
+"""Letters whose cases are not one to one."""
+
+CASED = [c for c in map(chr, range(sys.maxunicode + 1)) if not c == c.lower() == c.upper() == c.title()]
+"""All letters of Unicode that have another case."""
+
+
+def random_texts(count=3000, seed=0):
+    """Random strings: from all of Unicode, and from the few characters that are hard here."""
+    rng = random.Random(seed)
+    hard = f"{MARKS} {MARKS} \t\u2028\u00a0aAbBzZ1-(){ODD}"
+    for _ in range(count):
+        share = rng.choice([0.0, 0.1, 0.5])
+        size = rng.randrange(60)
+        yield "".join(
+            chr(rng.randrange(sys.maxunicode + 1)) if rng.random() < share else rng.choice(hard) for _ in range(size)
+        )
+
+
+def by_regex(text):
+    """Another way to clear a text."""
+    return re.sub(r"\s+", " ", re.sub("[,.!?'\"\u2018\u2019\u201c\u201d]", "", text.lower())).strip()
+
+
+def one(word):
+    """The cleared word and edit of a text of one word."""
+    (cleared,), (edit,) = edits(word)
+    return cleared, edit
+
+
+class TestClear:
+    @pytest.mark.parametrize(
+        ("text", "cleared"),
+        [
+            ("Don't go to the U.S., please!", "dont go to the us please"),
+            ("3.5 of 1,000", "35 of 1000"),
+            ("\u201cIt\u2019s \u2018fine\u2019,\u201d he said", "its fine he said"),
+            ('A " lone mark ... leaves one space', "a lone mark leaves one space"),
+            ("T1 (Sang-Hyeok): 50%; no\u2026", "t1 (sang-hyeok): 50%; no\u2026"),
+            ('"...!?"', ""),
+            (" \t\n", ""),
+        ],
+    )
+    def test_by_hand(self, text, cleared):
+        assert clear(text) == cleared
+
+    def test_equals_regular_expressions(self):
+        for line in ENGLISH:
+            assert clear(line) == by_regex(line)
+
+    def test_clearing_again_changes_nothing(self):
+        for text in [*ENGLISH, *random_texts()]:
+            assert clear(clear(text)) == clear(text)
+
+    def test_clearing_again_changes_nothing_for_any_character(self):
+        alone = " ".join(map(chr, range(sys.maxunicode + 1)))
+        in_words = " ".join(f"A{c} {c}a A{c}. a'{c}b" for c in CASED)
+        for text in (alone, in_words):
+            assert clear(clear(text)) == clear(text)
+
+
+class TestExcerpts:
+    def test_whole_sentences_are_packed_greedily(self):
+        assert list(excerpts(["a b", "c  d", "e", "f g h"], 5)) == ["a b c d e", "f g h"]
+
+    def test_an_over_long_sentence_stands_alone(self):
+        assert list(excerpts(["a", "b c d e", "f", "g"], 3)) == ["a", "b c d e", "f g"]
+
+    def test_nothing_is_lost_doubled_or_too_long(self):
+        packed = list(excerpts(ENGLISH))
+        assert " ".join(packed) == " ".join(" ".join(ENGLISH).split())
+        assert max(len(text.split()) for text in packed) <= 150
+        longest = max(len(line.split()) for line in ENGLISH)
+        assert min(len(text.split()) for text in packed[:-1]) > 150 - longest, "greedily"
+
+    def test_blank_sentences_make_no_excerpt(self):
+        assert list(excerpts(["", " "], 2)) == list(excerpts([])) == []
+        assert list(excerpts(["a b", " ", "c"], 2)) == ["a b", "c"]
+
+    def test_no_words_are_refused(self):
+        with pytest.raises(InputError, match="1 or more"):
+            list(excerpts(["a"], 0))
+
+
+class TestRoundTrip:
+    def test_there_are_hundreds_of_lines(self):
+        assert len(ENGLISH) > 500
+
+    def test_english(self):
+        for line in ENGLISH:
+            words, found = edits(line)
+            assert " ".join(words) == clear(line)
+            assert restore(words, found) == " ".join(line.split())
+
+    def test_random_unicode(self):
+        seen = 0
+        for text in random_texts():
+            if not clear(text):
+                continue
+            words, found = edits(text)
+            assert " ".join(words) == clear(text)
+            assert restore(words, found) == " ".join(text.split())
+            seen += 1
+        assert seen > 2000
+
+    def test_every_letter_with_a_case_in_every_position(self):
+        text = " ".join(f"{c} {c}b A{c}b A{c} {c}.{c} '{c}'b{c}" for c in CASED)
+        words, found = edits(text)
+        assert restore(words, found) == text
+        assert " ".join(words) == clear(text)
+
+    def test_all_short_words_of_marks_and_letters(self):
+        for letters in itertools.product("aB.'", repeat=5):
+            word = "".join(letters)
+            if clear(word):
+                cleared, edit = one(word)
+                assert edit.apply(cleared) == word
+
+    def test_words_and_edits_must_be_as_many(self):
+        with pytest.raises(ValueError):
+            restore(["a", "b"], [LEAVE])
+
+
+class TestEdits:
+    @pytest.mark.parametrize(
+        ("word", "cleared", "edit"),
+        [
+            ("dog", "dog", LEAVE),
+            ("-", "-", LEAVE),
+            ("dog,", "dog", Edit(after=",")),
+            ('"Dog."', "dog", Edit('"', '."', Case.FIRST)),
+            ("(Dog)", "(dog)", Edit(case=Case.FIRST)),
+            ("I", "i", Edit(case=Case.FIRST)),
+            ("AT&T", "at&t", Edit(case=Case.ALL)),
+            ("'80s", "80s", Edit("'")),
+            ("U.S.", "us", Edit("", ".", Case.ALL, (Change(-1, "insert", "."),))),
+            ("don't", "dont", Edit(changes=(Change(-1, "insert", "'"),))),
+            ("don\u2019t", "dont", Edit(changes=(Change(-1, "insert", "\u2019"),))),
+            ("McCoy", "mccoy", Edit(case=Case.FIRST, changes=(Change(2, "upper"),))),
+            ("DVDs", "dvds", Edit(case=Case.ALL, changes=(Change(-1, "lower"),))),
+            ("3.5", "35", Edit(changes=(Change(-1, "insert", "."),))),
+            ("1,000", "1000", Edit(changes=(Change(-3, "insert", ","),))),
+            ("STRASSE", "strasse", Edit(case=Case.ALL)),
+            ("\u039f\u0394\u039f\u03a3", "\u03bf\u03b4\u03bf\u03c2", Edit(case=Case.ALL)),
+            ("\u212a", "k", Edit(changes=(Change(0, "write", "\u212a"),))),
+            ("\u0130x", "i\u0307x", Edit(changes=(Change(0, "write", "\u0130"), Change(1, "write", "")))),
+        ],
+    )
+    def test_by_hand(self, word, cleared, edit):
+        assert one(word) == (cleared, edit)
+        assert edit.apply(cleared) == word
+
+    @pytest.mark.parametrize(
+        "words",
+        [
+            "I've You've They've",
+            "1,000 20,000 300,000",
+            "3.5 12.5",
+            "it's that's dog's",
+            "McCoy McKinley",
+            "O'Neill O'Reilly",
+        ],
+    )
+    def test_words_of_a_kind_share_an_edit(self, words):
+        assert len(set(edits(words)[1])) == 1
+
+    @pytest.mark.parametrize(
+        ("text", "attached"),
+        [
+            ('He said " no', ["He", 'said "', "no"]),
+            ('" Hello . "', ['" Hello . "']),
+            ("... ' a - b", ["... ' a", "-", "b"]),
+            ("a", ["a"]),
+            ("", []),
+            (" \n", []),
+        ],
+    )
+    def test_lone_marks_are_attached_to_a_neighbour(self, text, attached):
+        assert attached_words(text) == attached
+        words, found = edits(text)
+        assert [edit.apply(word) for word, edit in zip(words, found, strict=True)] == attached
+
+    @pytest.mark.parametrize("text", ["...", '" "', "\u2018\u2019", " ! \n"])
+    def test_text_of_marks_alone_is_refused(self, text):
+        assert clear(text) == ""
+        with pytest.raises(InputError, match="no word"):
+            edits(text)
+
+    def test_any_edit_can_be_applied_to_any_word(self):
+        """A model may choose an edit with changes at places that the word does not have."""
+        everything = {edit for line in ENGLISH for edit in edits(line)[1]}
+        assert len(everything) > 100
+        for edit, word in itertools.product(everything, ["", "a", "ab", "-", "extraordinary"]):
+            written = any(change.kind == "write" for change in edit.changes)
+            assert written or clear(edit.apply(word)) == word, "only marks and capitals are added"
+
+    def test_an_edit_is_frozen_and_small(self):
+        assert not hasattr(LEAVE, "__dict__")
+        assert len({LEAVE, Edit(), Edit(after=".")}) == 2
+        with pytest.raises(AttributeError):
+            LEAVE.after = "."
+
+
+class TestEditVocabulary:
+    TEXTS = ("The dog, the cat, the U.S.", "The cow.", "...", "", "A cow, an eBay dog.")
+
+    def test_counts_by_hand(self):
+        found = EditVocabulary.from_texts(self.TEXTS, least=2)
+        assert found.edits == (LEAVE, Edit(case=Case.FIRST), Edit(after=","), Edit(after="."))
+        assert found.counts == (3, 3, 3, 2)
+        assert (found.least, found.rare_edits, found.rare_words) == (2, 2, 2)
+
+    def test_numbers(self):
+        found = EditVocabulary.from_texts(self.TEXTS, least=2)
+        numbers = [found.number(edit) for edit in edits("An eBay cow , a dog.")[1]]
+        assert numbers == [1, NO_LABEL, NO_LABEL, 0, 3]
+        assert len(found) == 4
+
+    @pytest.mark.parametrize("least", [1, 2, 20, 10**9])
+    def test_every_word_is_counted_once(self, least):
+        found = EditVocabulary.from_texts(ENGLISH, least)
+        assert sum(found.counts) + found.rare_words == sum(len(clear(line).split()) for line in ENGLISH)
+        assert all(count >= least for count in found.counts[1:])
+        assert found.counts[1:] == tuple(sorted(found.counts[1:], reverse=True))
+        assert found.number(LEAVE) == 0 and found.edits[0] == LEAVE
+
+    def test_the_order_of_the_texts_does_not_matter(self, tmp_path):
+        shuffled = random.Random(1).sample(ENGLISH, len(ENGLISH))
+        for name, texts in {"a": ENGLISH, "b": shuffled}.items():
+            EditVocabulary.from_texts(texts, 2).write(tmp_path / name)
+        assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+    def test_written_and_read_it_is_the_same(self, tmp_path):
+        texts = [*ENGLISH, *random_texts(300)]
+        for least in (1, 3):
+            found = EditVocabulary.from_texts(texts, least)
+            found.write(tmp_path / "edits.json")
+            assert EditVocabulary.read(tmp_path / "edits.json") == found
+
+    def test_without_texts_it_leaves_every_word_alone(self):
+        found = EditVocabulary.from_texts([])
+        assert (found.edits, found.counts, found.rare_edits, found.rare_words) == ((LEAVE,), (0,), 0, 0)
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda note: note.pop("least"),
+            lambda note: note["edits"].pop(0),
+            lambda note: note["edits"].append(note["edits"][1]),
+            lambda note: note["edits"][1].update(case="no case"),
+            lambda note: note["edits"][1].update(changes=[[0, "explode", ""]]),
+            lambda note: note["edits"][1].update(changes=[[0]]),
+            lambda note: note.update(edits=3),
+        ],
+    )
+    def test_a_damaged_file_is_refused(self, tmp_path, damage):
+        path = tmp_path / "edits.json"
+        EditVocabulary.from_texts(self.TEXTS, 1).write(path)
+        note = json.loads(path.read_text())
+        damage(note)
+        path.write_text(json.dumps(note))
+        with pytest.raises(DataFileError, match="not a vocabulary of edits"):
+            EditVocabulary.read(path)
+
+    def test_no_file_and_no_json_are_refused(self, tmp_path):
+        with pytest.raises(DataFileError, match="No such file"):
+            EditVocabulary.read(tmp_path / "none.json")
+        (tmp_path / "text.json").write_text("[]")
+        with pytest.raises(DataFileError, match="not a vocabulary"):
+            EditVocabulary.read(tmp_path / "text.json")
+
+    def test_least_is_at_least_one(self):
+        with pytest.raises(InputError, match="1 or more"):
+            EditVocabulary.from_texts(["a"], 0)
