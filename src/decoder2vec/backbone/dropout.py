@@ -11,6 +11,8 @@ from torch import nn
 from decoder2vec.backbone.load import Backbone
 
 _NAMES = ("attention_dropout", "attn_dropout", "dropout")
+_OTHER = "hidden_dropout"
+"""What some attention layers drop from the states they add up to."""
 
 
 @contextmanager
@@ -37,6 +39,8 @@ def attention_dropout(backbone: Backbone, share: float) -> Iterator[None]:
             elif isinstance(held, int | float):
                 put(module, name, share)
             put(module, "training", True)  # only of this module: what stands in it stays quiet
+            if hasattr(module, _OTHER):
+                put(module, _OTHER, 0.0)
         yield
     finally:
         for owner, name, value in reversed(undo):

@@ -6,12 +6,14 @@ thousand words the logits of a whole batch would take more room than the model.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from decoder2vec.backbone.layers import find_blocks
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.source import resolve
@@ -25,17 +27,9 @@ class LanguageHead:
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        from transformers import AutoModelForCausalLM
-
-        folder = resolve(backbone.name)
-        with quiet_transformers():
-            model, report = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=backbone.dtype, use_safetensors=True, output_loading_info=True
-            )
-        if report["missing_keys"]:
-            raise BackboneError(f"{folder} has no language-model head, so no word can be predicted.")
+        model = _load_language_model(resolve(backbone.name), backbone.dtype)
         self._through = _HandThrough()
-        setattr(model, model.base_model_prefix, self._through)
+        setattr(model, _name_of_body(model), self._through)
         self.model = model.requires_grad_(False).eval().to(backbone.device)
 
     def __call__(self, states: Tensor) -> Tensor:
@@ -49,6 +43,28 @@ class LanguageHead:
         return logits[0]
 
 
+def _load_language_model(folder: Path, dtype: torch.dtype) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with quiet_transformers():
+            model, report = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]  # what follows lists every family there is
+        raise BackboneError(f"transformers knows no language-model head for {folder}: {why}") from error
+    if report["missing_keys"]:
+        raise BackboneError(f"{folder} has no language-model head, so no word can be predicted.")
+    return model  # type: ignore[no-any-return]
+
+
+def _name_of_body(model: nn.Module) -> str:
+    """Under which name a language model keeps all that stands below its head; not always the one it declares."""
+    blocks = find_blocks(model)[1]
+    return next(name for name, part in model.named_children() if any(module is blocks for module in part.modules()))
+
+
 class _HandThrough(nn.Module):
     """Stands where the model was and returns what it is told to."""
 
@@ -59,5 +75,18 @@ class _HandThrough(nn.Module):
         """Some families ask a part of the model."""
         return self
 
-    def forward(self, *_: Any, **__: Any) -> BaseModelOutputWithPast:
-        return BaseModelOutputWithPast(last_hidden_state=self.states)
+    def forward(self, *_: Any, **__: Any) -> _OnlyStates:
+        return _OnlyStates(self.states)
+
+
+class _OnlyStates:
+    """What a model returns, by name or by number; all that a family asks for besides the states is None."""
+
+    def __init__(self, states: Tensor | None) -> None:
+        self.last_hidden_state = states
+
+    def __getitem__(self, number: int) -> Tensor | None:
+        return (self.last_hidden_state,)[number]
+
+    def __getattr__(self, _: str) -> None:
+        return None

@@ -14,7 +14,9 @@ from decoder2vec.cli.show import say
 def export(
     encoder: Annotated[Path, typer.Argument(help="Saved encoder folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    form: Annotated[str, typer.Option("--format", help="sentence-transformers or peft.")] = "sentence-transformers",
+    form: Annotated[
+        str, typer.Option("--format", help="sentence-transformers, peft or transformers.")
+    ] = "sentence-transformers",
     device: Device = None,
 ) -> None:
     """Write an encoder so that it loads without this package, and prove that its vectors stay the same."""

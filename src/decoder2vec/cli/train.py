@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,8 +29,10 @@ def train(
     plan: Annotated[
         Path | None, typer.Argument(help="A plan (.toml); without one, an embedding from scored pairs.")
     ] = None,
-    backbone: Annotated[str, typer.Option(help="Built-in name, model folder, .gguf file or hub id.")] = "smollm2-135m",
-    recipe: Annotated[str | None, typer.Option(help="Without a plan: freeze, soft_prompt, lora, ...")] = None,
+    backbone: Annotated[
+        str, typer.Option(help="Built-in name, model folder, .gguf file, hub id, or an encoder to go on from.")
+    ] = "smollm2-135m",
+    recipe: Annotated[str | None, typer.Option(help="Without a plan: freeze, lora, bidirectional, ...")] = None,
     data: Annotated[Path, typer.Option(help="Folder of the plan's files, or one file to learn from.")] = Path("."),
     out: Annotated[Path, typer.Option(help="Folder for the trained encoder.")] = Path("encoder"),
     train_file: Annotated[str | None, typer.Option("--train", help="Pairs or triplets to learn from.")] = None,
@@ -39,58 +44,108 @@ def train(
     grid: Annotated[list[str] | None, typer.Option(help="training.rate=0.02,0.01: try each, chosen on dev.")] = None,
     search: Annotated[int, typer.Option(help="Try this many settings from the plan's [search] first.")] = 0,
     results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
+    stages: Annotated[str | None, typer.Option(help="Of a plan with stages, only these: mntp,simcse.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
     device: Device = None,
 ) -> None:
     """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.training.onward import start_from
+    from decoder2vec.training.pipeline import read_stages
     from decoder2vec.training.run import train as run
 
     _check_out(out, overwrite)
-    if data.is_file():
-        if train_file:
-            raise InputError(f"--data {data} and --train {train_file} both name what to train on; give one of them.")
-        train_file, data = str(data), data.parent
-    elif not data.is_dir():
-        raise DataFileError(f"There is no file or folder {data}.")
-    names = {"columns": split_names(columns)} if columns is not None else {}  # else those of the plan
-    chosen, learned = _plan_and_data((plan, recipe, setting or []), data, train_file, dev or [], test or [], names)
-    numbers = _seeds(seeds)
-    model = Backbone.load(backbone, device=device, say=say)
-    with bars() as progress:
-        watch = _Watch(progress)
-        chosen, more = _chosen(chosen, learned, model, watch, search=search, grid=grid or [], seed=(numbers or [0])[0])
-        outcome = run(
-            chosen, learned, model, out, seeds=numbers, command=_command(), more=more, progress=watch.read, watch=watch
-        )
+    if plan and recipe:
+        raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
+    given = _Given.of(data, train_file, dev or [], test or [], columns)
+    settings, numbers = setting or [], _seeds(seeds)
+    if tables := read_stages(plan, recipe):
+        if grid or search:
+            raise InputError("--grid and --search choose the settings of one training, not of several stages.")
+        outcome = _train_stages(tables, stages, given, settings, (backbone, out, numbers, device))
+    else:
+        chosen, learned = given.plan_and_data(lambda files: _plan(plan, recipe, settings, files))
+        model, copied = start_from(backbone, device=device, say=say)
+        with bars() as progress:
+            watch = _Watch(progress)
+            first = (numbers or [0])[0]
+            chosen, more = _chosen(chosen, learned, model, watch, search=search, grid=grid or [], seed=first)
+            extra: dict[str, Any] = {"command": _command(), "more": more, "copy_backbone": copied}
+            outcome = run(chosen, learned, model, out, seeds=numbers, progress=watch.read, watch=watch, **extra)
     if results:
         results.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
     _print(outcome, out)
 
 
-def _plan_and_data(
-    asked: tuple[Path | None, str | None, list[str]],
-    folder: Path,
-    train: str | None,
-    dev: list[str],
-    test: list[str],
-    names: dict[str, Any],
-) -> tuple[Plan, TrainingData]:
-    """The plan that was asked for by file, recipe and settings, and its data."""
-    from decoder2vec.training.data import load_data
+def _plan(file: Path | None, recipe: str | None, settings: list[str], files: dict[str, Any]) -> Plan:
     from decoder2vec.training.plan import read_plan
 
-    file, recipe, settings = asked
-    if file and recipe:
-        raise InputError(f"The plan {file} names its recipe already; leave out --recipe.")
-    role = "triplets" if "contrast" in read_plan(file, settings, recipe=recipe).wants() else "train"
-    given = _given_files(folder, {role: train}, dev, test) | names
-    plan = read_plan(file, settings, given, recipe)
-    data = load_data(folder, plan.data, wants=plan.wants())
-    for note in data.notes:
-        say(note)
-    return plan, data
+    return read_plan(file, settings, files, recipe)
+
+
+def _train_stages(
+    tables: dict[str, dict[str, Any]],
+    names: str | None,
+    given: _Given,
+    settings: list[str],
+    asked: tuple[str, Path, list[int], str | None],
+) -> Outcome:
+    """All stages, or those that are named, on the backbone, into the folder, with the seeds, on the device `asked`."""
+    from decoder2vec.training.pipeline import Stage, chosen_stages, run_stages, stage_plan
+
+    for setting in settings:
+        if setting.partition(".")[0] not in tables:
+            raise InputError(f"--set {setting} must begin with the name of a stage: {', '.join(tables)}.")
+    ready = []
+    for name, stage in chosen_stages(tables, split_names(names) if names else []).items():
+        plan, data = given.plan_and_data(partial(stage_plan, name, stage, settings), only_texts=True)
+        ready.append(Stage(name, plan, data))
+    backbone, out, seeds, device = asked
+    with bars() as progress:
+        watch = _Watch(progress)
+        extra: dict[str, Any] = {"command": _command(), "device": device, "progress": watch.read}
+        return run_stages(ready, backbone, out, seeds=seeds, say=say, watch=watch, **extra)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The files that were named on the command line."""
+
+    folder: Path
+    learned: str | None
+    dev: list[str]
+    test: list[str]
+    names: dict[str, Any]
+
+    @classmethod
+    def of(cls, data: Path, train: str | None, dev: list[str], test: list[str], columns: str | None) -> _Given:
+        """`data` is the folder of the plan's files, or the one file to learn from."""
+        if data.is_file():
+            if train:
+                raise InputError(f"--data {data} and --train {train} both name what to train on; give one of them.")
+            train, data = str(data), data.parent
+        elif not data.is_dir():
+            raise DataFileError(f"There is no file or folder {data}.")
+        names = {"columns": split_names(columns)} if columns is not None else {}  # else those of the plan
+        return cls(data, train, dev, test, names)
+
+    def plan_and_data(
+        self, read: Callable[[dict[str, Any]], Plan], *, only_texts: bool = False
+    ) -> tuple[Plan, TrainingData]:
+        """A plan with these files put into it, and its data; the file to learn from may be one of plain texts only."""
+        from decoder2vec.training.data import load_data
+
+        role = _ROLES.get(next(iter(read({}).wants()), ""), "train")
+        learned = self.learned if role == "texts" or not only_texts else None
+        plan = read(_given_files(self.folder, {role: learned}, self.dev, self.test) | self.names)
+        data = load_data(self.folder, plan.data, wants=plan.wants())
+        for note in data.notes:
+            say(note)
+        return plan, data
+
+
+_ROLES = {"contrast": "triplets", "corpus": "texts"}
+"""What the one file to learn from is called in a plan, by what the recipe wants; else it is `train`."""
 
 
 def _chosen(
@@ -149,7 +204,8 @@ def _print(outcome: Outcome, out: Path) -> None:
 
     found, share = outcome.results, outcome.record["parameters"]
     title = f"{found['config']['name']} on {found['backbone']['name']}, {len(found['seeds'])} seed(s)"
-    table(("", "file", "Spearman", "Pearson"), score_rows(found), title)
+    if rows := score_rows(found):
+        table(("", "file", "Spearman", "Pearson"), rows, title)
     for note in found["notes"]:
         if note.startswith("seed "):
             say(note)

@@ -11,10 +11,12 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.sharing.peft_folder import export_peft
 from decoder2vec.sharing.sentence_transformers_folder import export_sentence_transformers
+from decoder2vec.sharing.transformers_folder import export_transformers
 
 FORMATS: dict[str, Callable[[Encoder, Path], str]] = {
     "sentence-transformers": export_sentence_transformers,
     "peft": export_peft,
+    "transformers": export_transformers,
 }
 
 

@@ -40,11 +40,7 @@ def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: di
         "",
         "## Scores",
         "",
-        f"Mean over {len(results['seeds'])} seed(s), in points. Everything was chosen on dev; test was scored once.",
-        "",
-        "| file | Spearman | Pearson |",
-        "|---|---|---|",
-        *(f"| {part}: {name} | {first} | {second} |" for part, name, first, second in score_rows(results)),
+        *_scores(results),
         "",
         *(f"- {name}: mean score {value}" for name, value in results["mean"]["checks"].items()),
         "",
@@ -65,9 +61,22 @@ _ABOUT = {
     "freeze": "Trained with the FREEZE recipe: the model is frozen, small encoders read its layers.",
     "soft_prompt": "The model is frozen; a few trained vectors stand beside each text.",
     "kv_prefix": "The model is frozen; trained keys and values stand before each text in every layer.",
-    "lora": "Low-rank changes of the model's weights, trained on texts that belong together.",
+    "lora": "Low-rank changes of the model's weights were trained.",
     "full": "All weights of the model were trained.",
 }
+
+
+def _scores(results: dict[str, Any]) -> list[str]:
+    rows = score_rows(results)
+    if not rows:
+        return ["No scored pairs were given; the best state was chosen on texts that were set aside."]
+    return [
+        f"Mean over {len(results['seeds'])} seed(s), in points. Everything was chosen on dev; test was scored once.",
+        "",
+        "| file | Spearman | Pearson |",
+        "|---|---|---|",
+        *(f"| {part}: {name} | {first} | {second} |" for part, name, first, second in rows),
+    ]
 
 
 def _is_pair_scorer(encoder: Encoder) -> bool:

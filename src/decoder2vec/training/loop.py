@@ -123,8 +123,12 @@ class _Run:
         self.optimizer = torch.optim.AdamW(
             self.trained, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
         )
-        self.epochs = [self._epoch(number) for number in range(schedule.epochs)]
-        self.total = min(sum(map(len, self.epochs)), schedule.steps or sys.maxsize)
+        most = schedule.steps or sys.maxsize
+        self.epochs: list[list[Rows]] = []
+        self.total = 0
+        while len(self.epochs) < schedule.epochs and self.total < most:
+            self.epochs.append(self._epoch(len(self.epochs)))
+            self.total = min(self.total + len(self.epochs[-1]), most)
         self.history = History()
         self.step = 0
         self.since: list[Tensor] = []

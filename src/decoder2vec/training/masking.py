@@ -34,7 +34,11 @@ class RandomMasking:
     def __init__(self, settings: Masking, backbone: Backbone) -> None:
         self.settings = settings
         self.mask_id = mask_token(settings.token, backbone.tokenizer)
-        self.words = len(backbone.tokenizer)
+        known = backbone.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        self.words = min(len(backbone.tokenizer), known)  # some tokenizers have tokens that their model does not
+        if self.mask_id >= known:
+            token = backbone.tokenizer.convert_ids_to_tokens(self.mask_id)
+            raise InputError(f"The model does not know the mask token {token!r} of its tokenizer; name another one.")
         self.special = frozenset(backbone.tokenizer.all_special_ids)
 
     def can_hide(self, ids: Sequence[int]) -> list[int]:

@@ -62,7 +62,14 @@ def read_plan(
     A setting without a dot belongs to the recipe: `loss=mse`; with dots it names a table: `freeze.training.epochs=3`.
     Without a file, `recipe` names one to take with its defaults.
     """
-    table = _read(file) if file else _start(recipe)
+    table = read_table(file) if file else _start(recipe)
+    return plan_of(table, file.stem if file else None, settings, data)
+
+
+def plan_of(
+    table: dict[str, Any], name: str | None = None, settings: Sequence[str] = (), data: dict[str, Any] | None = None
+) -> Plan:
+    """The plan that a table describes, which is called `name` unless the table says otherwise."""
     chosen = table.pop("recipe", "freeze")
     kind = recipe_named(chosen)
     named = [one if one.partition("=")[0].split(".")[0] in (chosen, "data") else f"{chosen}.{one}" for one in settings]
@@ -78,7 +85,7 @@ def read_plan(
         if not isinstance(table.get(key, ""), str):
             raise InputError(f"{key} must be a text, not {table[key]!r}.")
     return Plan(
-        table.get("name", file.stem if file else chosen),
+        table.get("name", name or chosen),
         table.get("about", ""),
         from_table(kind, table[chosen], chosen),
         from_table(DataFiles, table["data"], "data"),
@@ -86,7 +93,8 @@ def read_plan(
     )
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_table(file: Path) -> dict[str, Any]:
+    """What a TOML file says."""
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

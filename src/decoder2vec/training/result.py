@@ -32,4 +32,5 @@ class Result:
     def to_json(self) -> dict[str, Any]:
         """For the results file."""
         fields = ("seed", "dev", "test", "checks", "notes")
-        return {name: getattr(self, name) for name in fields} | {"seconds": round(self.seconds, 2)}
+        found = {name: getattr(self, name) for name in fields} | {"seconds": round(self.seconds, 2)}
+        return found if self.own_score is None else found | {"own_score": round(self.own_score, 4)}

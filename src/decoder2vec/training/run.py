@@ -56,19 +56,19 @@ def train(
     seeds: Sequence[int] = (0,),
     command: str = "",
     more: Mapping[str, Any] | None = None,
+    copy_backbone: bool = False,
     progress: Progress = lambda _: None,
     watch: Watch = lambda _: None,
 ) -> Outcome:
     """Train every seed, save the best as an encoder in `out`; a killed run goes on where it was.
 
-    `more` is put into the results beside the rest, such as what a grid gave.
+    `more` is put into the results beside the rest, such as what a grid gave. `copy_backbone` puts the model's weights
+    beside the encoder, even where they were not trained.
     """
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
     join()
-    out = Path(out).absolute()
-    if out.exists() and not is_encoder(out) and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"{out} is not empty and not an encoder; choose another folder.")
+    out = _free(Path(out).absolute())
     work = out.with_name(f"{out.name}.unfinished")
     started = time.perf_counter()
     training = start_training(plan.recipe, data, backbone, progress)
@@ -92,11 +92,18 @@ def train(
         "README.md": write_card(encoder, plan, results, record).encode(),
     }
     if is_first():
-        encoder.save(out, copy_backbone=copied, extras=extras)
+        encoder.save(out, copy_backbone=copied or copy_backbone, extras=extras)
     _tidy(work)
     if copied:
         encoder = Encoder.load(out, device=backbone.device, dtype=backbone.dtype)
     return Outcome(encoder, results, record)
+
+
+def _free(out: Path) -> Path:
+    """The folder, if nothing stands there but perhaps an encoder."""
+    if out.exists() and not is_encoder(out) and (out.is_file() or any(out.iterdir())):
+        raise InputError(f"{out} is not empty and not an encoder; choose another folder.")
+    return out
 
 
 def _tidy(work: Path) -> None:

@@ -20,6 +20,7 @@ from decoder2vec.backbone.lm_head import LanguageHead
 from decoder2vec.backbone.machine import steady_attention
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import Adapting, Reads
+from decoder2vec.recipes.soft_prompt import SoftPromptTuning
 from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.training.data import TrainingData
@@ -27,7 +28,7 @@ from decoder2vec.training.lessons.corpus import set_aside
 from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.masking import Hidden, RandomMasking
-from decoder2vec.training.processes import own_part
+from decoder2vec.training import processes
 
 
 class MaskedLesson(Lesson):
@@ -37,8 +38,8 @@ class MaskedLesson(Lesson):
 
     def __init__(self, recipe: Adapting, data: TrainingData) -> None:
         super().__init__(recipe, data)
-        if recipe.reads is not Reads.TOKENS:
-            raise InputError("mntp reads every token in every step, soft prompts remember them; use lora or full.")
+        if recipe.reads is not Reads.TOKENS or isinstance(recipe, SoftPromptTuning):
+            raise InputError("mntp is not for soft prompts, which are read at places of their own; use lora or full.")
         if recipe.read.layer != -1:
             raise InputError("mntp tells tokens from the top layer; leave the layer at -1.")
         self.learned, self.apart = set_aside(data.texts, "mntp")
@@ -93,9 +94,16 @@ class _Telling:
         self.capture = Capture(room.backbone, [Reading(-1)])
 
     def __call__(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
+        """For gradients, several processes read some texts each, and all hear the mean over all of them."""
         count = sum(len(one.places) for one in hidden)
-        mine = own_part(len(hidden)) if torch.is_grad_enabled() else range(len(hidden))
-        own = [row for row in mine if row < len(hidden)]
+        if not torch.is_grad_enabled():
+            return self._sum(hidden, numbers, range(len(hidden))) / count
+        own = [row for row in processes.own_part(len(hidden)) if row < len(hidden)]
+        total = self._sum(hidden, numbers, own) if own else 0 * self._sum(hidden, numbers, [0])
+        return processes.gather(total[None], processes.count()).sum() / count
+
+    def _sum(self, hidden: Sequence[Hidden], numbers: Sequence[int], own: Sequence[int]) -> Tensor:
+        """Over those texts, in parts of like length."""
         costs = [len(hidden[row].ids) for row in own]
         path = self.room.path
         twice = torch.is_grad_enabled() and sum(costs) > path.fits
@@ -104,7 +112,7 @@ class _Telling:
             rows = [own[place] for place in places]
             part = [hidden[row] for row in rows], [numbers[row] for row in rows]
             total = total + (checkpoint(self._part, *part, use_reentrant=False) if twice else self._part(*part))
-        return total / count
+        return total
 
     def _part(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
         """The sum over all hidden tokens of some texts."""

@@ -1,0 +1,133 @@
+"""Several trainings one after the other, each on the model that the one before it made: the stages of one file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from decoder2vec.activations.extract import Progress
+from decoder2vec.backbone.builtin import Say
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.folder import is_encoder
+from decoder2vec.spec import fingerprint
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Watch
+from decoder2vec.training.onward import start_from
+from decoder2vec.training.plan import Plan, plan_of, read_table
+from decoder2vec.training.run import RESULTS_FILE, RUN_FILE, Outcome, train
+
+PIPELINES = ("bidirectional",)
+"""Those that come along, as files beside the recipes."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One training: a plan, and what it learns from."""
+
+    name: str
+    plan: Plan
+    data: TrainingData
+
+
+def read_stages(file: Path | None, recipe: str | None) -> dict[str, dict[str, Any]] | None:
+    """The tables of a file's stages by name, or of the pipeline that a recipe is; None for a plan of one stage.
+
+    What the file says beside its stages holds for all of them: data, above all.
+    """
+    if file is None and recipe not in PIPELINES:
+        return None
+    table = read_table(file or Path(str(resources.files("decoder2vec.recipes") / f"{recipe}.toml")))
+    if "stages" not in table:
+        return None
+    found: dict[str, dict[str, Any]] = {}
+    shared = table.get("data", {})
+    for stage in table["stages"] if isinstance(table["stages"], list) else [{}]:
+        name = stage.get("name", "") if isinstance(stage, dict) else ""
+        if not name or name in found:
+            raise InputError("stages is a list of tables, [[stages]], each with a name of its own.")
+        found[name] = {**stage, "data": {**shared, **stage.get("data", {})}}
+    return found
+
+
+def chosen_stages(tables: dict[str, dict[str, Any]], names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Those of the stages that were asked for, in their own order; all if none was."""
+    for name in names:
+        if name not in tables:
+            raise unknown_name("stage", name, tables)
+    return {name: table for name, table in tables.items() if not names or name in names}
+
+
+def stage_plan(name: str, table: dict[str, Any], settings: Sequence[str], data: dict[str, Any]) -> Plan:
+    """The plan of a stage; settings that begin with its name are put over it."""
+    own = [setting.removeprefix(f"{name}.") for setting in settings if setting.startswith(f"{name}.")]
+    return plan_of(json.loads(json.dumps(table)), name, own, data)
+
+
+def run_stages(
+    stages: Sequence[Stage],
+    backbone: str,
+    out: Path,
+    *,
+    seeds: Sequence[int] = (0,),
+    device: Any = None,
+    command: str = "",
+    say: Say = lambda _: None,
+    progress: Progress = lambda _: None,
+    watch: Watch = lambda _: None,
+) -> Outcome:
+    """Train them all; the last is written to `out`, the others beside it, each an encoder of its own.
+
+    A stage that was done before, with the same settings, data and weights, is not done again.
+    """
+    outcome = None
+    start: str | Path = backbone
+    for number, stage in enumerate(stages, 1):
+        place = out if number == len(stages) else stage_folder(out, number, stage.name)
+        model, copied = start_from(start, device=device, say=say)
+        key = fingerprint(stage.plan.to_json(), _identity(stage.data), model.fingerprint, list(seeds))
+        outcome = _done(place, key)
+        if outcome:
+            say(f"{stage.name}: found in {place}")
+        else:
+            say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
+            outcome = train(
+                stage.plan,
+                stage.data,
+                model,
+                place,
+                seeds=seeds,
+                command=command,
+                more={"stage": {"name": stage.name, "number": number, "key": key}},
+                copy_backbone=copied,
+                progress=progress,
+                watch=watch,
+            )
+        start = place
+    if outcome is None:
+        raise InputError("There is no stage to train.")
+    return outcome
+
+
+def stage_folder(out: Path, number: int, name: str) -> Path:
+    """Where a stage before the last is written."""
+    return out.with_name(f"{out.name}-stages") / f"{number}-{name}"
+
+
+def _identity(data: TrainingData) -> list[Any]:
+    pairs = [vars(file) for file in (data.train, *data.dev, *data.test) if file]
+    return [data.all_texts(), pairs, data.seen().tolist(), list(data.scale)]
+
+
+def _done(place: Path, key: str) -> Outcome | None:
+    """What a stage came to, if it was done before in the same way."""
+    if not is_encoder(place) or not (place / RESULTS_FILE).is_file():
+        return None
+    results, record = (json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE))
+    if results.get("stage", {}).get("key") != key:
+        return None
+    return Outcome(Encoder.load(place), results, record)
