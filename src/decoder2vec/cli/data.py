@@ -63,6 +63,37 @@ def mine(
     say(f"{found:,} negatives for {len(rows):,} examples ({sum(len(row) == 2 for row in rows):,} have none): {out}")
 
 
+@data.command("concepts")
+def concepts(
+    domain: Annotated[Path, typer.Argument(help="Texts of the field.")],
+    general: Annotated[Path, typer.Option(help="Texts such as the model was trained on.")],
+    out: Annotated[Path, typer.Option(help="Where the concepts go, one a line (.txt).")],
+    top: Annotated[int, typer.Option(help="By how much more often they stand in the field: so many.")] = 2000,
+    least: Annotated[int, typer.Option(help="Times that a concept must stand in the field.")] = 5,
+    graph: Annotated[Path | None, typer.Option(help="Edges between concepts: seeds and what is near them.")] = None,
+    frequency: Annotated[float, typer.Option(help="With a graph: times in a million words that make a seed.")] = 100,
+    seeds: Annotated[int, typer.Option(help="With a graph: how many seeds.")] = 5000,
+    hops: Annotated[int, typer.Option(help="With a graph: how far from a seed.")] = 5,
+) -> None:
+    """List the concepts of a field, to be masked when a model learns it: frequent there and rare elsewhere."""
+    from decoder2vec.text.concept_graph import ConceptGraph
+    from decoder2vec.text.concepts import ConceptSet, Frequency
+    from decoder2vec.text.files import read_texts
+
+    texts, others = read_texts(domain), read_texts(general)
+    if graph:
+        often = Frequency(per_million=frequency)
+        found = ConceptSet.build(texts, others, ConceptGraph.read(graph), frequency=often, seeds=seeds, hops=hops)
+    else:
+        found = ConceptSet.from_log_ratio(texts, others, top=top, least=least)
+    found.write(out)
+    table(
+        ("what", "found"),
+        [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found.notes.items()],
+    )
+    say(f"{len(found):,} concepts: {out}")
+
+
 def _rows(found: FileCheck) -> list[tuple[str, str]]:
     from decoder2vec.training.data import guess_scale
 

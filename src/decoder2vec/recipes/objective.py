@@ -8,6 +8,7 @@ from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.objectives import PAIR_OBJECTIVES
 
 STYLES = ("mask", "bert")
+FILLS = ("none", "random")
 FROM_TEXTS = ("simcse", "mntp")
 """Objectives that need nothing but plain texts."""
 
@@ -17,17 +18,20 @@ class Masking:
     """Which tokens are hidden, and behind what."""
 
     rate: float = 0.2
-    """The share of the tokens that is chosen."""
+    """The share of the tokens that is chosen; of concepts, the largest share."""
     style: str = "mask"
     """mask: all that are chosen are hidden; bert: eight in ten, another token for one, the last stays as it is."""
+    fill: str = "none"
+    """Where concepts are masked (`concepts` of the data) and are too few: none leaves it at that, random fills up."""
     token: str = ""
     """What stands for a hidden token; by default the tokenizer's own mask token, or an underscore."""
 
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise InputError(f"The share of masked tokens lies between 0 and 1, not at {self.rate:g}.")
-        if self.style not in STYLES:
-            raise unknown_name("style of masking", self.style, STYLES)
+        for what, name, known in (("style of masking", self.style, STYLES), ("fill", self.fill, FILLS)):
+            if name not in known:
+                raise unknown_name(what, name, known)
 
 
 @dataclass(frozen=True)

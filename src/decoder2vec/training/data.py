@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.files import PAIR_COLUMNS, Pairs, read_columns, read_pairs, read_texts
 from decoder2vec.text.overlap import overlapping, pair_hashes
 from decoder2vec.training.contrast import Contrast, read_contrast
@@ -42,6 +43,8 @@ class DataFiles:
     """Columns anchor, positive, negative; recipes that adapt the model also take pairs, labelled texts and records."""
     nli: str = ""
     """Columns label, premise, hypothesis."""
+    concepts: str = ""
+    """Concepts to mask, one a line; `d2v data concepts` makes such a list."""
     columns: tuple[str, ...] = PAIR_COLUMNS
     scale: tuple[float, ...] = ()
     """Lowest and highest possible score; by default found out from the training scores and said."""
@@ -59,6 +62,8 @@ class TrainingData:
     nli: tuple[tuple[str, ...], ...] = ()
     contrast: Contrast | None = None
     """What belongs together, for recipes that adapt the model."""
+    concepts: ConceptSet | None = None
+    """What is masked, where that is not left to chance."""
     scale: tuple[float, float] = (0.0, 1.0)
     notes: tuple[str, ...] = field(default=())
     """What a user should know about the data: the scale that was found, overlaps, what was set aside."""
@@ -140,7 +145,8 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
     data = TrainingData(train, dev, test, contrast=contrast)
     if "corpus" in wants:
         place = _find(folder, files.texts or "texts.tsv", "texts")
-        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place))))
+        concepts = ConceptSet.read(_find(folder, files.concepts, "concepts")) if files.concepts else None
+        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place))), concepts=concepts)
     if "texts" in wants:
         texts, note = _read_plain(folder, files, train)
         data, notes = replace(data, texts=texts), notes + note

@@ -58,11 +58,14 @@ class RandomMasking:
         changed = list(ids)
         kinds, others = self._fates(len(places), generator)
         for place, kind, other in zip(places, kinds.tolist(), others.tolist(), strict=True):
-            if kind < _AS_BERT[0] or self.settings.style == "mask":
-                changed[place] = self.mask_id
-            elif kind < sum(_AS_BERT):
-                changed[place] = other
+            changed[place] = self.instead(kind, changed[place], other)
         return Hidden(changed, places)
+
+    def instead(self, fate: float, token: int, other: int) -> int:
+        """What stands in the place of a chosen token, by a number between 0 and 1."""
+        if fate < _AS_BERT[0] or self.settings.style == "mask":
+            return self.mask_id
+        return other if fate < sum(_AS_BERT) else token
 
     def _fates(self, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """For each chosen token a number that decides how it is hidden, and another token."""

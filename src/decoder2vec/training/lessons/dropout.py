@@ -6,8 +6,8 @@ lesson, and two readings are seen to differ before it begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from decoder2vec.backbone.dropout import attention_dropout
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.maths.objectives import info_nce, matryoshka
 from decoder2vec.recipes.adapting import Adapting, Reads
+from decoder2vec.training import processes
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.corpus import set_aside
 from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
@@ -51,8 +52,9 @@ class DropoutLesson(Lesson):
     def loss(self, room: Classroom) -> Loss:
         """Both readings of all texts are made in one pass."""
         places = room.places(self.learned)
+        longest = max(places.tolist(), key=lambda place: len(room.prompts[place].ids))  # short ones may lose nothing
         with self.around(room), torch.no_grad():
-            one, other = room.path([int(places[0])] * 2)
+            one, other = room.path([longest] * 2)
         if torch.allclose(one, other, rtol=0, atol=1e-6):
             raise UnsupportedError(
                 f"Dropout in the attention of {room.backbone.family} cannot be switched on: "
@@ -61,10 +63,12 @@ class DropoutLesson(Lesson):
         return lambda rows: self._contrast(room, places[rows])
 
     def _contrast(self, room: Classroom, places: Any) -> Tensor:
-        vectors = room.path([*places.tolist(), *places.tolist()])
-        distance = matryoshka(info_nce, self.objective.dims) if self.objective.dims else info_nce
+        with _own_numbers(room.backbone.device):
+            vectors = room.path([*places.tolist(), *places.tolist()])
+        objective = self.objective
+        distance = matryoshka(info_nce, objective.dims) if objective.dims else info_nce
         one, other = vectors.chunk(2)
-        return distance(one, other, None, temperature=self.objective.temperature)
+        return distance(one, other, None, temperature=objective.temperature, symmetric=objective.symmetric)
 
     def around(self, room: Classroom) -> AbstractContextManager[Any]:
         """Attention weights are dropped."""
@@ -77,9 +81,7 @@ class DropoutLesson(Lesson):
         places = room.places(self.apart)
 
         def score() -> float:
-            devices = [room.backbone.device] if room.backbone.device.type == "cuda" else []
-            with torch.random.fork_rng(devices), self.around(room):
-                torch.manual_seed(0)
+            with _numbers_from(0, room.backbone.device), self.around(room):
                 parts = [places[begin : begin + _AT_ONCE] for begin in range(0, len(places), _AT_ONCE)]
                 return -float(np.mean([self._contrast(room, part).item() for part in parts if len(part) > 1]))
 
@@ -92,3 +94,25 @@ class DropoutLesson(Lesson):
     def identity(self) -> list[Any]:
         """The texts are all there is."""
         return [len(self.learned)]
+
+
+@contextmanager
+def _numbers_from(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from a seed for a time; then those from before go on."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _own_numbers(device: torch.device) -> Iterator[None]:
+    """Of several processes each has random numbers of its own for a time, where they share a batch.
+
+    They begin with the same numbers and would drop the same weights: one from the first reading of a text, another from
+    the second, which would be the same reading.
+    """
+    if processes.count() == 1 or not torch.is_grad_enabled():
+        yield
+        return
+    with _numbers_from(int(torch.randint(2**62, ())) + processes.rank(), device):
+        yield

@@ -23,12 +23,13 @@ from decoder2vec.recipes.adapting import Adapting, Reads
 from decoder2vec.recipes.soft_prompt import SoftPromptTuning
 from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate, plan
+from decoder2vec.training import processes
+from decoder2vec.training.concept_masking import ConceptMasking
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.corpus import set_aside
 from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.masking import Hidden, RandomMasking
-from decoder2vec.training import processes
 
 
 class MaskedLesson(Lesson):
@@ -42,6 +43,8 @@ class MaskedLesson(Lesson):
             raise InputError("mntp is not for soft prompts, which are read at places of their own; use lora or full.")
         if recipe.read.layer != -1:
             raise InputError("mntp tells tokens from the top layer; leave the layer at -1.")
+        if data.concepts and recipe.read.template != "plain":
+            raise InputError("Concepts are looked for in plain texts; leave the template at plain.")
         self.learned, self.apart = set_aside(data.texts, "mntp")
         self._head: LanguageHead | None = None
 
@@ -55,11 +58,11 @@ class MaskedLesson(Lesson):
 
     def loss(self, room: Classroom) -> Loss:
         """Tokens are chosen anew in every epoch."""
-        masking, tell = RandomMasking(self.objective.masking, room.backbone), self._telling(room)
+        masking, tell = self._masking(room), self._telling(room)
         numbers = [room.place[text] for text in self.learned]
         usable = np.array([bool(masking.can_hide(room.prompts[number].ids)) for number in numbers])
         if not usable.any():
-            raise InputError("No text has two tokens, so there is none to be told from another; give longer texts.")
+            raise InputError(f"{self._nothing()} Give other texts.")
 
         def loss(rows: Rows) -> Tensor:
             chosen = [numbers[row] for row in rows if usable[row]] or [numbers[int(usable.argmax())]]
@@ -69,17 +72,30 @@ class MaskedLesson(Lesson):
 
     def own_score(self, room: Classroom) -> Callable[[], float]:
         """How well hidden tokens of the texts that were set aside are told, the same tokens each time."""
-        masking, tell = RandomMasking(self.objective.masking, room.backbone), self._telling(room)
+        masking, tell = self._masking(room), self._telling(room)
         numbers = [room.place[text] for text in self.apart]
         numbers = [number for number in numbers if masking.can_hide(room.prompts[number].ids)]
         if not numbers:
-            raise InputError("No text that was set aside has two tokens; give longer texts.")
+            raise InputError(f"Of the texts that were set aside: {self._nothing()} Give more of them.")
         hidden = masking([room.prompts[number].ids for number in numbers], torch.Generator().manual_seed(0))
         return lambda: -float(tell(hidden, numbers))
 
     def identity(self) -> list[Any]:
         """The texts are all there is."""
-        return [len(self.learned)]
+        return [len(self.learned), sorted(self.data.concepts.concepts) if self.data.concepts else []]
+
+    def _masking(self, room: Classroom) -> RandomMasking:
+        settings, concepts = self.objective.masking, self.data.concepts
+        if concepts is None:
+            return RandomMasking(settings, room.backbone)
+        return ConceptMasking(
+            settings, room.backbone, concepts, self.texts, [room.prompts[room.place[text]] for text in self.texts]
+        )
+
+    def _nothing(self) -> str:
+        if self.data.concepts:
+            return "No text has one of the concepts anywhere but at its very beginning."
+        return "No text has two tokens, so there is none to be told from another."
 
     def _telling(self, room: Classroom) -> _Telling:
         self._head = self._head or LanguageHead(room.backbone)
