@@ -272,6 +272,13 @@ def test_blocks_are_really_computed_again_and_left_as_they_were(backbone):
     assert not any("forward" in vars(block) for block in model.blocks)
 
 
+def test_blocks_computed_again_look_where_they_should(backbone):
+    model = backbone("tiny-gpt2")
+    found, expected = compared("lora", model, {"checkpoint_blocks": True}, attention="bidirectional:2")
+    assert_same_step(found, expected)
+    model.read_as("causal")
+
+
 def test_a_prefix_survives_chunks_and_blocks_computed_again_together(backbone):
     found, expected = compared("kv_prefix", backbone("tiny-llama"), {"checkpoint_blocks": True, "chunk": 40})
     assert_same_step(found, expected)

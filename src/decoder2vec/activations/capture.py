@@ -82,7 +82,7 @@ class Capture:
             if _takes_positions(self.backbone.model):
                 inputs["position_ids"] = batch.past.positions
             return inputs
-        if batch.padding == "left" or (batch.padding and self.backbone.attention == "bidirectional"):
+        if batch.padding == "left" or (batch.padding and self.backbone.attention != "causal"):
             inputs["attention_mask"] = batch.mask
         if batch.padding == "left" and _takes_positions(self.backbone.model):
             inputs["position_ids"] = (batch.mask.cumsum(1) - 1).clamp(min=0)

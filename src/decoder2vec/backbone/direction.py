@@ -6,15 +6,19 @@ believed until a later token has been seen to move an earlier one (or, for causa
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from decoder2vec.backbone.layers import text_config
-from decoder2vec.errors import UnsupportedError, unknown_name
+from decoder2vec.backbone.layers import find_blocks, text_config
+from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 
 ATTENTIONS = ("causal", "bidirectional")
+"""Also bidirectional:12, which is causal up to layer 12 and looks both ways above it."""
 
 _REASONS = {
     "gpt_neo": "its causal mask is a buffer inside every attention layer",
@@ -29,24 +33,78 @@ def configured_attention(model: nn.Module) -> str:
     return "bidirectional" if getattr(model.config, "is_causal", True) is False else "causal"
 
 
+def parse_attention(attention: str) -> tuple[str, int]:
+    """The direction, and the layer up to which attention stays causal all the same."""
+    kind, colon, layer = attention.partition(":")
+    if kind not in ATTENTIONS or (colon and kind == "causal"):
+        raise unknown_name("attention", attention, (*ATTENTIONS, "bidirectional:12"))
+    if colon and not layer.isdecimal():
+        raise InputError(f"In {attention!r} a layer's number should stand behind the colon.")
+    return kind, int(layer) if colon else 0
+
+
 def set_attention(model: nn.Module, attention: str) -> None:
     """Switch the model's direction and prove that it took; a family that cannot is refused with the reason."""
-    if attention not in ATTENTIONS:
-        raise unknown_name("attention", attention, ATTENTIONS)
+    kind, lower = parse_attention(attention)
+    blocks = find_blocks(model)[1]
+    if lower >= len(blocks):
+        raise InputError(f"{attention!r} leaves nothing to look both ways: the model has {len(blocks)} layers.")
     before = getattr(model.config, "is_causal", None)
     config: Any = model.config
-    text_config(config).is_causal = config.is_causal = attention == "causal"
+    text_config(config).is_causal = config.is_causal = kind == "causal"
+    _keep_causal(model, blocks[:lower])
     proved = False
     try:
-        proved = is_bidirectional(model) == (attention == "bidirectional")
+        proved = is_bidirectional(model) == (kind == "bidirectional") and not (lower and _looks_ahead(model, lower))
     finally:
         if not proved:
             text_config(config).is_causal = config.is_causal = True if before is None else before
+            _keep_causal(model, [])
     if proved:
         return
     family = text_config(config).model_type
     reason = _REASONS.get(family, "changing a later token does not move an earlier one although the flag is set")
     raise UnsupportedError(f"{family} cannot be read with {attention} attention: {reason}.")
+
+
+_KEPT_CAUSAL: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+"""What undoes it, for each model with blocks that are kept causal under a config that says otherwise."""
+
+
+def _keep_causal(model: nn.Module, blocks: Any) -> None:
+    """Hide what comes later from these blocks, and from no others any more."""
+    for handle in _KEPT_CAUSAL.pop(model, []):
+        handle.remove()
+    if len(blocks):
+        _KEPT_CAUSAL[model] = [block.register_forward_pre_hook(_hide_the_future, with_kwargs=True) for block in blocks]
+
+
+def _hide_the_future(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The block's mask without all that stands behind a token; what stands before all tokens, such as a prefix, stays.
+
+    Some families give the mask by position, and some add it to the weights, for which it must be made of numbers.
+    """
+    names = _arguments(type(block))
+    given = dict(zip(names, args, strict=False)) | kwargs
+    states, mask = given["hidden_states"], given.get("attention_mask")
+    rows = states.shape[1]
+    if mask is None:
+        mask = states.new_zeros(len(states), 1, rows, rows)
+    if mask.ndim != 4:
+        return args, kwargs  # no mask over pairs of tokens: the proof will say so
+    columns = mask.shape[-1]
+    seen = torch.ones(rows, columns, dtype=torch.bool, device=states.device).tril(columns - rows)
+    hidden = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
+    place = names.index("attention_mask")
+    if place < len(args):
+        return (*args[:place], hidden, *args[place + 1 :]), kwargs
+    return args, {**kwargs, "attention_mask": hidden}
+
+
+@cache
+def _arguments(kind: type[nn.Module]) -> list[str]:
+    """What the blocks of a family are given, in order."""
+    return list(inspect.signature(kind.forward).parameters)[1:]
 
 
 def is_bidirectional(model: nn.Module) -> bool:
@@ -60,7 +118,12 @@ def is_bidirectional(model: nn.Module) -> bool:
     return answers.pop()
 
 
-def _moves_earlier(model: nn.Module, padded: bool) -> bool:
+def _looks_ahead(model: nn.Module, layer: int) -> bool:
+    """Does a later token move an earlier one up to that layer?"""
+    return any(_moves_earlier(model, padded, layer) for padded in (False, True))
+
+
+def _moves_earlier(model: nn.Module, padded: bool, layer: int | None = None) -> bool:
     """Change token 2 and look at token 1: neighbours, so that no attention window is too small for the probe."""
     device = next(model.parameters()).device
     size = text_config(model.config).vocab_size
@@ -70,11 +133,22 @@ def _moves_earlier(model: nn.Module, padded: bool) -> bool:
     mask = torch.ones_like(ids)
     if padded:
         mask[0, 3] = 0
-    moved = (_states(model, ids, mask) - _states(model, changed, mask)).abs()[:, 1].max()
+    moved = (_states(model, ids, mask, layer) - _states(model, changed, mask, layer)).abs()[:, 1].max()
     return bool(moved > 1e-6)
 
 
 @torch.inference_mode()
-def _states(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    output: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-    return output.float()
+def _states(model: nn.Module, ids: Tensor, mask: Tensor, layer: int | None) -> Tensor:
+    """[text, token, width] of a layer, or of the top."""
+    found: list[Tensor] = []
+
+    def keep(_: nn.Module, __: Any, output: Any) -> None:
+        found.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = find_blocks(model)[1][layer - 1].register_forward_hook(keep) if layer else None
+    try:
+        top: Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+    finally:
+        if handle:
+            handle.remove()
+    return (found[0] if layer else top).float()

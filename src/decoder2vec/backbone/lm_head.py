@@ -23,14 +23,18 @@ from decoder2vec.errors import BackboneError
 class LanguageHead:
     """[state, width] states of the top layer, after the final norm, to [state, word] logits.
 
-    Families scale, bias or cap their logits; their stock class does it, on a model that hands the states through.
+    Families scale, bias or cap their logits; their stock class does it, on a model that hands the states through. The
+    head is frozen; where it is the embeddings it is those of the backbone, and learns if they do.
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        model = _load_language_model(resolve(backbone.name), backbone.dtype)
+        model: Any = _load_language_model(resolve(backbone.name), backbone.dtype)
+        head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
         self._through = _HandThrough()
         setattr(model, _name_of_body(model), self._through)
         self.model = model.requires_grad_(False).eval().to(backbone.device)
+        if head.weight is embeddings.weight:
+            head.weight = backbone.model.get_input_embeddings().weight  # type: ignore[operator]
 
     def __call__(self, states: Tensor) -> Tensor:
         """Logits of the states that are given, and of no others."""

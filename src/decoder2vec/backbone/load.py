@@ -56,7 +56,8 @@ class Backbone:
     ) -> Backbone:
         """Load by hub id, folder, GGUF file or built-in name; device and dtype are chosen by the machine.
 
-        `attention` is "causal" or "bidirectional"; by default what the model's own config says.
+        `attention` is "causal", "bidirectional" or, above a layer only, "bidirectional:12"; by default what the
+        model's own config says.
         """
         folder = resolve(name, revision=revision, say=say)
         place = pick_device(device)

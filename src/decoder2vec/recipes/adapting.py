@@ -8,7 +8,7 @@ from enum import Enum
 
 from torch import nn
 
-from decoder2vec.backbone.direction import ATTENTIONS
+from decoder2vec.backbone.direction import parse_attention
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.metrics import METRICS
@@ -57,7 +57,7 @@ class Adapting(ABC):
     objective: Objective = field(default_factory=Objective)
     training: Schedule = field(default_factory=lambda: Schedule(epochs=1, patience=1000, evaluate_every=125, clip=1.0))
     attention: str = "causal"
-    """causal or bidirectional; the model is proved to read that way."""
+    """causal, bidirectional, or bidirectional:12 (above layer 12 only); the model is proved to read that way."""
     choose_by: str = "spearman"
     """The dev correlation by which states and seeds are chosen."""
     chunk: int = 0
@@ -71,8 +71,7 @@ class Adapting(ABC):
     def __post_init__(self) -> None:
         if self.choose_by not in METRICS:
             raise unknown_name("metric", self.choose_by, METRICS)
-        if self.attention not in ATTENTIONS:
-            raise unknown_name("attention", self.attention, ATTENTIONS)
+        parse_attention(self.attention)
         if self.chunk < 0:
             raise InputError("chunk must be 0 or more tokens.")
         if self.checkpoint_blocks and self.compile_blocks:

@@ -76,6 +76,8 @@ def _too_much(encoder: Encoder) -> Iterator[str]:
         yield f"Pooling has no {reading.pooling!r}; choose {', '.join(POOLINGS)}"
     if reading.layer == 0:
         yield "layer 0 is below the first block, and a model cannot be cut to none"
+    if ":" in spec.attention:
+        yield f"a config says causal or bidirectional for all layers, not {spec.attention}"
     if spec.on_overflow != "truncate":
         yield f"it would cut long texts in spite of on_overflow={spec.on_overflow!r}; make the encoder with 'truncate'"
     if backbone.dtype != torch.float32:

@@ -31,9 +31,9 @@ def start_from(name: str | Path, *, device: Any = None, say: Say = lambda _: Non
             f"{name} reads its model through a {backbone.adapter.kind}, which cannot be merged into the weights; "
             "training can go on from models, and from encoders made by freeze, lora or full."
         )
-    folder = cache_root() / "models" / f"merged-{backbone.identity}-{backbone.attention}"
+    folder = cache_root() / "models" / f"merged-{backbone.identity}-{backbone.attention.replace(':', '-')}"
     if not folder.is_dir():
         say(f"merging the LoRA of {name} into its model, once")
         with whole_folder(folder) as target:
             write_model(backbone, target)
-    return Backbone.load(folder, device=device), True
+    return Backbone.load(folder, attention=backbone.attention, device=device), True

@@ -46,7 +46,7 @@ class MaskedLesson(Lesson):
         if data.concepts and recipe.read.template != "plain":
             raise InputError("Concepts are looked for in plain texts; leave the template at plain.")
         self.learned, self.apart = set_aside(data.texts, "mntp")
-        self._head: LanguageHead | None = None
+        self._last: _Telling | None = None
 
     @property
     def texts(self) -> list[str]:
@@ -98,15 +98,16 @@ class MaskedLesson(Lesson):
         return "No text has two tokens, so there is none to be told from another."
 
     def _telling(self, room: Classroom) -> _Telling:
-        self._head = self._head or LanguageHead(room.backbone)
-        return _Telling(room, self._head)
+        if self._last is None or self._last.room is not room:  # a trained copy has a head of its own
+            self._last = _Telling(room)
+        return self._last
 
 
 class _Telling:
     """Hidden tokens to the mean cross-entropy of telling them; only the states before them go through the head."""
 
-    def __init__(self, room: Classroom, head: LanguageHead) -> None:
-        self.room, self.backbone, self.head = room, room.backbone, head
+    def __init__(self, room: Classroom) -> None:
+        self.room, self.backbone, self.head = room, room.backbone, LanguageHead(room.backbone)
         self.capture = Capture(room.backbone, [Reading(-1)])
 
     def __call__(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
