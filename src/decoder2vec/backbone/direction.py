@@ -7,6 +7,7 @@ believed until a later token has been seen to move an earlier one (or, for causa
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -84,7 +85,7 @@ def _hide_the_future(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
     Some families give the mask by position, and some add it to the weights, for which it must be made of numbers.
     """
-    names = _arguments(type(block))
+    names = _arguments(type(block).forward)
     given = dict(zip(names, args, strict=False)) | kwargs
     states, mask = given["hidden_states"], given.get("attention_mask")
     rows = states.shape[1]
@@ -102,9 +103,9 @@ def _hide_the_future(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 @cache
-def _arguments(kind: type[nn.Module]) -> list[str]:
+def _arguments(forward: Callable[..., Any]) -> list[str]:
     """What the blocks of a family are given, in order."""
-    return list(inspect.signature(kind.forward).parameters)[1:]
+    return list(inspect.signature(forward).parameters)[1:]
 
 
 def is_bidirectional(model: nn.Module) -> bool:

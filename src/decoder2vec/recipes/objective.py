@@ -9,7 +9,7 @@ from decoder2vec.maths.objectives import PAIR_OBJECTIVES
 
 STYLES = ("mask", "bert")
 FILLS = ("none", "random")
-FROM_TEXTS = ("simcse", "mntp")
+FROM_TEXTS = ("simcse", "mntp", "punctuation")
 """Objectives that need nothing but plain texts."""
 
 
@@ -40,7 +40,8 @@ class Objective:
 
     name: str = "info_nce"
     """info_nce (what belongs together, against the rest of the batch); on scored pairs cosent, angle or cosine_mse; on
-    plain texts simcse (a text read twice, against the rest of the batch) or mntp (telling hidden tokens)."""
+    plain texts simcse (a text read twice, against the rest of the batch), mntp (telling hidden tokens) or punctuation
+    (telling marks and capitals that were taken away)."""
     temperature: float = 0.05
     symmetric: bool = False
     """Also let each positive find its anchor."""

@@ -59,18 +59,21 @@ def write_model(backbone: Backbone, folder: Path) -> None:
 
 
 def _with_head(backbone: Backbone) -> tuple[Any, Any]:
-    """The stock causal class with the model inside it; the bare model where its folder holds no head, or it was cut."""
+    """The stock causal class with the model in it; else the bare model: no such class, no head, or cut."""
     from transformers import AutoModel, AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    folder = resolve(backbone.name)
+    own, config = backbone.model.state_dict().keys(), backbone.model.config
     with quiet_transformers():
-        whole, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=backbone.dtype, use_safetensors=True, output_loading_info=True
-        )
-        inner = getattr(whole, whole.base_model_prefix)
-        if not report["missing_keys"] and inner.state_dict().keys() == backbone.model.state_dict().keys():
-            return whole, inner
-        bare = AutoModel.from_config(backbone.model.config).to(backbone.dtype)  # type: ignore[arg-type]
+        if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            whole, report = AutoModelForCausalLM.from_pretrained(
+                resolve(backbone.name), dtype=backbone.dtype, use_safetensors=True, output_loading_info=True
+            )
+            # by what it holds, not by name: not every family keeps its model under the name that it declares
+            inner = next((part for part in whole.children() if part.state_dict().keys() == own), None)
+            if inner is not None and not report["missing_keys"]:
+                return whole, inner
+        bare = AutoModel.from_config(config).to(backbone.dtype)  # type: ignore[arg-type]
     return bare, bare
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from decoder2vec.activations.extract import Progress, check_texts
 from decoder2vec.backbone.checkpointing import checkpointed_blocks
@@ -76,7 +77,10 @@ class AdapterTraining:
         torch.manual_seed(seed)
         adapted, module = self.recipe.attach(self.backbone, self.reading.layer)
         path = pick_path(self.recipe, adapted, self.prompts, self.reading)
-        task = self._task(adapted, path)
+        room = Classroom(adapted, path, self.prompts, self.place)
+        if beside := self.lesson.trained_too(room):
+            module = nn.ModuleList([module, beside])
+        task = self._task(room)
         checkpoint = work / f"{self._key(seed)}.safetensors" if work else None
         log = work / f"log-{seed}.jsonl" if work else None
         history = fit(module, task, seed, checkpoint=checkpoint, log=log, watch=watch)
@@ -87,6 +91,8 @@ class AdapterTraining:
         result = Adapted(
             seed=seed, encoder=Encoder(adapted, self._spec()), trained=count, notes={"training": asdict(history)}
         )
+        with torch.no_grad(), adapted.adapter_on(), self._autocast(adapted):
+            result.notes |= self.lesson.report(room)
         if not self.data.dev:
             result.own_score = history.best_score
         if self.truncated:
@@ -130,8 +136,8 @@ class AdapterTraining:
             self.backbone.name, (self.reading,), template, self.recipe.attention, read.max_length, read.on_overflow
         )
 
-    def _task(self, adapted: Backbone, path: VectorPath) -> Task:
-        room = Classroom(adapted, path, self.prompts, self.place)
+    def _task(self, room: Classroom) -> Task:
+        adapted, path = room.backbone, room.path
         compiled = CompiledBlocks(adapted) if self.recipe.compile_blocks else None
 
         @contextmanager

@@ -31,7 +31,8 @@ def start_from(name: str | Path, *, device: Any = None, say: Say = lambda _: Non
             f"{name} reads its model through a {backbone.adapter.kind}, which cannot be merged into the weights; "
             "training can go on from models, and from encoders made by freeze, lora or full."
         )
-    folder = cache_root() / "models" / f"merged-{backbone.identity}-{backbone.attention.replace(':', '-')}"
+    kind = f"{backbone.attention.replace(':', '-')}-{str(backbone.dtype).removeprefix('torch.')}"
+    folder = cache_root() / "models" / f"merged-{backbone.identity}-{kind}"
     if not folder.is_dir():
         say(f"merging the LoRA of {name} into its model, once")
         with whole_folder(folder) as target:

@@ -14,6 +14,7 @@ from decoder2vec.backbone.builtin import Say
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.folder import is_encoder
+from decoder2vec.places import cache_root, whole_file
 from decoder2vec.spec import fingerprint
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Watch
@@ -82,7 +83,8 @@ def run_stages(
 ) -> Outcome:
     """Train them all; the last is written to `out`, the others beside it, each an encoder of its own.
 
-    A stage that was done before, with the same settings, data and weights, is not done again.
+    A stage that was done before, with the same settings, data and weights, is not done again, even if that was for
+    another encoder: many may share their first stage.
     """
     outcome = None
     start: str | Path = backbone
@@ -90,9 +92,11 @@ def run_stages(
         place = out if number == len(stages) else stage_folder(out, number, stage.name)
         model, copied = start_from(start, device=device, say=say)
         key = fingerprint(stage.plan.to_json(), _identity(stage.data), model.fingerprint, list(seeds))
-        outcome = _done(place, key)
-        if outcome:
-            say(f"{stage.name}: found in {place}")
+        last = number == len(stages)
+        found = next((home for home in (place, *([] if last else _known(key))) if _is_done(home, key)), None)
+        if found:
+            say(f"{stage.name}: found in {found}")
+            place, outcome = found, _read(found) if last else outcome
         else:
             say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
             outcome = train(
@@ -107,6 +111,7 @@ def run_stages(
                 progress=progress,
                 watch=watch,
             )
+            _remember(key, place)
         start = place
     if outcome is None:
         raise InputError("There is no stage to train.")
@@ -123,11 +128,25 @@ def _identity(data: TrainingData) -> list[Any]:
     return [data.all_texts(), pairs, data.seen().tolist(), list(data.scale)]
 
 
-def _done(place: Path, key: str) -> Outcome | None:
-    """What a stage came to, if it was done before in the same way."""
+def _is_done(place: Path, key: str) -> bool:
+    """Does the stage stand there, done in the same way?"""
     if not is_encoder(place) or not (place / RESULTS_FILE).is_file():
-        return None
+        return False
+    results = json.loads((place / RESULTS_FILE).read_text(encoding="utf-8"))
+    return bool(results.get("stage", {}).get("key") == key)
+
+
+def _read(place: Path) -> Outcome:
     results, record = (json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE))
-    if results.get("stage", {}).get("key") != key:
-        return None
     return Outcome(Encoder.load(place), results, record)
+
+
+def _known(key: str) -> list[Path]:
+    """Where the stage was done for another encoder, if it was."""
+    note = cache_root() / "stages" / key
+    return [Path(note.read_text(encoding="utf-8"))] if note.is_file() else []
+
+
+def _remember(key: str, place: Path) -> None:
+    with whole_file(cache_root() / "stages" / key) as note:
+        note.write_text(str(place.absolute()), encoding="utf-8")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.recipes.adapting import Adapting
@@ -71,6 +71,14 @@ class Lesson(ABC):
     def around(self, room: Classroom) -> AbstractContextManager[Any]:
         """Open around each step, but not around what is scored."""
         return nullcontext()
+
+    def trained_too(self, room: Classroom) -> nn.Module | None:
+        """What is trained besides the adapter, and needed no more afterwards."""
+        return None
+
+    def report(self, room: Classroom) -> dict[str, Any]:
+        """What there is to say when it is over."""
+        return {}
 
     def own_score(self, room: Classroom) -> Callable[[], float] | None:
         """What says that it got better, where that is not the correlation on dev pairs; higher is better."""

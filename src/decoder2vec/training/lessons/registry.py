@@ -7,6 +7,7 @@ from decoder2vec.training.lessons.contrast import ContrastLesson
 from decoder2vec.training.lessons.dropout import DropoutLesson
 from decoder2vec.training.lessons.lesson import Lesson
 from decoder2vec.training.lessons.masked import MaskedLesson
+from decoder2vec.training.lessons.punctuation import PunctuationLesson
 from decoder2vec.training.lessons.scores import ScoreLesson
 
 LESSONS: dict[str, type[Lesson]] = {
@@ -14,4 +15,5 @@ LESSONS: dict[str, type[Lesson]] = {
     **dict.fromkeys(PAIR_OBJECTIVES, ScoreLesson),
     "simcse": DropoutLesson,
     "mntp": MaskedLesson,
+    "punctuation": PunctuationLesson,
 }

@@ -1,0 +1,158 @@
+"""Punctuation and capitals are taken away, and the model shall say of every word what was done to it.
+
+Min, Lee, Lee and Lee, punctuation restoration. Words, not tokens, have labels: without capitals a word is cut into
+other tokens. What is told of a word is told from its first token and its last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from decoder2vec.errors import InputError
+from decoder2vec.maths.restoration import RestorationScore, score
+from decoder2vec.recipes.adapting import Adapting, Reads
+from decoder2vec.text.punctuation import NO_LABEL, Edit, EditVocabulary, attached_words, clear, edits, excerpts
+from decoder2vec.text.spans import token_places
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.lessons.corpus import set_aside
+from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
+from decoder2vec.training.lessons.parts import TokenStates, sum_over
+from decoder2vec.training.loop import Rows
+
+_LEAST = 5
+"""An edit seen less often in the corpus has no label."""
+
+
+class PunctuationLesson(Lesson):
+    """Plain texts with their marks and capitals, by the cross-entropy of every word's edit."""
+
+    stage = "cleared texts"
+
+    def __init__(self, recipe: Adapting, data: TrainingData) -> None:
+        super().__init__(recipe, data)
+        if recipe.reads is not Reads.TOKENS:
+            raise InputError("punctuation reads every token in every step; use lora, kv_prefix or full.")
+        if recipe.read.layer != -1 or recipe.read.template != "plain":
+            raise InputError("punctuation is told from the top layer of plain texts; leave layer and template alone.")
+        whole = list(excerpts(text for text in data.texts if clear(text)))
+        self.learned, self.apart = set_aside(whole, "punctuation")
+        self.vocabulary = EditVocabulary.from_texts(self.learned, least=_LEAST)
+        if len(self.vocabulary) < 2:
+            raise InputError(f"No change of a word occurs {_LEAST} times in these texts, so there is nothing to learn.")
+        self.tags: nn.Linear | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """All of them, cleared."""
+        return [clear(text) for text in (*self.learned, *self.apart)]
+
+    def __len__(self) -> int:
+        return len(self.learned)
+
+    def trained_too(self, room: Classroom) -> nn.Module:
+        """The layer that tells edits from states."""
+        self.tags = nn.Linear(2 * room.backbone.dim, len(self.vocabulary)).to(room.backbone.device)
+        return self.tags
+
+    def loss(self, room: Classroom) -> Loss:
+        """The mean over all words that have a label."""
+        telling = self._telling(room, self.learned)
+
+        def loss(rows: Rows) -> Tensor:
+            return telling.mean(rows.tolist())
+
+        return loss
+
+    def own_score(self, room: Classroom) -> Callable[[], float]:
+        """How well the edits of texts that were set aside are told."""
+        telling = self._telling(room, self.apart)
+        return lambda: -float(telling.mean(range(len(self.apart))))
+
+    def report(self, room: Classroom) -> dict[str, Any]:
+        """Precision, recall and F1 on the texts that were set aside, and what has no label."""
+        found = self._restored(self._telling(room, self.apart))
+        parts = {name: round(getattr(found, name), 4) for name in ("precision", "recall", "f1")}
+        sizes = {
+            "problems": found.problems,
+            "edits": len(self.vocabulary),
+            "words without label": self.vocabulary.rare_words,
+        }
+        return {"restoration": parts | sizes}
+
+    def identity(self) -> list[Any]:
+        """The texts as they were."""
+        return [self.learned, self.apart]
+
+    def _telling(self, room: Classroom, texts: Sequence[str]) -> _Telling:
+        assert self.tags is not None
+        return _Telling(room, self.tags, self.vocabulary, texts)
+
+    def _restored(self, telling: _Telling) -> RestorationScore:
+        words = [clear(text).split() for text in telling.texts]
+        told = telling.told()
+        output = [
+            [edit.apply(word) for word, edit in zip(own, chosen, strict=True)]
+            for own, chosen in zip(words, told, strict=True)
+        ]
+        return score(words, output, [attached_words(text) for text in telling.texts])
+
+
+class _Telling:
+    """States of the words of some texts to their edits."""
+
+    def __init__(self, room: Classroom, tags: nn.Linear, vocabulary: EditVocabulary, texts: Sequence[str]) -> None:
+        self.room, self.tags, self.vocabulary, self.texts = room, tags, vocabulary, texts
+        cleared = [clear(text) for text in texts]
+        self.prompts = [room.prompts[room.place[text]] for text in cleared]
+        places = token_places(cleared, self.prompts, room.backbone, _words)
+        self.ends = [
+            torch.tensor([[word[0], word[-1]] for word in own], dtype=torch.long).view(-1, 2) for own in places
+        ]
+        labels = [[vocabulary.number(edit) for edit in edits(text)[1]] for text in texts]
+        self.labels = [torch.tensor(own[: len(ends)]) for own, ends in zip(labels, self.ends, strict=True)]
+        self.states = TokenStates(room)
+
+    def mean(self, numbers: Sequence[int]) -> Tensor:
+        """The cross-entropy of a labelled word of some texts, on average."""
+        costs = [len(self.prompts[number].ids) for number in numbers]
+        count = sum(int((self.labels[number] != NO_LABEL).sum()) for number in numbers)
+        total = sum_over(self.room, costs, lambda some: self._loss([numbers[one] for one in some]))
+        return total / max(1, count)
+
+    def _loss(self, numbers: Sequence[int]) -> Tensor:
+        labels = torch.cat([self.labels[number] for number in numbers]).long()
+        logits = self._logits(numbers)
+        return functional.cross_entropy(
+            logits.float(), labels.to(logits.device), ignore_index=NO_LABEL, reduction="sum"
+        )
+
+    def _logits(self, numbers: Sequence[int]) -> Tensor:
+        """[word, edit] of all words of some texts."""
+        states = self.states([self.prompts[number] for number in numbers])
+        ends = [self.ends[number] for number in numbers]
+        rows = torch.repeat_interleave(torch.arange(len(ends)), torch.tensor([len(own) for own in ends]))
+        first, last = torch.cat(ends).to(states.device).unbind(1)
+        rows = rows.to(states.device)
+        both = torch.cat([states[rows, first], states[rows, last]], dim=1)
+        logits: Tensor = self.tags(both.to(self.tags.weight.dtype))
+        return logits
+
+    def told(self) -> list[list[Edit]]:
+        """What the model says was done to each word; words of a text that did not fit are left alone."""
+        found = []
+        for number, text in enumerate(self.texts):
+            chosen = self._logits([number]).argmax(dim=1).tolist() if len(self.ends[number]) else []
+            count = len(clear(text).split())
+            found.append([self.vocabulary.edits[label] for label in [*chosen, *[0] * (count - len(chosen))]])
+        return found
+
+
+def _words(text: str) -> list[tuple[int, int]]:
+    """Where the words of a cleared text stand; one space parts them."""
+    return [match.span() for match in re.finditer(r"\S+", text)]
