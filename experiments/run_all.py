@@ -1,8 +1,9 @@
 """Run every plan of a study, or some: results/STUDY/NAME.json for each, encoders under runs/STUDY/.
 
 The ladder of FREEZE runs first and one by one, so that its seconds mean something; the rest may run side by side.
-Learning rates of the SPT study come from the paper's grid, chosen on dev.
-Run: python experiments/run_all.py freeze|spt [NAME ...] --data DIR [--backbone NAME] [--seeds 0,1,2] [--jobs 1]
+Learning rates of the SPT study come from the paper's grid, chosen on dev. Plans with stages share their first stage,
+which is trained once if one of them runs before the others.
+Run: python experiments/run_all.py freeze|spt|llm2vec [NAME ...] --data DIR [--backbone NAME] [--seeds 0,1,2] [--jobs 1]
      [--grid training.rate=0.02,0.01] [--set compile_blocks=true ...]
 """
 
@@ -19,7 +20,6 @@ HERE = Path(os.path.relpath(Path(__file__).parent))
 LADDER = [f"step{number}" for number in range(6)]
 GRIDS = {
     "soft_prompt": "training.rate=0.02,0.01,0.005,0.001",
-    "bidirectional": "training.rate=0.02,0.01,0.005,0.001",
     "kv_prefix": "training.rate=0.02,0.01,0.005,0.001",
     "lora": "training.rate=2e-3,1e-3,5e-4,2e-4",
     "full": "training.rate=2e-4,1e-4,5e-5,2e-5",
@@ -57,7 +57,7 @@ def run(name: str, arguments: argparse.Namespace) -> str:
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=("freeze", "spt"))
+    parser.add_argument("study", choices=("freeze", "spt", "llm2vec"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--data", required=True)
     parser.add_argument("--backbone", default="smollm2-135m")

@@ -13,21 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
-from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.lm_head import LanguageHead
-from decoder2vec.backbone.machine import steady_attention
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import Adapting, Reads
 from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-from decoder2vec.spec import Reading
-from decoder2vec.text.batches import collate, plan
-from decoder2vec.training import processes
 from decoder2vec.training.concept_masking import ConceptMasking
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.corpus import set_aside
 from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
+from decoder2vec.training.lessons.parts import TokenStates, sum_over
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.masking import Hidden, RandomMasking
 
@@ -88,9 +83,11 @@ class MaskedLesson(Lesson):
         settings, concepts = self.objective.masking, self.data.concepts
         if concepts is None:
             return RandomMasking(settings, room.backbone)
-        return ConceptMasking(
-            settings, room.backbone, concepts, self.texts, [room.prompts[room.place[text]] for text in self.texts]
-        )
+        prompts = [room.prompts[room.place[text]] for text in self.texts]
+        masking = ConceptMasking(settings, room.backbone, concepts, self.texts, prompts)
+        if not any(masking.found.values()):  # where chance fills up, it would do so everywhere
+            raise InputError(f"{self._nothing()} Give other texts.")
+        return masking
 
     def _nothing(self) -> str:
         if self.data.concepts:
@@ -107,39 +104,22 @@ class _Telling:
     """Hidden tokens to the mean cross-entropy of telling them; only the states before them go through the head."""
 
     def __init__(self, room: Classroom) -> None:
-        self.room, self.backbone, self.head = room, room.backbone, LanguageHead(room.backbone)
-        self.capture = Capture(room.backbone, [Reading(-1)])
+        self.room, self.states, self.head = room, TokenStates(room), LanguageHead(room.backbone)
 
     def __call__(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
-        """For gradients, several processes read some texts each, and all hear the mean over all of them."""
-        count = sum(len(one.places) for one in hidden)
-        if not torch.is_grad_enabled():
-            return self._sum(hidden, numbers, range(len(hidden))) / count
-        own = [row for row in processes.own_part(len(hidden)) if row < len(hidden)]
-        total = self._sum(hidden, numbers, own) if own else 0 * self._sum(hidden, numbers, [0])
-        return processes.gather(total[None], processes.count()).sum() / count
+        """A text of which nothing is hidden is not read, unless there is no other."""
+        count = max(1, sum(len(one.places) for one in hidden))
+        rows = [row for row, one in enumerate(hidden) if one.places] or [0]
 
-    def _sum(self, hidden: Sequence[Hidden], numbers: Sequence[int], own: Sequence[int]) -> Tensor:
-        """Over those texts, in parts of like length."""
-        costs = [len(hidden[row].ids) for row in own]
-        path = self.room.path
-        twice = torch.is_grad_enabled() and sum(costs) > path.fits
-        total = torch.zeros((), device=self.backbone.device)
-        for places in plan(costs, path.fits, path.overhead):
-            rows = [own[place] for place in places]
-            part = [hidden[row] for row in rows], [numbers[row] for row in rows]
-            total = total + (checkpoint(self._part, *part, use_reentrant=False) if twice else self._part(*part))
-        return total
+        def part(some: list[int]) -> Tensor:
+            return self._sum([hidden[rows[one]] for one in some], [numbers[rows[one]] for one in some])
 
-    def _part(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
-        """The sum over all hidden tokens of some texts."""
+        return sum_over(self.room, [len(hidden[row].ids) for row in rows], part) / count
+
+    def _sum(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
+        """Over all hidden tokens of some texts."""
         texts = [self.room.prompts[number] for number in numbers]
-        prompts = [replace(text, ids=one.ids) for text, one in zip(texts, hidden, strict=True)]
-        batch = self.backbone.adapt(collate(prompts, self.backbone.pad_id).to(self.backbone.device))
-        with steady_attention(self.backbone.device):
-            states = self.backbone.model(**self.capture.model_inputs(batch), use_cache=False).last_hidden_state
-        rows = torch.tensor([row for row, one in enumerate(hidden) for _ in one.places])
-        places = torch.tensor([place for one in hidden for place in one.places])
-        truth = torch.tensor([text.ids[place] for text, one in zip(texts, hidden, strict=True) for place in one.places])
-        logits = self.head(states[rows.to(states.device), places.to(states.device) - 1])
-        return functional.cross_entropy(logits.float(), truth.to(logits.device), reduction="sum")
+        states = self.states([replace(text, ids=one.ids) for text, one in zip(texts, hidden, strict=True)])
+        told = [(row, place, texts[row].ids[place]) for row, one in enumerate(hidden) for place in one.places]
+        rows, places, truth = torch.tensor(told, dtype=torch.long, device=states.device).view(-1, 3).unbind(1)
+        return functional.cross_entropy(self.head(states[rows, places - 1]).float(), truth, reduction="sum")

@@ -13,8 +13,8 @@ from decoder2vec.backbone.machine import steady_attention
 from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.text.tokens import Prompt
+from decoder2vec.training import processes
 from decoder2vec.training.lessons.lesson import Classroom
-from decoder2vec.training.processes import own_part
 
 
 class TokenStates:
@@ -34,15 +34,26 @@ class TokenStates:
         return states
 
 
-def sum_over(room: Classroom, costs: Sequence[int], part: Callable[[list[int]], Tensor]) -> Tensor:
-    """The sum of `part` over all texts, given by number, each of which costs so many tokens.
+Part = Callable[[list[int]], Tensor]
+"""Numbers of some texts to a sum over them."""
 
-    What does not fit into memory for gradients is computed twice, part by part; several processes take a share each.
+
+def sum_over(room: Classroom, costs: Sequence[int], part: Part) -> Tensor:
+    """The sum over all texts, each of which costs so many tokens.
+
+    For gradients, several processes read some texts each, and all hear the sum over all of them.
     """
-    learning = torch.is_grad_enabled()
-    own = [number for number in (own_part(len(costs)) if learning else range(len(costs))) if number < len(costs)]
+    if not torch.is_grad_enabled():
+        return _in_parts(room, costs, range(len(costs)), part)
+    own = [number for number in processes.own_part(len(costs)) if number < len(costs)]
+    total = _in_parts(room, costs, own, part) if own else 0 * part([0])  # every process needs a gradient
+    return processes.gather(total[None], processes.count()).sum()
+
+
+def _in_parts(room: Classroom, costs: Sequence[int], own: Sequence[int], part: Part) -> Tensor:
+    """Over those texts, in parts of like length; what does not fit into memory for gradients is computed twice."""
     path = room.path
-    twice = learning and sum(costs[number] for number in own) > path.fits
+    twice = torch.is_grad_enabled() and sum(costs[number] for number in own) > path.fits
     total = torch.zeros((), device=room.backbone.device)
     for places in plan([costs[number] for number in own], path.fits, path.overhead):
         numbers = [own[place] for place in places]

@@ -1,0 +1,167 @@
+"""Tokens per second of MNTP and SimCSE steps on plain sentences, against the same steps in plain transformers + peft.
+
+The plain loops pad a batch to its longest text, mask 20 % of its tokens and send every state through the language-model
+head; ours sorts by length and sends only the states before masked tokens through it. Each way runs in a process of its
+own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding.
+Run: python bench/text_objectives.py [--backbone smollm2-135m] [--texts 24]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from corpus import sentences
+from measure import best_seconds, report
+
+WAYS = ("mntp", "mntp, peft", "mntp, all logits", "simcse", "simcse, peft")
+
+
+def our_step(objective, backbone, texts):
+    """A step of the training loop on all texts at once."""
+    from decoder2vec.recipes.adapting import ReadAs
+    from decoder2vec.recipes.lora import LoraTuning
+    from decoder2vec.recipes.objective import Objective
+    from decoder2vec.training.adapting import AdapterTraining
+    from decoder2vec.training.data import TrainingData
+
+    recipe = LoraTuning(attention="bidirectional", read=ReadAs(pooling="mean"), objective=Objective(name=objective))
+    training = AdapterTraining(recipe, TrainingData(None, (), texts=tuple(texts)), backbone)
+    rows = np.arange(len(training.lesson))
+    tokens = sum(len(training.prompts[row].ids) for row in rows)
+    task = _task(training)
+
+    def step():
+        with task.around():
+            task.loss(rows).backward()
+
+    return step, tokens
+
+
+def _task(training):
+    from decoder2vec.training import adapting
+
+    caught = {}
+
+    def fit(_, task, *__, **___):
+        caught["task"] = task
+        raise StopIteration
+
+    adapting.fit, plain = fit, adapting.fit
+    try:
+        training.run(0)
+    except StopIteration:
+        return caught["task"]
+    finally:
+        adapting.fit = plain
+
+
+def plain_step(objective, backbone, texts):
+    """The same with the stock classes and peft's LoRA."""
+    import peft
+    from transformers import AutoModelForCausalLM
+
+    from decoder2vec.backbone.source import resolve
+
+    model = AutoModelForCausalLM.from_pretrained(resolve(backbone.name), dtype=backbone.dtype)
+    model.config.is_causal = False
+    config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = peft.get_peft_model(model, config)
+    tokenizer = backbone.tokenizer
+    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    tokens = int(batch["attention_mask"].sum())
+    mask_id = tokenizer("_", add_special_tokens=False)["input_ids"][0]
+
+    def mntp():
+        chosen = (torch.rand(batch["input_ids"].shape) < 0.2) & (batch["attention_mask"] > 0)
+        chosen[:, 0] = False
+        ids = batch["input_ids"].masked_fill(chosen, mask_id)
+        labels = batch["input_ids"].masked_fill(~chosen, -100)
+        logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
+        functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()).backward()
+
+    def simcse():
+        for layer in model.get_base_model().model.layers:
+            layer.self_attn.attention_dropout = 0.3
+        model.train()
+        ids, mask = (batch[name].repeat(2, 1) for name in ("input_ids", "attention_mask"))
+        states = model.get_base_model().model(input_ids=ids, attention_mask=mask).last_hidden_state
+        vectors = functional.normalize((states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
+        one, other = vectors.chunk(2)
+        functional.cross_entropy(one @ other.T / 0.05, torch.arange(len(one))).backward()
+
+    return (mntp if objective == "mntp" else simcse), tokens
+
+
+def all_logits_step(backbone, texts):
+    """Ours, with every state through the head: what only masked positions save."""
+    from decoder2vec.training.lessons import masked
+
+    plain = masked.LanguageHead.__call__
+
+    def every(self, states):
+        # the states of all tokens, five for each masked one at a rate of 20 %
+        return plain(self, states.repeat_interleave(5, dim=0))[::5]
+
+    masked.LanguageHead.__call__ = every
+    return our_step("mntp", backbone, texts)
+
+
+def measure(way: str, name: str, count: int) -> None:
+    """One way in this process."""
+    from decoder2vec.backbone.load import Backbone
+
+    backbone = Backbone.load(name)
+    texts = sentences(count + 2)
+    objective = way.split(",")[0]
+    if way.endswith("peft"):
+        step, tokens = plain_step(objective, backbone, texts)
+    elif way.endswith("logits"):
+        step, tokens = all_logits_step(backbone, texts)
+    else:
+        step, tokens = our_step(objective, backbone, texts)
+    step()
+    seconds = best_seconds(step, 2)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    print(json.dumps({"seconds": seconds, "tokens": tokens, "peak": peak}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backbone", default="smollm2-135m")
+    parser.add_argument("--texts", type=int, default=24)
+    parser.add_argument("--way")
+    arguments = parser.parse_args()
+    if arguments.way:
+        measure(arguments.way, arguments.backbone, arguments.texts)
+        return
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(2):
+        for way in WAYS:
+            command = [sys.executable, __file__, "--backbone", arguments.backbone, "--texts", str(arguments.texts)]
+            done = subprocess.run(
+                [*command, "--way", way], capture_output=True, text=True, env=dict(os.environ), check=False
+            )
+            if done.returncode:
+                raise SystemExit(done.stderr[-2000:])
+            one = json.loads(done.stdout.splitlines()[-1])
+            if way not in found or one["seconds"] < found[way]["seconds"]:
+                found[way] = one
+    rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
+    said = {"backbone": arguments.backbone, "texts": arguments.texts}
+    report("text_objectives", ("way", "tokens/s", "peak MB of the process"), rows, **said)
+
+
+if __name__ == "__main__":
+    main()
