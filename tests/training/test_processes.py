@@ -164,3 +164,22 @@ def test_each_process_takes_a_gpu_of_its_own(rank, device, monkeypatch):
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
+
+
+def test_accelerate_launch_trains_as_one_process_does(tmp_path):
+    """The whole command, as a user would start it."""
+    rows = [f"{example.anchor}\t{example.positive}" for example in toy_examples()]
+    data = tmp_path / "pairs.tsv"
+    data.write_text("\n".join(["anchor\tpositive", *rows]) + "\n", encoding="utf-8")
+    command = [str(Path(sys.executable).with_name("d2v")), "train", "--recipe", "lora", "--backbone", "tiny-llama"]
+    command += ["--data", str(data), "--set", "training.batch=8", "--device", "cpu"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    histories = []
+    for name, start in (("one", []), ("two", launch)):
+        out = tmp_path / name
+        done = subprocess.run([*start, *command, "--out", str(out)], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-2000:]
+        histories.append(json.loads((out / "results.json").read_text())["seeds"][0]["notes"]["training"])
+    assert histories[1]["losses"] == pytest.approx(histories[0]["losses"], rel=1e-5)
+    assert histories[1]["scores"] == pytest.approx(histories[0]["scores"], abs=1e-3)

@@ -98,7 +98,7 @@ class _Kept:
         self.lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
         self.ends = self.lengths.cumsum(0)
         self.width = sum(map(_size, shapes))
-        identity = [backbone.fingerprint, backbone.attention, str(backbone.dtype), len(shapes)]
+        identity = [backbone.identity, backbone.attention, str(backbone.dtype), len(shapes)]
         key = fingerprint(*identity, [prompt.ids for prompt in prompts])
         file = prefix_kv_root() / f"{key}.bin"
         size = int(self.ends[-1]) * self.width * backbone.dtype.itemsize

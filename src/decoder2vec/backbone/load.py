@@ -16,6 +16,7 @@ from decoder2vec.backbone.adapter import Adapter
 from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.builtin import Say
 from decoder2vec.backbone.direction import configured_attention, set_attention
+from decoder2vec.backbone.four_bit import FOUR_BIT, in_four_bits
 from decoder2vec.backbone.identity import folder_fingerprint
 from decoder2vec.backbone.layers import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.machine import pick_device, pick_dtype
@@ -42,6 +43,8 @@ class Backbone:
     """What makes the model read differently, if anything."""
     adapters: dict[str, Adapter] = field(default_factory=dict)
     """Further ones by name, to be switched to."""
+    four_bit: bool = False
+    """Are the weights of its blocks rounded to 4 bits?"""
 
     @classmethod
     def load(
@@ -57,19 +60,24 @@ class Backbone:
         """Load by hub id, folder, GGUF file or built-in name; device and dtype are chosen by the machine.
 
         `attention` is "causal", "bidirectional" or, above a layer only, "bidirectional:12"; by default what the
-        model's own config says.
+        model's own config says. `dtype` may be "4bit": weights inside the blocks are rounded, to train LoRA beside a
+        model that would not fit otherwise.
         """
         folder = resolve(name, revision=revision, say=say)
         place = pick_device(device)
-        model = _load_model(folder, pick_dtype(place, dtype))
+        four_bit = dtype == FOUR_BIT
         try:
-            model = model.to(place)
+            if four_bit:
+                model = _load_model(folder, pick_dtype(place), **in_four_bits(place, pick_dtype(place)))
+            else:
+                model = _load_model(folder, pick_dtype(place, dtype)).to(place)
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"The device {place} cannot be used here: {str(error).splitlines()[0]}") from None
         attention = attention or configured_attention(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
-        return cls(str(name), model, _load_tokenizer(folder), attention, folder_fingerprint(folder))
+        tokenizer = _load_tokenizer(folder)
+        return cls(str(name), model, tokenizer, attention, folder_fingerprint(folder), four_bit=four_bit)
 
     def read_as(self, attention: str) -> None:
         """Switch between causal and bidirectional attention, and prove it; a family that cannot is refused."""
@@ -96,8 +104,9 @@ class Backbone:
 
     @property
     def identity(self) -> str:
-        """Names what the model computes: its fingerprint, and that of the adapter."""
-        return fingerprint(self.fingerprint, self.adapter.digest()) if self.adapter else self.fingerprint
+        """Names what the model computes: its fingerprint, whether it was rounded, and that of the adapter."""
+        weights = fingerprint(self.fingerprint, FOUR_BIT) if self.four_bit else self.fingerprint
+        return fingerprint(weights, self.adapter.digest()) if self.adapter else weights
 
     @property
     def family(self) -> str:
@@ -177,13 +186,13 @@ class Backbone:
         return number if number >= 0 else self.n_layers + 1 + number
 
 
-def _load_model(folder: Path, dtype: torch.dtype) -> nn.Module:
+def _load_model(folder: Path, dtype: torch.dtype, **settings: Any) -> nn.Module:
     from transformers import AutoModel
 
     try:
         with quiet_transformers():
             model, report = AutoModel.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **settings
             )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise BackboneError(f"transformers cannot load {folder}: {error}") from error

@@ -47,34 +47,48 @@ def train(
     stages: Annotated[str | None, typer.Option(help="Of a plan with stages, only these: mntp,simcse.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
     device: Device = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, or 4bit to train LoRA beside.")] = None,
 ) -> None:
     """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
-    from decoder2vec.training.onward import start_from
-    from decoder2vec.training.pipeline import read_stages
+    from decoder2vec.training.onward import called, start_from
     from decoder2vec.training.run import train as run
 
     _check_out(out, overwrite)
-    if plan and recipe:
-        raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
+    tables = _stages_of(plan, recipe, stages, one_training=bool(grid or search))
     given = _Given.of(data, train_file, dev or [], test or [], columns)
     settings, numbers = setting or [], _seeds(seeds)
-    if tables := read_stages(plan, recipe):
-        if grid or search:
-            raise InputError("--grid and --search choose the settings of one training, not of several stages.")
-        outcome = _train_stages(tables, stages, given, settings, (backbone, out, numbers, device))
+    if tables:
+        outcome = _train_stages(tables, stages, given, settings, (backbone, out, numbers, device, dtype))
     else:
         chosen, learned = given.plan_and_data(lambda files: _plan(plan, recipe, settings, files))
-        model, copied = start_from(backbone, device=device, say=say)
+        model, copied = start_from(backbone, device=device, dtype=dtype, say=say)
         with bars() as progress:
             watch = _Watch(progress)
             first = (numbers or [0])[0]
             chosen, more = _chosen(chosen, learned, model, watch, search=search, grid=grid or [], seed=first)
+            more |= called(backbone, model)
             extra: dict[str, Any] = {"command": _command(), "more": more, "copy_backbone": copied}
             outcome = run(chosen, learned, model, out, seeds=numbers, progress=watch.read, watch=watch, **extra)
     if results:
         results.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
     _print(outcome, out)
+
+
+def _stages_of(
+    plan: Path | None, recipe: str | None, names: str | None, *, one_training: bool
+) -> dict[str, dict[str, Any]] | None:
+    """The tables of a plan's stages, if it has any; options that do not go together are refused."""
+    from decoder2vec.training.pipeline import read_stages
+
+    if plan and recipe:
+        raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
+    tables = read_stages(plan, recipe)
+    if tables and one_training:
+        raise InputError("--grid and --search choose the settings of one training, not of several stages.")
+    if names and not tables:
+        raise InputError(f"--stages {names} chooses among the stages of a plan, and this one has none.")
+    return tables
 
 
 def _plan(file: Path | None, recipe: str | None, settings: list[str], files: dict[str, Any]) -> Plan:
@@ -88,22 +102,26 @@ def _train_stages(
     names: str | None,
     given: _Given,
     settings: list[str],
-    asked: tuple[str, Path, list[int], str | None],
+    asked: tuple[str, Path, list[int], str | None, str | None],
 ) -> Outcome:
-    """All stages, or those that are named, on the backbone, into the folder, with the seeds, on the device `asked`."""
+    """All stages, or those that are named: on which backbone, into which folder and so on is `asked`."""
     from decoder2vec.training.pipeline import Stage, chosen_stages, run_stages, stage_plan
 
     for setting in settings:
         if setting.partition(".")[0] not in tables:
             raise InputError(f"--set {setting} must begin with the name of a stage: {', '.join(tables)}.")
+    chosen = chosen_stages(tables, split_names(names) if names else [])
+    wanted = [kind for name, stage in chosen.items() for kind in stage_plan(name, stage, settings, {}).wants()]
+    if given.learned and "corpus" not in wanted:
+        raise InputError(f"No stage learns from plain texts, so {given.learned} is not for them; name files in [data].")
     ready = []
-    for name, stage in chosen_stages(tables, split_names(names) if names else []).items():
+    for name, stage in chosen.items():
         plan, data = given.plan_and_data(partial(stage_plan, name, stage, settings), only_texts=True)
         ready.append(Stage(name, plan, data))
-    backbone, out, seeds, device = asked
+    backbone, out, seeds, device, dtype = asked
     with bars() as progress:
         watch = _Watch(progress)
-        extra: dict[str, Any] = {"command": _command(), "device": device, "progress": watch.read}
+        extra: dict[str, Any] = {"command": _command(), "device": device, "dtype": dtype, "progress": watch.read}
         return run_stages(ready, backbone, out, seeds=seeds, say=say, watch=watch, **extra)
 
 
@@ -212,7 +230,7 @@ def _print(outcome: Outcome, out: Path) -> None:
     for name, value in found["mean"]["checks"].items():
         say(f"{name}: mean score {value:.3f}")
     say(f"{share['trained']:,} numbers trained, {share['percent']} % of the model; {found['seconds']} s of training")
-    say(f"wrote the encoder {out} (best seed on dev: {found['best_seed']})")
+    say(f"wrote the encoder {out} (best seed{' on dev' if found['mean']['dev'] else ''}: {found['best_seed']})")
 
 
 def _given_files(folder: Path, learned: dict[str, str | None], dev: list[str], test: list[str]) -> dict[str, Any]:

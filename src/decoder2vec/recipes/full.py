@@ -10,6 +10,7 @@ from torch import nn
 
 from decoder2vec.backbone.layers import find_blocks, keep_first
 from decoder2vec.backbone.load import Backbone
+from decoder2vec.errors import UnsupportedError
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.recipes.schedule import Schedule
 
@@ -24,6 +25,8 @@ class FullTuning(Adapting):
 
     def attach(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """A copy, cut above the last layer that is read."""
+        if backbone.four_bit:
+            raise UnsupportedError("Weights of 4 bits cannot be trained themselves; use lora, or another dtype.")
         model = copy.deepcopy(backbone.model).to(torch.float32)
         if depth < len(find_blocks(model)[1]):
             keep_first(model, depth)

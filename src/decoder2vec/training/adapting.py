@@ -200,7 +200,7 @@ class AdapterTraining:
         """Everything that a run depends on."""
         data = [list(self.place), [vars(pairs) for pairs in self.data.dev], *self.lesson.identity()]
         recipe = [type(self.recipe).__name__, to_table(self.recipe)]
-        return fingerprint(_FORMAT, self.backbone.fingerprint, str(self.backbone.dtype), recipe, data, seed)
+        return fingerprint(_FORMAT, self.backbone.identity, str(self.backbone.dtype), recipe, data, seed)
 
 
 def _cosines(encoder: Encoder, pairs: list[tuple[str, str]]) -> Any:

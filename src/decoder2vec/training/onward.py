@@ -7,6 +7,7 @@ from typing import Any
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.builtin import Say
+from decoder2vec.backbone.four_bit import FOUR_BIT
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
@@ -15,17 +16,22 @@ from decoder2vec.places import cache_root, whole_folder
 from decoder2vec.sharing.transformers_folder import write_model
 
 
-def start_from(name: str | Path, *, device: Any = None, say: Say = lambda _: None) -> tuple[Backbone, bool]:
+def start_from(
+    name: str | Path, *, device: Any = None, dtype: str | None = None, say: Say = lambda _: None
+) -> tuple[Backbone, bool]:
     """The backbone to train, and whether its weights must come along with what is made of it.
 
     Of an encoder the model is taken, with LoRA merged into its weights; how the encoder reads them is forgotten. Merged
     weights are kept in the cache, so that a run that is taken up finds them again.
     """
     if not is_encoder(name):
-        return Backbone.load(name, device=device, say=say), False
-    backbone = Encoder.load(name, device=device).backbone
+        return Backbone.load(name, device=device, dtype=dtype, say=say), False
+    backbone = Encoder.load(name, device=device, dtype=None if dtype == FOUR_BIT else dtype).backbone
     if backbone.adapter is None:
-        return backbone, (Path(name) / "backbone").is_dir()
+        inside = Path(name) / "backbone"
+        if dtype == FOUR_BIT:
+            backbone = Backbone.load(inside if inside.is_dir() else backbone.name, device=device, dtype=dtype)
+        return backbone, inside.is_dir()
     if not isinstance(backbone.adapter, Lora):
         raise UnsupportedError(
             f"{name} reads its model through a {backbone.adapter.kind}, which cannot be merged into the weights; "
@@ -37,4 +43,11 @@ def start_from(name: str | Path, *, device: Any = None, say: Say = lambda _: Non
         say(f"merging the LoRA of {name} into its model, once")
         with whole_folder(folder) as target:
             write_model(backbone, target)
-    return Backbone.load(folder, attention=backbone.attention, device=device), True
+    return Backbone.load(folder, attention=backbone.attention, device=device, dtype=dtype), True
+
+
+def called(name: str | Path, model: Backbone, *, onward: bool = False) -> dict[str, Any]:
+    """What results shall call the model that `start_from` gave: by what a user named, not by where weights are kept."""
+    if not (onward or is_encoder(name)):
+        return {}
+    return {"backbone": {"name": str(name), "fingerprint": model.fingerprint}}

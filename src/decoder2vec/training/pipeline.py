@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -15,15 +16,18 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.folder import is_encoder
 from decoder2vec.places import cache_root, whole_file
+from decoder2vec.recipes.registry import recipes
 from decoder2vec.spec import fingerprint
+from decoder2vec.tables import to_table
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Watch
-from decoder2vec.training.onward import start_from
+from decoder2vec.training.onward import called, start_from
 from decoder2vec.training.plan import Plan, plan_of, read_table
 from decoder2vec.training.run import RESULTS_FILE, RUN_FILE, Outcome, train
 
 PIPELINES = ("bidirectional",)
 """Those that come along, as files beside the recipes."""
+_BESIDE_STAGES = {"name", "about", "data", "stages"}
 
 
 @dataclass(frozen=True)
@@ -38,20 +42,31 @@ class Stage:
 def read_stages(file: Path | None, recipe: str | None) -> dict[str, dict[str, Any]] | None:
     """The tables of a file's stages by name, or of the pipeline that a recipe is; None for a plan of one stage.
 
-    What the file says beside its stages holds for all of them: data, above all.
+    The data that the file names beside its stages hold for all of them.
     """
     if file is None and recipe not in PIPELINES:
+        if recipe not in (None, *recipes()):
+            raise unknown_name("recipe", recipe, [*recipes(), *PIPELINES])
         return None
     table = read_table(file or Path(str(resources.files("decoder2vec.recipes") / f"{recipe}.toml")))
     if "stages" not in table:
         return None
+    if unknown := table.keys() - _BESIDE_STAGES:
+        raise unknown_name("setting beside the stages", sorted(unknown)[0], _BESIDE_STAGES)
     found: dict[str, dict[str, Any]] = {}
-    shared = table.get("data", {})
     for stage in table["stages"] if isinstance(table["stages"], list) else [{}]:
-        name = stage.get("name", "") if isinstance(stage, dict) else ""
-        if not name or name in found:
-            raise InputError("stages is a list of tables, [[stages]], each with a name of its own.")
-        found[name] = {**stage, "data": {**shared, **stage.get("data", {})}}
+        name = stage.get("name") if isinstance(stage, dict) else None
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name) or name in found:
+            raise InputError(
+                "stages is a list of tables, [[stages]], each with a name of its own made of letters, digits, - and _."
+            )
+        found[name] = {**stage, "data": {**_data(table), **_data(stage)}}
+    return found
+
+
+def _data(table: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(found := table.get("data", {}), dict):
+        raise InputError(f"data must be a table, not {found!r}.")
     return found
 
 
@@ -76,6 +91,7 @@ def run_stages(
     *,
     seeds: Sequence[int] = (0,),
     device: Any = None,
+    dtype: str | None = None,
     command: str = "",
     say: Say = lambda _: None,
     progress: Progress = lambda _: None,
@@ -90,15 +106,17 @@ def run_stages(
     start: str | Path = backbone
     for number, stage in enumerate(stages, 1):
         place = out if number == len(stages) else stage_folder(out, number, stage.name)
-        model, copied = start_from(start, device=device, say=say)
-        key = fingerprint(stage.plan.to_json(), _identity(stage.data), model.fingerprint, list(seeds))
+        model, copied = start_from(start, device=device, dtype=dtype, say=say)
+        does = stage.plan.recipe_name, to_table(stage.plan.recipe)  # whatever it is called
+        key = fingerprint(*does, _identity(stage.data), model.fingerprint, list(seeds))
         last = number == len(stages)
         found = next((home for home in (place, *([] if last else _known(key))) if _is_done(home, key)), None)
         if found:
             say(f"{stage.name}: found in {found}")
-            place, outcome = found, _read(found) if last else outcome
+            place, outcome = found, _read(found, device) if last else outcome
         else:
             say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
+            about = {"stage": {"name": stage.name, "number": number, "key": key}}
             outcome = train(
                 stage.plan,
                 stage.data,
@@ -106,7 +124,7 @@ def run_stages(
                 place,
                 seeds=seeds,
                 command=command,
-                more={"stage": {"name": stage.name, "number": number, "key": key}},
+                more=about | called(backbone, model, onward=number > 1),
                 copy_backbone=copied,
                 progress=progress,
                 watch=watch,
@@ -124,8 +142,14 @@ def stage_folder(out: Path, number: int, name: str) -> Path:
 
 
 def _identity(data: TrainingData) -> list[Any]:
-    pairs = [vars(file) for file in (data.train, *data.dev, *data.test) if file]
-    return [data.all_texts(), pairs, data.seen().tolist(), list(data.scale)]
+    """All that may be learned from, or chosen on."""
+    pairs = [[vars(file) for file in files if file] for files in ([data.train], data.dev, data.test)]
+    found: list[Any] = [data.texts, pairs, data.triplets, data.nli, list(data.scale)]
+    found.append(sorted(data.concepts.concepts) if data.concepts else None)
+    if contrast := data.contrast:
+        parts = (contrast.anchors, contrast.positives, contrast.negatives, *contrast.groups.nonzero())
+        found += [contrast.texts, [part.tolist() for part in parts]]
+    return found
 
 
 def _is_done(place: Path, key: str) -> bool:
@@ -136,9 +160,9 @@ def _is_done(place: Path, key: str) -> bool:
     return bool(results.get("stage", {}).get("key") == key)
 
 
-def _read(place: Path) -> Outcome:
+def _read(place: Path, device: Any) -> Outcome:
     results, record = (json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE))
-    return Outcome(Encoder.load(place), results, record)
+    return Outcome(Encoder.load(place, device=device), results, record)
 
 
 def _known(key: str) -> list[Path]:
