@@ -11,11 +11,13 @@ from decoder2vec.errors import InputError
 from decoder2vec.recipes.freeze import EMBEDDING, Freeze, Source
 from decoder2vec.tables import from_table
 from decoder2vec.training.data import DataFiles
+from decoder2vec.training.pipeline import read_stages, stage_plan
 from decoder2vec.training.plan import Plan, read_plan
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PLANS = sorted((EXPERIMENTS / "freeze").glob("*.toml"))
-SPT_PLANS = sorted((EXPERIMENTS / "spt").glob("*.toml"))
+SPT_PLANS = sorted(file for file in (EXPERIMENTS / "spt").glob("*.toml") if not file.stem.startswith("bi_"))
+STAGED = sorted([*(EXPERIMENTS / "spt").glob("bi_*.toml"), *(EXPERIMENTS / "llm2vec").glob("*.toml")])
 
 TEXT = """
 recipe = "freeze"
@@ -174,6 +176,18 @@ def test_every_plan_of_the_prompt_study_is_sound(plan, backbone):
     model = backbone("tiny-llama", found.recipe.attention)
     _, trained = found.recipe.attach(model, model.n_layers)
     assert any(parameter.requires_grad for parameter in trained.parameters())
+
+
+@pytest.mark.parametrize("plan", STAGED, ids=lambda plan: plan.stem)
+def test_every_plan_with_stages_is_sound(plan):
+    stages = read_stages(plan, None)
+    assert stages
+    for name, table in stages.items():
+        found = stage_plan(name, table, [], {})
+        assert found.data.dev and set(found.data.dev).isdisjoint(found.data.test)
+        assert set(found.wants()) <= {"corpus", "contrast"}
+        assert found.recipe.attention == "causal" or plan.stem.startswith("bi_")
+    assert ("mntp" in stages) == ("mntp" in plan.stem)
 
 
 def test_the_plans_are_there():

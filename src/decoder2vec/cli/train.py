@@ -62,13 +62,16 @@ def train(
     else:
         chosen, learned = given.plan_and_data(lambda files: _plan(plan, recipe, settings, files))
         model, copied = start_from(backbone, device=device, dtype=dtype, say=say)
+        _say_direction(chosen, model)
         with bars() as progress:
             watch = _Watch(progress)
             first = (numbers or [0])[0]
             chosen, more = _chosen(chosen, learned, model, watch, search=search, grid=grid or [], seed=first)
             more |= called(backbone, model)
-            extra: dict[str, Any] = {"command": _command(), "more": more, "copy_backbone": copied}
-            outcome = run(chosen, learned, model, out, seeds=numbers, progress=watch.read, watch=watch, **extra)
+            extra: dict[str, Any] = {"onward_from": backbone, "copy_backbone": copied, "progress": watch.read}
+            outcome = run(
+                chosen, learned, model, out, seeds=numbers, command=_command(), more=more, watch=watch, **extra
+            )
     if results:
         results.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
@@ -89,6 +92,13 @@ def _stages_of(
     if names and not tables:
         raise InputError(f"--stages {names} chooses among the stages of a plan, and this one has none.")
     return tables
+
+
+def _say_direction(plan: Plan, model: Backbone) -> None:
+    """A model that looks both ways, such as an encoder's, would otherwise turn causal without a word."""
+    wanted = getattr(plan.recipe, "attention", model.attention)
+    if model.attention not in ("causal", wanted):
+        say(f"the model looks {model.attention}, this training {wanted}; --set attention={model.attention} keeps it")
 
 
 def _plan(file: Path | None, recipe: str | None, settings: list[str], files: dict[str, Any]) -> Plan:

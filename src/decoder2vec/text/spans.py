@@ -16,7 +16,8 @@ def token_places(
 ) -> list[list[list[int]]]:
     """For each plain text the places in its prompt of the tokens that every span touches.
 
-    A text that was cut to fit has those spans that stand whole in what is left of it.
+    A text that was cut to fit has those spans that stand whole in what is left of it. A span of which the tokenizer
+    keeps nothing has no tokens.
     """
     backend = backbone.tokenizer.backend_tokenizer
     backend.no_padding()
@@ -24,15 +25,26 @@ def token_places(
     shift = int(backbone.bos_to_add is not None)
     found: list[list[list[int]]] = []
     for text, prompt, encoding in zip(texts, prompts, backend.encode_batch(list(texts)), strict=True):
-        count = len(prompt.ids) - shift
-        offsets = encoding.offsets[:count]
-        same = prompt.ids[shift:] == encoding.ids[:count]  # where a cut changed the last token, nothing is looked for
-        reach = max((end for _, end in offsets), default=0)
-        wanted = [span for span in spans(text) if span[1] <= reach] if same else []
-        found.append([_touching(span, offsets, shift) for span in wanted])
+        offsets, kept = encoding.offsets, _alike(prompt.ids[shift:], encoding.ids)
+        lost = min((begin for begin, end in offsets[kept:] if begin < end), default=len(text))
+        holders = _holders(len(text), offsets[:kept], shift)
+        found.append([_together(holders[slice(*span)]) for span in spans(text) if span[1] <= lost])
     return found
 
 
-def _touching(span: Span, offsets: Sequence[Span], shift: int) -> list[int]:
-    first, last = span
-    return [place + shift for place, (begin, end) in enumerate(offsets) if begin < last and end > first]
+def _alike(ids: Sequence[int], others: Sequence[int]) -> int:
+    """How many tokens are the same up to the first that is not: where a text was cut, or EOS added to what is left."""
+    return next((n for n, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other), len(ids))
+
+
+def _holders(size: int, offsets: Sequence[Span], shift: int) -> list[list[int]]:
+    """For each character the places of the tokens that it is a part of."""
+    found: list[list[int]] = [[] for _ in range(size)]
+    for place, span in enumerate(offsets):
+        for character in range(*span):
+            found[character].append(place + shift)
+    return found
+
+
+def _together(places: Iterable[list[int]]) -> list[int]:
+    return sorted({place for some in places for place in some})

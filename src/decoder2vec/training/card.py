@@ -71,7 +71,7 @@ def _scores(results: dict[str, Any]) -> list[str]:
     if not rows:
         return ["No scored pairs were given; the best state was chosen on texts that were set aside."]
     return [
-        f"Mean over {len(results['seeds'])} seed(s), in points. Everything was chosen on dev; test was scored once.",
+        f"Mean over {len(results['seeds'])} seed(s), in points. Nothing was chosen on test, which was scored once.",
         "",
         "| file | Spearman | Pearson |",
         "|---|---|---|",

@@ -13,6 +13,7 @@ import torch
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.recipes.objective import Masking
 from decoder2vec.text.concepts import ConceptSet
+from decoder2vec.text.spans import token_places
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.masking import Hidden, RandomMasking
 
@@ -36,6 +37,10 @@ class ConceptMasking(RandomMasking):
         self.found = {
             tuple(prompt.ids): self._possible(prompt, own) for prompt, own in zip(prompts, found, strict=True)
         }
+        self.spoken_for = {
+            tuple(prompt.ids): {place for places in own for place in places}
+            for prompt, own in zip(prompts, found, strict=True)
+        }
 
     def _possible(self, prompt: Prompt, found: list[Occurrence]) -> list[Occurrence]:
         """Those of which every token can be hidden: a text's first token has none before it to be told from."""
@@ -43,15 +48,18 @@ class ConceptMasking(RandomMasking):
         return [places for places in found if places and free.issuperset(places)]
 
     def can_hide(self, ids: Sequence[int]) -> list[int]:
-        """Places of all tokens that belong to concepts; of all tokens, where chance fills up what concepts leave."""
-        if self.settings.fill == "random":
-            return super().can_hide(ids)
-        return [place for places in self.found.get(tuple(ids), []) for place in places]
+        """Places of all tokens of concepts; of the others too, where chance fills up what concepts leave."""
+        whole = [place for places in self.found.get(tuple(ids), []) for place in places]
+        return sorted([*whole, *self._of_no_concept(ids)]) if self.settings.fill == "random" else whole
+
+    def _of_no_concept(self, ids: Sequence[int]) -> list[int]:
+        taken = self.spoken_for.get(tuple(ids), set())
+        return [place for place in super().can_hide(ids) if place not in taken]
 
     def __call__(self, texts: Sequence[Sequence[int]], generator: torch.Generator | None = None) -> list[Hidden]:
-        """Choose whole concepts up to the share of the batch; the smallest choice is one concept."""
+        """Choose whole concepts up to the share of the batch; the smallest choice is one concept, or one token."""
         tokens = sum(len(RandomMasking.can_hide(self, ids)) for ids in texts)
-        budget = int(self.settings.rate * tokens)
+        budget = max(1, int(self.settings.rate * tokens))
         listed = [(row, places) for row, ids in enumerate(texts) for places in self.found.get(tuple(ids), [])]
         chosen: list[tuple[int, Occurrence]] = []
         for number in torch.randperm(len(listed), generator=generator).tolist():
@@ -60,20 +68,14 @@ class ConceptMasking(RandomMasking):
                 chosen.append((row, places))
                 budget -= len(places)
         if self.settings.fill == "random" and budget > 0:
-            chosen += self._filling(texts, chosen, budget, generator)
+            chosen += self._filling(texts, budget, generator)
         return self._hidden(texts, chosen, generator)
 
     def _filling(
-        self,
-        texts: Sequence[Sequence[int]],
-        chosen: list[tuple[int, Occurrence]],
-        count: int,
-        generator: torch.Generator | None,
+        self, texts: Sequence[Sequence[int]], count: int, generator: torch.Generator | None
     ) -> list[tuple[int, Occurrence]]:
-        """Single tokens by chance, among those that are left."""
-        taken = {(row, place) for row, places in chosen for place in places}
-        free = [(row, place) for row, ids in enumerate(texts) for place in RandomMasking.can_hide(self, ids)]
-        free = [one for one in free if one not in taken]
+        """Single tokens by chance, of no concept: one that does not fit is not hidden in part."""
+        free = [(row, place) for row, ids in enumerate(texts) for place in self._of_no_concept(ids)]
         order = torch.randperm(len(free), generator=generator).tolist()[:count]
         return [(free[number][0], [free[number][1]]) for number in order]
 
@@ -100,23 +102,15 @@ def occurrences(
 ) -> list[list[Occurrence]]:
     """The places of every concept's tokens in each text, by the tokenizer's own offsets.
 
-    A text that was cut to fit has those that stand whole in what is left of it.
+    A text that was cut to fit has those that stand whole in what is left of it. Concepts that share a token are one.
     """
-    backend = backbone.tokenizer.backend_tokenizer
-    backend.no_padding()
-    backend.no_truncation()
-    shift = int(backbone.bos_to_add is not None)
-    found: list[list[Occurrence]] = []
-    for text, prompt, encoding in zip(texts, prompts, backend.encode_batch(list(texts)), strict=True):
-        count = len(prompt.ids) - shift
-        offsets = encoding.offsets[:count]
-        same = prompt.ids[shift:] == encoding.ids[:count]  # where a cut changed the last token, none is looked for
-        reach = max((end for _, end in offsets), default=0)
-        spans = [span for span in concepts.find(text) if span[1] <= reach] if same else []
-        found.append(
-            [
-                [place + shift for place, (begin, end) in enumerate(offsets) if begin < last and end > first]
-                for first, last in spans
-            ]
-        )
-    return found
+    return [_apart(places) for places in token_places(texts, prompts, backbone, concepts.find)]
+
+
+def _apart(found: list[Occurrence]) -> list[Occurrence]:
+    own: list[Occurrence] = []
+    for places in filter(None, found):
+        if own and own[-1][-1] >= places[0]:
+            places = sorted({*own.pop(), *places})
+        own.append(places)
+    return own

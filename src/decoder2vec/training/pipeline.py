@@ -125,6 +125,7 @@ def run_stages(
                 seeds=seeds,
                 command=command,
                 more=about | called(backbone, model, onward=number > 1),
+                onward_from=start,
                 copy_backbone=copied,
                 progress=progress,
                 watch=watch,

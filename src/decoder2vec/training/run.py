@@ -56,14 +56,16 @@ def train(
     seeds: Sequence[int] = (0,),
     command: str = "",
     more: Mapping[str, Any] | None = None,
+    onward_from: str | Path | None = None,
     copy_backbone: bool = False,
     progress: Progress = lambda _: None,
     watch: Watch = lambda _: None,
 ) -> Outcome:
     """Train every seed, save the best as an encoder in `out`; a killed run goes on where it was.
 
-    `more` is put into the results beside the rest, such as what a grid gave. `copy_backbone` puts the model's weights
-    beside the encoder, even where they were not trained.
+    `more` is put into the results beside the rest, such as what a grid gave. `onward_from` is the encoder whose model
+    is trained, if it is one's: what that has seen counts as seen. `copy_backbone` puts the model's weights beside the
+    encoder, even where they were not trained.
     """
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
@@ -88,7 +90,7 @@ def train(
         **_logs(work),
         RESULTS_FILE: _json(results),
         RUN_FILE: _json(record),
-        SEEN_FILE: _array(data.seen()),
+        SEEN_FILE: _array(_seen(data, onward_from)),
         "README.md": write_card(encoder, plan, results, record).encode(),
     }
     if is_first():
@@ -97,6 +99,12 @@ def train(
     if copied:
         encoder = Encoder.load(out, device=backbone.device, dtype=backbone.dtype)
     return Outcome(encoder, results, record)
+
+
+def _seen(data: TrainingData, before: str | Path | None) -> Any:
+    """Pairs that training looked at, now and before."""
+    file = Path(before) / SEEN_FILE if before else None
+    return np.union1d(data.seen(), np.load(file)) if file and file.is_file() else data.seen()
 
 
 def _free(out: Path) -> Path:
@@ -180,7 +188,7 @@ def summary(plan: Plan, seeds: list[dict[str, Any]], backbone: Backbone, command
 def _kept_starts(seeds: list[dict[str, Any]]) -> list[str]:
     """Seeds whose training made nothing better: their encoders are what they were before it."""
     return [
-        f"seed {seed['seed']}: no epoch of {stage} was better on dev than the start, which was kept"
+        f"seed {seed['seed']}: no state of {stage} was better than the start, which was kept"
         for seed in seeds
         for stage, history in seed["notes"].items()
         if isinstance(history, dict) and history.get("best") == -1 and history.get("scores")

@@ -17,6 +17,7 @@ from torch.nn import functional
 from decoder2vec.errors import InputError
 from decoder2vec.maths.restoration import RestorationScore, score
 from decoder2vec.recipes.adapting import Adapting, Reads
+from decoder2vec.recipes.soft_prompt import SoftPromptTuning
 from decoder2vec.text.punctuation import NO_LABEL, Edit, EditVocabulary, attached_words, clear, edits, excerpts
 from decoder2vec.text.spans import token_places
 from decoder2vec.training.data import TrainingData
@@ -36,8 +37,10 @@ class PunctuationLesson(Lesson):
 
     def __init__(self, recipe: Adapting, data: TrainingData) -> None:
         super().__init__(recipe, data)
-        if recipe.reads is not Reads.TOKENS:
-            raise InputError("punctuation reads every token in every step; use lora, kv_prefix or full.")
+        if recipe.reads is not Reads.TOKENS or isinstance(recipe, SoftPromptTuning):
+            raise InputError(
+                "punctuation is told from the tokens of a text, not of a prompt; use lora, kv_prefix or full."
+            )
         if recipe.read.layer != -1 or recipe.read.template != "plain":
             raise InputError("punctuation is told from the top layer of plain texts; leave layer and template alone.")
         whole = list(excerpts(text for text in data.texts if clear(text)))
@@ -111,12 +114,14 @@ class _Telling:
         cleared = [clear(text) for text in texts]
         self.prompts = [room.prompts[room.place[text]] for text in cleared]
         places = token_places(cleared, self.prompts, room.backbone, _words)
-        self.ends = [
-            torch.tensor([[word[0], word[-1]] for word in own], dtype=torch.long).view(-1, 2) for own in places
-        ]
-        labels = [[vocabulary.number(edit) for edit in edits(text)[1]] for text in texts]
-        self.labels = [torch.tensor(own[: len(ends)]) for own, ends in zip(labels, self.ends, strict=True)]
+        self.ends = [torch.tensor([_ends(word) for word in own], dtype=torch.long).view(-1, 2) for own in places]
+        self.labels = [torch.tensor(self._numbers(text, own)) for text, own in zip(texts, places, strict=True)]
         self.states = TokenStates(room)
+
+    def _numbers(self, text: str, places: Sequence[Sequence[int]]) -> list[int]:
+        """Of the edits of those words that fit; a word without tokens has no label."""
+        known = zip(places, edits(text)[1], strict=False)
+        return [self.vocabulary.number(edit) if word else NO_LABEL for word, edit in known]
 
     def mean(self, numbers: Sequence[int]) -> Tensor:
         """The cross-entropy of a labelled word of some texts, on average."""
@@ -137,18 +142,19 @@ class _Telling:
         states = self.states([self.prompts[number] for number in numbers])
         ends = [self.ends[number] for number in numbers]
         rows = torch.repeat_interleave(torch.arange(len(ends)), torch.tensor([len(own) for own in ends]))
-        first, last = torch.cat(ends).to(states.device).unbind(1)
+        first, last = torch.cat(ends).clamp(min=0).to(states.device).unbind(1)
         rows = rows.to(states.device)
         both = torch.cat([states[rows, first], states[rows, last]], dim=1)
         logits: Tensor = self.tags(both.to(self.tags.weight.dtype))
         return logits
 
     def told(self) -> list[list[Edit]]:
-        """What the model says was done to each word; words of a text that did not fit are left alone."""
+        """What the model says was done to each word; words that did not fit or have no tokens are left alone."""
         found = []
         for number, text in enumerate(self.texts):
-            chosen = self._logits([number]).argmax(dim=1).tolist() if len(self.ends[number]) else []
-            count = len(clear(text).split())
+            own, count = self.ends[number], len(clear(text).split())
+            best = self._logits([number]).argmax(dim=1).tolist() if len(own) else []
+            chosen = [label if first >= 0 else 0 for label, (first, _) in zip(best, own.tolist(), strict=True)]
             found.append([self.vocabulary.edits[label] for label in [*chosen, *[0] * (count - len(chosen))]])
         return found
 
@@ -156,3 +162,8 @@ class _Telling:
 def _words(text: str) -> list[tuple[int, int]]:
     """Where the words of a cleared text stand; one space parts them."""
     return [match.span() for match in re.finditer(r"\S+", text)]
+
+
+def _ends(places: Sequence[int]) -> tuple[int, int]:
+    """The first token of a word and its last, or -1 where the tokenizer keeps nothing of it."""
+    return (places[0], places[-1]) if places else (-1, -1)

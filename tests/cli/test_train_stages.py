@@ -1,0 +1,173 @@
+"""`d2v train` in stages, and on from an encoder, as people use it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command import d2v
+from decoder2vec.backbone.direction import is_bidirectional
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import Decoder2VecError
+from made_up_contrast import toy_examples, toy_pairs
+from made_up_texts import sentences
+
+TINY = ["--backbone", "tiny-llama", "--device", "cpu"]
+QUICK = ["--set", "mntp.training.steps=6", "--set", "simcse.training.steps=1", "--set", "mntp.training.rate=0.01"]
+QUICK += ["--set", "mntp.training.batch=4", "--set", "simcse.training.batch=4"]
+PLAN = """
+about = "Two stages and a third."
+
+[data]
+texts = "corpus.txt"
+dev = ["pairs.tsv"]
+
+[[stages]]
+name = "tell"
+recipe = "lora"
+lora = {rank = 2, attention = "bidirectional", objective = {name = "mntp"}, training = {epochs = 1, batch = 8}}
+
+[[stages]]
+name = "pull"
+recipe = "soft_prompt"
+soft_prompt = {tokens = 2, attention = "bidirectional", training = {epochs = 1, batch = 8}}
+data = {triplets = "mine.tsv"}
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A folder with plain texts, triplets, pairs to choose on and a plan; stages done elsewhere are not heard of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr("decoder2vec.training.pipeline.cache_root", lambda: tmp_path / "notes")
+    pairs = toy_pairs()
+    files = {
+        "texts.txt": sentences(24),
+        "corpus.txt": sentences(24),
+        "mine.tsv": [
+            "anchor\tpositive\tnegative",
+            *("\t".join((one.anchor, one.positive, one.negatives[0])) for one in toy_examples()),
+        ],
+        "pairs.tsv": [
+            "sentence1\tsentence2\tscore",
+            *(f"{a}\t{b}\t{score}" for a, b, score in zip(pairs.left, pairs.right, pairs.scores, strict=True)),
+        ],
+        "plan.toml": [PLAN],
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+def printed(*words):
+    done = d2v("train", *words, *TINY)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def results(folder):
+    return json.loads((Path(folder) / "results.json").read_text())
+
+
+def test_plain_texts_are_one_command(own_cache):
+    out = printed("--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc", *QUICK)
+    assert "wrote the encoder enc (best seed: 0)" in out
+    found = Encoder.load("enc", device="cpu")
+    assert found.spec.attention == "bidirectional" and is_bidirectional(found.backbone.model)
+    assert [reading.pooling for reading in found.spec.readings] == ["mean"]
+    first = Encoder.load("enc-stages/1-mntp", device="cpu")
+    vectors = [encoder.encode(["The dog runs"]) for encoder in (first, found)]
+    assert np.isfinite(vectors).all() and found.backbone.fingerprint != first.backbone.fingerprint
+    assert [results(place)["config"]["lora"]["training"]["steps"] for place in ("enc-stages/1-mntp", "enc")] == [6, 1]
+    assert results("enc")["data"] == {"plain texts": "24"} and results("enc")["mean"]["dev"] == {}
+    card = Path("enc/README.md").read_text()
+    assert card.startswith("# simcse: an encoder made of tiny-llama\n\nVectors of whole texts: a text read twice")
+    assert "No scored pairs were given; the best state was chosen on texts that were set aside." in card
+    assert "Spearman" not in card and "- plain texts: 24" in card and own_cache not in card
+    assert not re.search(r"\bnan\b|\bNone\b|\{\}|-inf", card)
+
+
+def test_a_second_run_is_refused_unless_it_may_overwrite_and_then_finds_everything():
+    words = ["--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc", *QUICK]
+    printed(*words)
+    before = Encoder.load("enc", device="cpu").fingerprint
+    with pytest.raises(Decoder2VecError, match="enc holds an encoder already"):
+        printed(*words)
+    out = printed(*words, "--overwrite", "--results", "found.json")
+    assert "mntp: found in enc-stages/1-mntp" in out and "simcse: found in enc" in out
+    assert Encoder.load("enc", device="cpu").fingerprint == before
+    assert json.loads(Path("found.json").read_text()) == results("enc")
+
+
+def test_one_of_the_stages_alone():
+    out = printed("--recipe", "bidirectional", "--stages", "simcse", "--data", "texts.txt", "--out", "enc", *QUICK)
+    assert "masked texts" not in out and not Path("enc-stages").exists()
+    found = Encoder.load("enc", device="cpu")
+    assert found.spec.backbone == "tiny-llama" and not Path("enc/backbone").exists()
+    assert results("enc")["config"]["lora"]["objective"]["name"] == "simcse"
+
+
+def test_a_plan_of_ones_own_with_scores_and_data_that_all_stages_share():
+    out = printed("plan.toml", "--data", ".", "--test", "pairs.tsv", "--out", "enc", "--set", "pull.training.rate=0.1")
+    assert "pairs" in out and "Spearman" in out and "best seed on dev: 0" in out
+    first, second = results("enc-stages/1-tell"), results("enc")
+    assert first["config"]["data"]["texts"] == second["config"]["data"]["texts"] == "corpus.txt"
+    for one in (first, second):
+        assert one["data"]["chosen on"] == one["data"]["scored once on"] == "pairs (10 pairs)"
+        assert one["mean"]["dev"] == one["mean"]["test"] and "pairs" in one["mean"]["dev"]
+    assert "examples" in second["data"] and "plain texts" not in second["data"]
+    assert second["config"]["soft_prompt"]["training"]["rate"] == 0.1
+    assert Encoder.load("enc", device="cpu").backbone.adapter.kind == "soft_prompt"
+
+
+def test_training_goes_on_from_an_encoder_by_its_folder():
+    printed("--recipe", "bidirectional", "--stages", "mntp", "--data", "texts.txt", "--out", "first", *QUICK)
+    words = ["--recipe", "lora", "--data", "mine.tsv", "--dev", "pairs.tsv", "--set", "training.batch=8"]
+    out = d2v("train", *words, "--backbone", "first", "--out", "second", "--device", "cpu").output
+    assert "lora on first, 1 seed(s)" in out
+    found, first = (Encoder.load(name, device="cpu") for name in ("second", "first"))
+    assert found.backbone.fingerprint != first.backbone.fingerprint and Path("second/backbone").is_dir()
+    assert Path("second/README.md").read_text().startswith("# lora: an encoder made of first\n")
+    assert results("second")["backbone"] == {"name": "first", "fingerprint": found.backbone.fingerprint}
+
+
+PIPELINE = ["--recipe", "bidirectional", "--data", "texts.txt"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([*PIPELINE, "--stages", "simsce"], "Unknown stage 'simsce'. Did you mean simcse"),
+        ([*PIPELINE, "--set", "training.steps=3"], "--set training.steps=3 must begin with .* stage: mntp, simcse"),
+        ([*PIPELINE, "--set", "rank=3"], "--set rank=3 must begin with the name of a stage: mntp, simcse"),
+        ([*PIPELINE, "--set", "mntp.training.setps=3"], r"Unknown setting in \[lora.training\] 'setps'"),
+        ([*PIPELINE, "--grid", "training.rate=0.1,0.2"], "--grid and --search choose the settings of one training"),
+        ([*PIPELINE, "--search", "2"], "--grid and --search choose the settings of one training"),
+        (["--recipe", "bidirectional", "--data", "nowhere.txt"], "There is no file or folder nowhere.txt"),
+        (["--recipe", "bidirectional", "--data", "empty"], "empty has no file 'texts.tsv'"),
+        (["--recipe", "bidirectional", "--data", "few.txt"], "mntp learns from plain texts, 4 or more; there are 2"),
+        (
+            ["--recipe", "bidirectonal", "--data", "texts.txt"],
+            "Unknown recipe 'bidirectonal'. Did you mean bidirectional",
+        ),
+        (["--recipe", "lora", "--data", "mine.tsv", "--stages", "mntp"], "--stages mntp chooses among the stages"),
+        (["plan.toml", "--recipe", "bidirectional"], "leave out --recipe"),
+        (["plan.toml", "--stages", "pull", "--data", "mine.tsv"], "No stage learns from plain texts, so mine.tsv"),
+        (["unnamed.toml"], r"stages is a list of tables, \[\[stages\]\], each with a name of its own"),
+        (["twice.toml"], r"stages is a list of tables, \[\[stages\]\], each with a name of its own"),
+    ],
+)
+def test_a_mistake_is_one_sentence(words, message, place):
+    (place / "empty").mkdir()
+    (place / "few.txt").write_text("One text.\nAnother text.\n")
+    (place / "unnamed.toml").write_text(PLAN.replace('name = "tell"', ""))
+    (place / "twice.toml").write_text(PLAN.replace('name = "tell"', 'name = "pull"'))
+    with pytest.raises(Decoder2VecError, match=message) as error:
+        printed(*words, "--out", "enc")
+    assert len(str(error.value).splitlines()) == 1
+    assert not (place / "enc").exists() and not (place / "enc-stages").exists()
