@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +14,12 @@ import typer
 
 from decoder2vec.cli.options import Device, split_names
 from decoder2vec.cli.show import bars, say, table
+from decoder2vec.cli.training_watch import TrainingWatch
 from decoder2vec.errors import DataFileError, InputError
 
 if TYPE_CHECKING:
     from decoder2vec.backbone.load import Backbone
     from decoder2vec.training.data import TrainingData
-    from decoder2vec.training.loop import Note
     from decoder2vec.training.plan import Plan
     from decoder2vec.training.run import Outcome
 
@@ -50,32 +49,57 @@ def train(
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, or 4bit to train LoRA beside.")] = None,
 ) -> None:
     """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
-    from decoder2vec.training.onward import called, start_from
-    from decoder2vec.training.run import train as run
-
     _check_out(out, overwrite)
     tables = _stages_of(plan, recipe, stages, one_training=bool(grid or search))
     given = _Given.of(data, train_file, dev or [], test or [], columns)
     settings, numbers = setting or [], _seeds(seeds)
+    asked = _Asked(backbone, out, numbers, device, dtype)
     if tables:
-        outcome = _train_stages(tables, stages, given, settings, (backbone, out, numbers, device, dtype))
+        outcome = _train_stages(tables, stages, given, settings, asked)
     else:
         chosen, learned = given.plan_and_data(lambda files: _plan(plan, recipe, settings, files))
-        model, copied = start_from(backbone, device=device, dtype=dtype, say=say)
-        _say_direction(chosen, model)
-        with bars() as progress:
-            watch = _Watch(progress)
-            first = (numbers or [0])[0]
-            chosen, more = _chosen(chosen, learned, model, watch, search=search, grid=grid or [], seed=first)
-            more |= called(backbone, model)
-            extra: dict[str, Any] = {"onward_from": backbone, "copy_backbone": copied, "progress": watch.read}
-            outcome = run(
-                chosen, learned, model, out, seeds=numbers, command=_command(), more=more, watch=watch, **extra
-            )
+        outcome = _train_one(chosen, learned, asked, search=search, grid=grid or [])
     if results:
         results.parent.mkdir(parents=True, exist_ok=True)
         results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
     _print(outcome, out)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is trained, where the result goes, and how it is computed."""
+
+    backbone: str
+    out: Path
+    seeds: list[int]
+    device: str | None
+    dtype: str | None
+
+
+def _train_one(plan: Plan, data: TrainingData, asked: _Asked, *, search: int, grid: list[str]) -> Outcome:
+    """A plan without stages."""
+    from decoder2vec.training.onward import called, start_from
+    from decoder2vec.training.run import train
+
+    model, copied = start_from(asked.backbone, device=asked.device, dtype=asked.dtype, say=say)
+    _say_direction(plan, model)
+    with bars() as progress:
+        watch = TrainingWatch(progress)
+        first = (asked.seeds or [0])[0]
+        plan, more = _chosen(plan, data, model, watch, search=search, grid=grid, seed=first)
+        return train(
+            plan,
+            data,
+            model,
+            asked.out,
+            seeds=asked.seeds,
+            command=_command(),
+            more=more | called(asked.backbone, model),
+            onward_from=asked.backbone,
+            copy_backbone=copied,
+            progress=watch.read,
+            watch=watch,
+        )
 
 
 def _stages_of(
@@ -112,9 +136,9 @@ def _train_stages(
     names: str | None,
     given: _Given,
     settings: list[str],
-    asked: tuple[str, Path, list[int], str | None, str | None],
+    asked: _Asked,
 ) -> Outcome:
-    """All stages, or those that are named: on which backbone, into which folder and so on is `asked`."""
+    """All stages, or those that are named."""
     from decoder2vec.training.pipeline import Stage, chosen_stages, run_stages, stage_plan
 
     for setting in settings:
@@ -128,11 +152,20 @@ def _train_stages(
     for name, stage in chosen.items():
         plan, data = given.plan_and_data(partial(stage_plan, name, stage, settings), only_texts=True)
         ready.append(Stage(name, plan, data))
-    backbone, out, seeds, device, dtype = asked
     with bars() as progress:
-        watch = _Watch(progress)
-        extra: dict[str, Any] = {"command": _command(), "device": device, "dtype": dtype, "progress": watch.read}
-        return run_stages(ready, backbone, out, seeds=seeds, say=say, watch=watch, **extra)
+        watch = TrainingWatch(progress)
+        return run_stages(
+            ready,
+            asked.backbone,
+            asked.out,
+            seeds=asked.seeds,
+            device=asked.device,
+            dtype=asked.dtype,
+            say=say,
+            command=_command(),
+            progress=watch.read,
+            watch=watch,
+        )
 
 
 @dataclass(frozen=True)
@@ -177,7 +210,7 @@ _ROLES = {"contrast": "triplets", "corpus": "texts"}
 
 
 def _chosen(
-    plan: Plan, data: TrainingData, model: Backbone, watch: _Watch, *, search: int, grid: list[str], seed: int
+    plan: Plan, data: TrainingData, model: Backbone, watch: TrainingWatch, *, search: int, grid: list[str], seed: int
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan with settings that were searched for, and what the search found."""
     if search:
@@ -190,41 +223,6 @@ def _chosen(
 
     plan, tried = choose_from_grid(plan, parse_grid(grid), data, model, seed=seed, say=say, watch=watch)
     return plan, {"grid": tried}
-
-
-_SAY_EVERY = 20.0
-
-
-class _Watch:
-    """One bar for each stage of each seed, with the last epoch's loss and dev score."""
-
-    def __init__(self, progress: Any) -> None:
-        self.progress = progress
-        self.reading = progress.add_task("reading texts", total=None)
-        self.texts, self.said = 0, time.monotonic()
-        self.stage, self.step, self.task = "", 0, None
-
-    def read(self, count: int) -> None:
-        """So many more texts are in the store."""
-        self.texts += count
-        self.progress.advance(self.reading, count)
-        self._say(f"reading: {self.texts:,} texts")
-
-    def __call__(self, note: Note) -> None:
-        if note.stage != self.stage or note.step < self.step:
-            self.stage, self.task = note.stage, self.progress.add_task(note.stage, total=note.steps)
-        self.step = note.step
-        text = note.stage
-        if note.loss is not None and note.score is not None:
-            text += f"  loss {note.loss:.4f}  dev {note.score:.2f}"
-        self.progress.update(self.task, completed=note.step, description=text)
-        self._say(f"{text}  step {note.step}/{note.steps}")
-
-    def _say(self, line: str) -> None:
-        """A plain line now and then where no bar is drawn: a log should not stay silent for minutes."""
-        if not sys.stderr.isatty() and time.monotonic() - self.said > _SAY_EVERY:
-            self.said = time.monotonic()
-            say(line)
 
 
 def _print(outcome: Outcome, out: Path) -> None:

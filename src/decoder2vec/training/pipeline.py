@@ -10,7 +10,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.activations.extract import Progress
 from decoder2vec.backbone.builtin import Say
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, unknown_name
@@ -20,7 +19,6 @@ from decoder2vec.recipes.registry import recipes
 from decoder2vec.spec import fingerprint
 from decoder2vec.tables import to_table
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.loop import Watch
 from decoder2vec.training.onward import called, start_from
 from decoder2vec.training.plan import Plan, plan_of, read_table
 from decoder2vec.training.run import RESULTS_FILE, RUN_FILE, Outcome, train
@@ -92,15 +90,13 @@ def run_stages(
     seeds: Sequence[int] = (0,),
     device: Any = None,
     dtype: str | None = None,
-    command: str = "",
     say: Say = lambda _: None,
-    progress: Progress = lambda _: None,
-    watch: Watch = lambda _: None,
+    **options: Any,
 ) -> Outcome:
     """Train them all; the last is written to `out`, the others beside it, each an encoder of its own.
 
     A stage that was done before, with the same settings, data and weights, is not done again, even if that was for
-    another encoder: many may share their first stage.
+    another encoder: many may share their first stage. `options` go to every training: command, progress, watch.
     """
     outcome = None
     start: str | Path = backbone
@@ -123,12 +119,10 @@ def run_stages(
                 model,
                 place,
                 seeds=seeds,
-                command=command,
                 more=about | called(backbone, model, onward=number > 1),
                 onward_from=start,
                 copy_backbone=copied,
-                progress=progress,
-                watch=watch,
+                **options,
             )
             _remember(key, place)
         start = place

@@ -76,14 +76,8 @@ def train(
     training = start_training(plan.recipe, data, backbone, progress)
     reading = time.perf_counter() - started
     done, best = _seeds(training, plan, seeds, work, watch)
-    results = summary(plan, done, backbone, command) | {
-        "best_seed": best.seed,
-        "seconds": round(sum(seed["seconds"] for seed in done), 2),
-        "seconds_reading": round(reading, 2),
-        "data": data.facts(),
-        "notes": [*data.notes, *_kept_starts(done)],
-        **(more or {}),
-    }
+    results = summary(plan, done, backbone, command)
+    results |= {"best_seed": best.seed, "seconds_reading": round(reading, 2), **_said(data, done), **(more or {})}
     encoder, record, copied = _result(training, best, work)
     record |= {"recipe": plan.recipe_name, "name": plan.name}
     extras = {
@@ -99,6 +93,12 @@ def train(
     if copied:
         encoder = Encoder.load(out, device=backbone.device, dtype=backbone.dtype)
     return Outcome(encoder, results, record)
+
+
+def _said(data: TrainingData, seeds: list[dict[str, Any]]) -> dict[str, Any]:
+    """How long it took in all, what it learned from, and what a user should know."""
+    seconds = round(sum(seed["seconds"] for seed in seeds), 2)
+    return {"seconds": seconds, "data": data.facts(), "notes": [*data.notes, *_kept_starts(seeds)]}
 
 
 def _seen(data: TrainingData, before: str | Path | None) -> Any:
