@@ -30,6 +30,7 @@ class TrainingWatch:
         self._say(f"reading: {self.texts:,} texts")
 
     def __call__(self, note: Note) -> None:
+        """A step was made."""
         if note.stage != self.stage or note.step < self.step:
             self.stage, self.task = note.stage, self.progress.add_task(note.stage, total=note.steps)
         self.step = note.step

@@ -26,6 +26,8 @@ from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
 from decoder2vec.training.lessons.parts import TokenStates, sum_over
 from decoder2vec.training.loop import Rows
 
+_WORDS = 150
+"""Sentences are read in excerpts of so many words at most."""
 _LEAST = 5
 """An edit seen less often in the corpus has no label."""
 
@@ -43,7 +45,8 @@ class PunctuationLesson(Lesson):
             )
         if recipe.read.layer != -1 or recipe.read.template != "plain":
             raise InputError("punctuation is told from the top layer of plain texts; leave layer and template alone.")
-        whole = list(excerpts(text for text in data.texts if clear(text)))
+        words = max(1, min(_WORDS, recipe.read.max_length // 2))  # so that hardly any excerpt is cut
+        whole = list(excerpts((text for text in data.texts if clear(text)), words))
         self.learned, self.apart = set_aside(whole, "punctuation")
         self.vocabulary = EditVocabulary.from_texts(self.learned, least=_LEAST)
         if len(self.vocabulary) < 2:
