@@ -66,11 +66,10 @@ class Backbone:
         folder = resolve(name, revision=revision, say=say)
         place = pick_device(device)
         four_bit = dtype == FOUR_BIT
+        numbers = pick_dtype(place, None if four_bit else dtype)
+        model = _load_model(folder, numbers, **(in_four_bits(place, numbers) if four_bit else {}))
         try:
-            if four_bit:
-                model = _load_model(folder, pick_dtype(place), **in_four_bits(place, pick_dtype(place)))
-            else:
-                model = _load_model(folder, pick_dtype(place, dtype)).to(place)
+            model = model if four_bit else model.to(place)
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"The device {place} cannot be used here: {str(error).splitlines()[0]}") from None
         attention = attention or configured_attention(model)
