@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
 
 import numpy as np
 import torch
 
-from measure import best_seconds, report
+from measure import best_seconds, in_turn, peak_megabytes, report
 from suffix_training import QUANTILES, prompts_of
 
 WAYS = ("lora", "lora, peft", "soft prompt", "soft prompt, plain loop")
@@ -81,12 +77,7 @@ def measure(way: str, name: str, count: int) -> None:
     prompts = prompts_of(lengths, backbone.model.config.vocab_size)
     step = step_of(way, backbone, prompts)
     step()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    seconds = best_seconds(step, 2)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    print(json.dumps({"seconds": seconds, "tokens": sum(lengths), "peak": peak, "before": before / 1024}))
+    print(json.dumps({"seconds": best_seconds(step, 2), "tokens": sum(lengths), "peak": peak_megabytes()}))
 
 
 def main() -> None:
@@ -98,15 +89,8 @@ def main() -> None:
     if arguments.way:
         measure(arguments.way, arguments.backbone, arguments.triplets)
         return
-    found: dict[str, dict[str, float]] = {}
-    for _ in range(2):
-        for way in WAYS:
-            command = [sys.executable, __file__, "--backbone", arguments.backbone]
-            command += ["--triplets", str(arguments.triplets), "--way", way]
-            done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ), check=True)
-            one = json.loads(done.stdout.splitlines()[-1])
-            if way not in found or one["seconds"] < found[way]["seconds"]:
-                found[way] = one
+    options = ("--backbone", arguments.backbone, "--triplets", str(arguments.triplets))
+    found = in_turn(__file__, WAYS, *options)
     rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
     report(
         "adapter_training",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import resource
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -55,6 +58,31 @@ def report(name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], 
         print(f"{key}: {value}")
     table = [dict(zip(columns, row, strict=True)) for row in rows]
     print(json.dumps({"bench": name, **machine(), "rows": table, **facts}), flush=True)
+
+
+def in_turn(file: str, ways: Sequence[str], *options: str, rounds: int = 2) -> dict[str, dict[str, float]]:
+    """Each way in a process of its own, all of them in turn, some rounds of it; the faster run of each counts.
+
+    The bench in `file` is called with `--way` and prints one line of JSON with seconds.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(rounds):
+        for way in ways:
+            command = [sys.executable, file, *options, "--way", way]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(done.stderr[-2000:])
+            one = json.loads(done.stdout.splitlines()[-1])
+            if way not in found or one["seconds"] < found[way]["seconds"]:
+                found[way] = one
+    return found
+
+
+def peak_megabytes() -> float:
+    """The most memory so far: of the GPU if there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def _finish() -> None:

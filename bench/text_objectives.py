@@ -10,17 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
-import subprocess
-import sys
 
 import numpy as np
 import torch
 from torch.nn import functional
 
 from corpus import sentences
-from measure import best_seconds, report
+from measure import best_seconds, in_turn, peak_megabytes, report
 
 WAYS = ("mntp", "mntp, peft", "mntp, all logits", "simcse", "simcse, peft")
 
@@ -37,31 +33,13 @@ def our_step(objective, backbone, texts):
     training = AdapterTraining(recipe, TrainingData(None, (), texts=tuple(texts)), backbone)
     rows = np.arange(len(training.lesson))
     tokens = sum(len(training.prompts[row].ids) for row in rows)
-    task = _task(training)
+    _, _, task = training.prepare(0)
 
     def step():
         with task.around():
             task.loss(rows).backward()
 
     return step, tokens
-
-
-def _task(training):
-    from decoder2vec.training import adapting
-
-    caught = {}
-
-    def fit(_, task, *__, **___):
-        caught["task"] = task
-        raise StopIteration
-
-    adapting.fit, plain = fit, adapting.fit
-    try:
-        training.run(0)
-    except StopIteration:
-        return caught["task"]
-    finally:
-        adapting.fit = plain
 
 
 def plain_step(objective, backbone, texts):
@@ -130,11 +108,7 @@ def measure(way: str, name: str, count: int) -> None:
     else:
         step, tokens = our_step(objective, backbone, texts)
     step()
-    seconds = best_seconds(step, 2)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if torch.cuda.is_available():
-        peak = torch.cuda.max_memory_allocated() / 2**20
-    print(json.dumps({"seconds": seconds, "tokens": tokens, "peak": peak}))
+    print(json.dumps({"seconds": best_seconds(step, 2), "tokens": tokens, "peak": peak_megabytes()}))
 
 
 def main() -> None:
@@ -146,18 +120,7 @@ def main() -> None:
     if arguments.way:
         measure(arguments.way, arguments.backbone, arguments.texts)
         return
-    found: dict[str, dict[str, float]] = {}
-    for _ in range(2):
-        for way in WAYS:
-            command = [sys.executable, __file__, "--backbone", arguments.backbone, "--texts", str(arguments.texts)]
-            done = subprocess.run(
-                [*command, "--way", way], capture_output=True, text=True, env=dict(os.environ), check=False
-            )
-            if done.returncode:
-                raise SystemExit(done.stderr[-2000:])
-            one = json.loads(done.stdout.splitlines()[-1])
-            if way not in found or one["seconds"] < found[way]["seconds"]:
-                found[way] = one
+    found = in_turn(__file__, WAYS, "--backbone", arguments.backbone, "--texts", str(arguments.texts))
     rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
     said = {"backbone": arguments.backbone, "texts": arguments.texts}
     report("text_objectives", ("way", "tokens/s", "peak MB of the process"), rows, **said)

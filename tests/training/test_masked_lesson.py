@@ -332,14 +332,19 @@ REFUSED = {
     "no texts": ("lora", {}, (), "mntp learns from plain texts, 4 or more; there are 0"),
     "white space": ("lora", {}, (" ", "\n", "", "The dog", "The cat"), "there are 2"),
     "a lower layer": ("lora", {"read": ReadAs(layer=2)}, TEXTS, "from the top layer; leave the layer at -1"),
-    "a prompt": ("soft_prompt", {}, TEXTS, "mntp is not for soft prompts"),
+    "a prompt": ("soft_prompt", {}, TEXTS, "mntp is told from the tokens of a text, not of a prompt"),
     "a prompt before": (
         "soft_prompt",
         {"place": "prepend", "output": "text"},
         TEXTS,
-        "mntp is not for soft prompts",
+        "mntp is told from the tokens of a text, not of a prompt",
     ),
-    "a prompt that runs": ("soft_prompt", {"checkpoint_blocks": True}, TEXTS, "mntp is not for soft prompts"),
+    "a prompt that runs": (
+        "soft_prompt",
+        {"checkpoint_blocks": True},
+        TEXTS,
+        "mntp is told from the tokens of a text, not of a prompt",
+    ),
 }
 
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path as FilePath
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +14,7 @@ from decoder2vec.activations import prefix_kv
 from decoder2vec.activations.prefix_kv import prefix_memory
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.compiling import CompiledBlocks
+from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.recipes.adapting import ReadAs
@@ -310,35 +307,13 @@ def test_compiled_blocks_have_the_same_gradients(name, family, backbone, plainly
     assert plainly_compiled["unique_graphs"] > 0
 
 
-_COUNTED = """
-from functools import partial
-import numpy as np, torch
-from decoder2vec.backbone.compiling import CompiledBlocks
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.training import adapting
-from made_up_contrast import gradients_of, small, task_of, toy_data
-adapting.CompiledBlocks = partial(CompiledBlocks, backend="aot_eager")
-module, task = task_of(small({name!r}, compile_blocks=True), toy_data(), Backbone.load({family!r}))
-for rows in (np.arange(8), np.arange(8, 13)):
-    gradients_of(module, task, rows)
-print(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-"""
-
-
 @pytest.mark.parametrize(("name", "family"), [("lora", "tiny-llama"), ("kv_prefix", "tiny-gpt2")])
-def test_blocks_share_what_was_compiled_for_batches_of_all_sizes(name, family):
-    """In a process of its own: what torch has compiled before changes what it compiles."""
-    tests = str(FilePath(__file__).parents[1])
-    code = _COUNTED.format(name=name, family=family)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": tests},
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split()[-1] in ("1", "2"), "once for the first block, once for all others"
+def test_blocks_share_what_was_compiled_for_batches_of_all_sizes(name, family, plainly_compiled):
+    """On a model of its own: once asked for hidden states, transformers leaves hooks that cut blocks into pieces."""
+    module, task = task_of(small(name, compile_blocks=True), toy_data(), Backbone.load(family))
+    for rows in (np.arange(8), np.arange(8, 13)):
+        gradients_of(module, task, rows)
+    assert 1 <= plainly_compiled["unique_graphs"] <= 2, "once for the first block, once for all others"
 
 
 def test_blocks_are_compiled_for_training_only_and_left_as_they_were(backbone, plainly_compiled):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,12 +18,11 @@ from decoder2vec.activations.extract import Progress, check_texts
 from decoder2vec.backbone.checkpointing import checkpointed_blocks
 from decoder2vec.backbone.compiling import CompiledBlocks
 from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
-from decoder2vec.backbone.source import resolve
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.recipes.adapting import Adapting
+from decoder2vec.sharing.transformers_folder import write_model
 from decoder2vec.spec import EncoderSpec, fingerprint
 from decoder2vec.tables import to_table
 from decoder2vec.text.files import Pairs
@@ -71,16 +69,21 @@ class AdapterTraining:
         self.prompts, self.truncated = self._tokenise(texts)
         progress(len(texts))
 
-    def run(self, seed: int, *, work: Path | None = None, watch: Watch = lambda _: None) -> Adapted:
-        """Train one seed; `work` is the folder for checkpoints."""
-        started = time.perf_counter()
+    def prepare(self, seed: int) -> tuple[Classroom, nn.Module, Task]:
+        """The adapted model, what is trained of it and beside it, and what the loop is to do with that."""
         torch.manual_seed(seed)
         adapted, module = self.recipe.attach(self.backbone, self.reading.layer)
         path = pick_path(self.recipe, adapted, self.prompts, self.reading)
         room = Classroom(adapted, path, self.prompts, self.place)
         if beside := self.lesson.trained_too(room):
             module = nn.ModuleList([module, beside])
-        task = self._task(room)
+        return room, module, self._task(room)
+
+    def run(self, seed: int, *, work: Path | None = None, watch: Watch = lambda _: None) -> Adapted:
+        """Train one seed; `work` is the folder for checkpoints."""
+        started = time.perf_counter()
+        room, module, task = self.prepare(seed)
+        adapted = room.backbone
         checkpoint = work / f"{self._key(seed)}.safetensors" if work else None
         log = work / f"log-{seed}.jsonl" if work else None
         history = fit(module, task, seed, checkpoint=checkpoint, log=log, watch=watch)
@@ -103,16 +106,13 @@ class AdapterTraining:
 
     def saved_alone(self, result: Adapted, work: Path) -> tuple[Encoder, bool]:
         """The encoder, and whether its weights must come along: those of a trained copy are written first."""
-        model = result.encoder.backbone.model
-        if model is self.backbone.model:
+        trained = result.encoder.backbone
+        if trained.model is self.backbone.model:
             return result.encoder, False
         folder = work / "model"
         if is_first():
-            with quiet_transformers():
-                model.to(self.backbone.dtype).save_pretrained(folder)  # type: ignore[operator]
-            for file in resolve(self.backbone.name).iterdir():
-                if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges", "chat_template")):
-                    shutil.copy(file, folder / file.name)
+            trained.model.to(self.backbone.dtype)
+            write_model(trained, folder)
         wait_for_all()
         device = str(self.backbone.device)
         own = Backbone.load(folder, attention=self.recipe.attention, device=device, dtype=self.backbone.dtype)

@@ -20,15 +20,15 @@ from decoder2vec.maths.objectives import info_nce, matryoshka
 from decoder2vec.recipes.adapting import Adapting, Reads
 from decoder2vec.training import processes
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.lessons.corpus import set_aside
-from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
+from decoder2vec.training.lessons.corpus import CorpusLesson
+from decoder2vec.training.lessons.lesson import Classroom, Loss
 from decoder2vec.training.loop import Rows
 
 _AT_ONCE = 64
 """Texts among which one that was set aside has to find itself."""
 
 
-class DropoutLesson(Lesson):
+class DropoutLesson(CorpusLesson):
     """Plain texts, by InfoNCE of a text with itself."""
 
     stage = "texts"
@@ -39,15 +39,6 @@ class DropoutLesson(Lesson):
             raise InputError(
                 "simcse reads every token in every step, and soft prompts remember them; use lora or full."
             )
-        self.learned, self.apart = set_aside(data.texts, "simcse")
-
-    @property
-    def texts(self) -> list[str]:
-        """Those that are learned from, and those that are set aside."""
-        return [*self.learned, *self.apart]
-
-    def __len__(self) -> int:
-        return len(self.learned)
 
     def loss(self, room: Classroom) -> Loss:
         """Both readings of all texts are made in one pass."""
@@ -90,10 +81,6 @@ class DropoutLesson(Lesson):
     def batches(self, order: Rows, size: int) -> Any:
         """A batch of one text has nothing to contrast with."""
         return (rows for rows in super().batches(order, size) if len(rows) > 1)
-
-    def identity(self) -> list[Any]:
-        """The texts are all there is."""
-        return [len(self.learned)]
 
 
 @contextmanager

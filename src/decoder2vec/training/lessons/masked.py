@@ -16,44 +16,31 @@ from torch.nn import functional
 
 from decoder2vec.backbone.lm_head import LanguageHead
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.adapting import Adapting, Reads
-from decoder2vec.recipes.soft_prompt import SoftPromptTuning
+from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.training.concept_masking import ConceptMasking
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.lessons.corpus import set_aside
-from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
+from decoder2vec.training.lessons.corpus import CorpusLesson, check_reads_tokens
+from decoder2vec.training.lessons.lesson import Classroom, Loss
 from decoder2vec.training.lessons.parts import TokenStates, sum_over
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.masking import Hidden, RandomMasking
 
 
-class MaskedLesson(Lesson):
+class MaskedLesson(CorpusLesson):
     """Plain texts, by the cross-entropy of their hidden tokens."""
 
     stage = "masked texts"
 
     def __init__(self, recipe: Adapting, data: TrainingData) -> None:
         super().__init__(recipe, data)
-        if recipe.reads is not Reads.TOKENS or isinstance(recipe, SoftPromptTuning):
-            raise InputError("mntp is not for soft prompts, which are read at places of their own; use lora or full.")
-        if recipe.read.layer != -1:
-            raise InputError("mntp tells tokens from the top layer; leave the layer at -1.")
+        check_reads_tokens(recipe)
         if data.concepts and recipe.read.template != "plain":
             raise InputError("Concepts are looked for in plain texts; leave the template at plain.")
-        self.learned, self.apart = set_aside(data.texts, "mntp")
-        self._last: _Telling | None = None
-
-    @property
-    def texts(self) -> list[str]:
-        """Those that are learned from, and those that are set aside."""
-        return [*self.learned, *self.apart]
-
-    def __len__(self) -> int:
-        return len(self.learned)
+        self._ready: tuple[Classroom, RandomMasking, _Telling] | None = None
 
     def loss(self, room: Classroom) -> Loss:
         """Tokens are chosen anew in every epoch."""
-        masking, tell = self._masking(room), self._telling(room)
+        masking, tell = self._held_in(room)
         numbers = [room.place[text] for text in self.learned]
         usable = np.array([bool(masking.can_hide(room.prompts[number].ids)) for number in numbers])
         if not usable.any():
@@ -67,7 +54,7 @@ class MaskedLesson(Lesson):
 
     def own_score(self, room: Classroom) -> Callable[[], float]:
         """How well hidden tokens of the texts that were set aside are told, the same tokens each time."""
-        masking, tell = self._masking(room), self._telling(room)
+        masking, tell = self._held_in(room)
         numbers = [room.place[text] for text in self.apart]
         numbers = [number for number in numbers if masking.can_hide(room.prompts[number].ids)]
         if not numbers:
@@ -76,8 +63,8 @@ class MaskedLesson(Lesson):
         return lambda: -float(tell(hidden, numbers))
 
     def identity(self) -> list[Any]:
-        """The texts are all there is."""
-        return [len(self.learned), sorted(self.data.concepts.concepts) if self.data.concepts else []]
+        """The texts, and what is hidden of them."""
+        return [*super().identity(), sorted(self.data.concepts.concepts) if self.data.concepts else []]
 
     def _masking(self, room: Classroom) -> RandomMasking:
         settings, concepts = self.objective.masking, self.data.concepts
@@ -94,10 +81,11 @@ class MaskedLesson(Lesson):
             return "No text has one of the concepts anywhere but at its very beginning."
         return "No text has two tokens, so there is none to be told from another."
 
-    def _telling(self, room: Classroom) -> _Telling:
-        if self._last is None or self._last.room is not room:  # a trained copy has a head of its own
-            self._last = _Telling(room)
-        return self._last
+    def _held_in(self, room: Classroom) -> tuple[RandomMasking, _Telling]:
+        """What hides tokens and what tells them: made once for a room, since a trained copy has a head of its own."""
+        if self._ready is None or self._ready[0] is not room:
+            self._ready = room, self._masking(room), _Telling(room)
+        return self._ready[1:]
 
 
 class _Telling:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,13 +17,13 @@ from torch.nn import functional
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths.restoration import RestorationScore, score
-from decoder2vec.recipes.adapting import Adapting, Reads
-from decoder2vec.recipes.soft_prompt import SoftPromptTuning
+from decoder2vec.recipes.adapting import Adapting
+from decoder2vec.text.batches import plan
 from decoder2vec.text.punctuation import NO_LABEL, Edit, EditVocabulary, attached_words, clear, edits, excerpts
 from decoder2vec.text.spans import token_places
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.lessons.corpus import set_aside
-from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
+from decoder2vec.training.lessons.corpus import CorpusLesson, check_reads_tokens
+from decoder2vec.training.lessons.lesson import Classroom, Loss
 from decoder2vec.training.lessons.parts import TokenStates, sum_over
 from decoder2vec.training.loop import Rows
 
@@ -32,39 +33,33 @@ _LEAST = 5
 """An edit seen less often in the corpus has no label."""
 
 
-class PunctuationLesson(Lesson):
+class PunctuationLesson(CorpusLesson):
     """Plain texts with their marks and capitals, by the cross-entropy of every word's edit."""
 
     stage = "cleared texts"
 
     def __init__(self, recipe: Adapting, data: TrainingData) -> None:
-        super().__init__(recipe, data)
-        if recipe.reads is not Reads.TOKENS or isinstance(recipe, SoftPromptTuning):
-            raise InputError(
-                "punctuation is told from the tokens of a text, not of a prompt; use lora, kv_prefix or full."
-            )
-        if recipe.read.layer != -1 or recipe.read.template != "plain":
-            raise InputError("punctuation is told from the top layer of plain texts; leave layer and template alone.")
+        check_reads_tokens(recipe)
+        if recipe.read.template != "plain":
+            raise InputError("Punctuation is taken away from plain texts; leave the template at plain.")
         words = max(1, min(_WORDS, recipe.read.max_length // 2))  # so that hardly any excerpt is cut
-        whole = list(excerpts((text for text in data.texts if clear(text)), words))
-        self.learned, self.apart = set_aside(whole, "punctuation")
+        packed = tuple(excerpts((text for text in data.texts if clear(text)), words))
+        super().__init__(recipe, replace(data, texts=packed))
         self.vocabulary = EditVocabulary.from_texts(self.learned, least=_LEAST)
         if len(self.vocabulary) < 2:
             raise InputError(f"No change of a word occurs {_LEAST} times in these texts, so there is nothing to learn.")
-        self.tags: nn.Linear | None = None
+        self._tags: nn.Linear | None = None
+        self._apart: _Telling | None = None
 
     @property
     def texts(self) -> list[str]:
         """All of them, cleared."""
-        return [clear(text) for text in (*self.learned, *self.apart)]
-
-    def __len__(self) -> int:
-        return len(self.learned)
+        return [clear(text) for text in super().texts]
 
     def trained_too(self, room: Classroom) -> nn.Module:
         """The layer that tells edits from states."""
-        self.tags = nn.Linear(2 * room.backbone.dim, len(self.vocabulary)).to(room.backbone.device)
-        return self.tags
+        self._tags = nn.Linear(2 * room.backbone.dim, len(self.vocabulary)).to(room.backbone.device)
+        return self._tags
 
     def loss(self, room: Classroom) -> Loss:
         """The mean over all words that have a label."""
@@ -77,12 +72,13 @@ class PunctuationLesson(Lesson):
 
     def own_score(self, room: Classroom) -> Callable[[], float]:
         """How well the edits of texts that were set aside are told."""
-        telling = self._telling(room, self.apart)
+        self._apart = telling = self._telling(room, self.apart)
         return lambda: -float(telling.mean(range(len(self.apart))))
 
     def report(self, room: Classroom) -> dict[str, Any]:
         """Precision, recall and F1 on the texts that were set aside, and what has no label."""
-        found = self._restored(self._telling(room, self.apart))
+        assert self._apart is not None
+        found = self._restored(self._apart)
         parts = {name: round(getattr(found, name), 4) for name in ("precision", "recall", "f1")}
         sizes = {
             "problems": found.problems,
@@ -91,13 +87,9 @@ class PunctuationLesson(Lesson):
         }
         return {"restoration": parts | sizes}
 
-    def identity(self) -> list[Any]:
-        """The texts as they were."""
-        return [self.learned, self.apart]
-
     def _telling(self, room: Classroom, texts: Sequence[str]) -> _Telling:
-        assert self.tags is not None
-        return _Telling(room, self.tags, self.vocabulary, texts)
+        assert self._tags is not None
+        return _Telling(room, self._tags, self.vocabulary, texts)
 
     def _restored(self, telling: _Telling) -> RestorationScore:
         words = [clear(text).split() for text in telling.texts]
@@ -153,13 +145,15 @@ class _Telling:
 
     def told(self) -> list[list[Edit]]:
         """What the model says was done to each word; words that did not fit or have no tokens are left alone."""
-        found = []
-        for number, text in enumerate(self.texts):
-            own, count = self.ends[number], len(clear(text).split())
-            best = self._logits([number]).argmax(dim=1).tolist() if len(own) else []
-            chosen = [label if first >= 0 else 0 for label, (first, _) in zip(best, own.tolist(), strict=True)]
-            found.append([self.vocabulary.edits[label] for label in [*chosen, *[0] * (count - len(chosen))]])
-        return found
+        labels = [[0] * len(clear(text).split()) for text in self.texts]
+        path = self.room.path
+        for numbers in plan([len(prompt.ids) for prompt in self.prompts], path.fits, path.overhead):
+            best = self._logits(numbers).argmax(dim=1).cpu()
+            parts = torch.split(best, [len(self.ends[number]) for number in numbers])
+            for number, own in zip(numbers, parts, strict=True):
+                told = torch.where(self.ends[number][:, 0] >= 0, own, 0)
+                labels[number][: len(told)] = told.tolist()
+        return [[self.vocabulary.edits[label] for label in own] for own in labels]
 
 
 def _words(text: str) -> list[tuple[int, int]]:
