@@ -26,12 +26,12 @@ class Enough(Exception):
     """The last step that is measured is done."""
 
 
-def different_texts(count):
-    """Made-up texts with about as many words as NLI sentences have tokens."""
+def texts_like_nli(count):
+    """Made-up texts with about as many words as NLI sentences have tokens; hardly any stands there twice."""
     rng = np.random.default_rng(0)
     lengths = rng.permutation(np.resize(QUANTILES, count))
     words = rng.choice(" ".join(sentences(48)).split(), lengths.sum())
-    return [f"{number} {' '.join(part)}" for number, part in enumerate(np.split(words, lengths.cumsum()[:-1]))]
+    return [" ".join(part) for part in np.split(words, lengths.cumsum()[:-1])]
 
 
 def tokens_per_second(recipe, data, backbone, steps):
@@ -74,7 +74,7 @@ def main() -> None:
     rows = []
     for batch in map(int, arguments.batches.split(",")):
         count = batch * (WARM_UP + arguments.steps)
-        texts = different_texts(3 * count)
+        texts = texts_like_nli(3 * count)
         triplets = [Example(*texts[3 * n : 3 * n + 2], (texts[3 * n + 2],), n) for n in range(count)]
         data = TrainingData(None, (dev,), contrast=Contrast.of(triplets))
         for compiled in (False, True):

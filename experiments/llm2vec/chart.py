@@ -27,13 +27,23 @@ POOLINGS = {"eos": "last token", "mean": "mean", "weightedmean": "weighted mean"
 
 
 def score(folder: Path, name: str) -> tuple[float, float] | None:
-    """Mean and spread over seeds of the mean Spearman of all test files; None for what was not run."""
+    """Mean and spread over seeds of the mean Spearman of all test files; None for what was not run.
+
+    One seed alone has no spread, which is said by a spread of 0.
+    """
     file = folder / f"{name}.json"
     if not file.is_file():
         return None
     seeds = json.loads(file.read_text(encoding="utf-8"))["seeds"]
     values = [mean(scores["spearman"] for scores in seed["test"].values()) for seed in seeds]
     return mean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def shown(found: tuple[float, float] | None) -> str:
+    """A cell of the table."""
+    if not found:
+        return ""
+    return f"{found[0]:.1f}" + (f" ± {found[1]:.1f}" if found[1] else "")
 
 
 def main() -> None:
@@ -46,7 +56,7 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
     for row, (step, said) in enumerate(STEPS.items()):
         found = {pooling: score(arguments.results, f"{step}_{pooling}") for pooling in POOLINGS}
-        cells = [f"{one[0]:.1f} ± {one[1]:.1f}" if one else "" for one in found.values()]
+        cells = [shown(one) for one in found.values()]
         print(f"| {said} | " + " | ".join(cells) + " |")
         for place, one in enumerate(found.values()):
             if one:
