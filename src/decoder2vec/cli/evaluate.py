@@ -1,4 +1,4 @@
-"""`d2v eval`: score an encoder on files of scored pairs."""
+"""`d2v eval`: score an encoder on files of scored pairs, or on a folder of tasks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from decoder2vec.cli.evaluate_tasks import TaskChoices, evaluate_tasks, pairs_seen
 from decoder2vec.cli.options import (
     AttentionOption,
     Columns,
@@ -30,7 +31,17 @@ if TYPE_CHECKING:
 
 def evaluate(
     encoder: EncoderArgument,
-    data: Annotated[list[Path], typer.Option(help="Scored pairs, or stsb:test from the hub; may be repeated.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Scored pairs, or stsb:test from the hub; may be repeated. Or one folder of tasks."),
+    ],
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks of the folder: all, or names and kinds such as sts,scifact,clustering.")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=TEXT: a prompt for a task, a kind, query or document; may be repeated."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
     columns: Columns = "sentence1,sentence2,score",
     limit: Limit = None,
@@ -41,7 +52,16 @@ def evaluate(
     attention: AttentionOption = None,
     device: Device = None,
 ) -> None:
-    """Spearman and Pearson of an encoder on scored pairs, with bootstrap intervals."""
+    """Spearman and Pearson of an encoder on scored pairs, or the scores of all tasks in a folder, with intervals.
+
+    A folder has files in sts/, pairs/, retrieval/, reranking/, clustering/ and classification/. Interrupted, the same
+    command with the same --json goes on where it was.
+    """
+    choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    if tasks is not None or any(file.is_dir() for file in data):
+        wanted = TaskChoices(data, split_names(tasks or "all"), json_file, limit, prompt or ())
+        evaluate_tasks(encoder, wanted, lambda: open_encoder(encoder, device, **choices))
+        return
     from decoder2vec.evaluation.sts import evaluate_sts, load_pairs
     from decoder2vec.evaluation.versions import versions
 
@@ -50,7 +70,7 @@ def evaluate(
         if pairs.skipped:
             say(f"{pairs.skipped} lines of {file} were left out")
     _warn_of_overlap(Path(encoder), files)
-    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    model = open_encoder(encoder, device, **choices)
     results = [evaluate_sts(model, pairs, show_progress_bar=sys.stderr.isatty()) for pairs in files]
     mean = sum(result["spearman"] for result in results) / len(results)
     rows = [_row(result) for result in results]
@@ -74,18 +94,10 @@ def evaluate(
 
 def _warn_of_overlap(folder: Path, files: list[Pairs]) -> None:
     """Say how many pairs of each file the encoder was trained on."""
-    from decoder2vec.text.overlap import SEEN_FILE, overlapping
+    from decoder2vec.text.overlap import overlapping
 
-    if not (folder / SEEN_FILE).is_file():
-        return
-    import numpy as np
-
-    try:
-        seen = np.load(folder / SEEN_FILE, allow_pickle=False)
-    except (ValueError, EOFError):
-        say(f"{folder / SEEN_FILE} cannot be read; whether the encoder was trained on these pairs is not known")
-        return
-    for pairs in files:
+    seen = pairs_seen(folder)
+    for pairs in files if seen is not None else ():
         if count := overlapping(pairs.left, pairs.right, seen):
             say(
                 f"warning: this encoder was trained on {count} of the {len(pairs)} pairs of {pairs.name}; "
