@@ -39,7 +39,9 @@ def parameters_of(encoder: object) -> int | None:
         getattr(backbone, "adapter", None),
         *(vars(head) if head else {}).values(),
     )
-    weights = {id(weight): weight.numel() for part in parts for weight in _weights(part)}  # an adapter may share some
+    weights: dict[int, int] = {
+        id(weight): weight.numel() for part in parts for weight in _weights(part)
+    }  # an adapter may share some
     return sum(weights.values())
 
 

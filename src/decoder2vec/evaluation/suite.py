@@ -98,7 +98,7 @@ class Suite:
             cost = cache.cost(sample) * sum(map(len, texts)) / max(1, sum(map(len, sample)))
             tokens, seconds = tokens + cost[0], seconds + cost[1]
             rate = tokens / max(seconds, 1e-9)
-        return Estimate(total, cached, tokens, seconds, rate)
+        return Estimate(total, cached, float(tokens), float(seconds), float(rate))
 
     def run(
         self,

@@ -39,9 +39,11 @@ class PairClassification(Task):
         for line, (_, _, label) in rows:
             if label not in ("0", "1"):
                 raise DataFileError(f"{file}, line {line}: the label {label!r} is neither 0 nor 1.")
-        chosen = spread(rows, limit)
-        if len({label for _, (_, _, label) in chosen}) < 2:
-            raise DataFileError(f"{file}: every pair has the label {chosen[0][1][2]}; both 0 and 1 are needed.")
+        if len({label for _, (_, _, label) in rows}) < 2:
+            raise DataFileError(f"{file}: every pair has the label {rows[0][1][2]}; both 0 and 1 are needed.")
+        limit = limit and max(limit, 2)
+        by_label = sorted(rows, key=lambda row: row[1][2])  # so that a few of them have both labels too
+        chosen = rows if limit is None else spread(by_label, limit)
         left, right, labels = zip(*(values for _, values in chosen), strict=True)
         flags = limited(limit, len(rows), "pairs")
         return cls(name=name, left=list(left), right=list(right), gold=[int(label) for label in labels], flags=flags)

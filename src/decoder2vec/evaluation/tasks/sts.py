@@ -28,13 +28,13 @@ class STS(Task):
     def read(cls, file: Path, name: str, limit: int | None = None) -> STS:
         """From a file with the columns sentence1, sentence2 and score."""
         pairs = read_pairs(file)
-        flags = limited(limit, len(pairs), "pairs")
-        if flags:
-            pairs = read_pairs(file, limit=limit)
         if len(set(pairs.scores)) < 2:
             raise DataFileError(
                 f"{file}: every score is {pairs.scores[0]:g}; nothing can follow scores that never change."
             )
+        flags = limited(limit, len(pairs), "pairs")
+        if flags:
+            pairs = read_pairs(file, limit=limit)
         return cls(name=name, left=pairs.left, right=pairs.right, gold=pairs.scores, flags=flags)
 
     def texts(self) -> dict[Role, list[str]]:
