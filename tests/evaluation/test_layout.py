@@ -6,7 +6,6 @@ import hashlib
 
 import numpy as np
 import pytest
-from made_up_tasks import LABELLED, Random, write_all, write_jsonl, write_retrieval, write_table
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.evaluation.tasks.beir import is_dev, read_beir
@@ -15,6 +14,7 @@ from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.reranking import Reranking
 from decoder2vec.evaluation.tasks.retrieval import Retrieval
 from decoder2vec.evaluation.tasks.task import Vectors
+from made_up_tasks import LABELLED, Random, write_all, write_jsonl, write_retrieval, write_table
 
 
 @pytest.fixture(scope="module")

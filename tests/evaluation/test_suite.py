@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_tasks import Constant, Knowing, Random, write_all
 from scipy import sparse
 
 from decoder2vec.encoder import Encoder
@@ -19,6 +18,7 @@ from decoder2vec.evaluation.suite import Suite, summary
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.overlap import pair_hashes
+from made_up_tasks import Constant, Knowing, Random, write_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -62,10 +62,8 @@ def test_scores_do_not_depend_on_what_else_is_measured(tasks):
 
 
 def test_prompts_of_a_task_a_kind_or_a_role_are_used_and_each_is_encoded_once(tasks):
-    class Prompted(Random):
-        prompts = {"query": "Q: ", "passage": "P: ", "clustering": "C: ", "same": "S: "}
-
-    encoder = Prompted()
+    encoder = Random()
+    encoder.prompts = {"query": "Q: ", "passage": "P: ", "clustering": "C: ", "same": "S: "}
     Suite(encoder, tasks, prompts={"reranking-query": "R: "}).run()
     expected = set()
     for task in tasks:
@@ -238,7 +236,7 @@ def test_vectors_that_are_not_finite_are_refused_and_what_is_finished_stays(task
             return np.full_like(found, value) if text.startswith("What of") else found
 
     order = sorted(tasks, key=lambda task: task.name in ("mini", "mini-reranking"))
-    with pytest.raises(InputError, match="not finite for 1[0-9] of 1[0-9] texts; run `d2v doctor`"):
+    with pytest.raises(InputError, match=r"not finite for 1[0-9] of 1[0-9] texts; run `d2v doctor`"):
         Suite(Broken(), order, json_file=tmp_path / "out.json").run()
     done = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["tasks"]
     assert set(done) == {task.name for task in tasks} - {"mini", "mini-reranking"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_up_tasks import LABELLED, Constant, Knowing, Random, write_all
 from scipy import sparse, stats
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.linear_model import LogisticRegression
@@ -17,6 +16,7 @@ from decoder2vec.evaluation.tasks.pair_classification import PairClassification
 from decoder2vec.evaluation.tasks.reranking import Reranking
 from decoder2vec.evaluation.tasks.retrieval import Retrieval
 from decoder2vec.evaluation.tasks.task import Vectors
+from made_up_tasks import LABELLED, Constant, Knowing, Random, write_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
