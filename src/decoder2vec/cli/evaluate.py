@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +28,7 @@ from decoder2vec.cli.options import (
 from decoder2vec.cli.show import say, table
 
 if TYPE_CHECKING:
+    from decoder2vec.encoder import Encoder
     from decoder2vec.text.files import Pairs
 
 
@@ -58,19 +61,32 @@ def evaluate(
     command with the same --json goes on where it was.
     """
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    open_model = partial(open_encoder, encoder, device, **choices)
     if tasks is not None or any(file.is_dir() for file in data):
         wanted = TaskChoices(data, split_names(tasks or "all"), json_file, limit, prompt or ())
-        evaluate_tasks(encoder, wanted, lambda: open_encoder(encoder, device, **choices))
-        return
-    from decoder2vec.evaluation.sts import evaluate_sts, load_pairs
+        evaluate_tasks(encoder, wanted, open_model)
+    else:
+        read = partial(load_scored, columns=split_names(columns), skip_bad=skip_bad, limit=limit)
+        evaluate_pairs(encoder, [read(file) for file in data], json_file, open_model)
+
+
+def load_scored(file: Path, columns: Sequence[str], **options: Any) -> Pairs:
+    """Scored pairs; lines that were left out are told of."""
+    from decoder2vec.evaluation.sts import load_pairs
+
+    pairs = load_pairs(file, columns, **options)
+    if pairs.skipped:
+        say(f"{pairs.skipped} lines of {file} were left out")
+    return pairs
+
+
+def evaluate_pairs(name: str, files: list[Pairs], json_file: Path | None, open_model: Callable[[], Encoder]) -> None:
+    """Score files of pairs, one after the other."""
+    from decoder2vec.evaluation.sts import evaluate_sts
     from decoder2vec.evaluation.versions import versions
 
-    files = [load_pairs(file, split_names(columns), skip_bad=skip_bad, limit=limit) for file in data]
-    for file, pairs in zip(data, files, strict=True):
-        if pairs.skipped:
-            say(f"{pairs.skipped} lines of {file} were left out")
-    _warn_of_overlap(Path(encoder), files)
-    model = open_encoder(encoder, device, **choices)
+    _warn_of_overlap(Path(name), files)
+    model = open_model()
     results = [evaluate_sts(model, pairs, show_progress_bar=sys.stderr.isatty()) for pairs in files]
     mean = sum(result["spearman"] for result in results) / len(results)
     rows = [_row(result) for result in results]
@@ -79,7 +95,7 @@ def evaluate(
     table(("task", "pairs", "Spearman", "95 %", "Pearson", "seconds"), rows, repr(model))
     if json_file:
         document = {
-            "encoder": encoder,
+            "encoder": name,
             "fingerprint": model.fingerprint,
             "spec": model.spec.to_json(),
             "results": results,
