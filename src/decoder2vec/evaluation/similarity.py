@@ -22,7 +22,7 @@ def similarities(encoder: object, left: Matrix, right: Matrix) -> Any:
     """[n] similarities of each row of `left` with the same row of `right`."""
     own = getattr(encoder, "similarity_pairwise", None)
     if own is not None:
-        return np.asarray(own(left, right), np.float64)
+        return as_array(own(left, right)).astype(np.float64)
     if is_sparse(left):
         return np.asarray(_unit(left).multiply(_unit(right)).sum(axis=1), np.float64).ravel()
     return cosine_pairs(left, right)
@@ -39,8 +39,13 @@ def similarity_table(encoder: object, queries: Matrix, documents: Matrix) -> NDA
     for begin in range(0, documents.shape[0], _DOCUMENTS):
         part = documents[begin : begin + _DOCUMENTS]
         found = own(left, part) if own else left @ _unit(part).T
-        table[:, begin : begin + _DOCUMENTS] = found.toarray() if is_sparse(found) else np.asarray(found)
+        table[:, begin : begin + _DOCUMENTS] = found.toarray() if is_sparse(found) else as_array(found)
     return table
+
+
+def as_array(found: Any) -> NDArray[Any]:
+    """An array from an array, a list or a tensor, wherever that lies."""
+    return np.asarray(found.cpu() if hasattr(found, "cpu") else found)
 
 
 def is_sparse(matrix: Matrix) -> bool:

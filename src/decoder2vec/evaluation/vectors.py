@@ -20,7 +20,7 @@ from scipy import sparse
 
 from decoder2vec.activations.store import text_key
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.similarity import Matrix, is_sparse
+from decoder2vec.evaluation.similarity import Matrix, as_array, is_sparse
 from decoder2vec.places import vectors_root, whole_file
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class VectorCache:
 
     def _checked(self, found: Any, count: int) -> Matrix:
         """The vectors, if they are what they must be."""
-        matrix = found.tocsr() if is_sparse(found) else np.asarray(found, np.float32)
+        matrix = found.tocsr() if is_sparse(found) else as_array(found).astype(np.float32, copy=False)
         if matrix.ndim != 2 or matrix.shape[0] != count:
             raise InputError(
                 f"The encoder gave an array of shape {matrix.shape} for {count} texts; [{count}, dim] is needed."
