@@ -28,6 +28,11 @@ def prefix_kv_root() -> Path:
     return cache_root() / "prefix_kv"
 
 
+def vectors_root() -> Path:
+    """The folder of vectors that encoders gave to the texts of evaluations."""
+    return cache_root() / "vectors"
+
+
 @contextmanager
 def whole_file(target: Path) -> Iterator[Path]:
     """A temporary path that becomes `target` when the block ends well, and vanishes when it does not.

@@ -10,6 +10,7 @@ from decoder2vec.cli.show import say, table
 
 _OTHERS = {
     "pretrained": "sets of encoders before their training on pairs",
+    "vectors": "sets of vectors of evaluated texts",
     "prefix_kv": "sets of keys and values of texts, for soft prompts",
 }
 """What is kept besides latents, by the name of its folder."""

@@ -1,14 +1,17 @@
-"""`d2v eval`: score an encoder on files of scored pairs."""
+"""`d2v eval`: score an encoder on files of scored pairs, or on a folder of tasks."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from decoder2vec.cli.evaluate_tasks import TaskChoices, evaluate_tasks, pairs_seen
 from decoder2vec.cli.options import (
     AttentionOption,
     Columns,
@@ -25,12 +28,23 @@ from decoder2vec.cli.options import (
 from decoder2vec.cli.show import say, table
 
 if TYPE_CHECKING:
+    from decoder2vec.encoder import Encoder
     from decoder2vec.text.files import Pairs
 
 
 def evaluate(
     encoder: EncoderArgument,
-    data: Annotated[list[Path], typer.Option(help="Scored pairs, or stsb:test from the hub; may be repeated.")],
+    data: Annotated[
+        list[Path],
+        typer.Option(help="Scored pairs, or stsb:test from the hub; may be repeated. Or one folder of tasks."),
+    ],
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks of the folder: all, or names and kinds such as sts,scifact,clustering.")
+    ] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=TEXT: a prompt for a task, a kind, query or document; may be repeated."),
+    ] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here.")] = None,
     columns: Columns = "sentence1,sentence2,score",
     limit: Limit = None,
@@ -41,16 +55,38 @@ def evaluate(
     attention: AttentionOption = None,
     device: Device = None,
 ) -> None:
-    """Spearman and Pearson of an encoder on scored pairs, with bootstrap intervals."""
-    from decoder2vec.evaluation.sts import evaluate_sts, load_pairs
+    """Spearman and Pearson of an encoder on scored pairs, or the scores of all tasks in a folder, with intervals.
+
+    A folder has files in sts/, pairs/, retrieval/, reranking/, clustering/ and classification/. Interrupted, the same
+    command with the same --json goes on where it was.
+    """
+    choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    open_model = partial(open_encoder, encoder, device, **choices)
+    if tasks is not None or any(file.is_dir() for file in data):
+        wanted = TaskChoices(data, split_names(tasks or "all"), json_file, limit, prompt or ())
+        evaluate_tasks(encoder, wanted, open_model)
+    else:
+        read = partial(load_scored, columns=split_names(columns), skip_bad=skip_bad, limit=limit)
+        evaluate_pairs(encoder, [read(file) for file in data], json_file, open_model)
+
+
+def load_scored(file: Path, columns: Sequence[str], **options: Any) -> Pairs:
+    """Scored pairs; lines that were left out are told of."""
+    from decoder2vec.evaluation.sts import load_pairs
+
+    pairs = load_pairs(file, columns, **options)
+    if pairs.skipped:
+        say(f"{pairs.skipped} lines of {file} were left out")
+    return pairs
+
+
+def evaluate_pairs(name: str, files: list[Pairs], json_file: Path | None, open_model: Callable[[], Encoder]) -> None:
+    """Score files of pairs, one after the other."""
+    from decoder2vec.evaluation.sts import evaluate_sts
     from decoder2vec.evaluation.versions import versions
 
-    files = [load_pairs(file, split_names(columns), skip_bad=skip_bad, limit=limit) for file in data]
-    for file, pairs in zip(data, files, strict=True):
-        if pairs.skipped:
-            say(f"{pairs.skipped} lines of {file} were left out")
-    _warn_of_overlap(Path(encoder), files)
-    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    _warn_of_overlap(Path(name), files)
+    model = open_model()
     results = [evaluate_sts(model, pairs, show_progress_bar=sys.stderr.isatty()) for pairs in files]
     mean = sum(result["spearman"] for result in results) / len(results)
     rows = [_row(result) for result in results]
@@ -59,7 +95,7 @@ def evaluate(
     table(("task", "pairs", "Spearman", "95 %", "Pearson", "seconds"), rows, repr(model))
     if json_file:
         document = {
-            "encoder": encoder,
+            "encoder": name,
             "fingerprint": model.fingerprint,
             "spec": model.spec.to_json(),
             "results": results,
@@ -74,18 +110,10 @@ def evaluate(
 
 def _warn_of_overlap(folder: Path, files: list[Pairs]) -> None:
     """Say how many pairs of each file the encoder was trained on."""
-    from decoder2vec.text.overlap import SEEN_FILE, overlapping
+    from decoder2vec.text.overlap import overlapping
 
-    if not (folder / SEEN_FILE).is_file():
-        return
-    import numpy as np
-
-    try:
-        seen = np.load(folder / SEEN_FILE, allow_pickle=False)
-    except (ValueError, EOFError):
-        say(f"{folder / SEEN_FILE} cannot be read; whether the encoder was trained on these pairs is not known")
-        return
-    for pairs in files:
+    seen = pairs_seen(folder)
+    for pairs in files if seen is not None else ():
         if count := overlapping(pairs.left, pairs.right, seen):
             say(
                 f"warning: this encoder was trained on {count} of the {len(pairs)} pairs of {pairs.name}; "

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from decoder2vec.errors import InputError, MissingExtraError, unknown_name
-from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman, spearman_interval
+from decoder2vec.evaluation.similarity import similarities
+from decoder2vec.maths.metrics import pearson, spearman, spearman_interval
 from decoder2vec.text.files import PAIR_COLUMNS, Pairs, read_pairs
 
 
@@ -41,12 +42,6 @@ def evaluate_sts(encoder: CanEncode, pairs: Pairs, **encode_kwargs: Any) -> dict
     result = score_sts(similarities(encoder, left, right), pairs.scores)
     seconds = time.perf_counter() - started
     return {"task": pairs.name, "pairs": len(pairs), "texts": len(texts), **result, "seconds": round(seconds, 2)}
-
-
-def similarities(encoder: object, left: Any, right: Any) -> Any:
-    """The encoder's own pairwise similarity where it has one, else the cosine."""
-    own = getattr(encoder, "similarity_pairwise", None)
-    return cosine_pairs(left, right) if own is None else np.asarray(own(left, right), np.float64)
 
 
 def score_sts(predicted: Any, scores: Sequence[float]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from decoder2vec.version import __version__
 
 def versions() -> dict[str, Any]:
     """Versions of all that can change a number, and the machine."""
-    packages = ("torch", "transformers", "tokenizers", "numpy", "scipy")
+    packages = ("torch", "transformers", "tokenizers", "numpy", "scipy", "scikit-learn")
     return {
         "decoder2vec": __version__,
         "python": platform.python_version(),

@@ -44,6 +44,18 @@ def spearman_interval(
     return float(low), float(high)
 
 
+def mean_interval(
+    values: FloatArray, *, samples: int = 1000, level: float = 0.95, seed: int = 0
+) -> tuple[float, float]:
+    """Bootstrap interval of a mean: values are drawn with replacement."""
+    rng = np.random.default_rng(seed)
+    values = np.asarray(values, np.float64)
+    means = [values[rng.integers(0, len(values), (100, len(values)))].mean(axis=1) for _ in range(0, samples, 100)]
+    tail = (1 - level) / 2
+    low, high = np.quantile(np.concatenate(means), [tail, 1 - tail])
+    return float(low), float(high)
+
+
 def _correlate_rows(x: FloatArray, y: FloatArray) -> FloatArray:
     x = x - x.mean(axis=1, keepdims=True)
     y = y - y.mean(axis=1, keepdims=True)

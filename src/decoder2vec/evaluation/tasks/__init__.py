@@ -1,0 +1,1 @@
+"""What an encoder can be measured by, one kind of task in each file."""
