@@ -37,7 +37,7 @@ def built(family: str, folder=None, **settings: object):
     known = {"vocab_size": len(tokenizer), "bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2}
     with quiet_transformers(), torch.random.fork_rng():
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **known, **SIZES, **settings)).eval()
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **{**known, **SIZES, **settings})).eval()
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.data.normal_()

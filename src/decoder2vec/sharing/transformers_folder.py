@@ -53,6 +53,11 @@ def write_model(backbone: Backbone, folder: Path) -> None:
     whole.config.is_causal = backbone.attention == "causal"
     with quiet_transformers():
         whole.save_pretrained(folder)
+    copy_tokenizer(backbone, folder)
+
+
+def copy_tokenizer(backbone: Backbone, folder: Path) -> None:
+    """Take over the files of the tokenizer as they are."""
     for file in resolve(backbone.name).iterdir():
         if file.name.startswith(_OF_THE_TOKENIZER):
             shutil.copy(file, folder / file.name)
