@@ -69,6 +69,10 @@ class Clouds:
         """Where some of the texts stand."""
         return self._table.rows(texts)
 
+    def of(self, texts: Sequence[str], progress: Progress = lambda _: None) -> Clouds:
+        """The same readings of other texts."""
+        return Clouds(self.encoder, texts, self.readings[0].pooling, progress)
+
     def describe(self) -> dict[str, object]:
         """What was read of what, for a result file."""
         like, spec = self.readings[0], self.encoder.spec
@@ -95,7 +99,7 @@ class Clouds:
         return found
 
 
-def spread(texts: Sequence[str], limit: int | None) -> list[str]:
+def spread(texts: Sequence[str], limit: int | None = None) -> list[str]:
     """Different texts that are not blank: all, or so many of them, evenly spread."""
     found = [text for text in dict.fromkeys(texts) if text.strip()]
     if limit is None or limit >= len(found):

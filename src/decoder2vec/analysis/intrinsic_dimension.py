@@ -89,7 +89,9 @@ Watch = Callable[[str, int], object]
 """Called with what is being done and how much more of it is."""
 
 
-def dimension_curve(clouds: Clouds, plan: DimensionPlan | None = None, watch: Watch = lambda *_: None) -> dict[str, Any]:
+def dimension_curve(
+    clouds: Clouds, plan: DimensionPlan | None = None, watch: Watch = lambda *_: None
+) -> dict[str, Any]:
     """The dimension of every layer and of the embeddings themselves, as a document for JSON."""
     plan = plan or DimensionPlan()
     plan.check()
@@ -141,9 +143,7 @@ def measure(vectors: NDArray[np.floating], plan: DimensionPlan | None = None) ->
     return result
 
 
-def _two_nn(
-    result: CloudDimension, near: Neighbours, plan: DimensionPlan, times: Iterator[NDArray[np.intp]]
-) -> None:
+def _two_nn(result: CloudDimension, near: Neighbours, plan: DimensionPlan, times: Iterator[NDArray[np.intp]]) -> None:
     logs = dimension.log_ratios(near.distances)
     if (logs == 0).mean() > _MANY_TIES:
         result.flags.append("ties")

@@ -29,7 +29,7 @@ def unit(vectors: Vectors) -> Floats:
 
 
 def anisotropy(vectors: Vectors) -> float:
-    """Mean cosine of two different vectors (Ethayarajh, 2019), over all pairs: 0 if they point everywhere, 1 if one way.
+    """Mean cosine over all pairs of vectors (Ethayarajh, 2019): 0 if they point everywhere, 1 if all one way.
 
     The sum over all pairs is the square of the sum, less every vector with itself.
     """
@@ -42,7 +42,7 @@ def anisotropy(vectors: Vectors) -> float:
 
 
 def effective_rank(vectors: Vectors) -> float:
-    """exp of the entropy of the singular values of the centred vectors (Roy and Vetterli, 2007)."""
+    """Directions in use: exp of the entropy of the singular values of the centred vectors (Roy and Vetterli, 2007)."""
     rows = centred(vectors)
     rows = rows / max(float(np.abs(rows).max(initial=0.0)), 1e-300)
     gram = rows.T @ rows if rows.shape[0] > rows.shape[1] else rows @ rows.T
@@ -56,7 +56,10 @@ def effective_rank(vectors: Vectors) -> float:
 
 
 def uniformity(vectors: Vectors) -> float:
-    """log of the mean of exp(-2 |u - v|²) over all pairs of unit vectors (Wang and Isola, 2020): lower is more even."""
+    """How evenly unit vectors fill the sphere (Wang and Isola, 2020); lower is more even.
+
+    The log of the mean of exp(-2 |u - v|²) over all pairs.
+    """
     rows = unit(vectors)
     n, total = len(rows), 0.0
     if n < 2:

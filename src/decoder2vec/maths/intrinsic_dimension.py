@@ -25,7 +25,7 @@ The first is that of the paper's code and of scikit-dimension since 0.5, the sec
 it gives estimates that are larger by 0.07 % at 5,000 points and 0.7 % at 500.
 """
 AVERAGES = ("mean", "inverse")
-"""Local estimates are averaged as they are, as in the paper's code, or as their inverses, as MacKay and Ghahramani do."""
+"""Local estimates are averaged as they are, as in the paper's code, or as their inverses, as scikit-dimension does."""
 AREAS = ("paper", "unit")
 """What the trapezoids over L layers are divided by: L, as the paper writes, or L - 1, as its code does."""
 
@@ -144,7 +144,9 @@ def _check(logs: Floats, discard: float, cdf: str) -> None:
     if len(logs) < FEWEST:
         raise InputError(f"TwoNN needs {FEWEST} different points or more, not {len(logs)}.")
     if not np.isfinite(logs).all():
-        raise InputError("A ratio of distances is not finite; leave out points that are not finite or stand there twice.")
+        raise InputError(
+            "A ratio of distances is not finite; leave out points that are not finite or stand there twice."
+        )
 
 
 def _refuse_zeros(distances: Floats) -> None:

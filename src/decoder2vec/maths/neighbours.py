@@ -103,7 +103,7 @@ class _Product:
         Such a point is no longer than |x| + radius; rounding a product of `dim` terms costs at most eps · dim / 2 of
         (|x| + |y|)², and all the rest a few eps more.
         """
-        return self.loss * (2 * self.norms[rows] * self.unit + radius).square()
+        return torch.square(2 * self.norms[rows] * self.unit + radius) * self.loss
 
 
 def _by_product(product: _Product, rows: Tensor, out: tuple[Tensor, Tensor]) -> Tensor:
@@ -111,7 +111,7 @@ def _by_product(product: _Product, rows: Tensor, out: tuple[Tensor, Tensor]) -> 
     x, k = product.exact, out[0].shape[1]
     count = min(k + _SPARE, len(x) - 1)
     near, farthest = product.propose(rows, count)
-    parts = torch.arange(len(rows)).split(max(1, _CHUNK_BYTES // (8 * count * x.shape[1])))
+    parts = torch.split(torch.arange(len(rows)), max(1, _CHUNK_BYTES // (8 * count * x.shape[1])))
     exact = [torch.linalg.vector_norm(x[near[part]] - x[rows[part], None], dim=2) for part in parts]
     ordered, order = torch.cat(exact).sort(dim=1)
     out[0][rows], out[1][rows] = ordered[:, :k], near.gather(1, order)[:, :k]
@@ -134,4 +134,4 @@ def _tensor(points: NDArray[np.floating]) -> Tensor:
 
 
 def _chunks(rows: Tensor, width: int, chunk: int | None) -> tuple[Tensor, ...]:
-    return rows.split(chunk or max(1, _CHUNK_BYTES // (8 * width)))
+    return torch.split(rows, chunk or max(1, _CHUNK_BYTES // (8 * width)))
