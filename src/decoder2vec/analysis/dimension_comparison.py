@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.maths.intrinsic_dimension import interval
+from decoder2vec.maths.intrinsic_dimension import half_sample_interval
 
 
 def read_curves(file: Path) -> list[dict[str, Any]]:
@@ -38,8 +38,8 @@ def label(curve: dict[str, Any]) -> str:
 def differences(curves: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Area of every curve but the first, less that of the first.
 
-    Where texts and plan are the same, the same texts were drawn for both in every bootstrap sample, and the difference
-    has an interval; where they are not, or the numbers of points differ, `comparable` says no: TwoNN grows with them.
+    Where texts and plan are the same, so were the random halves of the texts, and the difference has an interval.
+    TwoNN depends on the number of points: `comparable` says whether that and the plan are the same.
     """
     return [_difference(curves[0], other) for other in curves[1:]]
 
@@ -56,7 +56,7 @@ def _difference(first: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         "comparable": same_plan and first["texts"]["count"] == other["texts"]["count"],
     }
     if same_texts and same_plan and first["area_samples"] and other["area_samples"]:
-        low, high = interval(_unit_samples(other) - _unit_samples(first))
+        low, high = half_sample_interval(areas[1] - areas[0], _unit_samples(other) - _unit_samples(first))
         result["area_unit_95"] = [round(low, 4), round(high, 4)]
     return result
 

@@ -21,7 +21,7 @@ from decoder2vec.analysis.drawing import (
     whole_numbers,
 )
 
-_STYLES = ("-", "--", ":", "-.")
+_PARTS = (("--", COLOURS[1], "a half of them"), (":", COLOURS[2], "a quarter"))
 
 
 def draw_dimension(curves: Sequence[dict[str, Any]], file: Path) -> None:
@@ -75,9 +75,8 @@ def _parts(axes: Any, curve: dict[str, Any]) -> None:
     for number in range(max(len(row["subsamples"]) for row in rows)):
         parts = [row["subsamples"][number] if number < len(row["subsamples"]) else {} for row in rows]
         mean, std = (np.array([part.get(name) or math.nan for part in parts], float) for name in ("mean", "std"))
-        share = curve["plan"]["parts"][number]
-        style, colour = _STYLES[1 + number % 3], COLOURS[1 + number]
-        axes.plot(layers, mean, color=colour, linestyle=style, label=f"{share:g} of them")
+        style, colour, words = _PARTS[number]
+        axes.plot(layers, mean, color=colour, linestyle=style, label=words)
         axes.fill_between(layers, mean - std, mean + std, color=colour, alpha=0.15, linewidth=0)
     axes.set_title("TwoNN of random parts, ± 1 sd")
     axes.set_ylabel("dimension")

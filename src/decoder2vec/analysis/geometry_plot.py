@@ -20,28 +20,26 @@ _PANELS = (
 
 
 def draw_geometry(shapes: Sequence[dict[str, Any]], file: Path) -> None:
-    """Curves of all encoders in the first row, one map of layers for each of them below."""
+    """One panel for each measure with the curves of all encoders, then one map of layers for each encoder."""
     shown = [panel for panel in _PANELS if any(row[panel[0]] is not None for each in shapes for row in each["layers"])]
-    columns = max(len(shown), min(4, len(shapes)), 1)
-    maps = -(-len(shapes) // columns)
+    count = len(shown) + len(shapes)
+    rows = -(-count // 4)
+    columns = -(-count // rows)
     name = shapes[0]["encoder"] if len(shapes) == 1 else f"{len(shapes)} encoders"
     title = f"Geometry of {name} on {shapes[0]['texts']['count']:,} texts"
-    with panels(file, title, 1 + maps, columns, (3.3 * columns, 1.0 + 3.1 * (1 + maps))) as (figure, grid):
-        for axes in grid.flat[len(shown) : columns]:
+    with panels(file, title, rows, columns, (3.5 * columns, 1.0 + 3.1 * rows)) as (figure, grid):
+        for axes in grid.flat[count:]:
             axes.set_axis_off()
-        for axes, (field, label, words) in zip(grid[0], shown, strict=False):
+        for axes, (field, label, words) in zip(grid.flat, shown, strict=False):
             for number, shape in enumerate(shapes):
                 _curve(axes, shape, field, number)
             axes.set_title(words)
             axes.set_ylabel(label)
             axes.set_xlabel("layer (the last is normed)")
             whole_numbers(axes.xaxis)
-        below = list(grid[1:].flat)
-        for axes in below[len(shapes) :]:
-            axes.set_axis_off()
-        for axes, shape in zip(below, shapes, strict=False):
+        for axes, shape in zip(grid.flat[len(shown) :], shapes, strict=False):
             image = _map(axes, shape, one=len(shapes) == 1)
-        figure.colorbar(image, ax=grid[:, -1], shrink=0.6, label="linear CKA")
+            figure.colorbar(image, ax=axes, shrink=0.8, label="linear CKA")
         if len(shapes) > 1:
             legend_below(figure, grid[0][0], columns=3)
 

@@ -7,7 +7,7 @@ neighbours beside it. Estimates depend on the number of points, so the same is d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ _FEW = 300
 """Points below which an estimate is flagged as rough."""
 _ENOUGH = 50
 """Neighbours that nearly always hold the two nearest of a quarter of the points."""
+_ENOUGH_FOR_HALF = 24
 _MANY_TIES = 0.01
 
 
@@ -39,12 +40,12 @@ class DimensionPlan:
     """For maximum likelihood."""
     average: str = "mean"
     """How local estimates of maximum likelihood become one: mean, or inverse."""
-    parts: tuple[float, ...] = (0.5, 0.25)
-    """Shares of the points on which TwoNN is taken again."""
-    repeats: int = 5
-    """Random parts of each size."""
+    halves: int = 200
+    """Random halves of the texts: they give the intervals of TwoNN, and say what fewer points would."""
+    quarters: int = 20
+    """Random quarters, to see how the estimate moves with the number of points."""
     samples: int = 500
-    """Bootstrap samples."""
+    """Bootstrap samples, for the interval of maximum likelihood."""
     seed: int = 0
 
     def check(self) -> None:
@@ -55,8 +56,8 @@ class DimensionPlan:
             raise unknown_name("average", self.average, dimension.AVERAGES)
         if not 0 <= self.discard < 0.9:
             raise InputError(f"discard is {self.discard:g}; give a share from 0 to less than 0.9.")
-        if self.neighbours < 2 or self.samples < 1 or self.repeats < 1:
-            raise InputError("Give 2 neighbours, 1 bootstrap sample and 1 repeat, or more.")
+        if self.neighbours < 2 or min(self.halves, self.quarters, self.samples) < 1:
+            raise InputError("Give 2 neighbours, and 1 half, 1 quarter and 1 bootstrap sample, or more.")
 
 
 @dataclass
@@ -78,7 +79,7 @@ class CloudDimension:
     flags: list[str] = field(default_factory=list)
     """Of: not finite, constant, too few points, few points, ties."""
     samples: NDArray[np.float64] | None = None
-    """TwoNN of every bootstrap sample of the texts."""
+    """TwoNN of every random half of the texts."""
 
     def to_json(self) -> dict[str, Any]:
         """Numbers of six digits, without the samples."""
@@ -134,29 +135,21 @@ def measure(vectors: NDArray[np.floating], plan: DimensionPlan | None = None) ->
     points = np.asarray(vectors[kept], np.float64)
     near = nearest(points, min(max(plan.neighbours, _ENOUGH), len(points) - 1))
 
-    def times() -> Iterator[NDArray[np.intp]]:
-        return (each[kept] for each in dimension.draws(len(vectors), plan.samples, plan.seed))
-
-    _two_nn(result, near, plan, times())
-    _maximum_likelihood(result, near, plan, times())
-    result.subsamples = [part for share in plan.parts if (part := _part(points, near, share, plan))]
+    _two_nn(result, near, plan)
+    _maximum_likelihood(result, near, plan)
+    _parts(result, points, near, plan, texts=(len(vectors), kept))
     return result
 
 
-def _two_nn(result: CloudDimension, near: Neighbours, plan: DimensionPlan, times: Iterator[NDArray[np.intp]]) -> None:
+def _two_nn(result: CloudDimension, near: Neighbours, plan: DimensionPlan) -> None:
     logs = dimension.log_ratios(near.distances)
     if (logs == 0).mean() > _MANY_TIES:
         result.flags.append("ties")
     result.twonn = dimension.two_nn(logs, discard=plan.discard, cdf=plan.cdf)
-    if math.isfinite(result.twonn):  # else every ratio is 1: a lattice
-        result.twonn_likelihood = dimension.two_nn_likelihood(logs)
-        result.samples = dimension.two_nn_samples(logs, times, discard=plan.discard, cdf=plan.cdf)
-        result.twonn_95 = dimension.interval(result.samples)
+    result.twonn_likelihood = dimension.two_nn_likelihood(logs)
 
 
-def _maximum_likelihood(
-    result: CloudDimension, near: Neighbours, plan: DimensionPlan, times: Iterator[NDArray[np.intp]]
-) -> None:
+def _maximum_likelihood(result: CloudDimension, near: Neighbours, plan: DimensionPlan) -> None:
     if near.distances.shape[1] < plan.neighbours:
         result.flags.append(f"too few points for {plan.neighbours} neighbours")
         return
@@ -165,36 +158,49 @@ def _maximum_likelihood(
         result.flags.append("ties")
         return
     result.mle = dimension.maximum_likelihood(local, average=plan.average)
+    times = dimension.bootstrap(len(local), plan.samples, plan.seed)
     result.mle_95 = dimension.interval(dimension.likelihood_samples(local, times, average=plan.average))
 
 
-def _part(points: NDArray[np.float64], near: Neighbours, share: float, plan: DimensionPlan) -> dict[str, Any] | None:
-    """TwoNN of some random parts of the points: its mean and how far the parts differ."""
-    count = int(share * len(points))
-    if count < dimension.FEWEST:
-        return None
-    rng, found = np.random.default_rng((plan.seed, count)), []
-    for _ in range(plan.repeats):
-        rows = np.sort(rng.choice(len(points), count, replace=False))
-        logs = dimension.log_ratios(near.among(points, rows))
-        found.append(dimension.two_nn(logs, discard=plan.discard, cdf=plan.cdf))
-    return {"points": count, "mean": float(np.mean(found)), "std": float(np.std(found)), "draws": plan.repeats}
+def _parts(
+    result: CloudDimension,
+    points: NDArray[np.float64],
+    near: Neighbours,
+    plan: DimensionPlan,
+    texts: tuple[int, NDArray[np.intp]],
+) -> None:
+    """TwoNN of random halves and quarters of the texts; `texts` says how many there are and which the points are."""
+    closest = Neighbours(near.distances[:, :_ENOUGH_FOR_HALF], near.indices[:, :_ENOUGH_FOR_HALF])
+    for share, draws, among in ((0.5, plan.halves, closest), (0.25, plan.quarters, near)):
+        count, found, sizes = texts[0], [], []
+        for inside in dimension.parts(count, share, draws, plan.seed):
+            rows = np.flatnonzero(inside[texts[1]])
+            if len(rows) < dimension.FEWEST:  # too small a part: nothing is said about it
+                return
+            logs = dimension.log_ratios(among.among(points, rows))
+            found.append(dimension.two_nn(logs, discard=plan.discard, cdf=plan.cdf))
+            sizes.append(len(rows))
+        part = {"points": round(float(np.mean(sizes))), "mean": float(np.mean(found)), "std": float(np.std(found))}
+        result.subsamples.append({**part, "draws": draws})
+        if share == 0.5 and result.twonn is not None and np.isfinite(found).all() and math.isfinite(result.twonn):
+            result.samples = np.array(found)
+            result.twonn_95 = dimension.half_sample_interval(result.twonn, result.samples)
 
 
 def _area(curve: list[CloudDimension]) -> dict[str, Any]:
-    """The area under TwoNN over the layers, by both conventions; the texts are drawn for all layers at once."""
-    samples = _area_samples(curve)
+    """The area under TwoNN over the layers, by both conventions; a half of the texts is the same in all layers."""
+    samples = np.array(_area_samples(curve))
+    values = [math.nan if each.twonn is None else each.twonn for each in curve]
     result: dict[str, Any] = {"layers": len(curve)}
     for by in dimension.AREAS:
-        values = [math.nan if each.twonn is None else each.twonn for each in curve]
-        result[by] = _rounded(dimension.area(values, by=by))
-        scale = 1.0 if by == "paper" else len(curve) / max(1, len(curve) - 1)
-        result[f"{by}_95"] = _rounded(dimension.interval(scale * np.array(samples))) if samples else None
+        value, scale = dimension.area(values, by=by), 1.0 if by == "paper" else len(curve) / max(1, len(curve) - 1)
+        result[by] = _rounded(value)
+        result[f"{by}_95"] = _rounded(dimension.half_sample_interval(value, scale * samples)) if len(samples) else None
     return result
 
 
 def _area_samples(curve: list[CloudDimension]) -> list[float]:
-    """The paper's area for each bootstrap sample of the texts; empty where a layer has no dimension."""
+    """The paper's area for each random half of the texts; empty where a layer has no dimension."""
     samples = [each.samples for each in curve if each.samples is not None]
     if len(samples) < len(curve) or len(curve) < 2:
         return []
