@@ -74,6 +74,14 @@ def test_effective_rank_counts_directions_of_equal_strength():
     assert effective_rank(np.outer(np.arange(9.0), np.ones(4))) == pytest.approx(1)
 
 
+def test_rounding_is_no_direction():
+    """Two directions among 300: the other 298 singular values are of the size of rounding errors."""
+    rows = RNG.standard_normal((400, 2)) @ RNG.standard_normal((2, 300))
+    values = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)[:2]
+    shares = values / values.sum()
+    assert effective_rank(rows) == pytest.approx(math.exp(-(shares * np.log(shares)).sum()), rel=1e-9)
+
+
 def textbook_cka(x, y):
     """HSIC(K, L) / sqrt(HSIC(K, K) HSIC(L, L)) with the centring matrix written out."""
     n = len(x)
