@@ -27,6 +27,7 @@ VERBS = (
     "data",
     "export",
     "prune",
+    "analyze",
 )
 
 
@@ -48,7 +49,7 @@ def test_command_lines_name_real_verbs_and_options(page):
     for line in re.findall(r"^(?:\$ )?d2v ([a-z].*)$", text, re.M):
         words = shlex.split(line, comments=True)
         assert words[0] in VERBS, line
-        verb = words[: 2 if words[0] in ("data", "cache") else 1]
+        verb = words[: 2 if words[0] in ("analyze", "data", "cache") else 1]
         shown = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
         for word in words:
             if word.startswith("--"):

@@ -7,6 +7,7 @@ import sys
 
 import typer
 
+from decoder2vec.cli.analyze import analyze
 from decoder2vec.cli.cache import cache
 from decoder2vec.cli.data import data
 from decoder2vec.cli.demo import demo
@@ -32,6 +33,7 @@ app = typer.Typer(
 for verb in (pull, doctor, sweep, prune, train, report, similarity, embed, export, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
+app.add_typer(analyze, name="analyze")
 app.add_typer(cache, name="cache")
 app.add_typer(data, name="data")
 

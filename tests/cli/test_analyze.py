@@ -1,0 +1,105 @@
+"""`d2v analyze` from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from command import d2v
+from decoder2vec.cli import main
+
+TEXTS = [f"The {a} {b} {c}." for a in ("dog", "cat", "king") for b in ("sees", "eats") for c in ("it", "him", "bread")]
+
+
+@pytest.fixture
+def texts(tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n".join([*TEXTS, "", TEXTS[0]]) + "\n")
+    return file
+
+
+@pytest.fixture
+def mistake(monkeypatch, capsys):
+    """mistake(*args) -> the one line that the user sees."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["d2v", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert isinstance(left.value.code, str) and "\n" not in left.value.code
+        capsys.readouterr()
+        return left.value.code
+
+    return run
+
+
+def analyze(*args):
+    result = d2v("analyze", *args)
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_id_writes_a_document_and_a_picture(texts, tmp_path):
+    out, plot = tmp_path / "new" / "id.json", tmp_path / "new" / "id.png"
+    result = analyze("id", "tiny-llama", "--texts", texts, "--out", out, "--plot", plot, "--neighbours", 5)
+    found = json.loads(out.read_text())
+    assert found["encoder"] == "tiny-llama" and len(found["fingerprint"]) == 16
+    assert found["texts"]["file"] == "texts.txt" and found["texts"]["count"] == len(TEXTS)
+    assert (found["pooling"], found["attention"], found["depth"]) == ("lasttoken", "causal", 4)
+    needed = {"layer", "twonn", "twonn_95", "mle", "mle_95", "subsamples", "anisotropy", "effective_rank", "flags"}
+    assert all(needed <= row.keys() for row in found["layers"]) and len(found["layers"]) == 6
+    assert found["layers"][0]["flags"] == ["constant"] and "torch" in found["versions"]
+    assert plot.is_file() and "2 of 20 texts are blank or stand there twice" in result.stderr
+    assert f"area over depth 1, layers 1 to 4: {found['area']['unit']:.2f}" in result.stdout
+
+
+def test_several_encoders_and_earlier_results_go_into_one_figure(texts, tmp_path):
+    base, both = tmp_path / "base.json", tmp_path / "both.json"
+    settings = ("--texts", texts, "--neighbours", 5, "--pooling", "mean", "--template", "plain")
+    analyze("id", "tiny-llama", *settings, "--out", base)
+    args = ("--out", both, "--plot", tmp_path / "both.png")
+    result = analyze("id", base, "tiny-llama", *settings, "--attention", "bidirectional", *args)
+    found = json.loads(both.read_text())
+    assert [each["attention"] for each in found["encoders"]] == ["causal", "bidirectional"]
+    assert found["differences"][0]["less"] == "base" and found["differences"][0]["comparable"]
+    assert "area of tiny-llama less that of base: " in result.stdout
+    again = analyze("id", both, "--out", tmp_path / "again.json")  # results alone need neither texts nor a model
+    assert "area of tiny-llama less that of base: " in again.stdout
+
+
+def test_id_takes_a_saved_encoder_and_any_data_file(trained, tmp_path):
+    rows = [f"The {a} sleeps.\t{b} waits.\t{3}" for a in ("dog", "cat", "sun") for b in ("One", "Two", "Three", "Four")]
+    file = tmp_path / "pairs.tsv"
+    file.write_text("sentence1\tsentence2\tscore\n" + "\n".join([*rows, *(f"Text {n}.\tx\t1" for n in range(9))]))
+    folder = trained("sum", head="sum")
+    analyze("id", folder, "--texts", file, "--out", tmp_path / "id.json", "--neighbours", 3, "--limit", 14)
+    found = json.loads((tmp_path / "id.json").read_text())
+    assert found["texts"]["count"] == 14 and found["embedding"]["points"] == 14
+
+
+def test_geometry_writes_a_document_and_a_picture(texts, tmp_path):
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("anchor,positive\nA dog.,One dog.\nA cat.,One cat.\n")
+    out, plot = tmp_path / "shape.json", tmp_path / "shape.png"
+    result = analyze("geometry", "tiny-gpt2", "--texts", texts, "--pairs", pairs, "--out", out, "--plot", plot)
+    found = json.loads(out.read_text())
+    assert found["pairs"]["count"] == 2 and len(found["cka"]) == len(found["layers"]) == 6
+    assert f"{found['layers'][3]['alignment']:.3f}" in result.stdout and plot.is_file()
+    analyze("geometry", "tiny-gpt2", "tiny-llama", "--texts", texts, "--out", out)
+    assert [each["encoder"] for each in json.loads(out.read_text())["encoders"]] == ["tiny-gpt2", "tiny-llama"]
+
+
+def test_mistakes_are_one_sentence_and_write_nothing(texts, tmp_path, mistake):
+    few, out = tmp_path / "few.txt", tmp_path / "out.json"
+    few.write_text("\n".join(TEXTS[:9]))
+    common = ("analyze", "id", "tiny-llama", "--out", out)
+    assert "10 or more" in mistake(*common, "--texts", few)
+    assert "--texts FILE" in mistake(*common)
+    assert "convention" in mistake(*common, "--texts", texts, "--cdf", "n")
+    assert ".png" in mistake(*common, "--texts", texts, "--plot", tmp_path / "id.svg")
+    assert "limit of 0" in mistake(*common, "--texts", texts, "--limit", 0)
+    assert "pooling" in mistake(*common, "--texts", texts, "--pooling", "median")
+    assert "cannot be read" in mistake("analyze", "id", tmp_path / "absent.json", "--out", out)
+    assert not out.exists()
