@@ -14,6 +14,7 @@ from decoder2vec.cli.doctor import doctor
 from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
 from decoder2vec.cli.export import export
+from decoder2vec.cli.mteb import mteb
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
 from decoder2vec.cli.similarity import similarity
@@ -31,6 +32,7 @@ app = typer.Typer(
 for verb in (pull, doctor, sweep, train, report, similarity, embed, export, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
+app.command()(mteb)
 app.add_typer(cache, name="cache")
 app.add_typer(data, name="data")
 

@@ -73,7 +73,7 @@ class _Model:
             from mteb.models import ModelMeta
             from mteb.models.model_meta import ScoringFunction
         except ImportError as error:
-            raise _missing(error) from None
+            raise missing_mteb(error) from None
         encoder = self.encoder
         similarity = getattr(encoder, "similarity_fn_name", "cosine")
         return ModelMeta.create_empty(
@@ -233,7 +233,7 @@ def _parameters(encoder: Any) -> int | None:
     return own if isinstance(own, int) or model is None else sum(weights.numel() for weights in model.parameters())
 
 
-def _missing(error: ImportError) -> Exception:
+def missing_mteb(error: ImportError) -> Exception:
     """Why mteb cannot be imported, in one sentence."""
     if (error.name or "").split(".")[0] == "pytrec_eval":
         return InputError("mteb needs pytrec_eval, which is not installed; docs/mteb.md says how to do without.")
