@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.backbone.identity import file_sha256
+from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.choices import as_list
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.spec import fingerprint
@@ -105,9 +106,10 @@ def _load(folder: Path, device: str | None) -> Any:
     except ImportError:
         raise MissingExtraError("sentence-transformers", "sentence-transformers") from None
     try:
-        return SentenceTransformer(
-            str(folder), device=device, local_files_only=True, model_kwargs={"use_safetensors": True}
-        )
+        with quiet_transformers():
+            return SentenceTransformer(
+                str(folder), device=device, local_files_only=True, model_kwargs={"use_safetensors": True}
+            )
     except Exception as error:  # a broken folder fails in a dozen ways, all of which mean this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BackboneError(f"sentence-transformers cannot load {folder}: {reason}") from error
