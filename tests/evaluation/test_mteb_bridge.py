@@ -1,11 +1,11 @@
-"""The protocol of mteb 2, spoken without mteb: batches in, one array out, each role with its own prompt."""
+"""The encoder protocol of mteb 2: batches in, one array out, each role with its own prompt."""
 
 from __future__ import annotations
 
 import builtins
 import sys
 from enum import StrEnum
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -113,33 +113,20 @@ def test_without_mteb_the_extra_is_named(backbone, monkeypatch):
         _ = bridge.mteb_model_meta
 
 
-@pytest.fixture
-def fake_mteb(monkeypatch):
-    """A module in mteb's place whose description of a model is what it was given."""
-
-    class ModelMeta:
-        @staticmethod
-        def create_empty(overwrites):
-            return overwrites
-
-    package, models = ModuleType("mteb"), ModuleType("mteb.models")
-    package.models, models.ModelMeta = models, ModelMeta
-    monkeypatch.setitem(sys.modules, "mteb", package)
-    monkeypatch.setitem(sys.modules, "mteb.models", models)
-
-
-def test_two_encoders_are_two_models_to_mteb(backbone, fake_mteb):
+def test_two_encoders_are_two_models_to_mteb(backbone, mteb):
     plain, prompted = make(backbone), make(backbone, query=QUERY)
     metas = [MTEBEncoder(encoder, "me/mine").mteb_model_meta for encoder in (plain, prompted)]
-    assert [meta["revision"] for meta in metas] == [plain.fingerprint, prompted.fingerprint]
-    assert metas[0]["revision"] != metas[1]["revision"]
-    assert metas[0]["name"] == "me/mine"
-    assert (metas[0]["embed_dim"], metas[0]["similarity_fn_name"]) == (32, "cosine")
-    assert metas[0]["adapted_from"] == "tiny-llama"
+    assert [meta.revision for meta in metas] == [plain.fingerprint, prompted.fingerprint]
+    assert metas[0].revision != metas[1].revision
+    assert metas[0].name == "me/mine"
+    assert (metas[0].embed_dim, metas[0].similarity_fn_name.value) == (32, "cosine")
+    assert metas[0].adapted_from == "tiny-llama"
+    assert metas[0].n_parameters == sum(weights.numel() for weights in plain.backbone.model.parameters())
+    assert [meta.use_instructions for meta in metas] == [False, True]
 
 
-def test_mteb_is_told_how_many_tokens_are_really_read(backbone, fake_mteb):
+def test_mteb_is_told_how_many_tokens_are_really_read(backbone, mteb):
     """The limit asked for is 512, but the model takes 256."""
     encoder = make(backbone)
     assert backbone("tiny-llama").model.config.max_position_embeddings == 256
-    assert MTEBEncoder(encoder).mteb_model_meta["max_tokens"] == 256
+    assert MTEBEncoder(encoder).mteb_model_meta.max_tokens == 256

@@ -64,6 +64,14 @@ def test_similarities_equal_sentence_transformers_for_all_kinds_of_input(rows, n
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_reversed_arrays_are_taken_too(rows, name):
+    """torch and sentence-transformers refuse them."""
+    a, b = (part[::-1] for part in rows)
+    torch.testing.assert_close(all_pairs(name, a, b), all_pairs(name, a.copy(), b.copy()))
+    torch.testing.assert_close(row_by_row(name, a, b), row_by_row(name, a.copy(), b.copy()))
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_many_rows_equal_sentence_transformers(name):
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(70, 33)).astype(np.float32), rng.normal(size=(50, 33)).astype(np.float32)

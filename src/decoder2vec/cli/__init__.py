@@ -15,6 +15,7 @@ from decoder2vec.cli.doctor import doctor
 from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
 from decoder2vec.cli.export import export
+from decoder2vec.cli.mteb import mteb
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
@@ -34,6 +35,7 @@ for verb in (pull, doctor, sweep, prune, train, report, similarity, embed, expor
     app.command()(verb)
 app.command("eval")(evaluate)
 app.add_typer(analyze, name="analyze")
+app.command()(mteb)
 app.add_typer(cache, name="cache")
 app.add_typer(data, name="data")
 

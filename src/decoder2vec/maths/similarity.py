@@ -51,5 +51,7 @@ def rows_of(vectors: Any) -> Tensor:
     """[n, dim] float32 rows from whatever holds vectors; one vector is one row."""
     if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor | np.ndarray):
         vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
+    if isinstance(vectors, np.ndarray):
+        vectors = np.ascontiguousarray(vectors)  # torch takes no reversed arrays
     rows = torch.as_tensor(vectors).float()
     return rows if rows.ndim == 2 else rows.reshape(1, -1)

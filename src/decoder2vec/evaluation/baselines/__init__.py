@@ -1,0 +1,1 @@
+"""What every table should stand beside: BM25, sentence-transformers, static embeddings, chance."""
