@@ -40,14 +40,14 @@ def local_tasks():
         "relevant_docs": RELEVANT,
     }
     return {
-        "STS": _task("STS", AbsTaskSTS, "cosine_spearman", {"test": Dataset.from_dict({**pairs, "score": SCORES})}),
-        "PairClassification": _task(
+        "STS": task_of("STS", AbsTaskSTS, "cosine_spearman", {"test": Dataset.from_dict({**pairs, "score": SCORES})}),
+        "PairClassification": task_of(
             "PairClassification",
             AbsTaskPairClassification,
             "max_ap",
             {"test": Dataset.from_dict({**pairs, "labels": SAME_NOUN})},
         ),
-        "Classification": _task(
+        "Classification": task_of(
             "Classification",
             AbsTaskClassification,
             "accuracy",
@@ -55,14 +55,14 @@ def local_tasks():
             samples_per_label=2,
             n_experiments=3,
         ),
-        "Clustering": _task("Clustering", AbsTaskClusteringLegacy, "v_measure", {"test": Dataset.from_list(sets)}),
-        "Retrieval": _task(
+        "Clustering": task_of("Clustering", AbsTaskClusteringLegacy, "v_measure", {"test": Dataset.from_list(sets)}),
+        "Retrieval": task_of(
             "Retrieval",
             AbsTaskRetrieval,
             "ndcg_at_10",
             {"default": {"test": RetrievalSplitData(**search, top_ranked=None)}},
         ),
-        "Reranking": _task(
+        "Reranking": task_of(
             "Reranking",
             AbsTaskRetrieval,
             "map_at_1000",
@@ -71,7 +71,7 @@ def local_tasks():
     }
 
 
-def _task(kind, parent, main_score, data, **settings):
+def task_of(kind, parent, main_score, data, **settings):
     """One task as mteb has them; loading is handing over."""
     from mteb.abstasks.task_metadata import TaskMetadata
 

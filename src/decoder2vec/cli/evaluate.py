@@ -16,24 +16,28 @@ from decoder2vec.cli.options import (
     AttentionOption,
     Columns,
     Device,
-    EncoderArgument,
     Layer,
     Limit,
     PoolingOption,
     SkipBad,
     TemplateOption,
-    open_encoder,
+    open_any_encoder,
     split_names,
 )
 from decoder2vec.cli.show import say, table
 
 if TYPE_CHECKING:
-    from decoder2vec.encoder import Encoder
     from decoder2vec.text.files import Pairs
 
 
 def evaluate(
-    encoder: EncoderArgument,
+    encoder: Annotated[
+        str,
+        typer.Argument(
+            help="Saved encoder folder, or any model (then see --layer and so on); to compare with: bm25, random, "
+            "static:MODEL, all-minilm-l6-v2, a sentence-transformers folder."
+        ),
+    ],
     data: Annotated[
         list[Path],
         typer.Option(help="Scored pairs, or stsb:test from the hub; may be repeated. Or one folder of tasks."),
@@ -61,7 +65,7 @@ def evaluate(
     command with the same --json goes on where it was.
     """
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    open_model = partial(open_encoder, encoder, device, **choices)
+    open_model = partial(open_any_encoder, encoder, device, **choices)
     if tasks is not None or any(file.is_dir() for file in data):
         wanted = TaskChoices(data, split_names(tasks or "all"), json_file, limit, prompt or ())
         evaluate_tasks(encoder, wanted, open_model)
@@ -80,7 +84,7 @@ def load_scored(file: Path, columns: Sequence[str], **options: Any) -> Pairs:
     return pairs
 
 
-def evaluate_pairs(name: str, files: list[Pairs], json_file: Path | None, open_model: Callable[[], Encoder]) -> None:
+def evaluate_pairs(name: str, files: list[Pairs], json_file: Path | None, open_model: Callable[[], Any]) -> None:
     """Score files of pairs, one after the other."""
     from decoder2vec.evaluation.sts import evaluate_sts
     from decoder2vec.evaluation.versions import versions
@@ -97,15 +101,23 @@ def evaluate_pairs(name: str, files: list[Pairs], json_file: Path | None, open_m
         document = {
             "encoder": name,
             "fingerprint": model.fingerprint,
-            "spec": model.spec.to_json(),
+            **_of_our_own(model),
             "results": results,
             "mean_spearman": round(mean, 2),
-            "tokens": model.tally.tokens,
-            "tokens_per_second": round(model.tally.tokens_per_second, 1),
             "versions": versions(),
         }
         json_file.parent.mkdir(parents=True, exist_ok=True)
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _of_our_own(model: Any) -> dict[str, Any]:
+    """What an encoder knows about itself and a baseline does not."""
+    from decoder2vec.encoder import Encoder
+
+    if not isinstance(model, Encoder):
+        return {}
+    pace = round(model.tally.tokens_per_second, 1)
+    return {"spec": model.spec.to_json(), "tokens": model.tally.tokens, "tokens_per_second": pace}
 
 
 def _warn_of_overlap(folder: Path, files: list[Pairs]) -> None:

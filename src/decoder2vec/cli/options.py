@@ -33,6 +33,13 @@ def open_encoder(name: str, device: str | None = None, **choices: Any) -> Encode
     return Encoder.from_pretrained(name, device=device, **choices)
 
 
+def open_any_encoder(name: str, device: str | None = None, **choices: Any) -> Any:
+    """As `open_encoder`, or a baseline by its name: bm25, random, static:MODEL, a sentence-transformers folder."""
+    from decoder2vec.evaluation.baselines.door import open_any
+
+    return open_any(name, device=device, **choices)
+
+
 def split_names(names: str) -> tuple[str, ...]:
     """A comma-separated list of names."""
     return tuple(name.strip() for name in names.split(",") if name.strip())

@@ -21,7 +21,7 @@ from decoder2vec.evaluation.description import describe, fingerprint_of, peak_me
 from decoder2vec.evaluation.prompts import Way, way_for
 from decoder2vec.evaluation.sts import CanEncode
 from decoder2vec.evaluation.tasks.layout import TUNING
-from decoder2vec.evaluation.tasks.task import Role, Task, Vectors, spread
+from decoder2vec.evaluation.tasks.task import Role, Task, Vectors, finds_by_words, spread
 from decoder2vec.evaluation.vectors import VectorCache, token_count
 from decoder2vec.evaluation.versions import versions
 from decoder2vec.places import whole_file
@@ -132,7 +132,7 @@ class Suite:
     @property
     def work(self) -> int:
         """How many texts `run` will report, those that need no encoding included."""
-        return sum(len(texts) for task in self.open_tasks() for texts in self._texts[task.name].values())
+        return sum(len(texts) for task in self.open_tasks() for texts in self._to_encode(task).values())
 
     @cached_property
     def _count(self) -> Callable[[], float]:
@@ -142,8 +142,13 @@ class Suite:
     def _items_file(self) -> Path | None:
         return self.json_file and self.json_file.with_name(f"{self.json_file.name.removesuffix('.json')}.items.json")
 
+    def _to_encode(self, task: Task) -> dict[Role, list[str]]:
+        """Queries and documents need no vectors where an encoder finds them by their words."""
+        by_words = finds_by_words(self.encoder)
+        return {role: texts for role, texts in self._texts[task.name].items() if role == "plain" or not by_words}
+
     def _needs(self, task: Task) -> Iterator[tuple[Role, VectorCache, list[str]]]:
-        for role, texts in self._texts[task.name].items():
+        for role, texts in self._to_encode(task).items():
             way = way_for(self.encoder, task, role, self.prompts)
             if way not in self._caches:
                 self._caches[way] = VectorCache(way.of(self.encoder), self._space(way), self._count)
@@ -155,11 +160,13 @@ class Suite:
         return fingerprint(self.fingerprint, way.prompt, way.method, precision) if self.fingerprint else None
 
     def _vectors(self, task: Task, progress: Callable[[int], object]) -> Vectors:
-        rows: dict[Role, tuple[list[str], Any]] = {}
+        rows: dict[Role, tuple[list[str], Any]] = {
+            role: (texts, None) for role, texts in self._texts[task.name].items()
+        }
         for role, cache, texts in self._needs(task):
             cache.fill(texts, progress)
             rows[role] = (texts, cache.read(texts))
-        widths = {matrix.shape[1] for _, matrix in rows.values()}
+        widths = {matrix.shape[1] for _, matrix in rows.values() if matrix is not None}
         if len(widths) > 1:
             raise InputError(f"{task.name}: the encoder gave queries and documents of {sorted(widths)} dimensions.")
         return Vectors(rows, self.encoder)

@@ -95,7 +95,7 @@ class Reranking(Task):
         rows = []
         for query, positives, negatives in zip(self.queries, self.positives, self.negatives, strict=True):
             candidates = sorted((*positives, *negatives), key=text_key)  # ties fall in an order that knows no label
-            scores = vectors.table(vectors.of([query], "query"), vectors.of(candidates, "document"))[0]
+            scores = vectors.scores([query], candidates)[0]
             good = set(positives)
             places = [at for at, text in enumerate(candidates) if text in good]
             gains = np.ones(len(places))

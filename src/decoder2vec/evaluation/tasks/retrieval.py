@@ -58,11 +58,10 @@ class Retrieval(Task):
 
     def score(self, vectors: Vectors) -> Outcome:
         """Normalised discounted gain of the first ten is the headline."""
-        queries, documents = vectors.of(self.queries, "query"), vectors.of(self.documents, "document")
         step = queries_at_once(len(self.documents))
         rows = []
         for begin in range(0, len(self.queries), step):
-            table = vectors.table(queries[begin : begin + step], documents)
+            table = vectors.scores(self.queries[begin : begin + step], self.documents)
             rows += [self._query(begin + row, scores) for row, scores in enumerate(table)]
         return ranking_outcome(rows, "ndcg@10")
 

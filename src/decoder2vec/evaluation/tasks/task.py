@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -46,10 +47,15 @@ class Outcome:
 class Vectors:
     """The vectors of a task's texts, by role, and the encoder's own idea of similarity."""
 
-    def __init__(self, rows: Mapping[Role, tuple[Sequence[str], Matrix]], encoder: object = None) -> None:
+    def __init__(self, rows: Mapping[Role, tuple[Sequence[str], Matrix]], encoder: Any = None) -> None:
         self._matrices = {role: matrix for role, (_, matrix) in rows.items()}
         self._places = {role: {text: row for row, text in enumerate(texts)} for role, (texts, _) in rows.items()}
         self._encoder = encoder
+
+    @cached_property
+    def _words(self) -> Any:
+        """All documents, where the encoder finds them by their words and not by vectors."""
+        return self._encoder.index_of(list(self._places["document"])) if finds_by_words(self._encoder) else None
 
     def of(self, texts: Sequence[str], role: Role = "plain") -> Matrix:
         """[n, dim], a row for each text."""
@@ -62,9 +68,11 @@ class Vectors:
         """[n] similarities, row by row."""
         return similarities(self._encoder, left, right)
 
-    def table(self, queries: Matrix, documents: Matrix) -> Any:
-        """[n, m] similarities."""
-        return similarity_table(self._encoder, queries, documents)
+    def scores(self, queries: Sequence[str], documents: Sequence[str]) -> Any:
+        """[query, document] similarities, or what stands for them where documents are found by their words."""
+        if self._words is None:
+            return similarity_table(self._encoder, self.of(queries, "query"), self.of(documents, "document"))
+        return self._words.scores(queries)[:, [self._places["document"][text] for text in documents]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +99,11 @@ class Task:
     def digest(self) -> str:
         """Names the data and the protocol: a score stands for as long as this does."""
         return fingerprint(self.kind, asdict(self))
+
+
+def finds_by_words(encoder: object) -> bool:
+    """Does it rank documents without vectors, as BM25 does?"""
+    return hasattr(encoder, "index_of")
 
 
 def different(*lists: Sequence[str]) -> list[str]:

@@ -1,0 +1,77 @@
+"""The suite and mteb's own evaluation on the same texts, draws and subsets: the same numbers."""
+
+from __future__ import annotations
+
+import pytest
+from local_tasks import LABELS, LEFT, RIGHT, SAME_NOUN, SCORES, SENTENCES, task_of
+
+from decoder2vec.encoder import Encoder
+from decoder2vec.evaluation.mteb_bridge import bridge
+from decoder2vec.evaluation.suite import Suite
+from decoder2vec.evaluation.tasks.classification import DRAWS, Classification
+from decoder2vec.evaluation.tasks.clustering import Clustering
+from decoder2vec.evaluation.tasks.pair_classification import PairClassification
+from decoder2vec.evaluation.tasks.sts import STS
+from decoder2vec.spec import EncoderSpec, Reading
+
+pytestmark = pytest.mark.usefixtures("offline", "one_thread", "mteb")
+
+NAMES = [str(label) for label in LABELS]
+
+
+def sts():
+    from datasets import Dataset
+    from mteb.abstasks import AbsTaskSTS
+
+    data = {"test": Dataset.from_dict({"sentence1": LEFT, "sentence2": RIGHT, "score": SCORES})}
+    ours = STS(name="local", left=LEFT, right=RIGHT, gold=SCORES)
+    return ours, task_of("STS", AbsTaskSTS, "cosine_spearman", data), "cosine_spearman"
+
+
+def pair_classification():
+    from datasets import Dataset
+    from mteb.abstasks import AbsTaskPairClassification
+
+    data = {"test": Dataset.from_dict({"sentence1": LEFT, "sentence2": RIGHT, "labels": SAME_NOUN})}
+    ours = PairClassification(name="local", left=LEFT, right=RIGHT, gold=SAME_NOUN)
+    return ours, task_of("PairClassification", AbsTaskPairClassification, "max_ap", data), "cosine_ap"
+
+
+def classification():
+    from datasets import Dataset, DatasetDict
+    from mteb.abstasks import AbsTaskClassification
+
+    texts = Dataset.from_dict({"text": SENTENCES, "label": LABELS})
+    ours = Classification(
+        name="local", train=SENTENCES, train_labels=NAMES, test=SENTENCES, test_labels=NAMES, per_label=2
+    )
+    data, draws = DatasetDict({"train": texts, "test": texts}), {"samples_per_label": 2, "n_experiments": DRAWS}
+    return ours, task_of("Classification", AbsTaskClassification, "accuracy", data, **draws), "accuracy"
+
+
+def clustering():
+    from datasets import Dataset
+    from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
+
+    ours = Clustering(name="local", inputs=SENTENCES, labels=NAMES)
+    sets = [
+        {"sentences": [SENTENCES[row] for row in rows], "labels": [NAMES[row] for row in rows]}
+        for rows in ours.subsets()
+    ]
+    return (
+        ours,
+        task_of("Clustering", AbsTaskClusteringLegacy, "v_measure", {"test": Dataset.from_list(sets)}),
+        "v_measure",
+    )
+
+
+@pytest.mark.parametrize("both", [sts, pair_classification, classification, clustering], ids=lambda both: both.__name__)
+def test_both_say_the_same(both, backbone, mteb, tmp_path, monkeypatch):
+    monkeypatch.setenv("D2V_CACHE", str(tmp_path))
+    encoder = Encoder(backbone("tiny-llama"), EncoderSpec("tiny-llama", (Reading(2, "mean"),)))
+    ours, theirs, metric = both()
+    done = mteb.evaluate(
+        bridge(encoder, "me/it"), theirs, cache=None, co2_tracker=False, show_progress_bar=False
+    ).task_results[0]
+    found = Suite(encoder, [ours]).run()["tasks"]["local"]
+    assert found["score"] == pytest.approx(100 * done.scores["test"][0][metric], abs=1e-4)  # four digits are kept
