@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.analysis.layer_sweep import Sweep, SweepRow, curve
+from decoder2vec.analysis.layer_sweep import Sweep
+from decoder2vec.analysis.sweep_rows import SweepRow, curve
 
 _COLOURS = {
     "lasttoken": "#d1495b",
