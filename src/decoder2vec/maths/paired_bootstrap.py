@@ -1,9 +1,8 @@
 """Is one encoder better than another, or was it the luck of these items?
 
-The paired bootstrap: items are drawn with replacement, every encoder is scored on the same draw, and the differences of
-the scores are counted. A draw is kept as how often each item was drawn. Then nothing is sorted again: the order of the
-items never changes, so the ranks within a draw are running sums of those counts, and a rank correlation costs as much as
-a mean.
+The paired bootstrap: items are drawn with replacement, every encoder is scored on the same draw, and the differences
+of the scores are counted. A draw is kept as how often each item was drawn. Then nothing is sorted again: the order of
+the items never changes, so the ranks within a draw are running sums of those counts.
 """
 
 from __future__ import annotations
