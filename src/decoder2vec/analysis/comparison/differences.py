@@ -24,6 +24,8 @@ from decoder2vec.maths.paired_bootstrap import (
 OVERALL = "overall"
 _CLOSE = 0.1
 """Points by which a score may differ from the one its items give: it was rounded."""
+_FEW = 5
+"""Fewer items than these say nothing about what other items would give."""
 
 
 class Differences:
@@ -88,8 +90,8 @@ class Differences:
             if task not in one.tasks or not np.isfinite(one.tasks[task].score):
                 continue
             own = one.tasks[task].items
-            if own is None or not own.usable:
-                why = "no results of single items" if own is None else "items that are not numbers"
+            if own is None or (why := _trouble(own)):
+                why = "no results of single items" if own is None else why
                 self.notes.append(f"{one.name}: {why} for {task}, so it is not compared there.")
                 continue
             same = (group for group in groups if _alike(_items(evaluations[group[0]], task), own))
@@ -100,6 +102,12 @@ class Differences:
         if len(groups) > 1:
             self.notes.append(f"{task}: {len(groups)} different files of it were used; only equal ones are compared.")
         return groups
+
+
+def _trouble(items: Items) -> str:
+    if not items.usable:
+        return "items that are not numbers"
+    return f"only {len(items.values)} items" if len(items.values) < _FEW else ""
 
 
 def _items(one: Evaluation, task: str) -> Items:
@@ -133,7 +141,7 @@ def said(found: Difference | None, one: str, other: str) -> str:
         return f"{one} and {other} cannot be compared: they share no task with results of single items."
     if found.value == found.low == found.high == 0:
         return f"{one} and {other} score the same."
-    interval, chance = f"[{found.low:.1f}, {found.high:.1f}]", f"p = {found.p:.3f}" if found.p >= 0.001 else "p < 0.001"
+    interval, chance = f"[{found.low:.1f}, {found.high:.1f}]", f"p = {found.p:.3f}"
     if not found.shown:
         return (
             f"No difference between {one} and {other} that this data can show: {found.value:+.1f} points {interval}, "

@@ -26,9 +26,13 @@ class Found:
     evaluations: list[Evaluation] = field(default_factory=list)
     sweeps: list[SavedSweep] = field(default_factory=list)
     dimensions: list[Dimensions] = field(default_factory=list)
+    training: list[Path] = field(default_factory=list)
+    """Files of results of training; they are read by the report on runs."""
     left_out: list[str] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
+    @property
+    def compares(self) -> bool:
+        """Is there more here than training runs?"""
         return bool(self.evaluations or self.sweeps or self.dimensions)
 
 
@@ -40,10 +44,13 @@ def gather(places: Sequence[Path]) -> Found:
     found = Found()
     seen: set[Path] = set()
     for place in places:
+        known = 0
         for file in [place] if place.is_file() else _json_files(place, _DEPTH):
             if file.resolve() not in seen:
                 seen.add(file.resolve())
-                _add(found, file, named=place.is_file())
+                known += _add(found, file, named=place.is_file())
+        if not known:
+            found.left_out.append(f"{place} holds nothing to report, or nothing new.")
     found.evaluations = _unique(_joined(found.evaluations))
     found.sweeps, found.dimensions = _unique(found.sweeps), _unique(found.dimensions)
     return found
@@ -51,7 +58,10 @@ def gather(places: Sequence[Path]) -> Found:
 
 def _json_files(folder: Path, depth: int) -> Iterator[Path]:
     if not folder.is_dir():
-        raise InputError(f"{folder} is neither a file nor a folder; give what `d2v eval --json` or `d2v train` wrote.")
+        raise InputError(
+            f"{folder} is neither a file nor a folder; "
+            "give an encoder made by `d2v train`, or what `d2v eval --json` wrote."
+        )
     shown = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     yield from (child for child in shown if child.name.endswith(".json") and child.is_file())
     for child in shown if depth else ():
@@ -59,9 +69,9 @@ def _json_files(folder: Path, depth: int) -> Iterator[Path]:
             yield from _json_files(child, depth - 1)
 
 
-def _add(found: Found, file: Path, named: bool) -> None:
+def _add(found: Found, file: Path, named: bool) -> bool:
     if file.name.endswith(_ITEMS) and not named:
-        return
+        return False
     try:
         document = _load(file)
         known = _add_document(found, document, file)
@@ -69,15 +79,12 @@ def _add(found: Found, file: Path, named: bool) -> None:
         if named:
             raise
         found.left_out.append(str(error))
-        return
-    if named and not known and not _is_training(document):
+        return False
+    if named and not known:
         raise InputError(
             f"{file} holds nothing to report; give what `d2v eval --json`, `d2v sweep` or `d2v train` wrote."
         )
-
-
-def _is_training(document: Any) -> bool:
-    return isinstance(document, dict) and {"config", "seeds"} <= document.keys()
+    return known
 
 
 def _add_document(found: Found, document: Any, file: Path) -> bool:
@@ -90,6 +97,8 @@ def _add_document(found: Found, document: Any, file: Path) -> bool:
         found.sweeps.append(_parsed(file, lambda: read_sweep(document, file)))
     elif is_dimensions(document):
         found.dimensions.append(_parsed(file, lambda: read_dimensions(document, file)))
+    elif isinstance(document, dict) and {"config", "seeds"} <= document.keys():
+        found.training.append(file)
     else:
         return False
     return True

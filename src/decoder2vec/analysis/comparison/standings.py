@@ -1,4 +1,4 @@
-"""Who stands where: means by family of tasks, the order of the encoders, and which of them no other beats at its cost."""
+"""Who stands where: means by family of tasks, the order of the encoders, and who is not beaten at its cost."""
 
 from __future__ import annotations
 
