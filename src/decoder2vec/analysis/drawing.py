@@ -70,8 +70,10 @@ def _save(figure: Any, file: Path) -> None:
 
 
 def _save_vector(figure: Any, file: Path) -> None:
-    """As SVG without a background, its words as text, and the same bytes every time."""
+    """As SVG without title and background, its words as text, and the same bytes every time."""
     import matplotlib
+
+    figure.suptitle("").set_in_layout(False)  # a page has a heading of its own
 
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "d2v"}), whole_file(file) as temporary:
         figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})

@@ -41,3 +41,8 @@ def amount(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g}{unit}" if value < 100 * size else f"{value / size:,.0f}{unit}"
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def signed(value: float) -> str:
+    """A difference as people read it: nothing has no sign."""
+    return "0.0" if abs(value) < 0.05 else f"{value:+.1f}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from decoder2vec.analysis.comparison.differences import Differences
@@ -13,8 +13,12 @@ from decoder2vec.analysis.comparison.quality_figures import draw_cost, draw_task
 from decoder2vec.analysis.comparison.standings import Standing, standings
 from decoder2vec.analysis.comparison.sweep_figures import draw_depths, draw_heat_map, draw_layers
 from decoder2vec.analysis.comparison.sweep_file import SavedSweep
+from decoder2vec.analysis.drawing import labels
 from decoder2vec.analysis.report.figures import Picture, file_stems
+from decoder2vec.analysis.sweep_plot import describe
 
+_LONGEST = 60
+"""Letters of a name that a table can take."""
 Watch = Callable[[str], object]
 
 
@@ -25,6 +29,8 @@ class Contents:
     found: Found
     rows: list[Standing]
     differences: Differences
+    cut: dict[str, str]
+    """Whole names of the encoders whose names were too long."""
     tasks: list[Picture] = field(default_factory=list)
     cost: list[Picture] = field(default_factory=list)
     layers: list[Picture] = field(default_factory=list)
@@ -33,8 +39,11 @@ class Contents:
 
 def fill_contents(found: Found, out: Path, watch: Watch) -> Contents:
     """Compute and draw everything that was found; `watch` hears of each finished part."""
-    rows = standings(found.evaluations)
-    contents = Contents(found, rows, Differences([row.evaluation for row in rows], watch))
+    named = labels([one.name for one in found.evaluations], _LONGEST)
+    pairs = list(zip(found.evaluations, named, strict=True))
+    rows = standings([replace(one, name=name) for one, name in pairs])
+    cut = {name: one.name for one, name in pairs if name != one.name}
+    contents = Contents(found, rows, Differences([row.evaluation for row in rows], watch), cut)
     if any(row.overall.of for row in rows):
         contents.tasks = [_tasks(rows, out)]
         contents.cost = [_cost(rows, out)]
@@ -61,8 +70,11 @@ def _tasks(rows: Sequence[Standing], out: Path) -> Picture:
 
 
 def _cost(rows: Sequence[Standing], out: Path) -> Picture:
-    if not known_costs(rows):
-        return Picture("Quality against cost", "no evaluation here says what its encoder costs.")
+    if len(rows) < 2 or not known_costs(rows):
+        why = (
+            "no evaluation here says what its encoder costs." if len(rows) > 1 else "it takes two encoders to compare."
+        )
+        return Picture("Quality against cost", why)
     draw_cost(rows, out / "cost.png")
     about = (
         "The line joins the encoders that no other beats without costing more (the Pareto front). Numbers: places on "
@@ -75,11 +87,8 @@ def _sweep(sweep: SavedSweep, out: Path, stem: str) -> list[Picture]:
     curves, heat = out / f"layers-{stem}.png", out / f"sweep-{stem}.png"
     draw_layers(sweep, curves)
     draw_heat_map(sweep, heat)
+    best = f"Star: the best, {describe(sweep.rows[0])}, {sweep.rows[0].spearman:.1f} on {sweep.data or 'its data'}."
     return [
-        Picture(
-            f"{sweep.name}: layer by layer", "Each prompt and direction by its best pooling. Star: the best.", curves
-        ),
-        Picture(
-            f"{sweep.name}: heat map", "Every pooling and head at every layer, in Spearman x 100. Star: the best.", heat
-        ),
+        Picture(f"{sweep.name}: layer by layer", f"Each prompt and direction by its best pooling. {best}", curves),
+        Picture(f"{sweep.name}: heat map", "Spearman x 100 of every pooling and head at every layer.", heat),
     ]

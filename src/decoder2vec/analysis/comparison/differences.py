@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from decoder2vec.analysis.comparison.cells import signed
 from decoder2vec.analysis.comparison.evaluation_file import Evaluation, Items
 from decoder2vec.analysis.comparison.standings import families
 from decoder2vec.maths.paired_bootstrap import (
@@ -144,8 +145,8 @@ def said(found: Difference | None, one: str, other: str) -> str:
     interval, chance = f"[{found.low:.1f}, {found.high:.1f}]", f"p = {found.p:.3f}"
     if not found.shown:
         return (
-            f"No difference between {one} and {other} that this data can show: {found.value:+.1f} points {interval}, "
-            f"{chance}."
+            f"No difference between {one} and {other} that this data can show: "
+            f"{signed(found.value)} points {interval}, {chance}."
         )
     if found.value < 0:
         one, other, interval = other, one, f"[{-found.high:.1f}, {-found.low:.1f}]"

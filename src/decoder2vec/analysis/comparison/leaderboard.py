@@ -20,7 +20,7 @@ def leaderboard(rows: Sequence[Standing], differences: Differences) -> Table:
     scopes = [OVERALL, *rows[0].families]
     costs = known_costs(rows)
     columns = {scope: _means(rows, scope, differences) for scope in scopes}
-    fronts = {cost: pareto_front(rows, cost, COSTS[cost]) for cost in costs}
+    fronts = {cost: pareto_front(rows, cost, COSTS[cost]) if len(rows) > 1 else [] for cost in costs}
     lines = []
     for number, row in enumerate(rows):
         flags = any(task.flags for task in row.evaluation.tasks.values())

@@ -19,20 +19,25 @@ def comparison_markdown(contents: Contents) -> str:
     rows = contents.rows
     parts = [f"# {plain(title_of(contents))}"]
     if rows:
-        parts += [_table(leaderboard(rows, contents.differences)), plain(LEGEND), _list(flags(rows))]
+        parts += [_table(leaderboard(rows, contents.differences)), _list(flags(rows))]
     if len(rows) > 1:
+        parts.insert(2, plain(LEGEND))
         parts += ["## Is A really better than B?", _list(sentences(rows, contents.differences))]
         parts += [_table(one) for one in matrices(rows, contents.differences)] + [plain(METHOD)]
-    if rows:
         parts += ["## Quality against cost", *_pictures(contents.cost)]
         parts += [_list([f"By {cost}: {', '.join(names)}." for cost, names in fronts(rows)])]
+    if rows:
         parts += ["## Task by task", *_pictures(contents.tasks)]
         parts += [_table(one) for one in task_tables(rows, families([row.evaluation for row in rows]))]
     if contents.layers:
         parts += ["## Layers", *_pictures(contents.layers)]
     if contents.dimensions:
         parts += ["## Intrinsic dimension", *_pictures(contents.dimensions), _table(dimension_table(contents))]
-    if notes := [*contents.differences.notes, *contents.found.left_out]:
+    if notes := [
+        *(f"{name}: {whole}" for name, whole in contents.cut.items()),
+        *contents.differences.notes,
+        *contents.found.left_out,
+    ]:
         parts += ["## Notes", _list(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

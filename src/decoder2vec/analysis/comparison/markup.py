@@ -66,13 +66,14 @@ def folded(title: str, body: str, stands_open: bool = False) -> str:
     return f"<details{' open' * stands_open}><summary>{escape(title)}</summary>\n{body}</details>" if body else ""
 
 
-def figure(picture: Picture) -> str:
+def figure(picture: Picture, heading: bool = True) -> str:
     """A figure inside the page, in the colours of the page; what it shows is said for those who cannot see it."""
     if picture.file is None:
         return f'<p class="about">{escape(picture.title)}: {escape(picture.about)}</p>'
     title, about = escape(picture.title), escape(picture.about)
     drawn = _inside(picture.file.with_suffix(".svg").read_text(encoding="utf-8"), f"{title}. {about}")
-    return f'<figure><h3>{title}</h3><div class="wide">{drawn}</div><figcaption>{about}</figcaption></figure>'
+    head = f"<h3>{title}</h3>" if heading else ""
+    return f'<figure>{head}<div class="wide">{drawn}</div><figcaption>{about}</figcaption></figure>'
 
 
 def _inside(svg: str, label: str) -> str:
@@ -81,12 +82,15 @@ def _inside(svg: str, label: str) -> str:
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
     svg = re.sub(r' id="[^"]*_\d+"', "", svg)  # ids of parts; those of clips and markers have no underscore
     svg = re.sub(r'style="[^"]*"', lambda found: _themed(found[0]), svg)
-    start = f'<svg role="img" aria-label="{label}" fill="currentColor" viewBox='
+    width = re.search(r'viewBox="0 0 ([\d.]+)', svg)
+    wide = f"max-width: {1.45 * float(width[1]):.0f}px" if width else ""  # letters of one size in all figures
+    start = f'<svg role="img" aria-label="{label}" fill="currentColor" style="{wide}" viewBox='
     return re.sub(r"<svg [^>]*?viewBox=", lambda _: start, svg, count=1)
 
 
 def _themed(style: str) -> str:
-    style = re.sub(r"'[^']*',? ?", "", style)  # families of fonts: the page has its own
+    style = re.sub(r"font-family: [^;\"]*;? ?", "", style)  # the page has a face of its own
+    style = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]*", r"font-size: \2", style)  # the same by an older matplotlib
     style = style.replace("#000000", "currentColor").replace("#ffffff", "var(--paper)")
     for number, colour in enumerate(COLOURS[:6]):
         style = style.replace(colour.lower(), f"var(--c{number})")

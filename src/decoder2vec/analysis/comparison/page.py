@@ -84,7 +84,8 @@ def _standings(contents: Contents) -> str:
     care = bullets(flags(contents.rows))
     care = f"<h3>Read with care {FLAG}</h3>{care}" if care else ""
     shown = table(leaderboard(contents.rows, contents.differences))
-    return f'{shown}<p class="about">{escape(LEGEND)}</p>{care}'
+    legend = f'<p class="about">{escape(LEGEND)}</p>' if len(contents.rows) > 1 else ""
+    return f"{shown}{legend}{care}"
 
 
 def _differences(contents: Contents) -> str:
@@ -101,9 +102,11 @@ def _differences(contents: Contents) -> str:
 
 
 def _cost(contents: Contents) -> str:
+    if len(contents.rows) < 2:
+        return ""
     lines = [f"By {cost}: {', '.join(names)}." for cost, names in fronts(contents.rows)]
-    said = f"<h3>No other is better without costing more</h3>{bullets(lines)}" if len(contents.rows) > 1 else ""
-    return "\n".join(map(figure, contents.cost)) + (said if lines else "")
+    said = f"<h3>No other is better without costing more</h3>{bullets(lines)}"
+    return "\n".join(figure(one, heading=False) for one in contents.cost) + (said if lines else "")
 
 
 def _tasks(contents: Contents) -> str:
@@ -111,7 +114,7 @@ def _tasks(contents: Contents) -> str:
         return ""
     shown = task_tables(contents.rows, families([row.evaluation for row in contents.rows]))
     tables = "".join(folded(f"{one.caption.split(':')[0]} in numbers", table(one)) for one in shown)
-    return "\n".join(map(figure, contents.tasks)) + tables
+    return "\n".join(figure(one, heading=False) for one in contents.tasks) + tables
 
 
 def dimension_table(contents: Contents) -> Table:
@@ -134,12 +137,13 @@ def dimension_table(contents: Contents) -> Table:
 def _dimension(contents: Contents) -> str:
     if not contents.found.dimensions:
         return ""
-    return "\n".join(map(figure, contents.dimensions)) + table(dimension_table(contents))
+    return "\n".join(figure(one, heading=False) for one in contents.dimensions) + table(dimension_table(contents))
 
 
 def _notes(contents: Contents) -> str:
     rows = [row.evaluation for row in contents.rows]
     how = [f"{one.name}: {one.command}" for one in rows if one.command]
+    names = [f"{name}: {whole}" for name, whole in contents.cut.items()]
     versions = list(dict.fromkeys(one.versions for one in rows if one.versions))
     if len(versions) > 1:
         versions = [f"{one.name}: {one.versions}" for one in rows if one.versions]
@@ -147,6 +151,7 @@ def _notes(contents: Contents) -> str:
         (
             _listed("Not compared", contents.differences.notes),
             _listed("Left out", contents.found.left_out),
+            folded("Whole names", bullets(names)),
             folded("How the scores were made", bullets(how)),
             folded("Versions", bullets(versions)),
         )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from decoder2vec.analysis.comparison.cells import amount
 from decoder2vec.analysis.comparison.evaluation_file import COSTS, Task
 from decoder2vec.analysis.comparison.standings import Standing, families, family_name, pareto_front
 from decoder2vec.analysis.drawing import COLOURS, QUIET, curve_name, labels, legend_below, log_axis, panels, short
@@ -28,7 +29,8 @@ def draw_tasks(rows: Sequence[Standing], file: Path) -> None:
     columns = min(_PER_ROW, len(tasks))
     height = -(-len(tasks) // columns)
     size = (2.4 + 2.2 * columns, 0.7 + height * (0.75 + 0.2 * len(rows)))
-    with panels(file, "Every task, with 95 % intervals", height, columns, size, True, sharey=True) as (_, grid):
+    with panels(file, "Every task, with 95 % intervals", height, columns, size, True, sharey=True) as (figure, grid):
+        figure.get_layout_engine().set(h_pad=0.09)
         for place in range(height * columns):
             axes = grid[place // columns][place % columns]
             if place >= len(tasks):
@@ -36,8 +38,7 @@ def draw_tasks(rows: Sequence[Standing], file: Path) -> None:
                 continue
             family, name = tasks[place]
             _task_panel(axes, [row.evaluation.tasks.get(name) for row in rows])
-            colour = COLOURS[list(dict(tasks)).index(family) % len(COLOURS)]
-            axes.set_title(short(name, 30), color=colour, fontweight="bold")
+            axes.set_title(short(name, 30), fontweight="bold")
             axes.set_xlabel(f"{family_name(family)}, {_metric(rows, name)}", fontsize=7.5)
         grid[0][0].set_yticks(range(len(rows)), labels([row.name for row in rows]))
         grid[0][0].set_ylim(len(rows) - 0.4, -0.6)
@@ -54,7 +55,7 @@ def _task_panel(axes: Any, found: Sequence[Task | None]) -> None:
             words = "not run" if task is None else "not a number"
             axes.text(0.02, row, words, transform=axes.get_yaxis_transform(), va="center", size=7, color=QUIET)
             continue
-        colour = COLOURS[1] if task.score == max(scores) else COLOURS[0]
+        colour = COLOURS[1] if len(scores) > 1 and task.score == max(scores) else COLOURS[0]
         if math.isfinite(task.low) and math.isfinite(task.high):
             axes.plot([task.low, task.high], [row, row], color=colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
         axes.plot(task.score, row, "o", color=colour, markersize=5)
@@ -92,18 +93,33 @@ def _cost_panel(axes: Any, rows: Sequence[Standing], cost: str) -> None:
         for number, row in enumerate(rows)
         if cost in row.evaluation.cost and math.isfinite(row.overall.value)
     }
+    if front:
+        axes.plot(*zip(*(points[number] for number in front), strict=True), color=COLOURS[1], zorder=1)
     at: dict[tuple[float, float], list[int]] = {}
     for number, point in points.items():
         at.setdefault(point, []).append(number)
-    axes.plot(*zip(*(points[number] for number in front), strict=True), color=COLOURS[1], zorder=1) if front else None
     for (x, y), numbers in at.items():
         leads, whole = numbers[0] in front, rows[numbers[0]].overall.complete
         edge = COLOURS[1] if leads else COLOURS[0]
         axes.plot(x, y, "o", markersize=9, color=edge if whole else "white", markeredgecolor=edge, zorder=3)
-        words = ", ".join(str(number + 1) for number in numbers)
-        axes.annotate(words, (x, y), (7, 5), textcoords="offset points", size=8, zorder=4)
     prices = [x for x, _ in points.values()]
     if prices and max(prices) > 20 * min(prices):
         log_axis(axes, "x")
+        axes.xaxis.set_major_formatter(lambda value, _: amount(value))
     axes.margins(x=0.14, y=0.12)
+    _number(axes, at)
     axes.set_xlabel(f"{COST_NAMES[cost]}{': more is better' if COSTS[cost] else ': less is better'}")
+
+
+def _number(axes: Any, at: dict[tuple[float, float], list[int]]) -> None:
+    """The places on the leaderboard beside the points, on that side of each where most room is left."""
+    axes.autoscale_view()
+    taken = [axes.transData.transform(point) for point in at]
+    for point, numbers in at.items():
+        x, y = axes.transData.transform(point)
+        sides = [(x + right, y + up) for right, up in ((14, 11), (14, -11), (-14, 11), (-14, -11))]
+        spot = max(sides, key=lambda side: min(math.dist(side, other) for other in taken))
+        taken.append(spot)
+        words = ", ".join(str(number + 1) for number in numbers)
+        offset = (spot[0] - x, spot[1] - y)
+        axes.annotate(words, point, offset, textcoords="offset pixels", size=8, ha="center", va="center", zorder=4)

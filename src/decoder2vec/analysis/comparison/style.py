@@ -11,7 +11,7 @@ STYLE = """
   --c0: #5ab4e8; --c1: #f08a45; --c2: #3cc79f; --c3: #e0a3c4; --c4: #e8b03d; --c5: #8fd0f2; } }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; -webkit-text-size-adjust: 100%; }
-body { margin: 0 auto; max-width: 76rem; padding: 2.5rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; max-width: 80rem; padding: 2.5rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif;
   overflow-wrap: break-word; font-kerning: normal; }
 h1, h2, h3 { line-height: 1.2; text-wrap: balance; letter-spacing: -.012em; }
@@ -32,28 +32,30 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1.3rem; font-size: .92rem; marg
 .wide { overflow-x: auto; margin: .7rem 0 1.2rem; }
 table { border-collapse: collapse; font-size: .9rem; line-height: 1.35; }
 caption { text-align: left; color: var(--soft); font-size: .86rem; padding: 0 0 .5rem; }
-th, td { padding: .42rem .75rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
+th, td { padding: .42rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
   font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 400; }
 th:first-child, td:first-child { padding-left: .25rem; }
-thead th, tr:first-child > th { font-weight: 600; border-bottom: 2px solid var(--line); vertical-align: bottom; }
+thead th, .training tr:first-child > th { font-weight: 600; border-bottom: 2px solid var(--line);
+  vertical-align: bottom; white-space: normal; }
 th.name, td.name, .training th, .training td { text-align: left; white-space: normal; }
 th.name { min-width: 11rem; max-width: 26rem; overflow-wrap: anywhere; }
 .training td.number, .training th.number { text-align: right; white-space: nowrap; }
 tbody tr:hover { background: var(--wash); }
 small { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; }
 .best { font-weight: 700; color: var(--accent); }
-.near::after { content: " ≈"; color: var(--soft); }
+.near { position: relative; }
+.near::after { content: "≈"; color: var(--soft); position: absolute; right: -.05rem; }
 .partial { color: var(--soft); font-style: italic; }
 .up { background: var(--good-wash); color: var(--good); font-weight: 650; }
 .down { background: var(--bad-wash); color: var(--bad); font-weight: 650; }
 .even { color: var(--soft); }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
   text-align: inherit; }
-th button::after { content: " ↕"; color: var(--soft); font-weight: 400; }
-th[aria-sort="ascending"] button::after { content: " ↑"; }
-th[aria-sort="descending"] button::after { content: " ↓"; }
+th button::after { content: "\\a0↕"; color: var(--soft); font-weight: 400; }
+th[aria-sort="ascending"] button::after { content: "\\a0↑"; }
+th[aria-sort="descending"] button::after { content: "\\a0↓"; }
 figure { margin: 1.2rem 0 1.8rem; }
-figure svg { display: block; width: 100%; height: auto; min-width: 40rem; }
+figure svg { display: block; width: 100%; height: auto; min-width: 36rem; }
 figure svg text { font-family: inherit; }
 figure img { display: block; max-width: 100%; min-width: 34rem; height: auto; background: #fff; border-radius: .4rem; }
 figcaption, .about { color: var(--soft); font-size: .88rem; max-width: 75ch; }

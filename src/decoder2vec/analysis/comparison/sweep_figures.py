@@ -43,10 +43,11 @@ def draw_heat_map(sweep: SavedSweep, file: Path) -> None:
                 )
                 axes.set_title(f"{short(template, 26)}, {attention}", fontsize=8)
                 axes.grid(visible=False)
+                axes.tick_params(axis="y", labelsize=7)
                 _star(axes, sweep.rows[0], rows, own, layers)
         ticks = sorted({0, len(layers) // 2, len(layers) - 1})
         grid[0][0].set_xticks(ticks, [str(layers[tick]) for tick in ticks])
-        grid[0][0].set_yticks(range(len(own)), [p if h == "none" else f"{p}, {h}" for p, h in own], fontsize=7)
+        grid[0][0].set_yticks(range(len(own)), [p if h == "none" else f"{p}, {h}" for p, h in own])
         for axes in grid[-1]:
             axes.set_xlabel("layer")
         figure.colorbar(heat, ax=list(grid.flat), label="Spearman x 100", shrink=0.8)

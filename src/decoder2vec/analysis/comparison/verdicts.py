@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from decoder2vec.analysis.comparison.cells import Cell, Table, amount, points
+from decoder2vec.analysis.comparison.cells import Cell, Table, amount, points, signed
 from decoder2vec.analysis.comparison.differences import OVERALL, Differences, said
 from decoder2vec.analysis.comparison.evaluation_file import COSTS
 from decoder2vec.analysis.comparison.quality_figures import known_costs
@@ -88,4 +88,4 @@ def _pair(found: Difference | None) -> Cell:
     if found is None:
         return Cell("–")
     mark = "even" if not found.shown else "up" if found.value > 0 else "down"
-    return Cell(f"{found.value:+.1f}", found.value, f"{found.low:.1f} to {found.high:.1f}", mark)
+    return Cell(signed(found.value), found.value, f"{found.low:.1f} to {found.high:.1f}", mark)
