@@ -10,7 +10,7 @@ from decoder2vec.analysis.comparison.differences import Differences
 from decoder2vec.analysis.comparison.dimension_figure import draw_dimensions
 from decoder2vec.analysis.comparison.gather import Found
 from decoder2vec.analysis.comparison.quality_figures import draw_cost, draw_tasks, known_costs
-from decoder2vec.analysis.comparison.standings import Standing, standings
+from decoder2vec.analysis.comparison.standings import Standing, standings, tested
 from decoder2vec.analysis.comparison.sweep_figures import draw_depths, draw_heat_map, draw_layers
 from decoder2vec.analysis.comparison.sweep_file import SavedSweep
 from decoder2vec.analysis.drawing import labels
@@ -39,8 +39,11 @@ class Contents:
 
 def fill_contents(found: Found, out: Path, watch: Watch) -> Contents:
     """Compute and draw everything that was found; `watch` hears of each finished part."""
-    named = labels([one.name for one in found.evaluations], _LONGEST)
-    pairs = list(zip(found.evaluations, named, strict=True))
+    evaluations, dropped = tested(found.evaluations)
+    if dropped:
+        found.left_out.append(f"Files one chooses on say nothing about others: {', '.join(dropped)}.")
+    named = labels([one.name for one in evaluations], _LONGEST)
+    pairs = list(zip(evaluations, named, strict=True))
     rows = standings([replace(one, name=name) for one, name in pairs])
     cut = {name: one.name for one, name in pairs if name != one.name}
     contents = Contents(found, rows, Differences([row.evaluation for row in rows], watch), cut)
@@ -71,9 +74,7 @@ def _tasks(rows: Sequence[Standing], out: Path) -> Picture:
 
 def _cost(rows: Sequence[Standing], out: Path) -> Picture:
     if len(rows) < 2 or not known_costs(rows):
-        why = (
-            "no evaluation here says what its encoder costs." if len(rows) > 1 else "it takes two encoders to compare."
-        )
+        why = "no evaluation here says what its encoder costs." if len(rows) > 1 else "it takes two encoders."
         return Picture("Quality against cost", why)
     draw_cost(rows, out / "cost.png")
     about = (

@@ -40,22 +40,32 @@ class Dimensions:
 
 
 def is_dimensions(document: Any) -> bool:
-    """Is this what `d2v analyze id` writes?"""
+    """Is this what `d2v analyze id` writes: the curve of one encoder, or of several?"""
+    return isinstance(document, dict) and any(map(_is_curve, document.get("encoders") or [document]))
+
+
+def _is_curve(document: Any) -> bool:
     layers = document.get("layers") if isinstance(document, dict) else None
     return isinstance(layers, list) and bool(layers) and isinstance(layers[0], dict) and "twonn" in layers[0]
 
 
-def read_dimensions(document: Any, path: Path) -> Dimensions:
-    """The curve in a document."""
-    encoder = document.get("encoder")
+def read_dimensions(document: Any, path: Path) -> list[Dimensions]:
+    """The curves in a document."""
+    return [_curve(one, path) for one in document.get("encoders") or [document]]
+
+
+def _curve(found: Any, path: Path) -> Dimensions:
+    encoder, texts = found.get("encoder"), found.get("texts")
     name = encoder.get("name") if isinstance(encoder, dict) else encoder
-    texts = number(document.get("texts"))
+    count = number(texts.get("count") if isinstance(texts, dict) else texts)
+    # the last layer stands there twice, and the curve ends behind the final norm
+    layers = {int(one["layer"]): one for one in sorted(found["layers"], key=lambda one: bool(one.get("normed")))}
     return Dimensions(
         str(name or path.stem),
-        tuple(sorted(map(_layer, document["layers"]), key=lambda layer: layer.layer)),
+        tuple(_layer(layers[place]) for place in sorted(layers)),
         path,
-        int(texts) if math.isfinite(texts) else None,
-        _area(document.get("area")),
+        int(count) if math.isfinite(count) else None,
+        _area(found.get("area")),
     )
 
 
@@ -65,4 +75,5 @@ def _layer(found: Any) -> LayerDimension:
 
 
 def _area(found: Any) -> float:
-    return number(found.get("twonn")) if isinstance(found, dict) else number(found)
+    """Over a depth of 1, where there are several."""
+    return number(found.get("unit")) if isinstance(found, dict) else number(found)

@@ -96,7 +96,7 @@ def _add_document(found: Found, document: Any, file: Path) -> bool:
     elif is_sweep(document):
         found.sweeps.append(_parsed(file, lambda: read_sweep(document, file)))
     elif is_dimensions(document):
-        found.dimensions.append(_parsed(file, lambda: read_dimensions(document, file)))
+        found.dimensions += _parsed(file, lambda: read_dimensions(document, file))
     elif isinstance(document, dict) and {"config", "seeds"} <= document.keys():
         found.training.append(file)
     else:

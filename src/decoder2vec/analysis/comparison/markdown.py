@@ -33,11 +33,8 @@ def comparison_markdown(contents: Contents) -> str:
         parts += ["## Layers", *_pictures(contents.layers)]
     if contents.dimensions:
         parts += ["## Intrinsic dimension", *_pictures(contents.dimensions), _table(dimension_table(contents))]
-    if notes := [
-        *(f"{name}: {whole}" for name, whole in contents.cut.items()),
-        *contents.differences.notes,
-        *contents.found.left_out,
-    ]:
+    names = [f"{name}: {whole}" for name, whole in contents.cut.items()]
+    if notes := [*names, *contents.differences.notes, *contents.found.left_out]:
         parts += ["## Notes", _list(notes)]
     return "\n\n".join(part for part in parts if part) + "\n"
 

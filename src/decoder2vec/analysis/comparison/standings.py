@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,8 @@ _FAMILIES = {
     "classification": "Classification",
 }
 """In the order of the columns; others follow by their names."""
+_TUNING = ("-dev", "-train", "-all")
+"""How the names of files end that one chooses on; `d2v eval` leaves them out of its means too."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,16 @@ def families(evaluations: Sequence[Evaluation]) -> dict[str, list[str]]:
                 found[task.family].append(task.name)
     known = list(_FAMILIES)
     return dict(sorted(found.items(), key=lambda item: (known.index(item[0]) if item[0] in known else 99, item[0])))
+
+
+def tested(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], list[str]]:
+    """The evaluations without the files one chooses on, and the names of those; where nothing else is, with them."""
+    names = {name for one in evaluations for name in one.tasks}
+    dropped = sorted(name for name in names if name.endswith(_TUNING))
+    if len(dropped) == len(names):
+        return list(evaluations), []
+    kept = [{name: task for name, task in one.tasks.items() if name not in dropped} for one in evaluations]
+    return [replace(one, tasks=tasks) for one, tasks in zip(evaluations, kept, strict=True)], dropped
 
 
 def standings(evaluations: Sequence[Evaluation]) -> list[Standing]:

@@ -9,7 +9,6 @@ from decoder2vec.analysis.comparison.differences import OVERALL, Differences, sa
 from decoder2vec.analysis.comparison.evaluation_file import COSTS
 from decoder2vec.analysis.comparison.quality_figures import known_costs
 from decoder2vec.analysis.comparison.standings import Standing, family_name, pareto_front
-from decoder2vec.analysis.drawing import labels
 from decoder2vec.maths.paired_bootstrap import Difference
 
 MOST = 15
@@ -20,9 +19,8 @@ _UNITS = {"parameters": "parameters", "tokens_per_second": "tokens/s", "peak_meg
 
 def sentences(rows: Sequence[Standing], differences: Differences) -> list[str]:
     """The first encoder against each of the others."""
-    names = labels([row.name for row in rows], 48)
     return [
-        said(differences.between(0, other), names[0], names[other]) + _over(rows, differences, other)
+        said(differences.between(0, other), rows[0].name, rows[other].name) + _over(rows, differences, other)
         for other in range(1, min(len(rows), MOST))
     ]
 
