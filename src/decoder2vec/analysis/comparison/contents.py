@@ -10,7 +10,7 @@ from decoder2vec.analysis.comparison.differences import Differences
 from decoder2vec.analysis.comparison.dimension_figure import draw_dimensions
 from decoder2vec.analysis.comparison.gather import Found
 from decoder2vec.analysis.comparison.quality_figures import draw_cost, draw_tasks, known_costs
-from decoder2vec.analysis.comparison.standings import Standing, standings, tested
+from decoder2vec.analysis.comparison.standings import Standing, standings, without_tuning
 from decoder2vec.analysis.comparison.sweep_figures import draw_depths, draw_heat_map, draw_layers
 from decoder2vec.analysis.comparison.sweep_file import SavedSweep
 from decoder2vec.analysis.drawing import labels
@@ -39,7 +39,7 @@ class Contents:
 
 def fill_contents(found: Found, out: Path, watch: Watch) -> Contents:
     """Compute and draw everything that was found; `watch` hears of each finished part."""
-    evaluations, dropped = tested(found.evaluations)
+    evaluations, dropped = without_tuning(found.evaluations)
     if dropped:
         found.left_out.append(f"Files one chooses on say nothing about others: {', '.join(dropped)}.")
     named = labels([one.name for one in evaluations], _LONGEST)

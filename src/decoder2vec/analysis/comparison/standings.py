@@ -68,7 +68,7 @@ def families(evaluations: Sequence[Evaluation]) -> dict[str, list[str]]:
     return dict(sorted(found.items(), key=lambda item: (known.index(item[0]) if item[0] in known else 99, item[0])))
 
 
-def tested(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], list[str]]:
+def without_tuning(evaluations: Sequence[Evaluation]) -> tuple[list[Evaluation], list[str]]:
     """The evaluations without the files one chooses on, and the names of those; where nothing else is, with them."""
     names = {name for one in evaluations for name in one.tasks}
     dropped = sorted(name for name in names if name.endswith(_TUNING))
