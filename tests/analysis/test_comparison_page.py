@@ -8,7 +8,6 @@ import re
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from made_up_evaluations import KINDS, make_dimensions, make_evaluation, make_sweep, write_evaluation
 from made_up_runs import make_results
 from test_run_page import EVIL, Page
 
@@ -17,6 +16,7 @@ from decoder2vec.analysis.comparison.gather import gather
 from decoder2vec.analysis.comparison.write import write_comparison
 from decoder2vec.analysis.report.runs import runs_of_files
 from decoder2vec.errors import InputError
+from made_up_evaluations import KINDS, make_dimensions, make_evaluation, make_sweep, write_evaluation
 
 MEGABYTE = 1e6
 
@@ -38,9 +38,8 @@ def written(tmp_path, monkeypatch):
     def write(figures=False):
         if not figures:
             monkeypatch.setattr(drawing, "_save", lambda _, file: file.write_bytes(b""))
-            monkeypatch.setattr(
-                drawing, "_save_vector", lambda _, file: file.write_text('<svg viewBox="0 0 9 9"></svg>')
-            )
+            empty = '<svg viewBox="0 0 9 9"></svg>'
+            monkeypatch.setattr(drawing, "_save_vector", lambda _, file: file.write_text(empty))
         place = tmp_path / "in"
         found = gather([place])
         return ComparisonPage(write_comparison(found, runs_of_files(found.training, [place]), tmp_path / "out"))

@@ -130,8 +130,10 @@ def test_the_curve_of_a_model_ends_behind_its_final_norm(tmp_path):
 
 
 def test_the_rows_of_a_sweep_come_best_first(tmp_path):
-    (sweep,) = gather([write(tmp_path / "sweep.json", {**make_sweep(), "rows": make_sweep()["rows"][::-1]})]).sweeps
-    scores = [row.spearman for row in sweep.rows]
-    assert scores == sorted(scores, reverse=True) and sweep.data == "stsb-dev"
+    rows = make_sweep()["rows"][::-1]
+    rows[3]["spearman"] = None  # what is no number comes last
+    (sweep,) = gather([write(tmp_path / "sweep.json", {**make_sweep(), "rows": rows})]).sweeps
+    *scores, last = [row.spearman for row in sweep.rows]
+    assert scores == sorted(scores, reverse=True) and math.isnan(last) and sweep.data == "stsb-dev"
     with pytest.raises(DataFileError, match="no rows"):
         gather([write(tmp_path / "none.json", {**make_sweep(), "rows": []})])

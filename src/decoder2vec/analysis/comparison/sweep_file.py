@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -34,7 +35,7 @@ def is_sweep(document: Any) -> bool:
 
 def read_sweep(document: Any, path: Path) -> SavedSweep:
     """The sweep in a document."""
-    rows = sorted(map(_row, document["rows"]), key=lambda row: -row.spearman)
+    rows = sorted(map(_row, document["rows"]), key=lambda row: (math.isnan(row.spearman), -row.spearman))
     if not rows:
         raise ValueError("no rows")
     model = str(document["model"])
