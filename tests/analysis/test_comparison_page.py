@@ -118,6 +118,14 @@ def test_verdicts_are_said_in_words(put, written):
     assert "small, stsb-test: seen in training" in text
 
 
+def test_what_is_said_of_every_encoder_is_about_the_data(put, written, tmp_path):
+    for name, flags in (("a", ["only 60 pairs", "seen"]), ("b", ["only 60 pairs"])):
+        put(name, *make_evaluation(name, flags=flags))
+    text = written().text
+    assert "Read with care † a, stsb-test: seen About the data stsb-test: only 60 pairs" in text
+    assert "a †" in text and "b †" not in text
+
+
 def test_every_text_is_escaped_on_the_page_and_in_markdown(put, written, tmp_path):
     document, items = make_evaluation("x", flags=[EVIL])
     document["encoder"] |= {"name": EVIL, "kind": EVIL}

@@ -6,11 +6,11 @@ import json
 import math
 
 import pytest
-from made_up_evaluations import KINDS, make_dimensions, make_evaluation, make_sweep, write_evaluation
 from made_up_runs import make_results
 
 from decoder2vec.analysis.comparison.gather import gather
 from decoder2vec.errors import DataFileError, InputError
+from made_up_evaluations import KINDS, make_dimensions, make_evaluation, make_sweep, write_evaluation
 
 
 def write(file, document):

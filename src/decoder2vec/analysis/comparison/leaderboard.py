@@ -23,12 +23,14 @@ def leaderboard(rows: Sequence[Standing], differences: Differences) -> Table:
     fronts = {cost: pareto_front(rows, cost, COSTS[cost]) if len(rows) > 1 else [] for cost in costs}
     lines = []
     for number, row in enumerate(rows):
-        flags = any(task.flags for task in row.evaluation.tasks.values())
         about = [row.evaluation.kind, f"dim {row.evaluation.dim:,}" if row.evaluation.dim else ""]
         lines.append(
             [
                 Cell(str(number + 1), number + 1),
-                Cell(row.name + (f" {FLAG}" if flags else ""), small=", ".join(part for part in about if part)),
+                Cell(
+                    row.name + (f" {FLAG}" if own_flags(rows, row) else ""),
+                    small=", ".join(part for part in about if part),
+                ),
                 *(columns[scope][number] for scope in scopes),
                 *(_cost(row, cost, number in fronts[cost]) for cost in costs),
             ]
@@ -90,15 +92,34 @@ def _score(rows: Sequence[Standing], row: Standing, name: str) -> Cell:
     best = len(others) > 1 and task.score == max(score for score in others if math.isfinite(score))
     known = math.isfinite(task.low) and math.isfinite(task.high)
     interval = f"{task.low:.1f} to {task.high:.1f}" if known else ""
-    words = points(task.score) + (f" {FLAG}" if task.flags else "")
+    words = points(task.score) + (f" {FLAG}" if any(name == one for one, _ in own_flags(rows, row)) else "")
     return Cell(words, task.score, small=interval, mark="best" if best else "")
 
 
+def own_flags(rows: Sequence[Standing], row: Standing) -> list[tuple[str, str]]:
+    """Task and words of what was said about scores of one encoder, and not of every encoder that has the task."""
+    shared = set(shared_flags(rows))
+    found = [(task.name, flag) for task in row.evaluation.tasks.values() for flag in task.flags]
+    return [one for one in found if one not in shared]
+
+
+def shared_flags(rows: Sequence[Standing]) -> list[tuple[str, str]]:
+    """Task and words of what was said of every encoder that has the task: it is about the data."""
+    found: dict[tuple[str, str], int] = {}
+    runs: dict[str, int] = {}
+    for row in rows:
+        for task in row.evaluation.tasks.values():
+            runs[task.name] = runs.get(task.name, 0) + 1
+            for flag in dict.fromkeys(task.flags):
+                found[task.name, flag] = found.get((task.name, flag), 0) + 1
+    return [(name, flag) for (name, flag), count in found.items() if count == runs[name] > 1]
+
+
 def flags(rows: Sequence[Standing]) -> list[str]:
-    """What was said about single scores."""
-    return [
-        f"{row.name}, {task.name}: {flag}"
-        for row in rows
-        for task in row.evaluation.tasks.values()
-        for flag in task.flags
-    ]
+    """What to keep in mind of single scores."""
+    return [f"{row.name}, {task}: {flag}" for row in rows for task, flag in own_flags(rows, row)]
+
+
+def about_data(rows: Sequence[Standing]) -> list[str]:
+    """What to keep in mind of whole tasks."""
+    return [f"{task}: {flag}" for task, flag in shared_flags(rows)]

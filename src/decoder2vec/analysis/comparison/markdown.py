@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from decoder2vec.analysis.comparison.cells import Cell, Table
 from decoder2vec.analysis.comparison.contents import Contents
-from decoder2vec.analysis.comparison.leaderboard import flags, leaderboard, task_tables
+from decoder2vec.analysis.comparison.leaderboard import about_data, flags, leaderboard, task_tables
 from decoder2vec.analysis.comparison.page import LEGEND, METHOD, dimension_table, title_of
 from decoder2vec.analysis.comparison.standings import families
 from decoder2vec.analysis.comparison.verdicts import fronts, matrices, sentences
@@ -19,7 +19,7 @@ def comparison_markdown(contents: Contents) -> str:
     rows = contents.rows
     parts = [f"# {plain(title_of(contents))}"]
     if rows:
-        parts += [_table(leaderboard(rows, contents.differences)), _list(flags(rows))]
+        parts += [_table(leaderboard(rows, contents.differences)), _list(flags(rows)), _list(about_data(rows))]
     if len(rows) > 1:
         parts.insert(2, plain(LEGEND))
         parts += ["## Is A really better than B?", _list(sentences(rows, contents.differences))]

@@ -7,7 +7,7 @@ from html import escape
 
 from decoder2vec.analysis.comparison.cells import Cell, Table
 from decoder2vec.analysis.comparison.contents import Contents
-from decoder2vec.analysis.comparison.leaderboard import FLAG, flags, leaderboard, task_tables
+from decoder2vec.analysis.comparison.leaderboard import FLAG, about_data, flags, leaderboard, task_tables
 from decoder2vec.analysis.comparison.markup import bullets, figure, folded, table, whole_page
 from decoder2vec.analysis.comparison.standings import families
 from decoder2vec.analysis.comparison.verdicts import MOST, fronts, headlines, matrices, sentences
@@ -83,6 +83,7 @@ def _standings(contents: Contents) -> str:
         return ""
     care = bullets(flags(contents.rows))
     care = f"<h3>Read with care {FLAG}</h3>{care}" if care else ""
+    care += folded("About the data", bullets(about_data(contents.rows)))
     shown = table(leaderboard(contents.rows, contents.differences))
     legend = f'<p class="about">{escape(LEGEND)}</p>' if len(contents.rows) > 1 else ""
     return f"{shown}{legend}{care}"
