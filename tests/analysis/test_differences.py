@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from made_up_evaluations import KINDS, make_evaluation, write_evaluation
 from scipy import stats
 
 from decoder2vec.analysis.comparison.differences import OVERALL, Differences, said
 from decoder2vec.analysis.comparison.gather import gather
 from decoder2vec.maths.paired_bootstrap import Difference
+from made_up_evaluations import KINDS, make_evaluation, write_evaluation
 
 
 @pytest.fixture
@@ -131,4 +131,4 @@ def test_the_same_data_give_the_same_numbers_in_any_order(encoders):
     ],
 )
 def test_a_difference_is_said_in_a_sentence(found, sentence):
-    assert said(found, "A", "B") == sentence
+    assert said(found, "A", "B").replace("\u00a0", " ") == sentence

@@ -142,7 +142,7 @@ def said(found: Difference | None, one: str, other: str) -> str:
         return f"{one} and {other} cannot be compared: they share no task with results of single items."
     if found.value == found.low == found.high == 0:
         return f"{one} and {other} score the same."
-    interval, chance = f"[{found.low:.1f}, {found.high:.1f}]", f"p = {found.p:.3f}"
+    interval, chance = f"[{found.low:.1f}, {found.high:.1f}]", f"p\u00a0=\u00a0{found.p:.3f}"  # on one line
     if not found.shown:
         return (
             f"No difference between {one} and {other} that this data can show: "

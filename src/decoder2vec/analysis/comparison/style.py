@@ -20,6 +20,7 @@ h2 { font-size: 1.4rem; margin: 3.2rem 0 .6rem; padding-top: 1.3rem; border-top:
 h3 { font-size: 1.05rem; margin: 2rem 0 .4rem; }
 p, ul, ol { max-width: 68ch; margin: .5rem 0 .9rem; }
 li { margin: .25rem 0; }
+p, li, figcaption { text-wrap: pretty; }
 a { color: var(--accent); text-underline-offset: .15em; }
 nav { display: flex; flex-wrap: wrap; gap: .2rem 1.3rem; font-size: .92rem; margin: 1.2rem 0 0; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 2px; }
@@ -32,13 +33,13 @@ nav { display: flex; flex-wrap: wrap; gap: .2rem 1.3rem; font-size: .92rem; marg
 .wide { overflow-x: auto; margin: .7rem 0 1.2rem; }
 table { border-collapse: collapse; font-size: .9rem; line-height: 1.35; }
 caption { text-align: left; color: var(--soft); font-size: .86rem; padding: 0 0 .5rem; }
-th, td { padding: .42rem .6rem; text-align: right; vertical-align: top; border-bottom: 1px solid var(--line);
-  font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 400; }
+th, td { padding: .42rem .62rem .42rem .5rem; text-align: right; vertical-align: top;
+  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 400; }
 th:first-child, td:first-child { padding-left: .25rem; }
 thead th, .training tr:first-child > th { font-weight: 600; border-bottom: 2px solid var(--line);
   vertical-align: bottom; white-space: normal; }
 th.name, td.name, .training th, .training td { text-align: left; white-space: normal; }
-th.name { min-width: 11rem; max-width: 26rem; overflow-wrap: anywhere; }
+th.name { min-width: 10rem; max-width: 26rem; overflow-wrap: anywhere; }
 .training td.number, .training th.number { text-align: right; white-space: nowrap; }
 tbody tr:hover { background: var(--wash); }
 small { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; }
@@ -51,9 +52,11 @@ small { display: block; color: var(--soft); font-size: .78rem; font-weight: 400;
 .even { color: var(--soft); }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
   text-align: inherit; }
-th button::after { content: "\\a0↕"; color: var(--soft); font-weight: 400; }
-th[aria-sort="ascending"] button::after { content: "\\a0↑"; }
-th[aria-sort="descending"] button::after { content: "\\a0↓"; }
+th button { position: relative; }
+th button::after { content: "↕"; color: var(--soft); font-weight: 400; position: absolute; bottom: 0;
+  right: -.75em; }
+th[aria-sort="ascending"] button::after { content: "↑"; }
+th[aria-sort="descending"] button::after { content: "↓"; }
 figure { margin: 1.2rem 0 1.8rem; }
 figure svg { display: block; width: 100%; height: auto; min-width: 36rem; }
 figure svg text { font-family: inherit; }
