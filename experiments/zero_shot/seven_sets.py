@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from decoder2vec import Backbone, Encoder, Reading, Template
-from decoder2vec.analysis.layer_sweep import SweepRow, best_by
+from decoder2vec.analysis.sweep_rows import SweepRow, best_by
 from decoder2vec.evaluation.sts import evaluate_sts
 from decoder2vec.evaluation.versions import versions
 from decoder2vec.spec import EncoderSpec

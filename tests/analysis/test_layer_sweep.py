@@ -19,8 +19,9 @@ from transformers import AutoModel, AutoTokenizer
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import spaces
-from decoder2vec.analysis.layer_sweep import SweepPlan, SweepRow, best_by, curve, run_sweep
+from decoder2vec.analysis.layer_sweep import SweepPlan, run_sweep
 from decoder2vec.analysis.sweep_plot import describe, draw_sweep
+from decoder2vec.analysis.sweep_rows import SweepRow, best_by, curve
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.cli.sweep import write_sweep

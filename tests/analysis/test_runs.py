@@ -8,7 +8,7 @@ import pytest
 from made_up_runs import make_record, make_results
 
 from decoder2vec.analysis.report.record import Place
-from decoder2vec.analysis.report.runs import find_runs
+from decoder2vec.analysis.report.runs import find_runs, runs_of_files
 from decoder2vec.errors import DataFileError, InputError
 
 
@@ -58,6 +58,22 @@ def test_runs_of_one_name_are_told_apart_by_model_then_by_place(write_run, tmp_p
         write_run(place, make_record(), {**make_results(), "backbone": {"name": model}})
     names = [run.name for run in find_runs(tmp_path)]
     assert names == ["step5, gemma", "step5, llama, b", "step5, llama, c"]
+
+
+def test_runs_of_several_places_are_told_apart_by_where_they_lie(a_run, tmp_path):
+    a_run("one/enc"), a_run("two/enc")
+    (tmp_path / "alone.json").write_text(json.dumps(make_results("alone")), encoding="utf-8")
+    names = [run.name for run in find_runs(tmp_path / "one", tmp_path / "two", tmp_path / "alone.json")]
+    places = [f"step5, tiny-llama, {tmp_path / place / 'enc'}" for place in ("one", "two")]
+    assert names == [*places, "alone"]
+
+
+def test_files_of_results_belong_to_the_encoders_they_lie_in(a_run, tmp_path):
+    folder = a_run("mine")
+    (tmp_path / "loose.json").write_text(json.dumps(make_results("loose")), encoding="utf-8")
+    files = [folder / "results.json", tmp_path / "loose.json"]
+    assert [(run.name, run.recorded) for run in runs_of_files(files, [tmp_path])] == [("step5", True)]
+    assert [run.name for run in runs_of_files(files[1:], [tmp_path])] == ["loose"]
 
 
 def test_files_of_results_are_runs_without_a_record(tmp_path):

@@ -13,6 +13,7 @@ from PIL import Image
 from command import d2v
 from decoder2vec.cli import main
 from decoder2vec.encoder import Encoder
+from made_up_evaluations import make_evaluation, write_evaluation
 
 PAIR = ("A dog waits.", "The cat waits there.")
 
@@ -83,6 +84,29 @@ def test_report_that_cannot_be_written_is_told(mistake, trained, tmp_path):
     (tmp_path / "file").write_text("x", encoding="utf-8")
     said = mistake("report", trained("sum", head="sum"), "--out", tmp_path / "file" / "below")
     assert re.match(r"error: Cannot write to .*below: Not a directory; choose another folder: --out", said)
+
+
+def test_report_on_evaluations_sets_them_side_by_side(trained, tmp_path):
+    for name, quality in (("a", 0.7), ("b", 1.3)):
+        write_evaluation(tmp_path / "evals", *make_evaluation(name, quality, tasks={"scifact": "retrieval"}))
+    folder = shutil.copytree(trained("sum", head="sum"), tmp_path / "mine")
+    result = d2v("report", tmp_path / "evals", folder)
+    assert result.exit_code == 0
+    place = tmp_path / "evals" / "report"
+    assert result.stdout.strip() == str(place / "index.html")
+    assert "2 encoder(s), 1 training run(s)" in result.stderr
+    assert "b is better than a" in (place / "report.md").read_text(encoding="utf-8")
+    page = (place / "index.html").read_text(encoding="utf-8")
+    assert "b is better than a" in page and 'id="training"' in page
+
+
+def test_report_on_one_file_writes_beside_it_and_tells_what_it_left_out(mistake, tmp_path):
+    file = write_evaluation(tmp_path / "evals", *make_evaluation("a", tasks={"scifact": "retrieval"}))
+    assert d2v("report", file).stdout.strip() == str(tmp_path / "evals" / "report" / "index.html")
+    (tmp_path / "evals" / "bad.json").write_text("{", encoding="utf-8")
+    assert "left out: " in d2v("report", tmp_path / "evals").stderr
+    assert re.match(r"error: .*bad\.json is damaged", mistake("report", file, tmp_path / "evals" / "bad.json"))
+    assert re.match(r"error: .*absent is neither a file nor a folder", mistake("report", file, tmp_path / "absent"))
 
 
 # similarity

@@ -35,9 +35,12 @@ _STYLE = {
 
 @contextmanager
 def panels(
-    file: Path, title: str, rows: int, columns: int, size: tuple[float, float], **options: Any
+    file: Path, title: str, rows: int, columns: int, size: tuple[float, float], vector: bool = False, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """A figure and its grid of axes to draw into; saved to `file` (PNG) when the block ends well."""
+    """A figure and its grid of axes to draw into; saved to `file` (PNG) when the block ends well.
+
+    With `vector` it is saved as SVG beside it too, for pages with a dark side.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -48,6 +51,8 @@ def panels(
         figure.suptitle(textwrap.fill(title, int(size[0] * 12.5)), x=0.01, ha="left", fontsize=11)
         yield figure, grid
         _save(figure, file)
+        if vector:
+            _save_vector(figure, file.with_suffix(".svg"))
 
 
 def _save(figure: Any, file: Path) -> None:
@@ -62,6 +67,16 @@ def _save(figure: Any, file: Path) -> None:
     with Image.open(drawn) as image, whole_file(file) as temporary:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(temporary, format="png")
+
+
+def _save_vector(figure: Any, file: Path) -> None:
+    """As SVG without title and background, its words as text, and the same bytes every time."""
+    import matplotlib
+
+    figure.suptitle("").set_in_layout(False)  # a page has a heading of its own
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "d2v"}), whole_file(file) as temporary:
+        figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})
 
 
 def whole_numbers(axis: Any) -> None:
@@ -102,6 +117,18 @@ def short(text: str, width: int = 44) -> str:
     """One line of a text, with dots where it was cut."""
     line = " ".join(text.split())
     return line if len(line) <= width else f"{line[: width - 3].rstrip()}..."
+
+
+def labels(names: Sequence[str], width: int = 28) -> list[str]:
+    """Names for a figure, all different, long ones cut in the middle: the ends tell paths apart."""
+    found: list[str] = []
+    for name in names:
+        line = " ".join(name.split())
+        keep = width // 2 - 1
+        cut = line if len(line) <= width else f"{line[:keep].rstrip()} … {line[-keep:].lstrip()}"
+        same = sum(cut == other or other.startswith(f"{cut} #") for other in found)
+        found.append(f"{cut} #{same + 1}" if same else cut)
+    return found
 
 
 def legend_below(figure: Any, axes: Any, columns: int = 4) -> None:

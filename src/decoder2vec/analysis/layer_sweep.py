@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import Extractor, Tally
 from decoder2vec.activations.store import Store, text_key
+from decoder2vec.analysis.sweep_rows import SweepRow
 from decoder2vec.backbone.direction import ATTENTIONS
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
@@ -57,20 +58,6 @@ class SweepPlan:
         if backbone.n_layers in layers:
             places.append((backbone.n_layers, True))
         return [Reading(layer, pooling, normed) for layer, normed in places for pooling in self.poolings]
-
-
-@dataclass(frozen=True)
-class SweepRow:
-    """One way to read the model, and how well it did on the pairs."""
-
-    template: str
-    attention: str
-    layer: int
-    normed: bool
-    pooling: str
-    head: str
-    spearman: float
-    pearson: float
 
 
 @dataclass
@@ -194,17 +181,3 @@ def _correlations(
 ) -> tuple[float, float]:
     predicted, truth = cosine_pairs(vectors[left], vectors[right]), np.asarray(scores)
     return round(100 * spearman(predicted, truth), 2), round(100 * pearson(predicted, truth), 2)
-
-
-def curve(rows: Sequence[SweepRow], **fixed: Any) -> dict[int, float]:
-    """Spearman by layer of the rows that agree with `fixed`; raw layers only."""
-    chosen = [row for row in rows if not row.normed and all(getattr(row, k) == v for k, v in fixed.items())]
-    return {row.layer: row.spearman for row in sorted(chosen, key=lambda row: row.layer)}
-
-
-def best_by(rows: Sequence[SweepRow], *names: str) -> list[SweepRow]:
-    """The best row for each different combination of the named fields, best first."""
-    best: dict[tuple[Any, ...], SweepRow] = {}
-    for row in sorted(rows, key=lambda row: -row.spearman):
-        best.setdefault(tuple(getattr(row, name) for name in names), row)
-    return list(best.values())

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from decoder2vec.analysis.layer_sweep import Sweep, SweepRow, curve
+from decoder2vec.analysis.sweep_rows import SweepRow, curve
+
+if TYPE_CHECKING:
+    from decoder2vec.analysis.layer_sweep import Sweep
 
 _COLOURS = {
     "lasttoken": "#d1495b",

@@ -59,8 +59,8 @@ def _model() -> str:
 
 def _print_curve(result: Sweep) -> None:
     """The winner's prompt and pooling over all layers, as a row of bars."""
-    from decoder2vec.analysis.layer_sweep import curve
     from decoder2vec.analysis.sweep_plot import describe
+    from decoder2vec.analysis.sweep_rows import curve
 
     best = result.winner
     points = curve(result.rows, template=best.template, attention=best.attention, pooling=best.pooling, head=best.head)

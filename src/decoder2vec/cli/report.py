@@ -1,26 +1,69 @@
-"""`d2v report`: look at what was trained."""
+"""`d2v report`: look at what was trained, and set encoders side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from decoder2vec.cli.show import bars, say
 
+if TYPE_CHECKING:
+    from decoder2vec.analysis.comparison.gather import Found
+
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="An encoder made by `d2v train`, or a folder of encoders or results.")],
-    out: Annotated[Path | None, typer.Option(help="Folder for page and figures; by default report/ in it.")] = None,
+    places: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Encoders made by `d2v train`; JSON of `d2v eval`, `d2v sweep` or `d2v analyze id`; folders of them."
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for page and figures; by default report/ in the first folder.")
+    ] = None,
 ) -> None:
-    """Draw the figures of one or several training runs, and write one page that holds them all."""
+    """Compare evaluated encoders, or draw training runs: one page that holds everything, and its figures."""
+    from decoder2vec.analysis.comparison.gather import gather
+
+    first = places[0].parent if places[0].is_file() else places[0]
+    folder = out or first / "report"
+    found = gather(places)
+    if found.compares:
+        _compare(found, places, folder)
+    else:
+        _draw_runs(places, folder)
+
+
+def _compare(found: Found, places: Sequence[Path], folder: Path) -> None:
+    from decoder2vec.analysis.comparison.write import write_comparison
+    from decoder2vec.analysis.report.runs import runs_of_files
+
+    for line in found.left_out:
+        say(f"left out: {line}")
+    runs = runs_of_files(found.training, places)
+    with bars() as progress:
+        task = progress.add_task("comparing", total=None)
+        page = write_comparison(found, runs, folder, watch=lambda _: progress.advance(task))
+    counts = {
+        "encoder(s)": len(found.evaluations),
+        "sweep(s)": len(found.sweeps),
+        "intrinsic dimension(s)": len(found.dimensions),
+        "training run(s)": len(runs),
+    }
+    say(", ".join(f"{count} {what}" for what, count in counts.items() if count))
+    typer.echo(str(page))
+
+
+def _draw_runs(places: Sequence[Path], folder: Path) -> None:
     from decoder2vec.analysis.report.runs import find_runs
     from decoder2vec.analysis.report.write import write_report
 
-    runs = find_runs(folder)
+    runs = find_runs(*places)
     with bars() as progress:
         task = progress.add_task("drawing", total=len(runs))
-        page = write_report(runs, out or folder / "report", watch=lambda _: progress.advance(task))
+        page = write_report(runs, folder, watch=lambda _: progress.advance(task))
     say(f"{len(runs)} run(s): {', '.join(run.name for run in runs)}")
     typer.echo(str(page))

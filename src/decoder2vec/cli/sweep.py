@@ -98,7 +98,7 @@ def write_sweep(result: Sweep, out: Path, test: Pairs | None = None) -> dict[str
 
 def print_sweep(result: Sweep, count: int = 12) -> None:
     """The best row of every prompt, direction and pooling, best first."""
-    from decoder2vec.analysis.layer_sweep import best_by
+    from decoder2vec.analysis.sweep_rows import best_by
 
     best = best_by(result.rows, "template", "attention", "pooling", "head")[:count]
     rows = [

@@ -38,11 +38,20 @@ code { font-size: .8rem; overflow-wrap: anywhere; }
 
 def page(runs: Sequence[Run], overview: Sequence[Picture], own: Sequence[Sequence[Picture]]) -> str:
     """The page of some runs: what sets them side by side, then each by itself."""
-    models = ", ".join(dict.fromkeys(run.backbone for run in runs if run.backbone))
     title = f"Report on {runs[0].name}" if len(runs) == 1 else f"Report on {len(runs)} runs"
+    head = (
+        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+    )
+    body = f"<h1>{escape(title)}</h1>\n{runs_part(runs, overview, own)}"
+    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
+
+
+def runs_part(runs: Sequence[Run], overview: Sequence[Picture], own: Sequence[Sequence[Picture]]) -> str:
+    """What a page says of some runs: side by side, then each by itself as far as it was drawn (`own`)."""
+    models = ", ".join(dict.fromkeys(run.backbone for run in runs if run.backbone))
     ladder, examples, parameters = overview
     parts = [
-        f"<h1>{escape(title)}</h1>",
         f"<p>Encoders trained on the frozen model {escape(models)} by <code>d2v train</code>.</p>" if models else "",
         _picture(ladder),
         *(_score_table(runs, metric) for metric in METRICS),
@@ -52,14 +61,9 @@ def page(runs: Sequence[Run], overview: Sequence[Picture], own: Sequence[Sequenc
         _example_table(runs),
         _picture(parameters),
         _missing(overview),
-        *(_run(run, pictures, len(runs) <= _OPEN) for run, pictures in zip(runs, own, strict=True)),
+        *(_run(run, pictures, len(runs) <= _OPEN) for run, pictures in zip(runs, own, strict=False)),
     ]
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
-    )
-    body = "\n".join(part for part in parts if part)
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
+    return "\n".join(part for part in parts if part)
 
 
 def _run(run: Run, pictures: Sequence[Picture], stands_open: bool) -> str:

@@ -18,11 +18,28 @@ _DEPTH = 2
 _LADDER = re.compile(r"step[0-5]")
 
 
-def find_runs(folder: Path) -> list[Run]:
-    """Every run in a folder, the steps of the ladder first.
+def find_runs(*places: Path) -> list[Run]:
+    """Every run in some places, the steps of the ladder first.
 
-    The folder is an encoder, or holds encoders up to two levels down, or else files of results.
+    A place is an encoder, or holds encoders up to two levels down, or else files of results, or is such a file.
     """
+    return _in_order([run for place in places for run in _runs_at(place)], places)
+
+
+def runs_of_files(files: Sequence[Path], places: Sequence[Path]) -> list[Run]:
+    """The runs that some files of results in those places belong to: of encoders, or else of the files alone."""
+    folders = dict.fromkeys(file.parent for file in files if (file.parent / _ENCODER).is_file())
+    runs = [_read_encoder(folder) for folder in folders]
+    return _in_order(runs or [run for file in files if (run := _read_results(file))], places)
+
+
+def _in_order(runs: Sequence[Run], places: Sequence[Path]) -> list[Run]:
+    return sorted(_with_unique_names(runs, places), key=lambda run: (*_ladder_order(run.plan), run.name))
+
+
+def _runs_at(folder: Path) -> list[Run]:
+    if folder.is_file() and folder.suffix == ".json" and (run := _read_results(folder)):
+        return [run]
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; give an encoder made by `d2v train`, or a folder of them.")
     runs = [_read_encoder(place) for place in _encoders(folder, _DEPTH)]
@@ -31,8 +48,10 @@ def find_runs(folder: Path) -> list[Run]:
     if not runs:
         runs = [run for file in _json_files(folder, _DEPTH) if (run := _read_results(file))]
     if not runs:
-        raise InputError(f"{folder} holds no run; give an encoder made by `d2v train`, or a folder of them.")
-    return sorted(_with_unique_names(runs, folder), key=lambda run: (*_ladder_order(run.plan), run.name))
+        raise InputError(
+            f"{folder} holds no run; give an encoder made by `d2v train`, JSON of `d2v eval`, or a folder of them."
+        )
+    return runs
 
 
 def _ladder_order(plan: str) -> tuple[bool, str]:
@@ -59,16 +78,22 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
-def _with_unique_names(runs: Sequence[Run], folder: Path) -> list[Run]:
+def _with_unique_names(runs: Sequence[Run], places: Sequence[Path]) -> list[Run]:
     """Where two runs have the same name, the model tells them apart, or else where they lie."""
     named = [replace(run, name=run.plan) for run in runs]
     for detail in ("backbone", "path"):
         count = Counter(run.name for run in named)
         for number, run in enumerate(named):
             if count[run.name] > 1:
-                more = run.backbone if detail == "backbone" else str(run.path.relative_to(folder))
+                more = run.backbone if detail == "backbone" else _within(run.path, places)
                 named[number] = replace(run, name=f"{run.name}, {more}")
     return named
+
+
+def _within(path: Path, places: Sequence[Path]) -> str:
+    """Where a run lies in the place that was given, or that place where there are several."""
+    inside = [path.relative_to(place) for place in places if path.is_relative_to(place)]
+    return str(inside[0]) if len(places) == 1 and inside else str(path)
 
 
 def _read_encoder(folder: Path) -> Run:
