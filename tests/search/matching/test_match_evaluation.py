@@ -19,6 +19,7 @@ from decoder2vec.search.matching.evaluate import (
 from decoder2vec.search.matching.labelled_set import SPLITS, built_in_folder, read_labelled_set
 from decoder2vec.search.matching.section_scores import full_text
 from decoder2vec.search.matching.words import tokens
+from decoder2vec.text.files import read_pairs
 from decoder2vec.text.rows import read_data
 
 ROOT = Path(__file__).parents[3]
@@ -144,11 +145,16 @@ def test_records_hold_nothing_of_another_split_and_no_fit_as_a_negative(labelled
         assert all(labelled.resume_splits[texts[one]] == "train" for one in [*record["pos"], *record["neg"]])
 
 
-@pytest.mark.parametrize("split", ["train", "dev"])
-def test_the_committed_records_are_those_of_the_labels_and_the_trainer_reads_them(labelled, split):
-    file = ROOT / "experiments" / "matching" / f"{split}.jsonl"
-    assert [json.loads(line) for line in file.read_text("utf-8").splitlines()] == list(labelled.records(split))
-    assert read_data(file).kind == "records"
+def test_the_committed_records_are_those_of_the_labels_and_the_trainer_reads_them(labelled):
+    folder = ROOT / "experiments" / "matching" / "records"
+    for name, rows in (("train", labelled.records("train")), ("dev", labelled.scored_pairs("dev"))):
+        lines = (folder / f"{name}.jsonl").read_text("utf-8").splitlines()
+        assert [json.loads(line) for line in lines] == list(rows)
+    read = read_data(folder / "train.jsonl")
+    assert (read.kind, len(read.rows)) == ("records", 50)
+    pairs = read_pairs(folder / "dev.jsonl")
+    assert len(pairs) > 100 and set(pairs.scores) == {0.0, 1.0}
+    assert not set(pairs.texts()) & set(read.texts())
 
 
 def test_a_label_of_nothing_is_refused(labelled, tmp_path):

@@ -135,10 +135,15 @@ def test_the_encoders_own_similarity_and_explanation_are_used():
 
 def test_an_encoder_that_cannot_explain_is_no_error():
     class Silent(Letters):
+        asked = 0
+
         def explain(self, a, b):
+            self.asked += 1
             raise UnsupportedError("no blocks")
 
-    assert not any(why.layers for why in match_sides(JOBS, RESUMES, Silent()).reasons.values())
+    encoder = Silent()
+    assert not any(why.layers for why in match_sides(JOBS, RESUMES, encoder).reasons.values())
+    assert encoder.asked == 1  # to ask costs the reading of two texts
 
 
 def test_one_document_on_each_side_is_enough():

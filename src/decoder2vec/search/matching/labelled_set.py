@@ -66,6 +66,12 @@ class LabelledSet:
                 "neg": [full_text(self.resumes.documents[place]) for place in hard],
             }
 
+    def scored_pairs(self, split: str) -> Iterator[dict[str, Any]]:
+        """The same as pairs to choose on: a job with what fits it scores 1, with what does not 0."""
+        for record in self.records(split):
+            for score, texts in ((1.0, record["pos"]), (0.0, record["neg"])):
+                yield from ({"sentence1": record["description"], "sentence2": one, "score": score} for one in texts)
+
     def _nearness(self, job: int, place: int, family: str | None) -> int:
         if (job, place) in self.kinds.get(WORDS, []):
             return 0

@@ -67,7 +67,7 @@ class Reasons:
     terms: Terms
     pairs: list[SentencePair]
     layers: list[tuple[str, float]] = field(default_factory=list)
-    """What each layer contributes, where the encoder can say."""
+    """What each layer contributes, for the first match of a document and where the encoder can say."""
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,9 @@ def match_sides(
         ranking(for_right, [(int(i), j) for i in _order(for_right[:, j])[: choices.top]]) for j in range(len(right))
     ]
     shown = {(row.left, row.right) for rows in best for row in rows}
+    first = {(rows[0].left, rows[0].right) for rows in best}
     explainer = _Explainer(left, right, encoder, similarities, choices)
-    return Matching(left, right, choices, best, back, explainer(shown))
+    return Matching(left, right, choices, best, back, explainer(shown, first))
 
 
 def _order(scores: Scores) -> Any:
@@ -186,11 +187,12 @@ class _Explainer:
     ) -> None:
         self._left, self._right = SectionedSide.of(left), SectionedSide.of(right)
         self._texts = [[full_text(one) for one in side.documents] for side in (left, right)]
-        self._encoder, self._similarities, self._choices = encoder, similarities, choices
+        self._similarities, self._choices = similarities, choices
+        self._explain = getattr(encoder, "explain", None)
         self._weights = TermWeights([*self._texts[0], *self._texts[1]])
 
-    def __call__(self, pairs: set[tuple[int, int]]) -> dict[tuple[int, int], Reasons]:
-        """The reasons of all pairs."""
+    def __call__(self, pairs: set[tuple[int, int]], first: set[tuple[int, int]]) -> dict[tuple[int, int], Reasons]:
+        """The reasons of all pairs; what the layers say only of the first ones, since both texts are read for it."""
         table = section_table(self._similarities, self._left, self._right)
         said = [{place: sentences(self._texts[side][place]) for place in {p[side] for p in pairs}} for side in (0, 1)]
         if self._choices.pairs:
@@ -200,7 +202,7 @@ class _Explainer:
                 self._sections(table, i, j),
                 self._weights.compare(self._texts[0][i], self._texts[1][j]),
                 best_pairs(said[0][i], said[1][j], self._similarities, self._choices.pairs),
-                self._layers(i, j),
+                self._layers(i, j) if (i, j) in first else [],
             )
             for i, j in sorted(pairs)
         }
@@ -216,11 +218,11 @@ class _Explainer:
         ]
 
     def _layers(self, i: int, j: int) -> list[tuple[str, float]]:
-        explain = getattr(self._encoder, "explain", None)
-        if explain is None:
+        if self._explain is None:
             return []
         try:
-            found = explain(self._texts[0][i], self._texts[1][j])
+            found = self._explain(self._texts[0][i], self._texts[1][j])
         except UnsupportedError:
+            self._explain = None  # it will not be able to for the others either
             return []
         return [(str(reading), one) for reading, one in zip(found.readings, found.contributions, strict=True)]
