@@ -31,35 +31,6 @@ from decoder2vec.search.matching.words import lexical_scores
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(1, 10))
 
 
-class Standardised:
-    """An encoder behind a head that was fitted on some texts."""
-
-    def __init__(self, encoder: Any, texts: list[str]) -> None:
-        from decoder2vec.heads.affine import Head
-
-        self._encoder = encoder
-        self._head = Head.fit("standardise", encoder.encode(texts))
-
-    def encode(self, texts: list[str], **_: Any) -> Any:
-        """Vectors behind the head."""
-        return self._head(self._encoder.encode(texts))
-
-
-class Remembering:
-    """An encoder that reads every text once."""
-
-    def __init__(self, encoder: Any) -> None:
-        self._encoder = encoder
-        self._known: dict[str, Any] = {}
-
-    def encode(self, texts: list[str], **_: Any) -> Any:
-        """Vectors of texts."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        if new:
-            self._known.update(zip(new, self._encoder.encode(new, show_progress_bar=True), strict=True))
-        return np.stack([self._known[text] for text in texts])
-
-
 def main() -> None:
     """Evaluate, print, write one JSON file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -80,8 +51,7 @@ def main() -> None:
         encoder = _encoder(asked)
         document |= {"spec": encoder.spec.to_json(), "fingerprint": encoder.fingerprint, "chosen_on_dev": {}}
         for name, reader in _readers(encoder, labelled).items():
-            similarities = Similarities(reader)
-            scores = {how: score_sides(labelled.jobs, labelled.resumes, similarities, how) for how in AGGREGATES}
+            scores = {how: score_sides(labelled.jobs, labelled.resumes, reader, how) for how in AGGREGATES}
             tables, document["chosen_on_dev"][name] = _chosen(scores, labelled)
             for kind, (table, back) in tables.items():
                 key = kind if name == "as it is" or kind == "bm25" else f"{kind}, {name}"
@@ -99,15 +69,14 @@ def _encoder(asked: argparse.Namespace) -> Any:
     return Encoder.from_pretrained(asked.encoder, template=asked.template, pooling=asked.pooling, layer=asked.layer)
 
 
-def _readers(encoder: Any, labelled: LabelledSet) -> dict[str, Any]:
+def _readers(encoder: Any, labelled: LabelledSet) -> dict[str, Similarities]:
+    bare = Similarities(encoder, show_progress_bar=True)
     if encoder.head is not None:
-        return {"as it is": encoder}
+        return {"as it is": bare}
     sides = ((labelled.jobs, labelled.job_splits), (labelled.resumes, labelled.resume_splits))
     documents = [pair for side, splits in sides for pair in zip(side.documents, splits, strict=True)]
-    once = Remembering(encoder)
-    once.encode([full_text(one) for one, _ in documents])
     texts = [full_text(one) for one, split in documents if split == "train"]
-    return {"as it is": once, "standardised": Standardised(once, texts)}
+    return {"as it is": bare, "standardised": bare.standardised(texts)}
 
 
 def _chosen(scores: dict[str, SideScores], labelled: LabelledSet) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -29,10 +29,14 @@ def match(
     out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],
     encoder: EncoderOption = "smollm2-135m",
     top: Annotated[int, typer.Option(help="Matches to show for each document.")] = 5,
-    weight: Annotated[float, typer.Option(help="Of the score by meaning; the rest is BM25's.")] = 0.5,
-    aggregate: Annotated[str, typer.Option(help="What is compared: whole texts, sections, or the best section.")] = (
-        "whole"
+    weight: Annotated[float, typer.Option(help="Of the score by meaning; the rest is BM25's.")] = 0.8,
+    aggregate: Annotated[str, typer.Option(help="What is compared: sections, whole texts, or the best sections.")] = (
+        "sections"
     ),
+    standardise: Annotated[
+        bool,
+        typer.Option("--standardise", help="Fit the scale of all dimensions: for a model nobody trained for this."),
+    ] = False,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,
@@ -45,7 +49,7 @@ def match(
     from decoder2vec.search.matching.sides import read_side
 
     check_report(out)  # before the work is done, not after
-    choices = MatchChoices(weight=weight, aggregate=aggregate, top=top)
+    choices = MatchChoices(weight=weight, aggregate=aggregate, top=top, standardise=standardise)
     sides = read_side(left), read_side(right)
     for side in sides:
         for reason in side.skipped:

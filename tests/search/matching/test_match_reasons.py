@@ -79,14 +79,17 @@ def test_both_directions_are_ranked_by_their_own_fusion():
     choices = MatchChoices(weight=0.4, top=10)
     found = match_sides(JOBS, RESUMES, Letters(), choices)
     texts = [[full_text(one) for one in side.documents] for side in (JOBS, RESUMES)]
-    dense = score_sides(JOBS, RESUMES, Similarities(Letters())).dense
-    there = fuse(dense, lexical_scores(*texts), 0.4)
-    back = fuse(dense.T, lexical_scores(*texts[::-1]), 0.4)
-    for table, rankings, side in ((there, found.for_left, "right"), (back, found.for_right, "left")):
+    dense = score_sides(JOBS, RESUMES, Similarities(Letters()), choices.aggregate).dense
+    there, back = lexical_scores(*texts), lexical_scores(*texts[::-1])
+    ways = (dense, there, found.for_left, "right"), (dense.T, back, found.for_right, "left")
+    for meaning, words, rankings, side in ways:
+        table = fuse(meaning, words, 0.4)
         for row, ranking in enumerate(rankings):
             order = sorted(range(table.shape[1]), key=lambda column: -table[row, column])
             assert [getattr(one, side) for one in ranking] == order
             np.testing.assert_allclose([one.score for one in ranking], sorted(table[row], reverse=True))
+            np.testing.assert_allclose([one.dense for one in ranking], meaning[row, order])
+            np.testing.assert_allclose([one.lexical for one in ranking], words[row, order])
 
 
 def test_a_match_says_why():
@@ -102,16 +105,37 @@ def test_a_match_says_why():
     assert set(found.reasons) == {(one.left, one.right) for rows in found.for_left for one in rows}
 
 
-def test_every_text_is_read_once():
+@pytest.mark.parametrize("standardise", [False, True])
+def test_every_text_is_read_once(standardise):
     encoder = Letters()
-    match_sides(JOBS, RESUMES, encoder, MatchChoices(top=10))
+    many = Side("many", [*RESUMES.documents, *(Document(f"m{n}", "night " * n + "bread") for n in range(20))])
+    match_sides(JOBS, many, encoder, MatchChoices(top=10, standardise=standardise))
     assert len(encoder.read) == len(set(encoder.read))
+
+
+def test_standardised_similarities_are_cosines_of_standard_scores():
+    class Drawn:
+        def encode(self, texts, **_):
+            rows = [np.random.default_rng(int(text)).normal(3, [1, 5, 0.1], 3) for text in texts]
+            return np.array(rows, np.float32)
+
+    texts = [str(n) for n in range(30)]
+    vectors = Drawn().encode(texts).astype(float)
+    scaled = (vectors - vectors.mean(0)) / vectors.std(0)
+    unit = scaled / np.linalg.norm(scaled, axis=1, keepdims=True)
+    plain = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    bare = Similarities(Drawn())
+    found = bare.standardised([*texts, texts[0]])(texts[:4], texts[4:9])
+    np.testing.assert_allclose(found, unit[:4] @ unit[4:9].T, atol=1e-4)
+    np.testing.assert_allclose(bare(texts[:4], texts[4:9]), plain[:4] @ plain[4:9].T)  # which stays as it was
+    with pytest.raises(InputError, match="too few"):
+        bare.standardised(texts[:5])
 
 
 def test_a_long_text_is_read_in_parts_and_no_word_is_lost():
     long = Document("long", "\n".join(f"Sentence number {n} of a long life in bakeries." for n in range(120)))
     encoder = Letters()
-    score_sides(JOBS, Side("long", [long]), Similarities(encoder))
+    score_sides(JOBS, Side("long", [long]), Similarities(encoder), "whole")
     parts = [text for text in encoder.read if text.startswith("Sentence")]
     assert " ".join(parts).split() == long.text.split()
     assert max(len(part.split()) for part in parts) <= 200

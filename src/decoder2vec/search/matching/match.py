@@ -29,12 +29,14 @@ from decoder2vec.search.matching.words import Scores, lexical_scores
 class MatchChoices:
     """What a match is made of."""
 
-    weight: float = 0.5
+    weight: float = 0.8
     """Of the scores by meaning; the rest is BM25's."""
     fusion: str = "minmax"
     """How both are brought to one scale: minmax, zscore or rrf."""
-    aggregate: str = "whole"
+    aggregate: str = "sections"
     """How the sections of two documents make one score: whole, sections or best."""
+    standardise: bool = False
+    """Give every dimension of a vector the same weight, fitted on the documents of both sides."""
     top: int = 5
     """Matches that are shown for every document."""
     pairs: int = 3
@@ -140,7 +142,7 @@ class SideScores:
         return fuse(self.dense.T, self.lexical_back.T, choices.weight, choices.fusion).T
 
 
-def score_sides(left: Side, right: Side, similarities: Similarities, aggregate: str = "whole") -> SideScores:
+def score_sides(left: Side, right: Side, similarities: Similarities, aggregate: str = "sections") -> SideScores:
     """Every document of one side with every one of the other."""
     for side in (left, right):
         if not side.documents:
@@ -157,17 +159,21 @@ def match_sides(
     """Rank each side for every document of the other, and give the reasons of the matches shown for the left one."""
     choices = choices or MatchChoices()
     similarities = Similarities(encoder, **encode_kwargs)
+    if choices.standardise:
+        similarities = similarities.standardised([full_text(one) for side in (left, right) for one in side.documents])
     scores = score_sides(left, right, similarities, choices.aggregate)
     for_left, for_right = scores.for_left(choices), scores.for_right(choices)
 
-    def ranking(table: Scores, places: list[tuple[int, int]]) -> list[Match]:
-        return [
-            Match(i, j, float(table[i, j]), float(scores.dense[i, j]), float(scores.lexical[i, j])) for i, j in places
-        ]
+    def ranking(table: Scores, lexical: Scores, places: list[tuple[int, int]]) -> list[Match]:
+        return [Match(i, j, float(table[i, j]), float(scores.dense[i, j]), float(lexical[i, j])) for i, j in places]
 
-    best = [ranking(for_left, [(i, int(j)) for j in _order(for_left[i])[: choices.top]]) for i in range(len(left))]
+    best = [
+        ranking(for_left, scores.lexical, [(i, int(j)) for j in _order(for_left[i])[: choices.top]])
+        for i in range(len(left))
+    ]
     back = [
-        ranking(for_right, [(int(i), j) for i in _order(for_right[:, j])[: choices.top]]) for j in range(len(right))
+        ranking(for_right, scores.lexical_back, [(int(i), j) for i in _order(for_right[:, j])[: choices.top]])
+        for j in range(len(right))
     ]
     shown = {(row.left, row.right) for rows in best for row in rows}
     first = {(rows[0].left, rows[0].right) for rows in best}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.heads.affine import Head
 from decoder2vec.search.matching.sections import WHOLE, Section, split_sections
 from decoder2vec.search.matching.sentence_pairs import sentences
 from decoder2vec.search.matching.sides import Document, Side
@@ -19,6 +21,10 @@ AGGREGATES = ("whole", "sections", "best")
 """A pair's score: of the whole texts; of each section with its best counterpart, by words; or of the best two alone."""
 _LONGEST = 200
 """Words of a text that an encoder is given at once: all the usual ones take as much, and what is longer is cut."""
+
+
+FEWEST_TO_FIT = 20
+"""Texts below which the spread of a dimension is not known."""
 
 
 class CanEncode(Protocol):
@@ -35,6 +41,7 @@ class Similarities:
     def __init__(self, encoder: CanEncode, **encode_kwargs: Any) -> None:
         self._encoder, self._kwargs = encoder, encode_kwargs
         self._vectors: dict[str, NDArray[Any]] = {}
+        self._head: Head | None = None
 
     def read(self, texts: Sequence[str]) -> None:
         """Encode what is new among the texts, all at once."""
@@ -46,10 +53,24 @@ class Similarities:
             raise InputError("The encoder gave vectors that are not finite; run `d2v doctor` on its model.")
         self._vectors.update(zip(new, vectors, strict=True))
 
+    def standardised(self, texts: Sequence[str]) -> Similarities:
+        """The same with every dimension given the same weight, fitted on these texts; nothing is read twice."""
+        different = list(dict.fromkeys(texts))
+        if len(different) < FEWEST_TO_FIT:
+            raise InputError(
+                f"{len(different)} different texts are too few to standardise on; give {FEWEST_TO_FIT} or leave it out."
+            )
+        self.read(different)
+        other = copy(self)  # which shares the vectors
+        other._head = Head.fit("standardise", np.stack([self._vectors[text] for text in different]))
+        return other
+
     def __call__(self, left: Sequence[str], right: Sequence[str]) -> Scores:
         """[left, right] similarities: the encoder's own where it has one, else cosines."""
         self.read([*left, *right])
         a, b = (np.stack([self._vectors[text] for text in texts]) for texts in (left, right))
+        if self._head:
+            a, b = self._head(a), self._head(b)
         own = getattr(self._encoder, "similarity", None)
         if callable(own):
             return np.asarray(own(a, b), np.float64)
