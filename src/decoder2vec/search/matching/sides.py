@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import DataFileError
+from decoder2vec.search.matching.sections import kind_of
 from decoder2vec.text.files import rows_or_reasons
 
 TEXTS = ("text", "description")
@@ -117,8 +118,6 @@ def _from_table(file: Path, name: str) -> Iterator[Document | str]:
 
 def _document(row: Mapping[str, Any], where: str) -> Document | str:
     """The document of a row, or why it is none."""
-    from decoder2vec.search.matching.sections import kind_of
-
     said = {key: value.strip() for key, value in row.items() if isinstance(value, str) and value.strip()}
     title = next((said[key] for key in TITLES if key in said), "")
     text = next((said[key] for key in TEXTS if key in said), "")
