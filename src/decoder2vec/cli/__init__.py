@@ -15,6 +15,7 @@ from decoder2vec.cli.doctor import doctor
 from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
 from decoder2vec.cli.export import export
+from decoder2vec.cli.match import match
 from decoder2vec.cli.mteb import mteb
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (pull, doctor, sweep, prune, train, report, similarity, embed, export, demo):
+for verb in (pull, doctor, sweep, prune, train, report, similarity, embed, match, export, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
 app.add_typer(analyze, name="analyze")
