@@ -65,6 +65,11 @@ def read_rows(source: str | Path, kind: str | None = None) -> Iterator[tuple[int
         yield line, row
 
 
+def rows_or_reasons(source: str | Path) -> Iterator[Row]:
+    """Line number of every line, and its fields or why it has none: for those who go on after a bad line."""
+    yield from _rows(source, _kind(Path(source)))
+
+
 def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | None = None) -> list[tuple[str, ...]]:
     """Rows of texts by column name, such as anchor, positive, negative: the first `limit` of them."""
     rows: list[tuple[str, ...]] = []
