@@ -31,7 +31,7 @@ ROOMS = [
     {"bulk"},
     {"sharing"},
     {"recipes"},
-    {"evaluation", "analysis"},
+    {"evaluation", "analysis", "search"},
     {"training"},
     {"cli"},
 ]

@@ -60,4 +60,5 @@ class Dense:
 
 
 def _best_first(scored: tuple[float, int]) -> tuple[float, int]:
-    return -scored[0], scored[1]
+    """By score, then by place: what differs in the seventh digit only is equal, and keeps one order everywhere."""
+    return -round(scored[0], 6), scored[1]

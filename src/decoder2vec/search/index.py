@@ -1,10 +1,4 @@
-"""An index: documents go in, and come out again by what they say.
-
-    index = Index.create("library", encoder)
-    index.add([Document("a", "A cat sleeps on the sofa.", {"kind": "pet"})])
-    for hit in index.search("where is the kitten", top=3, mode="hybrid", filter={"kind": "pet"}):
-        print(hit.id, hit.score, hit.snippet.marked())
-"""
+"""An index: documents go in with `add`, and come out again by what they say with `search`."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
 """An index in a folder: LanceDB, embedded. Every change is one commit, so a kill leaves the last one standing.
 
-    INDEX/
-      index.json      the header: which embedding space, how documents are cut; written last when an index is made
-      chunks.lance/   chunks and vectors
-      encoder/        the encoder, without its model
-      lexical/        the words of the chunks, made again when they change
+- `index.json`: which embedding space, how documents are cut; written last when an index is made
+- `chunks.lance/`: chunks and vectors
+- `encoder/`: the encoder, without its model
+- `lexical/`: the words of the chunks, made again when they change
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -56,7 +54,9 @@ class LanceStore:
         ]
         if strange:
             raise InputError(f"{self.folder} is not empty and not an index ({strange[0]}); choose another folder.")
-        self._opened = _connect(self.folder).create_table(_TABLE, schema=_schema(dim), mode="overwrite")
+        database = _connect(self.folder)
+        database.drop_table(_TABLE, ignore_missing=True)
+        self._opened = database.create_table(_TABLE, schema=_schema(dim))
 
     def write_header(self, header: dict[str, Any]) -> None:
         """All at once."""
@@ -112,9 +112,7 @@ class LanceStore:
         found = [Chunk(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows.to_pylist()]
         return {chunk.key: chunk for chunk in found}
 
-    def nearest(
-        self, vector: Vectors, count: int, similarity: str, where: Filter | None
-    ) -> tuple[list[str], Vectors]:
+    def nearest(self, vector: Vectors, count: int, similarity: str, where: Filter | None) -> tuple[list[str], Vectors]:
         """By the index that `tidy` made; chunks that came later are compared one by one."""
         search = self._table.search(vector, vector_column_name="vector").distance_type(_DISTANCES[similarity])
         search = search.refine_factor(4).limit(count)
@@ -171,7 +169,6 @@ class LanceStore:
 
 
 def _connect(folder: Path) -> Any:
-    os.environ.setdefault("LANCE_LOG", "error")
     try:
         import lancedb
     except ImportError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -82,4 +83,5 @@ def _bm25s() -> Any:
         import bm25s
     except ImportError:
         raise MissingExtraError("bm25s", "index") from None
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
     return bm25s

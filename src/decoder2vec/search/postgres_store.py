@@ -83,7 +83,11 @@ class PostgresStore:
 
     def put(self, chunks: Sequence[Chunk], vectors: Vectors, replace: bool) -> None:
         """One transaction."""
-        rows = zip(chunks, np.ascontiguousarray(vectors, np.float32), strict=True)
+        rows = [
+            (one.key, one.document, one.number, one.total, one.text, json.dumps(one.metadata), one.digest, one.tags())
+            for one in chunks
+        ]
+        with_vectors = [(*row, vector) for row, vector in zip(rows, np.asarray(vectors, np.float32), strict=True)]
         with _explained(), self._connection.transaction(), self._connection.cursor() as cursor:
             if replace:
                 documents = sorted({chunk.document for chunk in chunks})
@@ -91,11 +95,7 @@ class PostgresStore:
             cursor.executemany(
                 f"INSERT INTO {self.name} (key, {_COLUMNS}, tags, embedding) "
                 "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)",
-                [
-                    (one.key, one.document, one.number, one.total, one.text, json.dumps(one.metadata), one.digest)
-                    + (one.tags(), vector)
-                    for one, vector in rows
-                ],
+                with_vectors,
             )
             cursor.execute(f"UPDATE {self.name}_header SET revision = revision + 1")
 
@@ -133,9 +133,7 @@ class PostgresStore:
         rows = self._run(f"SELECT {_COLUMNS} FROM {self.name} WHERE key = ANY(%s)", list(keys))
         return {chunk.key: chunk for chunk in (Chunk(*row) for row in rows)}
 
-    def nearest(
-        self, vector: Vectors, count: int, similarity: str, where: Filter | None
-    ) -> tuple[list[str], Vectors]:
+    def nearest(self, vector: Vectors, count: int, similarity: str, where: Filter | None) -> tuple[list[str], Vectors]:
         """By the index that `tidy` made, where there is one."""
         terms, tags = _condition(where or {})
         half = f"halfvec({self._dim():d})"

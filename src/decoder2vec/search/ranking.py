@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from decoder2vec.search.dense import Dense, KeyScores
 from decoder2vec.search.hybrid import Found
@@ -34,25 +35,23 @@ class Rankings:
             return [self._approximate(vector[None], top, where) for vector in vectors]
         known = self._vectors()
         allowed = self.store.keys(where) if where else None
+
+        def more(row: int, count: int) -> KeyScores:
+            return known.search(vectors[row : row + 1], count, allowed)[0]
+
         first = known.search(vectors, _chunks(top), allowed)
-        return [
-            _documents(
-                found, top, len(known), lambda count, row=row: known.search(vectors[row : row + 1], count, allowed)[0]
-            )
-            for row, found in enumerate(first)
-        ]
+        return [_documents(found, top, len(known), partial(more, row)) for row, found in enumerate(first)]
 
     def lexical(self, queries: Sequence[str], top: int, where: Filter | None = None) -> list[list[Found]]:
         """For each query the documents with chunks that share words with it."""
         known = self._words()
         allowed = self.store.keys(where) if where else None
+
+        def more(row: int, count: int) -> KeyScores:
+            return known.search([queries[row]], count, allowed)[0]
+
         first = known.search(queries, _chunks(top), allowed)
-        return [
-            _documents(
-                found, top, len(known.keys), lambda count, row=row: known.search([queries[row]], count, allowed)[0]
-            )
-            for row, found in enumerate(first)
-        ]
+        return [_documents(found, top, len(known.keys), partial(more, row)) for row, found in enumerate(first)]
 
     def _approximate(self, vector: Vectors, top: int, where: Filter | None) -> list[Found]:
         def search(count: int) -> KeyScores:

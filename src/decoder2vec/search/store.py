@@ -87,9 +87,7 @@ class Store(Protocol):
     def chunks(self, keys: Sequence[str]) -> dict[str, Chunk]:
         """Chunks by key."""
 
-    def nearest(
-        self, vector: Vectors, count: int, similarity: str, where: Filter | None
-    ) -> tuple[list[str], Vectors]:
+    def nearest(self, vector: Vectors, count: int, similarity: str, where: Filter | None) -> tuple[list[str], Vectors]:
         """Keys and vectors of about the nearest chunks: for more than can be compared one by one."""
 
     def tidy(self, approximate: str | None) -> None:
