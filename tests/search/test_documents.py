@@ -55,10 +55,7 @@ def folder(tmp_path):
     word_file(tmp_path / "c.docx", "First paragraph", "Second &amp; last")
     pdf_file(tmp_path / "d.pdf", "A line of a PDF")
     (tmp_path / "e.csv").write_text('id,text,year\nr1,"one, two",2024\nr2,three,2025\n', encoding="utf-8")
-    rows = [
-        {"_id": 7, "title": "T", "text": "body", "tags": ["x", "y"], "metadata": {"deep": {"a": 1}}},
-        {"text": "no id"},
-    ]
+    named = {"_id": 7, "title": "T", "text": "body", "tags": ["x", "y"], "metadata": {"deep": {"a": 1}}}
     with gzip.open(tmp_path / "f.jsonl.gz", "wt", encoding="utf-8") as file:
         file.write("".join(json.dumps(row) + "\n" for row in (named, {"text": "no id"})))
     return tmp_path

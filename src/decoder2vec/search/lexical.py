@@ -27,8 +27,8 @@ class Lexical:
     @classmethod
     def build(cls, keys: Sequence[str], texts: Sequence[str]) -> Lexical:
         """Count the words of all texts."""
-        words = tokenize(texts)
-        if not any(words):
+        words = _bm25s().tokenize(list(texts), stopwords="en", show_progress=False)
+        if not any(words.ids):
             return cls(keys, None)  # bm25s cannot index texts without a word
         retriever = _bm25s().BM25()
         retriever.index(words, show_progress=False)
