@@ -80,6 +80,14 @@ def test_tuning_prints_a_table_and_keeps_the_choice(index, tmp_path):
     assert kept == best
 
 
+def test_a_reranker_is_learned_from_pairs_and_kept_in_the_index(index, tmp_path):
+    lines = "".join(f"Stocks fell {n}.\tStocks {('sea', 'fell')[n % 2]}.\t{n % 2}\n" for n in range(8))
+    (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{lines}", encoding="utf-8")
+    assert "learned a reranker from 8 pairs" in d2v("tune", index, "--pairs", tmp_path / "pairs.tsv").output
+    scores = [hit["score"] for hit in found(index, "stocks", "--rerank", "own")]
+    assert len(scores) == 4 and scores == sorted(scores, reverse=True) and 0 <= min(scores) <= max(scores) <= 1
+
+
 def test_what_cannot_be_is_one_sentence(index, folder, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -92,6 +100,7 @@ def test_what_cannot_be_is_one_sentence(index, folder, tmp_path):
         (("index", folder / "broken.pdf", "--encoder", "tiny-llama", "--out", tmp_path / "y"), "Nothing of"),
         (("search", tmp_path / "x", "q"), "no index"),
         (("search", index, "q", "--filter", "year"), "key=value"),
+        (("tune", index), "--queries and --qrels"),
         (("search", "s3://bucket", "q"), "no place for an index"),
     ):
         with pytest.raises(InputError, match=message):

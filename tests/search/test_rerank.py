@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from scipy.stats import spearmanr
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
@@ -11,8 +13,10 @@ from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
+from decoder2vec.search.pair_head import PairHead
 from decoder2vec.search.rerank import PairReranker
 from decoder2vec.spec import EncoderSpec
+from decoder2vec.text.files import Pairs
 from made_up_encoder import WordEncoder
 
 TEXTS = ["A cat sleeps on the sofa.", "Stocks fell sharply.", "The kitten is napping.", "Rain in the afternoon."]
@@ -60,3 +64,37 @@ def test_a_pair_head_scores_each_text_beside_the_query(index, backbone):
 def test_what_cannot_score_pairs_is_refused():
     with pytest.raises(InputError, match="must have `score`"):
         PairReranker(WordEncoder())
+
+
+def noisy_pairs(count, seed):
+    """Two texts are alike if they share their subject; half of the words say nothing, and outnumber it."""
+    rng = np.random.default_rng(seed)
+
+    def text(subject):
+        return " ".join([f"subject{subject}", *(f"noise{number}" for number in rng.integers(0, 8, 3))])
+
+    subjects = rng.integers(0, 6, (count, 2))
+    left, right = ([text(one) for one in column] for column in subjects.T)
+    return Pairs("made up", left, right, [5.0 * (a == b) for a, b in subjects])
+
+
+def test_a_head_learned_on_any_encoder_ranks_new_pairs_better_than_the_cosine(tmp_path):
+    encoder, new = WordEncoder(dim=64), noisy_pairs(300, 1)
+    head = PairHead.fit(encoder, noisy_pairs(600, 0))
+    a, b = (encoder.encode(side) for side in (new.left, new.right))
+    cosines = (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+    scores = [head.rerank(left, [right])[0] for left, right in zip(new.left, new.right, strict=True)]
+    assert spearmanr(scores, new.scores)[0] > spearmanr(cosines, new.scores)[0] + 0.2
+    head.save(tmp_path / "head.safetensors")
+    again = PairHead.load(tmp_path / "head.safetensors", WordEncoder(dim=64))
+    assert again.rerank(new.left[0], new.right[:5]) == head.rerank(new.left[0], new.right[:5])
+    assert head.rerank("x", []) == []
+    with pytest.raises(InputError, match="another embedding space"):
+        PairHead.load(tmp_path / "head.safetensors", WordEncoder(dim=64, seed=1))
+    with pytest.raises(InputError, match="d2v tune --pairs"):
+        PairHead.load(tmp_path / "nothing", encoder)
+
+
+def test_pairs_that_all_score_the_same_teach_nothing():
+    with pytest.raises(InputError, match="nothing to learn"):
+        PairHead.fit(WordEncoder(), Pairs("flat", ["a", "b"], ["c", "d"], [1.0, 1.0]))

@@ -13,7 +13,8 @@ from decoder2vec.cli.show import say
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
-    from decoder2vec.search.index import Hit
+    from decoder2vec.search.index import Hit, Index
+    from decoder2vec.search.rerank import Reranker
 
 
 def search(
@@ -25,7 +26,9 @@ def search(
         list[str] | None,
         typer.Option("--filter", help="key=value that the metadata must say; may be repeated: another key narrows."),
     ] = None,
-    rerank: Annotated[str | None, typer.Option(help="Trained encoder that scores the best 30 once more.")] = None,
+    rerank: Annotated[
+        str | None, typer.Option(help="Trained encoder that scores the best 30 once more; own: as tuned.")
+    ] = None,
     encoder: Annotated[
         str | None, typer.Option("--encoder", "-e", help="Only where the index does not bring its own.")
     ] = None,
@@ -34,15 +37,22 @@ def search(
 ) -> None:
     """Search an index and print the best documents, each with its best sentence marked."""
     from decoder2vec.search.index import Index
-    from decoder2vec.search.rerank import PairReranker
 
     opened = Index.open(index, open_encoder(encoder, device) if encoder else None)
-    reranker = PairReranker(open_encoder(rerank, device)) if rerank else None
-    hits = opened.search(query, top, mode, _filter(where or []), reranker)
+    hits = opened.search(query, top, mode, _filter(where or []), _reranker(opened, rerank, device))
     for hit in hits:
         typer.echo(_line(hit)) if as_json else _print(hit)
     if not hits:
         say("nothing found")
+
+
+def _reranker(opened: Index, name: str | None, device: str | None) -> Reranker | None:
+    from decoder2vec.search.pair_head import PairHead
+    from decoder2vec.search.rerank import PairReranker
+
+    if name == "own":
+        return PairHead.load(opened.pair_head, opened.encoder)
+    return PairReranker(open_encoder(name, device)) if name else None
 
 
 def _filter(assignments: list[str]) -> dict[str, list[str]]:

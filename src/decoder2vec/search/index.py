@@ -183,6 +183,11 @@ class Index:
         self.header = replace(self.header, fusion=fusion)
         self.store.write_header(to_table(self.header))
 
+    @property
+    def pair_head(self) -> Path:
+        """Where a reranker that was learned for this index is kept."""
+        return self.store.beside / "pair_head.safetensors"
+
     def count(self) -> tuple[int, int]:
         """How many documents and chunks there are."""
         return len(self.store.documents()), self.store.count()

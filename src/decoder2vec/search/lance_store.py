@@ -23,7 +23,7 @@ from decoder2vec.search.store import Chunk, Filter, Vectors, wanted_tags
 
 _HEADER = "index.json"
 _TABLE = "chunks"
-_OWN = {_HEADER, f"{_TABLE}.lance", "encoder", "lexical", ".writing"}
+_OWN = {_HEADER, f"{_TABLE}.lance", "encoder", "lexical", "pair_head.safetensors", ".writing"}
 _KEPT = timedelta(minutes=10)
 """Versions older than this are removed: a search that has begun still finds its own."""
 _DISTANCES = {"cosine": "cosine", "dot": "dot", "euclidean": "l2"}
