@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow lint types bench docs clean
+.PHONY: help setup demo test test-slow soak lint types bench docs clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -25,10 +25,13 @@ demo: $(READY)  ## find the best layer of a real model, embed, search: a few min
 	$(BIN)/d2v demo --out demo-out
 
 test: $(READY)  ## run the tests (tiny models, no network beyond the package index)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not soak"
 
 test-slow: $(READY)  ## also run the tests that need real models
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not soak"
+
+soak: $(READY)  ## run the long versions of the tests of reliability
+	$(BIN)/python -m pytest -m soak
 
 lint: $(READY)  ## ruff: rules and format
 	$(BIN)/ruff check src tests bench experiments
@@ -38,7 +41,7 @@ types: $(READY)  ## mypy on the package
 	$(BIN)/mypy
 
 BENCHES := start_up against_sentence_transformers all_layers gemm_share layerwise_training training_memory fewer_layers \
-  suffix_training adapter_training text_objectives pruned_speed intrinsic_dimension
+  suffix_training adapter_training text_objectives pruned_speed intrinsic_dimension exact_search indexing lexical
 
 bench: $(READY)  ## measure the speed claims on this machine; results go to bench/results
 	@mkdir -p bench/results

@@ -15,14 +15,17 @@ from decoder2vec.cli.doctor import doctor
 from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
 from decoder2vec.cli.export import export
+from decoder2vec.cli.index import index
 from decoder2vec.cli.match import match
 from decoder2vec.cli.mteb import mteb
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
+from decoder2vec.cli.search import search
 from decoder2vec.cli.similarity import similarity
 from decoder2vec.cli.sweep import sweep
 from decoder2vec.cli.train import train
+from decoder2vec.cli.tune import tune
 from decoder2vec.errors import Decoder2VecError
 
 app = typer.Typer(
@@ -32,7 +35,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (pull, doctor, sweep, prune, train, report, similarity, embed, match, export, demo):
+for verb in (pull, doctor, sweep, prune, train, report, similarity, embed, index, search, tune, match, export, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
 app.add_typer(analyze, name="analyze")

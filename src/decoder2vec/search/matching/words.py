@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.errors import MissingExtraError
-
 Scores = NDArray[np.float64]
 
 
@@ -20,7 +18,9 @@ def lexical_scores(queries: Sequence[str], texts: Sequence[str]) -> Scores:
     scores = np.zeros((len(queries), len(texts)))
     if not any(held):  # bm25s cannot index texts without a word
         return scores
-    retriever = _bm25s().BM25()
+    import bm25s
+
+    retriever = bm25s.BM25()
     retriever.index(held, show_progress=False)
     known = set(retriever.vocab_dict)
     for row, words in enumerate(wanted):
@@ -31,7 +31,9 @@ def lexical_scores(queries: Sequence[str], texts: Sequence[str]) -> Scores:
 
 def tokens(texts: Sequence[str]) -> list[list[str]]:
     """The stems of every text, as often as they stand there; English stop words are left out."""
-    found: list[list[str]] = _bm25s().tokenize(
+    import bm25s
+
+    found: list[list[str]] = bm25s.tokenize(
         list(texts), stopwords=sorted(stop_words()), stemmer=_stemmer(), return_ids=False, show_progress=False
     )
     return found
@@ -47,24 +49,13 @@ def stem(word: str) -> str:
 @cache
 def stop_words() -> frozenset[str]:
     """Words that no match is made of."""
-    _bm25s()
     from bm25s.stopwords import STOPWORDS_EN_PLUS
 
     return frozenset(STOPWORDS_EN_PLUS)
 
 
-def _bm25s() -> Any:
-    try:
-        import bm25s
-    except ImportError:
-        raise MissingExtraError("bm25s", "match") from None
-    return bm25s
-
-
 @cache
 def _stemmer() -> Any:
-    try:
-        import Stemmer
-    except ImportError:
-        raise MissingExtraError("PyStemmer", "match") from None
+    import Stemmer
+
     return Stemmer.Stemmer("english")

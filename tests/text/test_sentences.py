@@ -1,0 +1,29 @@
+"""Sentences end where a reader would end them."""
+
+from __future__ import annotations
+
+import pytest
+
+from decoder2vec.text.sentences import sentence_spans, sentences
+
+CASES = {
+    "One. Two! Three? Four": ["One.", "Two!", "Three?", "Four"],
+    "Dr. Smith met J. Doe. They talked.": ["Dr. Smith met J. Doe.", "They talked."],
+    'He said "No." Then he left.': ['He said "No."', "Then he left."],
+    "Version 3.5 of e.g. numpy is out.": ["Version 3.5 of e.g. numpy is out."],
+    "Title\n\nBody goes\non here.": ["Title", "Body goes\non here."],
+    "Skills\n- Python\n- SQL": ["Skills", "- Python", "- SQL"],
+    "今日は晴れです。明日は雨です。": ["今日は晴れです。", "明日は雨です。"],
+    "": [],
+    " \n ": [],
+}
+
+
+@pytest.mark.parametrize("text", CASES)
+def test_sentences_are_what_a_reader_sees(text):
+    assert sentences(text) == CASES[text]
+
+
+def test_spans_point_into_the_text():
+    text = "  One.  Two.\n\nThree. "
+    assert [text[begin:end] for begin, end in sentence_spans(text)] == ["One.", "Two.", "Three."]
