@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def match(
-    left: Annotated[Path, typer.Option(help="Jobs: .jsonl or .csv (id, title, text ...), or a folder of .txt, .md.")],
+    left: Annotated[
+        Path, typer.Option(help="Jobs: .jsonl or .csv (id, title, text ...), or a folder of .txt .md .pdf .docx.")
+    ],
     right: Annotated[Path, typer.Option(help="Resumes, or whatever shall be matched with the left side; as --left.")],
     out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],
     encoder: EncoderOption = "smollm2-135m",

@@ -6,6 +6,7 @@ import pytest
 
 from decoder2vec.errors import DataFileError, Decoder2VecError
 from decoder2vec.search.matching.sides import read_side
+from made_up_files import pdf_file, word_file
 
 SECRET = "Zweitausendschoen"
 
@@ -116,3 +117,12 @@ def test_what_does_not_exist_is_said(tmp_path):
     (tmp_path / "folder").mkdir()
     with pytest.raises(Decoder2VecError, match="no text"):
         read_side(tmp_path / "folder")
+
+
+def test_resumes_may_be_pdf_and_word_files(tmp_path):
+    pdf_file(tmp_path / "ann.pdf", "Bakes bread")
+    word_file(tmp_path / "bob.docx", "Repairs pumps")
+    (tmp_path / "eve.pdf").write_bytes(f"%PDF-1.4 {SECRET}".encode())
+    side = read_side(tmp_path)
+    assert {one.id: one.text.split()[0] for one in side.documents} == {"ann.pdf": "Bakes", "bob.docx": "Repairs"}
+    assert side.skipped == ["eve.pdf: cannot be read."]

@@ -6,12 +6,13 @@ people, and no word of them belongs into a message or a log.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.errors import DataFileError
+from decoder2vec.errors import DataFileError, MissingExtraError
+from decoder2vec.search.file_text import READERS, file_text
 from decoder2vec.search.matching.sections import kind_of
 from decoder2vec.text.files import rows_or_reasons
 
@@ -52,14 +53,6 @@ class Side:
         return len(self.documents)
 
 
-def _plain(path: Path) -> str:
-    return path.read_text(encoding="utf-8-sig")
-
-
-FILE_READERS: dict[str, Callable[[Path], str]] = {".txt": _plain, ".md": _plain}
-"""Suffix -> what makes a text of such a file. A kind of file is added here and nowhere else."""
-
-
 def read_side(source: str | Path) -> Side:
     """The documents of a .jsonl, .csv or .tsv file (one a row), of a text file (one), or of a folder of files."""
     path = Path(source)
@@ -94,15 +87,17 @@ def _from_file(file: Path, name: str) -> Iterator[Document | str]:
     if file.suffix.lower() in _TABLES:
         yield from _from_table(file, name)
         return
-    reader = FILE_READERS.get(file.suffix.lower())
-    if reader is None:
-        known = ", ".join([*FILE_READERS, *_TABLES])
+    if file.suffix.lower() not in READERS:
+        known = ", ".join([*READERS, *_TABLES])
         yield f"{name}: a kind of file that is not read; these are: {known}."
         return
     try:
-        text = reader(file)
-    except (OSError, ValueError) as error:  # UnicodeDecodeError is a ValueError, and its message may hold the text
-        yield f"{name}: cannot be read ({type(error).__name__})."
+        text = file_text(file)
+    except MissingExtraError as error:
+        yield f"{name}: {error}"
+        return
+    except DataFileError:  # its message may hold words of the document
+        yield f"{name}: cannot be read."
         return
     yield Document(name, text.strip(), fields={"name": file.stem}) if text.strip() else f"{name}: no text in it."
 
