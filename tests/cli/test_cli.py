@@ -380,6 +380,10 @@ def test_demo_without_the_package_index_goes_on_with_a_model_marked_as_meaningle
     command = next(line for line in result.stdout.splitlines() if line.startswith("  d2v similarity"))
     words = next(csv.reader([command.strip()], delimiter=" "))
     assert re.fullmatch(r"-?\d\.\d{4}\n", d2v(*words[1:]).stdout)
+    command = next(line for line in result.stdout.splitlines() if line.startswith("  d2v search"))
+    words = next(csv.reader([command.strip()], delimiter=" "))
+    found = json.loads(d2v(*words[1:], "--json").stdout.splitlines()[0])
+    assert found["text"] in sentences
 
 
 # mistakes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -39,9 +40,12 @@ def demo(
     write_sweep(result, out)
     print_sweep(result, 8)
     _print_curve(result)
-    _search(result.encoder())
+    sentences = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    _search(result.encoder(), sentences)
     typer.echo(f"\nThe curves are in {out / 'sweep.png'}; the encoder is in {out / 'encoder'}. Try:")
     typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping." --encoder {out / "encoder"}')
+    if _indexed(result.encoder(), sentences, out / "index"):
+        typer.echo(f'  d2v search {out / "index"} "{_QUERIES[0]}"')
 
 
 def _model() -> str:
@@ -70,9 +74,7 @@ def _print_curve(result: Sweep) -> None:
     typer.echo(f"  {bars}  ({min(points.values()):.0f} to {top:.0f})")
 
 
-def _search(encoder: Encoder) -> None:
-    text = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8")
-    sentences = text.splitlines()
+def _search(encoder: Encoder, sentences: list[str]) -> None:
     vectors = encoder.encode(sentences)
     scores = encoder.similarity(encoder.encode(list(_QUERIES)), vectors)
     rows = []
@@ -80,3 +82,20 @@ def _search(encoder: Encoder) -> None:
         for rank, place in enumerate(row.argsort(descending=True)[:3].tolist()):
             rows.append((query if rank == 0 else "", f"{float(row[place]):.2f}", sentences[place]))
     table(("search", "score", "found"), rows, f"{len(sentences)} sentences embedded, three searches")
+
+
+def _indexed(encoder: Encoder, sentences: list[str], place: Path) -> bool:
+    """Make an index of the sentences to search on one's own; without the extra packages there is none."""
+    from decoder2vec.errors import MissingExtraError
+    from decoder2vec.search.documents import Document
+    from decoder2vec.search.index import Index
+
+    shutil.rmtree(place, ignore_errors=True)  # of an earlier demo, perhaps of another model
+    try:
+        index = Index.create(place, encoder)
+    except MissingExtraError as error:
+        say(str(error))
+        return False
+    index.add(Document(f"sentence {number}", text) for number, text in enumerate(sentences, 1))
+    index.close()
+    return True

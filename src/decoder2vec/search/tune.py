@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.maths import ranking
 from decoder2vec.search.hybrid import FUSIONS, Found, Fusion
 from decoder2vec.search.index import Index
 from decoder2vec.text.files import read_rows
@@ -72,12 +75,11 @@ def tune(index: Index, queries: Mapping[str, str], judged: Judgements) -> Tuned:
     return Tuned(best, scores, (len(dev), len(test)))
 
 
-def ndcg(ranked: Sequence[str], judged: Mapping[str, float], cut: int = _CUT) -> float:
-    """Normalised discounted cumulative gain of the first `cut` documents."""
-    gains = [judged.get(document, 0.0) for document in ranked[:cut]]
-    ideal = sorted(judged.values(), reverse=True)[:cut]
-    best = _discounted(ideal)
-    return _discounted(gains) / best if best > 0 else 0.0
+def ndcg(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
+    """Normalised discounted cumulative gain of the first ten documents."""
+    found = [(rank, judged[document]) for rank, document in enumerate(ranked, 1) if document in judged]
+    ranks = np.array([rank for rank, _ in found], np.intp)
+    return ranking.ndcg(ranks, np.array([gain for _, gain in found]), np.array(list(judged.values())), _CUT)
 
 
 def in_dev(query: str) -> bool:
@@ -115,10 +117,6 @@ def _rankings(
         id: [one for one in found if one.document != id or id in judged[id]]  # a query does not find itself
         for id, found in zip(ids, ranked, strict=True)
     }
-
-
-def _discounted(gains: Sequence[float]) -> float:
-    return sum(gain / math.log2(rank + 2) for rank, gain in enumerate(gains))
 
 
 def _mean(values: Mapping[str, float], ids: Sequence[str]) -> float:

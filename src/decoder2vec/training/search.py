@@ -1,4 +1,4 @@
-"""Settings chosen by Optuna: each trial is one short training, judged on dev. Needs the extra "search"."""
+"""Settings chosen by Optuna: each trial is one short training, judged on dev. Needs the extra "optuna"."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def search_plan(
     try:
         import optuna
     except ImportError:
-        raise MissingExtraError("optuna", "search") from None
+        raise MissingExtraError("optuna", "optuna") from None
     if not plan.search:
         raise InputError("The plan has no [search] table; write settings with [low, high] or a list of choices.")
     if trials < 1:
