@@ -128,5 +128,5 @@ def test_without_optuna_the_extra_is_named(plan, data, backbone, monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(MissingExtraError, match=r"optuna: pip install 'decoder2vec\[search\]'"):
+    with pytest.raises(MissingExtraError, match=r"optuna: pip install 'decoder2vec\[optuna\]'"):
         search_plan(plan, data, backbone("tiny-llama"), 2)
