@@ -15,6 +15,7 @@ from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
 from decoder2vec.cli.export import export
 from decoder2vec.cli.index import index
+from decoder2vec.cli.match import match
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
 from decoder2vec.cli.search import search
@@ -31,7 +32,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (pull, doctor, sweep, train, report, similarity, embed, index, search, tune, export, demo):
+for verb in (pull, doctor, sweep, train, report, similarity, embed, index, search, tune, match, export, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")

@@ -1,0 +1,68 @@
+"""`d2v match`: who fits whom, and why."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from decoder2vec.cli.options import (
+    AttentionOption,
+    Device,
+    EncoderOption,
+    Layer,
+    PoolingOption,
+    TemplateOption,
+    open_encoder,
+)
+from decoder2vec.cli.show import say, table
+
+if TYPE_CHECKING:
+    from decoder2vec.search.matching.match import Matching
+
+
+def match(
+    left: Annotated[Path, typer.Option(help="Jobs: .jsonl or .csv (id, title, text ...), or a folder of .txt, .md.")],
+    right: Annotated[Path, typer.Option(help="Resumes, or whatever shall be matched with the left side; as --left.")],
+    out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],
+    encoder: EncoderOption = "smollm2-135m",
+    top: Annotated[int, typer.Option(help="Matches to show for each document.")] = 5,
+    weight: Annotated[float, typer.Option(help="Of the score by meaning; the rest is BM25's.")] = 0.5,
+    aggregate: Annotated[str, typer.Option(help="What is compared: whole texts, sections, or the best section.")] = (
+        "whole"
+    ),
+    layer: Layer = None,
+    pooling: PoolingOption = None,
+    template: TemplateOption = None,
+    attention: AttentionOption = None,
+    device: Device = None,
+) -> None:
+    """Match two sides, such as jobs and resumes, both ways; nothing leaves this machine."""
+    from decoder2vec.search.matching.match import MatchChoices, match_sides
+    from decoder2vec.search.matching.report import check_report, write_report
+    from decoder2vec.search.matching.sides import read_side
+
+    check_report(out)  # before the work is done, not after
+    choices = MatchChoices(weight=weight, aggregate=aggregate, top=top)
+    sides = read_side(left), read_side(right)
+    for side in sides:
+        for reason in side.skipped:
+            say(f"left out: {reason}")
+    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    found = match_sides(*sides, model, choices, show_progress_bar=sys.stderr.isatty())
+    write_report(found, out)
+    _print(found)
+    typer.echo(str(out))
+
+
+def _print(found: Matching) -> None:
+    """The first match of every document, by id: what is in a document stays in the report."""
+    rows = [
+        (found.left.documents[best.left].id, found.right.documents[best.right].id, f"{best.score:.3f}")
+        for best, *_ in found.for_left[:20]
+    ]
+    table((found.left.name, f"best of {found.right.name}", "score"), rows)
+    if len(found.left) > len(rows):
+        say(f"... and {len(found.left) - len(rows)} more in the report")
