@@ -1,6 +1,6 @@
 /** What every tab does with a question: say that it works, then show the answer, or a sentence why there is none. */
 
-import { make } from "./elements.js";
+import { make, spoken } from "./elements.js";
 import { Refusal, ask } from "./server.js";
 
 export function openKey() {
@@ -13,7 +13,7 @@ export function openKey() {
 export function complain(panel, sentence, status) {
   const problem = panel.querySelector(".problem");
   problem.hidden = !sentence;
-  problem.replaceChildren(sentence ?? "");
+  problem.replaceChildren(...spoken(sentence ?? ""));
   if (status !== 401) return;
   const button = make("button", { type: "button", class: "link" }, "Enter API key");
   button.addEventListener("click", openKey);
@@ -46,7 +46,7 @@ export function asking(panel, path, show, missing) {
       output.replaceChildren();
       status.textContent = "";
       if (!(error instanceof Refusal)) throw error;
-      if (error.status === 404 && missing) output.replaceChildren(make("p", { class: "empty" }, missing));
+      if (error.status === 404 && missing) output.replaceChildren(make("p", { class: "empty" }, ...spoken(missing)));
       else complain(panel, error.message, error.status);
     } finally {
       if (mine === last) panel.removeAttribute("aria-busy");

@@ -39,5 +39,8 @@ export function score(value) {
   return value.toFixed(Math.abs(value) < 0.1 && value !== 0 ? 4 : 3).replace("-", "−");
 }
 
+/** A sentence for people; what stands between backticks is something to type. */
+export const spoken = (sentence) => sentence.split(/`([^`]+)`/).map((part, place) => (place % 2 ? make("code", {}, part) : part));
+
 /** 1 document, 2 documents. */
 export const count = (number, thing) => `${number} ${thing}${number === 1 ? "" : "s"}`;

@@ -34,7 +34,7 @@ function show(output, { rankings }, left, right) {
   const names = [left, right].map((side) => new Map(side.documents.map((one) => [one.id, one.shown])));
   output.replaceChildren(...rankings.map((ranking) => make("section", { class: "ranking" },
     make("h3", {}, names[0].get(ranking.left) ?? ranking.left),
-    make("ol", { class: "matches" }, ...ranking.matches.map((match, place) =>
+    make("ol", { class: "matches", role: "list" }, ...ranking.matches.map((match, place) =>
       matchCard(match, place, names[1].get(match.right) ?? match.right))))));
   return `${count(right.documents.length, "resume")} ranked for ${count(left.documents.length, "job")}, the best first.`;
 }

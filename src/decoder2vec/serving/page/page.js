@@ -2,7 +2,7 @@
 
 import { openKey } from "./answers.js";
 import { startCompare } from "./compare.js";
-import { make } from "./elements.js";
+import { make, spoken } from "./elements.js";
 import { startMatch } from "./match.js";
 import { startSearch } from "./search.js";
 import { ask, hasKey, useKey } from "./server.js";
@@ -38,7 +38,7 @@ async function showModels() {
     place.replaceChildren(...(first ? [described(first), ...more] : ["This server has no model."]));
     return data;
   } catch (error) {
-    place.replaceChildren(error.message);
+    place.replaceChildren(...spoken(error.message));
     if (error.status === 401) openKey();
     return [];
   }

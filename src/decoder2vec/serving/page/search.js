@@ -3,7 +3,7 @@
 import { asking, complain, onSend } from "./answers.js";
 import { count, make, score } from "./elements.js";
 
-const NONE = "This server has no index to search. Make one with d2v index, and start the server with d2v serve ENCODER --index INDEX.";
+const NONE = "This server has no index to search. Make one with `d2v index`, and start the server with `d2v serve ENCODER --index INDEX`.";
 
 export function startSearch(panel) {
   const form = panel.querySelector("form");
@@ -42,7 +42,7 @@ export function readFilter(text) {
 
 function show(output, { hits }, asked) {
   output.replaceChildren(hits.length
-    ? make("ol", { class: "hits" }, ...hits.map((hit) => make("li", { class: "card" }, ...found(hit))))
+    ? make("ol", { class: "hits", role: "list" }, ...hits.map((hit) => make("li", { class: "card" }, ...found(hit))))
     : make("p", { class: "empty" }, "Nothing found. Try other words, or look by meaning."));
   return hits.length ? `${count(hits.length, "document")} for “${asked}”.` : `Nothing found for “${asked}”.`;
 }

@@ -53,7 +53,7 @@ export async function ask(path, body, signal) {
     answer = await fetch(path, { method, headers, signal, cache: "no-store", body: body && JSON.stringify(body) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Refusal("The server does not answer. Is d2v serve still running?");
+    throw new Refusal("The server does not answer. Is `d2v serve` still running?");
   }
   const said = await answer.json().catch((error) => {
     if (error.name === "AbortError") throw error;

@@ -6,7 +6,7 @@ import { heatMap } from "./heat_map.js";
 
 const CHOICES = { pooling: "Pooling", attention: "Attention", head: "Head" };
 const BEST = "the best";
-const NONE = "This server has no sweep to show. Run d2v sweep MODEL --data PAIRS --out DIR, and start the server with d2v serve ENCODER --sweep DIR/sweep.json.";
+const NONE = "This server has no sweep to show. Run `d2v sweep MODEL --data PAIRS --out DIR`, and start the server with `d2v serve ENCODER --sweep DIR/sweep.json`.";
 
 export function startSweep(panel) {
   const form = panel.querySelector("form");

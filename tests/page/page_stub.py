@@ -12,7 +12,7 @@ from pathlib import Path
 import decoder2vec
 
 PAGE = Path(decoder2vec.__file__).parent / "serving" / "page"
-SWEEP = Path(__file__).parents[3] / "results" / "zero_shot" / "smollm2-135m-sweep.json"
+SWEEP = Path(__file__).parents[2] / "results" / "zero_shot" / "smollm2-135m-sweep.json"
 KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 MODELS = {
@@ -118,10 +118,13 @@ class Stub:
     answers: dict = field(default_factory=dict)
     asked: list = field(default_factory=list)
     slow: float = 0.0
+    """Seconds that `/compare` takes from now on."""
+    slept: int = 0
+    """How many answers took their time and went out."""
 
     def reset(self) -> None:
         """As it was at first."""
-        self.asked, self.slow = [], 0.0
+        self.asked, self.slow, self.slept = [], 0.0, 0
         self.answers = {
             "/v1/models": MODELS,
             "/compare": COMPARED,
@@ -147,8 +150,9 @@ def serve(stub: Stub) -> ThreadingHTTPServer:
             pass
 
         def do_GET(self):
-            name = "index.html" if self.path == "/" else self.path.removeprefix("/page/")
-            if self.path == "/" or self.path.startswith("/page/"):
+            path = self.path.partition("?")[0]
+            name = "index.html" if path == "/" else path.removeprefix("/page/")
+            if path == "/" or path.startswith("/page/"):
                 return self.send(200, (PAGE / name).read_bytes(), KINDS[Path(name).suffix])
             return self.answer(None)
 
@@ -158,8 +162,9 @@ def serve(stub: Stub) -> ThreadingHTTPServer:
         def answer(self, body):
             stub.asked.append((self.path, dict(self.headers), body))
             said = stub.answers.get(self.path, (404, "Not Found", {}))
-            if self.path == "/compare":
+            if self.path == "/compare" and stub.slow:
                 time.sleep(stub.slow)
+                stub.slept += 1
             if isinstance(said, tuple):
                 status, message, headers = said
                 shape = json.dumps({"error": {"message": message, "type": "x", "code": None}}) if message else "<h1>no"
@@ -176,7 +181,7 @@ def serve(stub: Stub) -> ThreadingHTTPServer:
             self.wfile.write(content)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
+    server.daemon_threads, server.handle_error = True, lambda *_: None  # a page may hang up
     stub.address = f"http://127.0.0.1:{server.server_port}/"
     stub.reset()
     threading.Thread(target=server.serve_forever, daemon=True).start()

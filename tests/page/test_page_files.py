@@ -83,7 +83,7 @@ def test_every_id_stands_there_once_and_every_reference_leads_somewhere(page):
 
 
 def test_the_files_travel_with_the_package():
-    settings = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
+    settings = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]["decoder2vec"]
     names = [f"serving/page/{file.name}" for file in FILES]
     assert [name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in patterns)] == []

@@ -27,7 +27,7 @@ def start(profile: Path):
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     driver.get("about:blank")
-    driver.get_log("performance")  # what the first, empty tab loaded
+    driver.get_log("performance")  # what the first tab loaded
     return driver
 
 
@@ -35,12 +35,12 @@ class Person:
     """What somebody at the page does and sees."""
 
     def __init__(self, driver, address: str) -> None:
-        self.driver, self.address = driver, address
+        self.driver, self.address, self.visits = driver, address, 0
 
     def visit(self, place: str = "") -> Person:
-        """Open the page anew, with nothing remembered."""
-        self.driver.get("about:blank")
-        self.driver.get(self.address + place)
+        """Open the page anew; the number makes it another page to the browser, also where only the tab differs."""
+        self.visits += 1
+        self.driver.get(f"{self.address}?{self.visits}{place}")
         self.until(lambda: self.one("#models").text)
         return self
 
@@ -66,7 +66,7 @@ class Person:
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.wait import WebDriverWait
 
-        wait = WebDriverWait(self.driver, seconds, 0.03, [StaleElementReferenceException])
+        wait = WebDriverWait(self.driver, seconds, 0.05, [StaleElementReferenceException])
         return wait.until(lambda _: true())
 
     def click(self, selector: str) -> None:
@@ -88,7 +88,7 @@ class Person:
         return [line for line in lines if "the server responded with a status of" not in line]
 
     def requests(self) -> list[str]:
-        """Every address asked for since the last time."""
+        """Every address asked for over a network since the last time."""
         events = [json.loads(line["message"])["message"] for line in self.driver.get_log("performance")]
         sent = [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
-        return [url for url in sent if url != "about:blank"]
+        return [url for url in sent if not url.startswith(("chrome:", "data:", "about:"))]

@@ -7,7 +7,8 @@ import pytest
 NAMES = """
 return [...document.querySelectorAll("button, input, select, textarea, summary, [tabindex]")]
   .filter((one) => one.checkVisibility())
-  .filter((one) => !(one.labels?.length || one.getAttribute("aria-label") || one.innerText?.trim() || one.id === "content"))
+  .filter((one) => one.id !== "content")
+  .filter((one) => !(one.labels?.length || one.getAttribute("aria-label") || one.innerText?.trim()))
   .map((one) => one.outerHTML)
 """
 # the colour of a text and what lies behind it, both drawn on a canvas, since a colour can be written in many ways
@@ -19,8 +20,8 @@ const paint = (...colours) => {
   for (const colour of colours) { ground.fillStyle = colour; ground.fillRect(0, 0, 1, 1); }
   return [...ground.getImageData(0, 0, 1, 1).data].slice(0, 3);
 };
-const light = (rgb) => rgb.map((one) => one / 255).map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4))
-  .reduce((sum, one, place) => sum + one * [0.2126, 0.7152, 0.0722][place], 0);
+const even = (one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4);
+const light = ([r, g, b]) => 0.2126 * even(r / 255) + 0.7152 * even(g / 255) + 0.0722 * even(b / 255);
 const weak = [];
 const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 let seen = 0;

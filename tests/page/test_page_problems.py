@@ -19,25 +19,27 @@ def problem(person, panel="compare"):
     return person.until(lambda: person.one(f"#{panel} .problem").text)
 
 
-@pytest.mark.parametrize(
-    ("status", "message", "sentence"),
-    [
-        (400, "a: the text is too long", "a: the text is too long."),
-        (401, "Incorrect API key", "This server asks for an API key. Enter it under “API key” above. Enter API key"),
-        (404, None, "This server does not offer that."),
-        (413, None, "That is more than the server takes at once; send less."),
-        (429, "Too many tokens wait.", "Too many tokens wait. Try again in 7 seconds."),
-        (500, None, "The server failed at this (status 500); its log says why."),
-        (500, EVIL, f"{EVIL}."),
-        (503, None, "The server is not ready."),
-    ],
-)
-def test_a_refusal_is_shown_as_a_sentence_and_what_was_typed_stays(person, stub, status, message, sentence):
-    stub.refuse("/compare", status, message, **{"Retry-After": "7"})
+REFUSALS = [
+    (400, "a: the text is too long; cut it with `max_length`", "a: the text is too long; cut it with max_length."),
+    (401, "Incorrect API key", "This server asks for an API key. Enter it under “API key” above. Enter API key"),
+    (404, None, "This server does not offer that."),
+    (413, None, "That is more than the server takes at once; send less."),
+    (429, "Too many tokens wait.", "Too many tokens wait. Try again in 7 seconds."),
+    (500, None, "The server failed at this (status 500); its log says why."),
+    (500, EVIL, f"{EVIL}."),
+    (503, None, "The server is not ready."),
+]
+
+
+def test_a_refusal_is_shown_as_a_sentence_and_what_was_typed_stays(person, stub):
     compare(person)
-    assert problem(person) == sentence
-    assert person.one("#compare-a").get_attribute("value") == "one"
-    assert person.texts("#compare .figure") == []
+    person.until(lambda: person.all("#compare .figure"))
+    for status, message, sentence in REFUSALS:
+        stub.refuse("/compare", status, message, **{"Retry-After": "7"})
+        person.click("#compare button[type=submit]")
+        person.until(lambda sentence=sentence: person.one("#compare .problem").text == sentence)
+        assert person.one("#compare-a").get_attribute("value") == "one"
+        assert person.texts("#compare .figure") == []
 
 
 def test_after_a_refusal_the_next_answer_takes_its_place(person, stub):
@@ -51,11 +53,15 @@ def test_after_a_refusal_the_next_answer_takes_its_place(person, stub):
     assert not person.one("#compare .problem").is_displayed()
 
 
-@pytest.mark.parametrize("answer", [{}, {"similarity": 1.0}, [], None, {"similarity": 1.0, "layers": 3}])
-def test_an_answer_of_another_form_is_said_to_be_one(person, stub, answer):
-    stub.answers["/compare"] = answer
-    compare(person)
-    assert "has a form that this page does not know" in problem(person)
+def test_an_answer_of_another_form_is_said_to_be_one(person, stub):
+    good = stub.answers["/compare"]
+    for answer in ({}, {"similarity": 1.0}, [], None, {"similarity": 1.0, "layers": 3}):
+        stub.answers["/compare"] = good
+        compare(person)
+        person.until(lambda: person.all("#compare .figure"))
+        stub.answers["/compare"] = answer
+        person.click("#compare button[type=submit]")
+        assert "has a form that this page does not know" in problem(person)
     person.driver.get_log("browser")  # which holds the reason, for those who look
 
 
