@@ -95,15 +95,20 @@ def test_everything_can_be_done_from_the_keyboard(person, stub):
 def test_the_cells_of_the_map_are_walked_with_arrows(person):
     from selenium.webdriver.common.keys import Keys
 
+    def said():
+        """What the cell with the focus is called; it begins with what is seen in it."""
+        seen, _, name = person.focused().get_attribute("aria-label").partition(". ")
+        assert seen == person.focused().text and person.one("#sweep .reading").text == name
+        return name
+
     fill(person, "sweep")
     assert len(person.all(".heat [tabindex='0']")) == 1
     person.one(".heat [tabindex='0']").send_keys(Keys.ARROW_LEFT)
-    assert person.focused().get_attribute("aria-label").startswith("prompteol_tight, layer 29:")
+    assert said().startswith("prompteol_tight, layer 29:")
     person.press(Keys.ARROW_DOWN, Keys.HOME)
-    assert person.focused().get_attribute("aria-label").startswith("prompteol, layer 0:")
-    assert person.one("#sweep .reading").text == person.focused().get_attribute("aria-label")
+    assert said().startswith("prompteol, layer 0:")
     person.press(Keys.ARROW_LEFT, Keys.END)
-    assert "layer 30 behind the final norm" in person.focused().get_attribute("aria-label")
+    assert "layer 30 behind the final norm" in said()
     assert len(person.all(".heat [tabindex='0']")) == 1
 
 

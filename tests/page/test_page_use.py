@@ -182,7 +182,7 @@ def test_the_sweep_is_a_map_of_the_best_scores(person, stub):
     layers = person.texts(".heat thead th")
     lines = person.driver.execute_script(
         "return [...document.querySelectorAll('.heat tbody tr')].map((row) => [...row.cells].map((cell) =>"
-        " cell.tagName === 'TH' ? cell.textContent : cell.getAttribute('aria-label')))"
+        " cell.tagName === 'TH' ? cell.textContent : cell.dataset.said))"
     )
     assert len(lines) == 4 and len(layers) == 32
     for template, *cells in lines:
@@ -200,7 +200,7 @@ def test_the_map_of_one_pooling_shows_that_one_alone(person, stub):
         person.click(f"#sweep-{name} option[value={value}]")
     wanted = {"pooling": "mean", "attention": "bidirectional", "head": "none", "template": "plain", "layer": 12}
     row = next(row for row in stub.answers["/sweep"]["rows"] if row | wanted == row)
-    cell = person.one(".heat td[aria-label^='plain, layer 12:']").get_attribute("aria-label")
+    cell = person.one(".heat td[data-said^='plain, layer 12:']").get_attribute("data-said")
     assert cell == f"plain, layer 12: {row['spearman']:.2f}. mean, bidirectional, no head"
 
 

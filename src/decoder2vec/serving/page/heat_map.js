@@ -37,14 +37,15 @@ const columnOf = (row) => `${row.layer}${row.normed ? "n" : ""}`;
 const order = (column) => parseInt(column, 10) + (column.endsWith("n") ? 0.5 : 0);
 
 function cell(row, range, describe) {
-  if (!row) return make("td", { tabindex: "-1", "aria-label": "not tried" }, "–");
+  if (!row) return make("td", { tabindex: "-1", "aria-label": "– not tried", "data-said": "not tried" }, "–");
   const where = `${row.template}, layer ${row.layer}${row.normed ? " behind the final norm" : ""}`;
   const said = `${where}: ${row.spearman.toFixed(2)}. ${describe(row)}`;
   // in steps of a twentieth: between two of them the text changes colour, so that it can be read on all
   const share = range.high > range.low ? Math.round((20 * (row.spearman - range.low)) / (range.high - range.low)) / 20 : 1;
   const kinds = [share > 0.62 && "deep", share > 0.47 && "half", row.spearman === range.high && "peak"].filter(Boolean).join(" ");
-  const made = make("td", { tabindex: "-1", "aria-label": said, class: kinds },
-    row.spearman.toFixed(0).replace("-", "−"));
+  const shown = row.spearman.toFixed(0).replace("-", "−");
+  // a name begins with what is seen, so that it can also be spoken to
+  const made = make("td", { tabindex: "-1", "aria-label": `${shown}. ${said}`, "data-said": said, class: kinds }, shown);
   made.style.setProperty("--heat", `${(100 * share).toFixed(1)}%`);
   return made;
 }
@@ -54,10 +55,10 @@ function walkable(grid, reading) {
   const cells = [...grid.tBodies[0].rows].map((row) => [...row.cells].slice(1));
   const start = grid.querySelector(".peak") ?? cells[0][0];
   start.tabIndex = 0;
-  reading.textContent = start.getAttribute("aria-label");
+  reading.textContent = start.dataset.said;
   const tell = (event) => {
-    const one = event.target.closest("td[aria-label]");
-    if (one) reading.textContent = one.getAttribute("aria-label");
+    const one = event.target.closest("[data-said]");
+    if (one) reading.textContent = one.dataset.said;
   };
   grid.addEventListener("pointerover", tell);
   grid.addEventListener("focusin", (event) => {
