@@ -593,6 +593,11 @@ def test_the_program_prints_no_traceback(mistake, here, monkeypatch):
     assert re.fullmatch(rf"error: .*{expected}.*\n", err)
 
 
+def seconds_of_children():
+    """Of work, not of the clock: other programs may run at the same time."""
+    return sum(os.times()[2:4])
+
+
 def test_help_comes_at_once_and_loads_nothing_heavy():
     code = (
         "import sys\n"
@@ -602,10 +607,10 @@ def test_help_comes_at_once_and_loads_nothing_heavy():
     )
     times = []
     for _ in range(3):
-        began = time.perf_counter()
+        began = seconds_of_children()
         process = start(code, "--help")
         out, _ = process.communicate(timeout=60)
-        times.append(time.perf_counter() - began)
+        times.append(seconds_of_children() - began)
     assert out.splitlines()[-1] == "0 []"
     for verb in ("pull", "doctor", "sweep", "similarity", "embed", "demo", "eval", "cache"):
         assert re.search(rf"\b{verb}\b", out)
