@@ -24,8 +24,8 @@ $(READY): pyproject.toml
 demo: $(READY)  ## find the best layer of a real model, embed, search: a few minutes on two cores
 	$(BIN)/d2v demo --out demo-out
 
-test: $(READY)  ## run the tests (tiny models, no network beyond the package index)
-	$(BIN)/python -m pytest -m "not slow and not soak"
+test: $(READY)  ## run the tests, a file on each core (tiny models, no network beyond the package index)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not soak" -n auto --dist loadfile
 
 test-slow: $(READY)  ## also run the tests that need real models
 	$(BIN)/python -m pytest -m "not soak"
