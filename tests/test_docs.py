@@ -14,7 +14,7 @@ from decoder2vec.cli import app
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 VERBS = ("pull", "doctor", "sweep", "train", "report", "similarity", "embed", "eval", "cache", "demo", "data", "export")
-VERBS += ("index", "search", "tune", "match")
+VERBS += ("index", "search", "tune", "match", "serve")
 
 
 def blocks(page: Path, language: str) -> list[str]:

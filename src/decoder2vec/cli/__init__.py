@@ -19,6 +19,7 @@ from decoder2vec.cli.match import match
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
 from decoder2vec.cli.search import search
+from decoder2vec.cli.serve import serve
 from decoder2vec.cli.similarity import similarity
 from decoder2vec.cli.sweep import sweep
 from decoder2vec.cli.train import train
@@ -32,7 +33,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (pull, doctor, sweep, train, report, similarity, embed, index, search, tune, match, export, demo):
+for verb in (pull, doctor, sweep, train, report, similarity, embed, index, search, tune, match, serve, export, demo):
     app.command()(verb)
 app.command("eval")(evaluate)
 app.add_typer(cache, name="cache")
