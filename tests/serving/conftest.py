@@ -12,17 +12,11 @@ import pytest
 pytest.importorskip("fastapi", reason="no server: pip install 'decoder2vec[serve]'")
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
 from decoder2vec.serving.app import create_app
 from decoder2vec.serving.run import bind, server_of
 from decoder2vec.serving.service import Offer
-
-DOCUMENTS = [
-    Document("cat", "The cat sleeps on the warm roof. It dreams of mice.", {"kind": "pet"}),
-    Document("boat", "A boat leaves the harbour at seven. The wind is strong.", {"kind": "vehicle"}),
-    Document("bread", "Fresh bread is baked every night. The oven is hot.", {"kind": "food"}),
-]
+from made_up_documents import DOCUMENTS
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,7 +73,7 @@ def serving(encoder):
     return serve
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def url(encoder, index_folder, tmp_path_factory):
     """A server with everything on it."""
     sweep = tmp_path_factory.mktemp("sweep") / "sweep.json"
@@ -88,7 +82,7 @@ def url(encoder, index_folder, tmp_path_factory):
         yield address
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def client(url):
     """Asks it."""
     with httpx.Client(base_url=url, timeout=30) as opened:

@@ -98,7 +98,9 @@ def test_models_say_what_their_vectors_are(asked, offline):
     assert asked.models.retrieve("tiny").model_dump() == said
 
 
-@pytest.mark.parametrize("name", ["text-embedding-3-small", "../../etc/passwd", "..%2f..%2fx", "tiny/", "\x00", "a" * 200])
+@pytest.mark.parametrize(
+    "name", ["text-embedding-3-small", "../../etc/passwd", "..%2f..%2fx", "tiny/", "\x00", "a" * 200]
+)
 def test_an_unknown_model_is_not_found_and_nothing_is_opened(asked, name):
     with pytest.raises(openai.NotFoundError) as caught:
         asked.embeddings.create(model=name, input="x")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -76,7 +77,9 @@ def serve(
             say(f"anybody who reaches {host} may ask; give --api-key to ask for a key")
         at = f"[{host}]" if ":" in host else host
         say(f"{called} at http://{at}:{address.getsockname()[1]} (Ctrl-C stops it)")
-        server_of(app).run(sockets=[address])
+        with suppress(KeyboardInterrupt):
+            server_of(app).run(sockets=[address])
+        say("stopped")
 
 
 def _add_adapters(model: Encoder, given: list[str]) -> None:

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from decoder2vec.serving.embeddings import ModelName
+
+
+def _plain(word: str) -> str:
+    """A word that any store can look for."""
+    if "\0" in word or (not word.isascii() and word != word.encode("utf-8", "replace").decode()):
+        raise ValueError("holds a sign that is none")
+    return word
+
+
+Word = Annotated[str, AfterValidator(_plain)]
 
 
 class _Asked(BaseModel):
@@ -51,7 +61,8 @@ class SearchRequest(_Asked):
     top: Annotated[int, Field(ge=1, le=1000)] = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     filter: Annotated[
-        dict[str, str | list[str]] | None, Field(description="What the metadata must say: a value, or one of several.")
+        dict[Word, Word | list[Word]] | None,
+        Field(description="What the metadata must say: a value, or one of several."),
     ] = None
 
 

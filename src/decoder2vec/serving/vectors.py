@@ -17,6 +17,9 @@ from decoder2vec.errors import UnsupportedError
 from decoder2vec.serving.batcher import Batcher
 from decoder2vec.serving.batcher import Vectors as Array
 
+_ENTRY = 300
+"""Bytes that a vector takes in memory beside its numbers."""
+
 
 class Key(NamedTuple):
     """Texts with the same key can be read together."""
@@ -60,10 +63,10 @@ class Cache:
         name = _name(key, text)
         with self._lock:
             before = self._vectors.pop(name, None)
-            self.bytes += kept.nbytes - (0 if before is None else before.nbytes)
+            self.bytes += _size(kept) - (0 if before is None else _size(before))
             self._vectors[name] = kept
             while self.bytes > self._room:
-                self.bytes -= self._vectors.popitem(last=False)[1].nbytes
+                self.bytes -= _size(self._vectors.popitem(last=False)[1])
 
 
 @dataclass
@@ -109,6 +112,10 @@ class Vectors:
                 asked.known[place] = vector
                 self.cache.put(key, texts[place], vector)
         return np.stack([vector for vector in asked.known if vector is not None])
+
+
+def _size(vector: Array) -> int:
+    return vector.nbytes + _ENTRY
 
 
 def _name(key: Key, text: str) -> bytes:
