@@ -41,7 +41,7 @@ types: $(READY)  ## mypy on the package
 
 bench: $(READY)  ## measure the speed claims on this machine; results go to bench/results
 	@mkdir -p bench/results
-	@set -e; for name in start_up against_sentence_transformers all_layers gemm_share layerwise_training training_memory fewer_layers suffix_training adapter_training exact_search indexing lexical; do \
+	@set -e; for name in start_up against_sentence_transformers all_layers gemm_share layerwise_training training_memory fewer_layers suffix_training adapter_training exact_search indexing lexical serving; do \
 	  echo "== $$name"; $(BIN)/python bench/$$name.py | tee /tmp/d2v-bench.txt; \
 	  tail -n 1 /tmp/d2v-bench.txt > bench/results/$$name.json; done
 

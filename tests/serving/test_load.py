@@ -74,20 +74,22 @@ def resident(process):
     return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
 
 
+def number(url, name):
+    """One of the server's metrics."""
+    return float(re.search(rf"^d2v_{name} (.*)$", httpx.get(f"{url}/metrics", timeout=30).text, re.M)[1])
+
+
 def test_32_clients_for_5_seconds_and_an_orderly_end(offline):
     with command() as (url, process):
-        answers = asyncio.run(load(url, 5))
-        check(answers, offline)
-        numbers = httpx.get(f"{url}/metrics").text
-        batches, texts = (
-            float(re.search(rf"^d2v_{name}_total (.*)$", numbers, re.M)[1]) for name in ("batches", "texts")
-        )
-        assert texts > 3 * batches  # they were read together
+        check(asyncio.run(load(url, 5)), offline)
+        before = number(url, "texts_total")
+        assert before > 3 * number(url, "batches_total")  # they were read together
         last = []
-        many = {"input": [f"{number} {' '.join(WORDS)}" for number in range(300)]}
+        many = {"input": [f"{row} {' '.join(WORDS)}" for row in range(300)]}
         asking = threading.Thread(target=lambda: last.append(httpx.post(f"{url}/v1/embeddings", json=many, timeout=60)))
         asking.start()
-        time.sleep(0.1)
+        while number(url, "texts_total") == before:
+            time.sleep(0.01)
         process.send_signal(signal.SIGTERM)
         asking.join(60)
         assert last[0].status_code == 200 and len(last[0].json()["data"]) == 300
@@ -128,3 +130,9 @@ def test_a_port_that_is_taken_is_one_sentence(url):
 def test_a_wrong_choice_is_one_sentence_before_anything_is_served(options, message):
     with pytest.raises(Decoder2VecError, match=message):
         d2v("serve", "tiny-llama", "--port", 0, "--device", "cpu", *options)
+
+
+def test_keys_come_from_the_environment_too(monkeypatch):
+    monkeypatch.setenv("D2V_API_KEY", "good schlüssel")
+    with pytest.raises(Decoder2VecError, match="API key"):
+        d2v("serve", "tiny-llama", "--port", 0, "--device", "cpu")

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import httpx
 import numpy as np
 import pytest
+import torch
 
 from decoder2vec.activations.extract import Extractor
+from decoder2vec.encoder import Encoder
+from decoder2vec.heads.calibration import Calibration
+from decoder2vec.heads.codes import CodeNet, CodeSpec
+from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.search.index import Index
 from decoder2vec.search.matching.match import MatchChoices, match_sides
 from decoder2vec.search.matching.sides import Document, Side
@@ -13,6 +21,7 @@ from decoder2vec.serving import pages
 from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
 from made_up_documents import DOCUMENTS
+from made_up_encoder import WordEncoder
 
 JOB = "Baker wanted.\n\nSkills\nBake fresh bread at night. Keep the oven hot."
 PEOPLE = {"ann": "Skills\nI bake bread and cakes.\n\nEducation\nOven school.", "bob": "I sail boats.", "cat": "Skills"}
@@ -39,8 +48,6 @@ def test_search_takes_a_filter_and_gives_ten_unless_told(client):
 
 
 def test_without_an_index_or_a_sweep_that_is_said(serving):
-    import httpx
-
     with serving() as url, httpx.Client(base_url=url) as client:
         for answer in (client.post("/search", json={"query": "x"}), client.get("/sweep")):
             assert answer.status_code == 404 and "start it with --" in answer.json()["error"]["message"]
@@ -125,10 +132,6 @@ def test_metrics_count_requests_by_route_and_never_by_address(client):
 
 
 def test_anything_with_encode_can_be_served(serving):
-    import httpx
-
-    from made_up_encoder import WordEncoder
-
     words = WordEncoder()
     with serving(encoder=words, name="words") as url, httpx.Client(base_url=url) as client:
         found = client.post("/v1/embeddings", json={"input": ["a cat", "a dog"]}).json()["data"]
@@ -136,3 +139,30 @@ def test_anything_with_encode_can_be_served(serving):
         answer = client.post("/compare", json={"a": "a cat", "b": "a cat"}).json()
         assert answer["similarity"] == pytest.approx(1) and answer["layers"] == []
         assert client.post("/rerank", json={"query": "a", "documents": ["b"]}).status_code == 400
+
+
+def test_a_trained_head_is_not_forgotten(offline, encoder, serving):
+    """Vectors, scores and reasons are those of the whole encoder: layers under several prompts, codes, pair head."""
+    layers = (Reading(2, "mean"), Reading(4, "lasttoken"), Reading(3, "mean", template="Say: {text}"))
+    torch.manual_seed(0)
+    head = LayerwiseHead(CodeNet(CodeSpec(dim=offline.backbone.dim, widths=(4, 3, 4))), Calibration())
+    spec = replace(offline.spec, readings=layers)
+    whole = Encoder(offline.backbone, spec, head)
+    texts = ["A cat sleeps.", "The boat is fast.", "Bread."]
+    with (
+        serving(encoder=Encoder(encoder.backbone, spec, head)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        found = [one["embedding"] for one in client.post("/v1/embeddings", json={"input": texts}).json()["data"]]
+        np.testing.assert_allclose(found, whole.encode(texts), atol=1e-5)
+        compared = client.post("/compare", json={"a": texts[0], "b": texts[1]}).json()
+        assert compared["similarity"] == pytest.approx(whole.explain(*texts[:2]).similarity, abs=1e-5)
+        assert len(compared["layers"]) == offline.backbone.n_layers + 1
+        scores = client.post("/rerank", json={"query": texts[0], "documents": texts}).json()["results"]
+        by_place = [one["relevance_score"] for one in sorted(scores, key=lambda one: one["index"])]
+        assert by_place == pytest.approx(whole.score([texts[0]] * 3, texts), abs=1e-5)
+        body = {"left": [{"id": "l", "text": JOB}], "right": [{"id": "r", "text": PEOPLE["ann"]}], "top": 1}
+        assert client.post("/match", json=body).status_code == 200
+        (said,) = client.get("/v1/models").json()["data"]
+        assert said["layer"] == [2, 4, 3] and said["pooling"] == ["mean", "lasttoken", "mean"]
+        assert said["fingerprint"] == whole.fingerprint
