@@ -32,6 +32,7 @@ ROOMS = [
     {"sharing"},
     {"recipes"},
     {"evaluation", "analysis", "search"},
+    {"serving"},
     {"training"},
     {"cli"},
 ]

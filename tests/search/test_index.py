@@ -211,6 +211,9 @@ def test_an_empty_index_and_an_empty_query_find_nothing(place, opened):
     made.add([Document("stop", "the of and")])
     assert made.search("  ", 5) == [] and made.search("the", 5, "lexical") == []
     assert [hit.id for hit in made.search("the", 5)] == ["stop"]
+    made.add([Document("word", "a real word")])
+    for mode in ("dense", "lexical", "hybrid"):
+        assert made.search("  ", 5, mode) == []
 
 
 def test_wrong_choices_are_refused(index, tmp_path):

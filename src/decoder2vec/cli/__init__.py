@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -22,6 +23,7 @@ from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
 from decoder2vec.cli.search import search
+from decoder2vec.cli.serve import serve
 from decoder2vec.cli.similarity import similarity
 from decoder2vec.cli.sweep import sweep
 from decoder2vec.cli.train import train
@@ -35,13 +37,17 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for verb in (pull, doctor, sweep, prune, train, report, similarity, embed, index, search, tune, match, export, demo):
-    app.command()(verb)
-app.command("eval")(evaluate)
-app.add_typer(analyze, name="analyze")
-app.command()(mteb)
-app.add_typer(cache, name="cache")
-app.add_typer(data, name="data")
+_VERBS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Make an encoder": (demo, pull, doctor, sweep, prune, train, export),
+    "Measure it": (evaluate, mteb, report),
+    "Put it to use": (similarity, embed, index, search, tune, match, serve),
+}
+for panel, verbs in _VERBS.items():
+    for verb in verbs:
+        app.command("eval" if verb is evaluate else None, rich_help_panel=panel)(verb)
+app.add_typer(analyze, name="analyze", rich_help_panel="Measure it")
+app.add_typer(data, name="data", rich_help_panel="Make an encoder")
+app.add_typer(cache, name="cache", rich_help_panel="Make an encoder")
 
 
 def main() -> None:

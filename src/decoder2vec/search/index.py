@@ -171,8 +171,10 @@ class Index:
     ) -> list[list[Found]]:
         """By meaning or by words alone; a query without a word finds nothing."""
         asked = [query for query in queries if query.strip()]
+        if not asked:
+            return [[] for _ in queries]
         if mode == "dense":
-            ranked = self._rankings.dense(self._encode(asked, "query"), top, filter) if asked else []
+            ranked = self._rankings.dense(self._encode(asked, "query"), top, filter)
         else:
             ranked = self._rankings.lexical(asked, top, filter)
         answers = iter(ranked)

@@ -248,3 +248,7 @@ def test_the_report_as_data_names_documents_by_their_ids(tmp_path):
 def test_half_a_surrogate_pair_does_not_break_the_report(tmp_path):
     odd = Side("odd", [Document("x", "Bread \ud83d.")])
     assert "Bread" in write_report(match_sides(odd, odd, Letters()), tmp_path / "r.html").read_text("utf-8")
+
+
+def test_a_document_that_is_nothing_but_a_heading_is_matched_as_a_whole():
+    assert [section.text for section in document_sections(Document("a", "Skills"))] == ["Skills"]

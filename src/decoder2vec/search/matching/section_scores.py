@@ -114,7 +114,10 @@ def full_text(document: Document) -> str:
 
 def document_sections(document: Document) -> list[Section]:
     """The sections of a document; its title belongs to the first."""
-    first, *others = split_sections(document.text, document.fields)
+    sections = split_sections(document.text, document.fields)
+    if not sections:  # nothing but a heading
+        return [Section(WHOLE, full_text(document))]
+    first, *others = sections
     text = "\n".join(filter(None, [document.title, first.text]))
     return [Section(first.kind, text, first.heading), *others]
 
