@@ -41,7 +41,7 @@ types: $(READY)  ## mypy on the package
 	$(BIN)/mypy
 
 BENCHES := start_up against_sentence_transformers all_layers gemm_share layerwise_training training_memory fewer_layers \
-  suffix_training adapter_training text_objectives pruned_speed intrinsic_dimension exact_search indexing lexical serving
+  suffix_training suffix_runs adapter_training text_objectives pruned_speed intrinsic_dimension exact_search indexing lexical serving
 
 bench: $(READY)  ## measure the speed claims on this machine; results go to bench/results
 	@mkdir -p bench/results
