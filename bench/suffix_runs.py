@@ -32,13 +32,7 @@ def seconds_of(way, epochs, arguments, backbone, data):
     no_memory = patch("decoder2vec.training.paths.prefix_memory", side_effect=UnsupportedError("not in this run"))
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, D2V_CACHE=folder):
         started = time.perf_counter()
-        if way == "every token":
-            no_memory = patch(
-                "decoder2vec.training.paths.prefix_memory", side_effect=UnsupportedError("as a bench asks")
-            )
-            with no_memory:
-                result = AdapterTraining(recipe, data, backbone).run(0)
-        else:
+        with no_memory if way == "every token" else nullcontext():
             result = AdapterTraining(recipe, data, backbone).run(0)
         return time.perf_counter() - started, result.notes["training"]["losses"][-1]
 
