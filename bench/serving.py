@@ -1,6 +1,8 @@
 """32 clients at once: the server against a plain FastAPI handler that calls `encode` for each request.
 
 Same weights, every text another, no vectors remembered. Each server runs in a process of its own, beside the clients.
+Sentences are read under the default prompt, some 26 tokens; queries of four words as they are, some 6: the fewer tokens
+a text has, the more is gained by reading it together with others.
 The plain handlers read one text at a time, since `encode` does not bear two threads: one in the event loop, one in
 FastAPI's threads behind a lock; the ratio is to the faster of the two.
 
@@ -22,16 +24,22 @@ import httpx
 import numpy as np
 from fastapi import FastAPI, Request
 
-from corpus import sentences
+from corpus import of_length, sentences
 from measure import in_turn, report
 
 WAYS = ("served", "in the event loop", "in threads, locked")
+KINDS = {"sentences": "prompteol", "queries": "plain"}
+"""What is asked, and the template it is read under."""
 
 
-def app_of(way: str, model: str):
+def texts_of(kind: str, count: int) -> list[str]:
+    return sentences(count) if kind == "sentences" else [f"{text} {n}" for n, text in enumerate(of_length(count, 3))]
+
+
+def app_of(way: str, kind: str, model: str):
     from decoder2vec import Encoder
 
-    encoder = Encoder.from_pretrained(model)
+    encoder = Encoder.from_pretrained(model, template=KINDS[kind])
     if way == "served":
         from decoder2vec.serving.app import create_app
         from decoder2vec.serving.service import Offer
@@ -53,10 +61,10 @@ def app_of(way: str, model: str):
     return app
 
 
-def serve(way: str, model: str) -> None:
+def serve(way: str, kind: str, model: str) -> None:
     from decoder2vec.serving.run import bind, server_of
 
-    app = app_of(way, model)
+    app = app_of(way, kind, model)
     with bind("127.0.0.1", 0) as address:
         print(address.getsockname()[1], flush=True)
         server_of(app).run(sockets=[address])
@@ -81,12 +89,12 @@ async def load(port: str, texts: list[str], clients: int) -> tuple[float, list[f
         return time.perf_counter() - started, seconds
 
 
-def one_way(way: str, model: str, requests: int, clients: int) -> None:
-    command = [sys.executable, __file__, model, str(requests), str(clients), "--way", way, "--serve"]
+def one_way(asked: argparse.Namespace) -> None:
+    command = [sys.executable, *sys.argv, "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             port = server.stdout.readline().strip()
-            total, each = asyncio.run(load(port, sentences(requests), clients))
+            total, each = asyncio.run(load(port, texts_of(asked.kind, asked.requests), asked.clients))
         finally:
             server.terminate()
     p50, p99 = np.quantile(each, [0.5, 0.99])
@@ -96,24 +104,28 @@ def one_way(way: str, model: str, requests: int, clients: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model", nargs="?", default="smollm2-135m")
-    parser.add_argument("requests", nargs="?", type=int, default=320)
+    parser.add_argument("requests", nargs="?", type=int, default=192)
     parser.add_argument("clients", nargs="?", type=int, default=32)
     parser.add_argument("--way", choices=WAYS)
+    parser.add_argument("--kind", choices=list(KINDS))
     parser.add_argument("--serve", action="store_true")
     asked = parser.parse_args()
     if asked.serve:
-        return serve(asked.way, asked.model)
+        return serve(asked.way, asked.kind, asked.model)
     if asked.way:
-        return one_way(asked.way, asked.model, asked.requests, asked.clients)
-    found = in_turn(__file__, WAYS, asked.model, str(asked.requests), str(asked.clients))
-    rates = {way: asked.requests / one["seconds"] for way, one in found.items()}
-    plain = max(rate for way, rate in rates.items() if way != "served")
-    rows = [
-        (way, f"{rates[way]:.1f}", f"{1000 * found[way]['p50']:.0f}", f"{1000 * found[way]['p99']:.0f}") for way in WAYS
-    ]
-    columns = ("server", "requests/s", "p50 ms", "p99 ms")
-    facts = {"model": asked.model, "clients": asked.clients, "ratio": round(rates["served"] / plain, 2)}
-    report("serving", columns, rows, **facts)
+        return one_way(asked)
+    rows, ratios = [], {}
+    for kind in KINDS:
+        options = (asked.model, str(asked.requests), str(asked.clients), "--kind", kind)
+        found = in_turn(__file__, WAYS, *options)
+        rates = {way: asked.requests / one["seconds"] for way, one in found.items()}
+        ratios[kind] = round(rates["served"] / max(rate for way, rate in rates.items() if way != "served"), 2)
+        rows += [
+            (kind, way, f"{rates[way]:.1f}", *(f"{1000 * found[way][name]:.0f}" for name in ("p50", "p99")))
+            for way in WAYS
+        ]
+    columns = ("texts", "server", "requests/s", "p50 ms", "p99 ms")
+    report("serving", columns, rows, model=asked.model, clients=asked.clients, ratios=ratios)
 
 
 if __name__ == "__main__":

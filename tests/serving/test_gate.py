@@ -251,5 +251,5 @@ def test_whatever_is_asked_is_answered_as_the_schema_says(url, mode):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.name.lower())
-def test_a_thousand_requests_of_each_kind_are_answered_as_the_schema_says(url, mode):
-    probe(url, mode, 1000)
+def test_hundreds_of_requests_to_each_route_are_answered_as_the_schema_says(url, mode):
+    probe(url, mode, 300)

@@ -24,21 +24,23 @@ if TYPE_CHECKING:
     from decoder2vec.encoder import Encoder
 
 
+Adapters = Annotated[
+    list[str] | None, typer.Option(help="NAME=FOLDER: also through this encoder's adapter; may be repeated.")
+]
+ApiKeys = Annotated[
+    list[str] | None,
+    typer.Option(envvar="D2V_API_KEY", help="Key that clients must send; may be repeated. By default none."),
+]
+
+
 def serve(
     encoder: EncoderArgument,
     index: Annotated[str | None, typer.Option(help="Index to search: folder, or postgresql://host/db#name.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; others than this machine's are open to all.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[str, typer.Option(help="Address to listen at; by default for this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen at; 0 takes any that is free.")] = 8000,
     name: Annotated[str | None, typer.Option(help="What clients call it in `model`; by default the folder's.")] = None,
-    adapter: Annotated[
-        list[str] | None, typer.Option(help="NAME=FOLDER: also through this encoder's adapter; may be repeated.")
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(envvar="D2V_API_KEY", help="Key that clients must send; may be repeated. By default none."),
-    ] = None,
+    adapter: Adapters = None,
+    api_key: ApiKeys = None,
     sweep: Annotated[Path | None, typer.Option(help="A sweep.json for the page to show.")] = None,
     cache_mb: Annotated[float, typer.Option(help="Megabytes of vectors to remember; 0 remembers none.")] = 64,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens read at once; by default by machine.")] = None,
