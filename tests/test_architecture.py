@@ -146,3 +146,9 @@ def test_every_public_name_is_there_and_listed():
         "print(names, sorted(d.__all__) == sorted(dir(d)), hasattr(d, 'no_such_name'))"
     )
     assert run(code)[1] == "[] True False"
+
+
+def test_no_two_test_files_have_the_same_name():
+    """pytest could not collect them together."""
+    names = [file.name for file in Path(__file__).parent.rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
