@@ -120,3 +120,12 @@ def test_the_vectors_given_are_not_changed(vectors):
     for kind in HEADS:
         Head.fit(kind, vectors)(vectors)
     np.testing.assert_array_equal(vectors, before)
+
+
+def test_a_dimension_that_varies_by_rounding_alone_is_not_blown_up():
+    vectors = np.random.default_rng(0).normal(size=(50, 3))
+    vectors[:, 1] = 0.1
+    vectors[::2, 1] = np.nextafter(0.1, 1)
+    head = Head.fit("standardise", vectors)
+    assert head.map[1] == 1
+    np.testing.assert_allclose(head.map[[0, 2]], 1 / vectors[:, [0, 2]].std(axis=0), rtol=1e-6)

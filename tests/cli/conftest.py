@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+
+from decoder2vec.cli import main
 
 NOUNS = ("dog", "cat", "sun", "tree", "boat", "child")
 
@@ -40,3 +44,18 @@ def trained(backbone, tmp_path_factory):
         return home / name
 
     return make
+
+
+@pytest.fixture
+def mistake(monkeypatch, capsys):
+    """mistake(*args) -> the one line that the user sees."""
+
+    def run(*args):
+        monkeypatch.setattr(sys, "argv", ["d2v", *map(str, args)])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert isinstance(left.value.code, str) and "\n" not in left.value.code
+        capsys.readouterr()
+        return left.value.code
+
+    return run

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 from command import d2v
-from decoder2vec.cli import main
 
 TEXTS = [f"The {a} {b} {c}." for a in ("dog", "cat", "king") for b in ("sees", "eats") for c in ("it", "him", "bread")]
 
@@ -18,21 +16,6 @@ def texts(tmp_path):
     file = tmp_path / "texts.txt"
     file.write_text("\n".join([*TEXTS, "", TEXTS[0]]) + "\n")
     return file
-
-
-@pytest.fixture
-def mistake(monkeypatch, capsys):
-    """mistake(*args) -> the one line that the user sees."""
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["d2v", *map(str, args)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert isinstance(left.value.code, str) and "\n" not in left.value.code
-        capsys.readouterr()
-        return left.value.code
-
-    return run
 
 
 def analyze(*args):

@@ -5,32 +5,15 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 
 import pytest
 from PIL import Image
 
 from command import d2v
-from decoder2vec.cli import main
 from decoder2vec.encoder import Encoder
 from made_up_evaluations import make_evaluation, write_evaluation
 
 PAIR = ("A dog waits.", "The cat waits there.")
-
-
-@pytest.fixture
-def mistake(monkeypatch, capsys):
-    """mistake(*args) -> the one line that the user sees."""
-
-    def run(*args):
-        monkeypatch.setattr(sys, "argv", ["d2v", *map(str, args)])
-        with pytest.raises(SystemExit) as left:
-            main()
-        assert isinstance(left.value.code, str) and "\n" not in left.value.code
-        capsys.readouterr()
-        return left.value.code
-
-    return run
 
 
 # report

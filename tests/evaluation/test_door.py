@@ -13,7 +13,8 @@ import pytest
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.baselines import sentence_transformers as folders
-from decoder2vec.evaluation.baselines.door import kind_of, open_any
+from decoder2vec.evaluation.baselines.door import open_any
+from decoder2vec.evaluation.description import kind_of
 from decoder2vec.evaluation.sts import evaluate_sts
 from decoder2vec.sharing.sentence_transformers_folder import write_folder
 from decoder2vec.text.files import Pairs

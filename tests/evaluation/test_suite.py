@@ -98,7 +98,7 @@ def test_our_own_encoder_goes_through_all_of_it(tasks, backbone, tmp_path):
     document = Suite(encoder, tasks, "tiny", tmp_path / "out.json").run()
     assert set(document) == {"encoder", "tasks", "summary", "cost", "versions", "command"}
     weights = sum(weight.numel() for weight in encoder.backbone.model.parameters())
-    described = {"name": "tiny", "fingerprint": encoder.fingerprint, "kind": "Encoder", "dim": 32, "layers": 2}
+    described = {"name": "tiny", "fingerprint": encoder.fingerprint, "kind": "decoder2vec", "dim": 32, "layers": 2}
     assert document["encoder"] == {**described, "parameters": weights, "spec": encoder.spec.to_json()}
     cost = document["cost"]
     assert cost["tokens"] == pytest.approx(encoder.tally.tokens, abs=2)

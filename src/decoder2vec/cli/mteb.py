@@ -36,7 +36,8 @@ def mteb(
 ) -> None:
     """Score an encoder on tasks of mteb, by mteb itself; what was scored before is not computed again."""
     from decoder2vec.errors import InputError
-    from decoder2vec.evaluation.baselines.door import kind_of, open_any
+    from decoder2vec.evaluation.baselines.door import open_any
+    from decoder2vec.evaluation.description import kind_of
     from decoder2vec.evaluation.mteb_bridge import bridge
     from decoder2vec.evaluation.mteb_run import run_tasks
 

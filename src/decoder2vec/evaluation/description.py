@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from decoder2vec.encoder import Encoder
+
 
 def describe(encoder: object, name: str) -> dict[str, Any]:
     """Name, fingerprint, kind, dimensions, parameters and layers, as far as the encoder can tell."""
@@ -12,12 +14,18 @@ def describe(encoder: object, name: str) -> dict[str, Any]:
     described = {
         "name": name or type(encoder).__name__,
         "fingerprint": fingerprint_of(encoder),
-        "kind": getattr(encoder, "kind", None) or type(encoder).__name__,
+        "kind": kind_of(encoder),
         "dim": _number(encoder, "dim") or _number(encoder, "get_embedding_dimension"),
         "parameters": parameters_of(encoder),
         "layers": _layers(encoder),
     }
     return {**described, "spec": spec.to_json()} if hasattr(spec, "to_json") else described
+
+
+def kind_of(encoder: object) -> str:
+    """One word for tables: bm25, random, static, sentence-transformers, decoder2vec, or the name of its class."""
+    own = "decoder2vec" if isinstance(encoder, Encoder) else type(encoder).__name__
+    return str(getattr(encoder, "kind", None) or own)
 
 
 def fingerprint_of(encoder: object) -> str | None:

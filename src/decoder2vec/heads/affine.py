@@ -72,8 +72,9 @@ class Head:
 
 
 def _standardise(centred: _Map) -> _Map:
+    """Unit variance; a dimension that varies by rounding alone stays as it is."""
     deviation: _Map = centred.std(axis=0)
-    return 1.0 / np.where(deviation > 0, deviation, 1.0)
+    return 1.0 / np.where(deviation > 1e-9 * deviation.max(), deviation, 1.0)
 
 
 def _whiten(centred: _Map) -> _Map:

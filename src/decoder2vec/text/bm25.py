@@ -13,6 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+StopWords = str | list[str]
+"""Words that count for nothing: those of a language, or a list."""
+
 K1 = 1.5
 B = 0.75
 
@@ -23,11 +26,11 @@ SETTINGS = {"method": "lucene", "k1": K1, "b": B, "stop_words": "en", "stemmer":
 class BM25:
     """Texts that can be searched by words."""
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], stop_words: StopWords = "en") -> None:
         import bm25s
 
-        self.size = len(texts)
-        tokenised = _tokenise(texts, return_ids=True)
+        self.size, self._stop_words = len(texts), stop_words
+        tokenised = _tokenise(texts, stop_words, return_ids=True)
         self._index = bm25s.BM25(method=SETTINGS["method"], k1=K1, b=B)
         self._known = frozenset(tokenised.vocab) - {""}
         if self._known:  # bm25s divides by zero where no text has a word
@@ -35,11 +38,15 @@ class BM25:
 
     def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """[query, text] scores; 0 where no word is shared."""
-        return np.stack([self._row(words) for words in words_of(queries)]) if len(queries) else self._nothing(0)
+        return (
+            np.stack([self._row(words) for words in words_of(queries, self._stop_words)])
+            if len(queries)
+            else self._nothing(0)
+        )
 
     def best(self, query: str, count: int) -> list[tuple[int, float]]:
         """(number, score) of the texts that share words with the query, best first, `count` of them at most."""
-        row = self._row(words_of([query])[0])
+        row = self._row(words_of([query], self._stop_words)[0])
         order = np.argsort(-row, kind="stable")[:count]  # stable: of equal scores, the earlier text is first
         return [(int(number), float(row[number])) for number in order if row[number] > 0]
 
@@ -51,16 +58,24 @@ class BM25:
         return np.zeros((rows, self.size), np.float32)
 
 
-def words_of(texts: Sequence[str]) -> list[list[str]]:
+def words_of(texts: Sequence[str], stop_words: StopWords = "en") -> list[list[str]]:
     """The words of each text as BM25 counts them."""
-    words: list[list[str]] = _tokenise(texts, return_ids=False)
+    words: list[list[str]] = _tokenise(texts, stop_words, return_ids=False)
     return words
 
 
-def _tokenise(texts: Sequence[str], *, return_ids: bool) -> Any:
+def stem(word: str) -> str:
+    """The stem of a word in small letters: "engineer" for "engineers"."""
+    stemmed: str = _stemmer().stemWord(word)
+    return stemmed
+
+
+def _tokenise(texts: Sequence[str], stop_words: StopWords, *, return_ids: bool) -> Any:
     import bm25s
 
-    return bm25s.tokenize(list(texts), stopwords="en", stemmer=_stemmer(), return_ids=return_ids, show_progress=False)
+    return bm25s.tokenize(
+        list(texts), stopwords=stop_words, stemmer=_stemmer(), return_ids=return_ids, show_progress=False
+    )
 
 
 @cache

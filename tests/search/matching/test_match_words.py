@@ -11,7 +11,8 @@ from decoder2vec.errors import InputError
 from decoder2vec.search.matching.fusion import fuse
 from decoder2vec.search.matching.sentence_pairs import best_pairs, sentences
 from decoder2vec.search.matching.terms import TermWeights
-from decoder2vec.search.matching.words import lexical_scores, stem, tokens
+from decoder2vec.search.matching.words import lexical_scores, tokens
+from decoder2vec.text.bm25 import stem
 
 QUERIES = ["A baker who bakes bread, bread and rolls", "pipelines of data", "the of and", "xylophone"]
 TEXTS = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from decoder2vec.analysis.comparison.dimension_file import Dimensions, is_dimensions, read_dimensions
 from decoder2vec.analysis.comparison.evaluation_file import COSTS, Evaluation, is_evaluation, read_evaluation
 from decoder2vec.analysis.comparison.sweep_file import SavedSweep, is_sweep, read_sweep
+from decoder2vec.analysis.json_file import load_json
 from decoder2vec.errors import DataFileError, InputError
 
 _ITEMS = ".items.json"
@@ -73,7 +73,7 @@ def _add(found: Found, file: Path, named: bool) -> bool:
     if file.name.endswith(_ITEMS) and not named:
         return False
     try:
-        document = _load(file)
+        document = load_json(file, "write it again")
         known = _add_document(found, document, file)
     except DataFileError as error:
         if named:
@@ -91,7 +91,7 @@ def _add_document(found: Found, document: Any, file: Path) -> bool:
     """Put the document where it belongs; False if it is some other JSON."""
     if is_evaluation(document):
         items = file.with_name(f"{file.stem}{_ITEMS}")
-        beside = _load(items) if items.is_file() else None
+        beside = load_json(items, "write it again") if items.is_file() else None
         found.evaluations.append(_parsed(file, lambda: read_evaluation(document, beside, file)))
     elif is_sweep(document):
         found.sweeps.append(_parsed(file, lambda: read_sweep(document, file)))
@@ -102,15 +102,6 @@ def _add_document(found: Found, document: Any, file: Path) -> bool:
     else:
         return False
     return True
-
-
-def _load(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataFileError(f"Cannot read {file}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(f"{file} is damaged ({error}); write it again, or take it out of the folder.") from None
 
 
 _Read = TypeVar("_Read")

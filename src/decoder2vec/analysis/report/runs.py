@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from decoder2vec.analysis.json_file import load_json
 from decoder2vec.analysis.report.record import Run, add_record, add_results
 from decoder2vec.errors import DataFileError, InputError
 
@@ -109,24 +109,15 @@ def _read_encoder(folder: Path) -> Run:
 
 def _read_results(file: Path) -> Run | None:
     """The run of a file as `d2v train --results` writes it; None if it is some other JSON."""
-    document = _load(file)
+    document = load_json(file, "train again")
     if not isinstance(document, dict) or not {"config", "seeds"} <= document.keys():
         return None
     return _parsed(file, lambda found: add_results(Run("", file.stem, file), found))
 
 
-def _load(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataFileError(f"Cannot read {file}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
-        raise DataFileError(f"{file} is damaged ({error}); train again, or take it out of the folder.") from None
-
-
 def _parsed(file: Path, read: Callable[[Any], Run]) -> Run:
     try:
-        return read(_load(file))
+        return read(load_json(file, "train again"))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         if isinstance(error, DataFileError):
             raise

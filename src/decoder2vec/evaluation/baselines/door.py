@@ -36,11 +36,6 @@ def open_any(name: str | Path, *, device: str | None = None, **choices: Any) -> 
     return baseline()
 
 
-def kind_of(encoder: object) -> str:
-    """One word for tables: bm25, random, static, sentence-transformers or decoder2vec."""
-    return str(getattr(encoder, "kind", "decoder2vec"))
-
-
 def _baseline(name: str, device: str | None) -> Callable[[], Any] | None:
     """What opens the baseline of that name; None where it is none."""
     kind, colon, rest = name.partition(":")

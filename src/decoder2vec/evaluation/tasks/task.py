@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -76,7 +77,7 @@ class Vectors:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
+class Task(ABC):
     """A task of some kind; what it holds is all that decides its score, apart from the encoder."""
 
     kind: ClassVar[str]
@@ -84,17 +85,17 @@ class Task:
     flags: tuple[str, ...] = field(default=())
     """What a reader of the score should know about the data."""
 
+    @abstractmethod
     def texts(self) -> dict[Role, list[str]]:
         """Every different text that has to be embedded, by role."""
-        raise NotImplementedError
 
     def pairs(self) -> tuple[list[str], list[str]]:
         """The pairs whose relation is asked for: an encoder trained on them has seen the answers."""
         return [], []
 
+    @abstractmethod
     def score(self, vectors: Vectors) -> Outcome:
         """Measure the vectors."""
-        raise NotImplementedError
 
     def digest(self) -> str:
         """Names the data and the protocol: a score stands for as long as this does."""

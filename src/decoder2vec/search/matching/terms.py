@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from decoder2vec.search.matching.words import stem, stop_words
+from decoder2vec.search.matching.words import stop_words
+from decoder2vec.text.bm25 import stem
 from decoder2vec.text.concept_words import Word, word_runs
 
 _LONGEST = 3

@@ -4,58 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from decoder2vec.text.bm25 import BM25, words_of
 
 Scores = NDArray[np.float64]
 
 
 def lexical_scores(queries: Sequence[str], texts: Sequence[str]) -> Scores:
-    """[queries, texts] BM25 scores as bm25s computes them (Lucene's variant, k1 1.5, b 0.75)."""
-    wanted, held = tokens(queries), tokens(texts)
-    scores = np.zeros((len(queries), len(texts)))
-    if not any(held):  # bm25s cannot index texts without a word
-        return scores
-    import bm25s
-
-    retriever = bm25s.BM25()
-    retriever.index(held, show_progress=False)
-    known = set(retriever.vocab_dict)
-    for row, words in enumerate(wanted):
-        if words := [word for word in words if word in known]:
-            scores[row] = retriever.get_scores(words)
-    return scores
+    """[queries, texts] BM25 scores."""
+    return BM25(texts, sorted(stop_words())).scores(queries).astype(np.float64)
 
 
 def tokens(texts: Sequence[str]) -> list[list[str]]:
     """The stems of every text, as often as they stand there; English stop words are left out."""
-    import bm25s
-
-    found: list[list[str]] = bm25s.tokenize(
-        list(texts), stopwords=sorted(stop_words()), stemmer=_stemmer(), return_ids=False, show_progress=False
-    )
-    return found
-
-
-@cache
-def stem(word: str) -> str:
-    """The stem of a word in small letters: "engineer" for "engineers"."""
-    stemmed: str = _stemmer().stemWord(word)
-    return stemmed
+    return words_of(texts, sorted(stop_words()))
 
 
 @cache
 def stop_words() -> frozenset[str]:
-    """Words that no match is made of."""
+    """Words that no match is made of: a longer list than a search has, since job titles are no queries."""
     from bm25s.stopwords import STOPWORDS_EN_PLUS
 
     return frozenset(STOPWORDS_EN_PLUS)
-
-
-@cache
-def _stemmer() -> Any:
-    import Stemmer
-
-    return Stemmer.Stemmer("english")
