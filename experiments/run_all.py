@@ -3,8 +3,9 @@
 The ladder of FREEZE runs first and one by one, so that its seconds mean something; the rest may run side by side.
 Learning rates of the SPT study come from the paper's grid, chosen on dev. Plans with stages share their first stage,
 which is trained once if one of them runs before the others.
-Run: python experiments/run_all.py freeze|spt|llm2vec [NAME ...] --data DIR [--backbone NAME] [--seeds 0,1,2] [--jobs 1]
-     [--grid training.rate=0.02,0.01] [--set compile_blocks=true ...]
+The concepts of the masking study are made by `d2v data concepts` from the abstracts against sentences/mixed.tsv.gz.
+Run: python experiments/run_all.py freeze|spt|llm2vec|masking [NAME ...] --data DIR [--backbone NAME]
+     [--seeds 0,1,2] [--jobs 1] [--grid training.rate=0.02,0.01] [--set compile_blocks=true ...]
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def run(name: str, arguments: argparse.Namespace) -> str:
 def main() -> None:
     """Parse, run, print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("study", choices=("freeze", "spt", "llm2vec"))
+    parser.add_argument("study", choices=("freeze", "spt", "llm2vec", "masking"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--data", required=True)
     parser.add_argument("--backbone", default="smollm2-135m")

@@ -1,9 +1,10 @@
 """Cut a model at every tenth and where the loss curve says, train each by lora.toml, and measure what it costs.
 
 results/l3prune/NAME.json for each of full, remove_10 ... remove_90, small and large; models and encoders under
-runs/l3prune/. A model that is cut already is taken as it is.
+runs/l3prune/. A model that is cut already is taken as it is. With --cost nothing is trained: the cost is measured for
+results that are there, so that trainings may share a machine and costs need not.
 Run: python experiments/l3prune/run.py [NAME ...] --data DIR [--backbone NAME] [--seeds 0,1,2] [--jobs 1]
-     [--grid training.rate=1e-3,5e-4] [--set compile_blocks=true ...]
+     [--grid training.rate=1e-3,5e-4] [--set compile_blocks=true ...] [--cost]
 Then: python experiments/l3prune/draw.py
 """
 
@@ -88,10 +89,11 @@ def main() -> None:
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the plan")
     parser.add_argument("--runs", default="runs")
     parser.add_argument("--results", default="results")
+    parser.add_argument("--cost", action="store_true", help="only measure the cost, for results that are there")
     arguments = parser.parse_args()
     models = {name: model for name in arguments.names or NAMES if (model := cut(name, arguments))}
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for text in pool.map(lambda name: train(name, models[name], arguments), models):
+        for text in pool.map(lambda name: train(name, models[name], arguments), [] if arguments.cost else models):
             print(text, flush=True)
     for name, model in models.items():  # one by one, so that seconds mean something
         note_cost(name, model, arguments)
