@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 import bm25s
+import Stemmer
 
 from corpus import of_length
 from decoder2vec.search.lexical import Lexical
@@ -30,14 +31,15 @@ def main() -> None:
     texts = of_length(count, 60)
     queries = [" ".join(text.split()[:5]) for text in texts[:200]]
     keys = [str(number) for number in range(count)]
+    settings = {"stopwords": "en", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
 
     def direct_build() -> bm25s.BM25:
         made = bm25s.BM25()
-        made.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+        made.index(bm25s.tokenize(texts, **settings), show_progress=False)
         return made
 
     def direct_search() -> object:
-        asked = bm25s.tokenize(queries, stopwords="en", return_ids=False, show_progress=False)
+        asked = bm25s.tokenize(queries, return_ids=False, **settings)
         return direct.retrieve(asked, corpus=keys, k=TOP, show_progress=False)
 
     direct, ours = direct_build(), Lexical.build(keys, texts)

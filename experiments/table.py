@@ -1,4 +1,4 @@
-"""The results of some plans as a Markdown table: mean ± standard deviation over seeds, in points, on test.
+"""Results of some plans as a Markdown table: mean over seeds, ± standard deviation if there are several, in points, on test.
 
 Run: python experiments/table.py [--metric spearman] [--results results/freeze] NAME ...
 """
@@ -23,7 +23,7 @@ def cell(results: dict[str, Any], file: str, metric: str) -> str:
         values = [test[file][metric] for test in tests]
     else:
         return ""
-    return f"{mean(values):.1f} ± {stdev(values) if len(values) > 1 else 0:.1f}"
+    return f"{mean(values):.1f}" + (f" ± {stdev(values):.1f}" if len(values) > 1 else "")
 
 
 def main() -> None:

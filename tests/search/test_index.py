@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import bm25s
 import numpy as np
 import pytest
+import Stemmer
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, StoreError
@@ -82,15 +84,31 @@ def test_many_queries_at_once_find_the_same_as_one_by_one(index):
 
 def test_lexical_search_equals_bm25s_used_directly(index):
     texts = [one.text for one in made_up()]
+    settings = {"stopwords": "en", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
     direct = bm25s.BM25()
-    direct.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+    direct.index(bm25s.tokenize(texts, **settings), show_progress=False)
     for query in QUERIES:
-        asked = bm25s.tokenize([query], stopwords="en", return_ids=False, show_progress=False)
+        asked = bm25s.tokenize([query], return_ids=False, **settings)
         _, scores = direct.retrieve(asked, k=10, show_progress=False)
         every = dict(zip((one.id for one in made_up()), direct.get_scores(asked[0]), strict=True))
         hits = index.search(query, 10, "lexical")
         assert [hit.score for hit in hits] == pytest.approx([score for score in scores[0] if score > 0], rel=1e-5)
         assert all(every[hit.id] == pytest.approx(hit.score, rel=1e-5) for hit in hits)
+
+
+def test_a_word_is_found_in_its_other_forms(index):
+    index.add([Document("welder", "He welds hulls of ships, and has done so for years.")])
+    assert [hit.id for hit in index.search("welding a hull", 5, "lexical")] == ["welder"]
+
+
+def test_words_that_were_counted_in_another_way_are_counted_anew(index, opened):
+    found = [hit.score for hit in index.search(QUERIES[0], 5, "lexical")]
+    note = index.store.beside / "lexical" / "keys.json"
+    said = json.loads(note.read_text())
+    note.write_text(json.dumps(said | {"bm25": {"stemmer": None}}))
+    again = opened(Index.open(index.place, index.encoder))
+    assert [hit.score for hit in again.search(QUERIES[0], 5, "lexical")] == pytest.approx(found)
+    assert json.loads(note.read_text()) == said
 
 
 @pytest.mark.parametrize("mode", ["dense", "lexical", "hybrid"])

@@ -1,9 +1,8 @@
-"""Search by words: BM25 as bm25s does it, kept on disk until the chunks change."""
+"""Search by words: BM25 as everywhere in this package, kept on disk until the chunks change."""
 
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from decoder2vec.places import whole_folder
 from decoder2vec.search.dense import KeyScores
+from decoder2vec.text.bm25 import SETTINGS, counted, empty_index, words_of
 
 _KEYS = "keys.json"
 
@@ -26,19 +26,19 @@ class Lexical:
     @classmethod
     def build(cls, keys: Sequence[str], texts: Sequence[str]) -> Lexical:
         """Count the words of all texts."""
-        words = _bm25s().tokenize(list(texts), stopwords="en", show_progress=False)
+        words = counted(texts)
         if not any(words.ids):
             return cls(keys, None)  # bm25s cannot index texts without a word
-        retriever = _bm25s().BM25()
-        retriever.index(words, show_progress=False)
-        return cls(keys, retriever)
+        made = empty_index()
+        made.index(words, show_progress=False)
+        return cls(keys, made)
 
     def save(self, folder: Path, state: str) -> None:
         """Write to a folder, in place of what was there; `state` says of which chunks it is."""
         new = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         with whole_folder(new) as temporary:
-            note = {"state": state, "words": self._retriever is not None, "keys": self.keys}
+            note = {"state": state, "bm25": SETTINGS, "words": self._retriever is not None, "keys": self.keys}
             (temporary / _KEYS).write_text(json.dumps(note), encoding="utf-8")
             if self._retriever is not None:
                 self._retriever.save(temporary, show_progress=False)
@@ -50,10 +50,10 @@ class Lexical:
         """What `save` wrote, if it is still true."""
         try:
             note = json.loads((folder / _KEYS).read_text(encoding="utf-8"))
-            if note["state"] != state:
+            if (note["state"], note["bm25"]) != (state, SETTINGS):
                 return None
-            retriever = _bm25s().BM25.load(folder, mmap=True, show_progress=False) if note["words"] else None
-            return cls(note["keys"], retriever)
+            kept = empty_index().load(folder, mmap=True, show_progress=False) if note["words"] else None
+            return cls(note["keys"], kept)
         except (OSError, ValueError, KeyError, TypeError):
             return None  # it can be made again
 
@@ -63,22 +63,9 @@ class Lexical:
             return [[] for _ in queries]
         mask = None if allowed is None else np.array([key in allowed for key in self.keys], np.float32)
         places, scores = self._retriever.retrieve(
-            tokenize(queries), k=min(count, len(self.keys)), show_progress=False, weight_mask=mask
+            words_of(queries), k=min(count, len(self.keys)), show_progress=False, weight_mask=mask
         )
         return [
             [(self.keys[place], score) for place, score in zip(at, row, strict=True) if score > 0]
             for at, row in zip(places.tolist(), scores.tolist(), strict=True)
         ]
-
-
-def tokenize(texts: Sequence[str]) -> list[list[str]]:
-    """The words of texts as BM25 counts them: in small letters, of two characters or more, without stop words."""
-    words: list[list[str]] = _bm25s().tokenize(list(texts), stopwords="en", return_ids=False, show_progress=False)
-    return words
-
-
-def _bm25s() -> Any:
-    import bm25s
-
-    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
-    return bm25s

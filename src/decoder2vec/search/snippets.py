@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from decoder2vec.search.dense import Dense
-from decoder2vec.search.lexical import tokenize
 from decoder2vec.search.store import Vectors
+from decoder2vec.text.bm25 import words_of
 from decoder2vec.text.sentences import sentence_spans
 
 _ROOM = 300
@@ -52,8 +52,8 @@ def snippets(query: str, texts: Sequence[str], encode: Callable[[list[str], str]
 def _by_words(query: str, text: str, spans: Sequence[Span]) -> int | None:
     if len(spans) == 1:
         return 0
-    asked = set(tokenize([query])[0])
-    shared = [asked & set(words) for words in tokenize([text[begin:end] for begin, end in spans])]
+    asked = set(words_of([query])[0])
+    shared = [asked & set(words) for words in words_of([text[begin:end] for begin, end in spans])]
     often = Counter(word for words in shared for word in words)
     scores = [sum(1 / often[word] for word in words) for words in shared]
     return int(np.argmax(scores)) if often else None

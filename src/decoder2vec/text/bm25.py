@@ -6,6 +6,7 @@ and words weigh by rarity as in Lucene: the settings of mteb's own BM25, so that
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -27,11 +28,9 @@ class BM25:
     """Texts that can be searched by words."""
 
     def __init__(self, texts: Sequence[str], stop_words: StopWords = "en") -> None:
-        import bm25s
-
         self.size, self._stop_words = len(texts), stop_words
-        tokenised = _tokenise(texts, stop_words, return_ids=True)
-        self._index = bm25s.BM25(method=SETTINGS["method"], k1=K1, b=B)
+        tokenised = counted(texts, stop_words)
+        self._index = empty_index()
         self._known = frozenset(tokenised.vocab) - {""}
         if self._known:  # bm25s divides by zero where no text has a word
             self._index.index(tokenised, show_progress=False)
@@ -56,6 +55,19 @@ class BM25:
 
     def _nothing(self, rows: int) -> NDArray[np.float32]:
         return np.zeros((rows, self.size), np.float32)
+
+
+def empty_index() -> Any:
+    """An empty index of bm25s with these settings."""
+    import bm25s
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
+    return bm25s.BM25(method=SETTINGS["method"], k1=K1, b=B)
+
+
+def counted(texts: Sequence[str], stop_words: StopWords = "en") -> Any:
+    """The words of each text by number, and the vocabulary: what such an index is made of."""
+    return _tokenise(texts, stop_words, return_ids=True)
 
 
 def words_of(texts: Sequence[str], stop_words: StopWords = "en") -> list[list[str]]:
