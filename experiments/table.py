@@ -1,4 +1,4 @@
-"""Results of some plans as a Markdown table: mean over seeds, ± standard deviation if there are several, in points, on test.
+"""Results of some plans as a Markdown table: mean ± standard deviation over seeds (one alone has none), on test.
 
 Run: python experiments/table.py [--metric spearman] [--results results/freeze] NAME ...
 """

@@ -18,6 +18,7 @@ EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PLANS = sorted((EXPERIMENTS / "freeze").glob("*.toml"))
 SPT_PLANS = sorted(file for file in (EXPERIMENTS / "spt").glob("*.toml") if not file.stem.startswith("bi_"))
 STAGED = sorted([*(EXPERIMENTS / "spt").glob("bi_*.toml"), *(EXPERIMENTS / "llm2vec").glob("*.toml")])
+MASKING = sorted((EXPERIMENTS / "masking").glob("*.toml"))
 
 TEXT = """
 recipe = "freeze"
@@ -188,6 +189,14 @@ def test_every_plan_with_stages_is_sound(plan):
         assert set(found.wants()) <= {"corpus", "contrast"}
         assert found.recipe.attention == "causal" or plan.stem.startswith("bi_")
     assert ("mntp" in stages) == ("mntp" in plan.stem)
+
+
+@pytest.mark.parametrize("plan", MASKING, ids=lambda plan: plan.stem)
+def test_every_plan_of_the_masking_study_is_sound(plan):
+    found = read_plan(plan)
+    assert found.wants() == ["corpus"] and found.recipe.attention == "bidirectional"
+    assert bool(found.data.concepts) == plan.stem.startswith("concepts")
+    assert (found.recipe.objective.name == "punctuation") == (plan.stem == "punctuation")
 
 
 def test_the_plans_are_there():
