@@ -26,7 +26,9 @@ def place(tmp_path, monkeypatch):
     """A folder to work in, and a cache for pre-trained encoders of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("decoder2vec.training.freeze.pretrained_root", lambda: tmp_path / "cache" / "pretrained")
+    monkeypatch.setattr(
+        "decoder2vec.training.frozen.training.pretrained_root", lambda: tmp_path / "cache" / "pretrained"
+    )
     return tmp_path
 
 

@@ -11,7 +11,7 @@ from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.freeze import FreezeTraining
+from decoder2vec.training.frozen.training import FreezeTraining
 from made_up_sentences import NOUNS, VERBS
 
 
@@ -24,7 +24,7 @@ def small_models(one_thread):
 def own_pretrained(tmp_path, monkeypatch):
     """No test takes over what another has pre-trained."""
     folder = tmp_path / "pretrained-cache"
-    monkeypatch.setattr("decoder2vec.training.freeze.pretrained_root", lambda: folder / "pretrained")
+    monkeypatch.setattr("decoder2vec.training.frozen.training.pretrained_root", lambda: folder / "pretrained")
     return folder / "pretrained"
 
 

@@ -15,8 +15,8 @@ from decoder2vec.errors import InputError
 from decoder2vec.recipes.freeze import Source
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training.data import TrainingData
+from decoder2vec.training.frozen.scoring import calibrated, score_pairs
 from decoder2vec.training.run import as_encoder
-from decoder2vec.training.scoring import calibrated, score_pairs
 
 
 def numbers(result):

@@ -9,7 +9,7 @@ import pytest
 
 from decoder2vec.errors import InputError, MissingExtraError
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.training.freeze import FreezeTraining
+from decoder2vec.training.frozen.training import FreezeTraining
 from decoder2vec.training.plan import read_plan
 from decoder2vec.training.search import search_plan, suggest, with_settings
 

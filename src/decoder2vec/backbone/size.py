@@ -14,6 +14,12 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def trained_share(trained: int, model: nn.Module) -> dict[str, int | float]:
+    """So many trained numbers beside those of the model."""
+    frozen = count_parameters(model)
+    return {"trained": trained, "backbone": frozen, "percent": round(100 * trained / frozen, 4)}
+
+
 def parameters_by_depth(model: nn.Module) -> list[int]:
     """What is left of the model with its first block only, with two ... with all: embeddings and norm always stay."""
     blocks = [count_parameters(block) for block in find_blocks(model)[1]]

@@ -15,11 +15,12 @@ from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document, Skipped
 from decoder2vec.search.hybrid import Found, Fusion
 from decoder2vec.search.indexing import Changes, put_documents
+from decoder2vec.search.opening import open_store
 from decoder2vec.search.ranking import Rankings
 from decoder2vec.search.rerank import Reranker
 from decoder2vec.search.snippets import Snippet, snippets
 from decoder2vec.search.space import Space, vectors_of
-from decoder2vec.search.store import Filter, Store, Vectors, open_store
+from decoder2vec.search.store import Filter, Store, Vectors
 from decoder2vec.search.verification import verify
 from decoder2vec.tables import from_table, to_table
 

@@ -11,8 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.errors import InputError
-
 Vectors = NDArray[np.float32]
 Filter = Mapping[str, str | Sequence[str]]
 """What the metadata must say: every key has the value, or one of the values."""
@@ -116,16 +114,3 @@ def wanted_tags(where: Filter) -> list[list[str]]:
         [tag(name, value) for value in ([values] if isinstance(values, str) else values)]
         for name, values in where.items()
     ]
-
-
-def open_store(place: str | Path) -> Store:
-    """The store at a folder, or in a database at `postgresql://host/database#name`."""
-    if str(place).startswith(("postgresql://", "postgres://")):
-        from decoder2vec.search.postgres_store import PostgresStore
-
-        return PostgresStore(str(place))
-    if "://" in str(place):
-        raise InputError(f"{place} is no place for an index; give a folder or postgresql://host/database#name.")
-    from decoder2vec.search.lance_store import LanceStore
-
-    return LanceStore(Path(place))

@@ -15,6 +15,7 @@ import numpy as np
 
 from decoder2vec.activations.extract import Progress
 from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.size import trained_share
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.versions import versions
@@ -25,12 +26,12 @@ from decoder2vec.text.overlap import SEEN_FILE
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.card import write_card
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.freeze import FreezeTraining
+from decoder2vec.training.frozen.record import record_run
+from decoder2vec.training.frozen.scoring import SeedResult
+from decoder2vec.training.frozen.training import FreezeTraining
 from decoder2vec.training.loop import Watch
 from decoder2vec.training.plan import Plan, Recipe
 from decoder2vec.training.processes import is_first, join, wait_for_all
-from decoder2vec.training.record import record_run, share_of
-from decoder2vec.training.scoring import SeedResult
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
@@ -152,7 +153,7 @@ def _result(training: Training, best: Any, work: Path) -> tuple[Encoder, dict[st
     if isinstance(training, FreezeTraining):
         return as_encoder(best, training.backbone, training.recipe), record_run(training, best), False
     encoder, copied = training.saved_alone(best, work)
-    return encoder, {"parameters": share_of(best.trained, training.backbone)}, copied
+    return encoder, {"parameters": trained_share(best.trained, training.backbone.model)}, copied
 
 
 def _logs(work: Path) -> dict[str, bytes]:

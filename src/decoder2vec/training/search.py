@@ -11,7 +11,7 @@ from decoder2vec.errors import InputError, MissingExtraError, UnknownNameError
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.tables import with_settings
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.freeze import FreezeTraining
+from decoder2vec.training.frozen.training import FreezeTraining
 from decoder2vec.training.loop import Watch
 from decoder2vec.training.plan import Plan
 

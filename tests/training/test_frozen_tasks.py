@@ -15,8 +15,8 @@ from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.text.template import Template
-from decoder2vec.training.autoencoders import Autoencoder, measure, reconstruction
-from decoder2vec.training.stages import (
+from decoder2vec.training.frozen.autoencoders import Autoencoder, measure, reconstruction
+from decoder2vec.training.frozen.tasks import (
     InferenceNet,
     ScoredRows,
     dev_scores,
@@ -157,7 +157,7 @@ def test_predictions_do_not_depend_on_how_many_are_made_at_once(backbone, table,
     net, _ = net_of(backbone, table)
     rows = ScoredRows.of(table, data.dev[0])
     whole = predict(net, table, rows)
-    monkeypatch.setattr("decoder2vec.training.stages._PAIRS_AT_ONCE", 3)
+    monkeypatch.setattr("decoder2vec.training.frozen.tasks._PAIRS_AT_ONCE", 3)
     np.testing.assert_allclose(predict(net, table, rows), whole, atol=1e-6)
 
 
@@ -283,7 +283,7 @@ def test_errors_over_many_rows_are_the_mean_of_each(backbone, table, monkeypatch
     net, _ = net_of(backbone, table)
     auto = Autoencoder(net).eval()
     rows = np.arange(11)
-    monkeypatch.setattr("decoder2vec.training.autoencoders._TEXTS_AT_ONCE", 4)
+    monkeypatch.setattr("decoder2vec.training.frozen.autoencoders._TEXTS_AT_ONCE", 4)
     found = measure(auto, table, rows).clean
     each = torch.stack([errors(auto, table.batch(rows[n : n + 1])) for n in range(11)])
     np.testing.assert_allclose(found.numpy(), each.mean(dim=0).numpy(), rtol=1e-4)

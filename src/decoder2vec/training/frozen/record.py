@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.size import trained_share
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import EXAMPLES
-from decoder2vec.training.freeze import FreezeTraining
-from decoder2vec.training.scoring import SeedResult, calibrated
-from decoder2vec.training.stages import Measured, ScoredRows, correlation, over_pairs, predict
+from decoder2vec.training.frozen.scoring import SeedResult, calibrated
+from decoder2vec.training.frozen.tasks import Measured, ScoredRows, correlation, over_pairs, predict
+from decoder2vec.training.frozen.training import FreezeTraining
 
 _WORST = 12
 
@@ -28,7 +28,7 @@ def record_run(training: FreezeTraining, best: SeedResult) -> dict[str, Any]:
     return {
         "readings": [{"reading": str(reading), "layer": reading.layer} for reading in best.readings],
         "layers": layer_curves(best, data.dev[0]),
-        "parameters": parameter_share(best, training.backbone),
+        "parameters": trained_share(best.net.parameter_count(), training.backbone.model),
         "examples": [
             {"left": a, "right": b, "truth": truth, "paper": paper, "score": round(float(score), 3)}
             for (a, b, truth, paper), score in zip(
@@ -68,17 +68,6 @@ def _without_each(best: SeedResult, cosines: Measured, rows: ScoredRows) -> list
     values = torch.from_numpy(cosines).float().to(best.table.device)
     columns = best.net.pair.without_each(values).cpu().double().numpy().T
     return [round(correlation("pearson", column, rows.scores), 2) for column in columns]
-
-
-def parameter_share(best: SeedResult, backbone: Backbone) -> dict[str, Any]:
-    """How many numbers are trained, and how many the frozen model has."""
-    return share_of(best.net.parameter_count(), backbone)
-
-
-def share_of(trained: int, backbone: Backbone) -> dict[str, Any]:
-    """So many trained numbers beside those of the model."""
-    frozen = sum(parameter.numel() for parameter in backbone.model.parameters())
-    return {"trained": trained, "backbone": frozen, "percent": round(100 * trained / frozen, 4)}
 
 
 def residuals(best: SeedResult, pairs: Pairs, data: TrainingData) -> dict[str, Any]:

@@ -27,13 +27,12 @@ from decoder2vec.spec import fingerprint
 from decoder2vec.tables import to_table
 from decoder2vec.text.changes import changed_pairs
 from decoder2vec.text.template import Template
-from decoder2vec.training.autoencoders import Autoencoder, held_out, measure, reconstruction
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import extra_texts
-from decoder2vec.training.loop import Task, Watch, fit
-from decoder2vec.training.pretrained import load_state, save_state
-from decoder2vec.training.scoring import SeedResult, finish
-from decoder2vec.training.stages import (
+from decoder2vec.training.frozen.autoencoders import Autoencoder, held_out, measure, reconstruction
+from decoder2vec.training.frozen.pretrained import load_state, save_state
+from decoder2vec.training.frozen.scoring import SeedResult, finish
+from decoder2vec.training.frozen.tasks import (
     InferenceNet,
     ScoredRows,
     dev_scores,
@@ -41,6 +40,7 @@ from decoder2vec.training.stages import (
     siamese,
     triplets,
 )
+from decoder2vec.training.loop import Task, Watch, fit
 
 _FORMAT = 1
 """Raised when a stage changes, so that encoders pre-trained by an older one are not taken for the same."""

@@ -1,0 +1,1 @@
+"""FREEZE: small encoders that learn to read the layers of a model that is left as it is."""
