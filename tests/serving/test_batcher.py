@@ -22,10 +22,12 @@ class Model:
         self.door.set()
         self.inside = threading.Event()
         self.batches = []
+        self.seconds = 0.0
 
     def read(self, key, texts):
         self.inside.set()
         assert self.door.wait(10)
+        time.sleep(self.seconds if len(texts) > 1 else 0)
         self.batches.append((key, list(texts)))
         if "bad" in texts:
             raise InputError("a bad text")
@@ -62,6 +64,44 @@ def test_what_waits_is_read_together_up_to_the_budget_in_turn(model, batcher):
     assert long.result(10)[:, 0].tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [texts for _, texts in model.batches] == [["0"], ["1", "100", "2", "3", "4"], ["5", "6", "7", "8"]]
     assert batcher.waiting == 0
+
+
+def together(model, batcher, count):
+    """So many clients whose texts were read in one batch that took a while."""
+    occupied(model, batcher)
+    works = [batcher.submit("k", [str(n)], [1]) for n in range(1, count + 1)]
+    model.seconds = 1.0
+    model.door.set()
+    for work in works:
+        work.result(10)
+    model.seconds = 0.0
+
+
+def test_clients_that_were_answered_together_are_read_together_again(model, batcher):
+    together(model, batcher, 4)
+    again = []
+    for number in range(5, 9):
+        again.append(batcher.submit("k", [str(number)], [1]))
+        time.sleep(0.01)  # an idle model would begin with the first of them
+    [work.result(10) for work in again]
+    assert [texts for _, texts in model.batches][-2:] == [["1", "2", "3", "4"], ["5", "6", "7", "8"]]
+
+
+def test_nobody_waits_for_long_for_a_client_that_does_not_come_back(model, batcher):
+    together(model, batcher, 4)
+    started = time.perf_counter()
+    assert batcher.submit("k", ["5"], [1]).result(10)[0, 0] == 5
+    assert 0.1 < time.perf_counter() - started < 0.8  # a quarter of the second that the batch took
+    started = time.perf_counter()
+    batcher.submit("k", ["6"], [1]).result(10)
+    assert time.perf_counter() - started < 0.1
+
+
+def test_a_full_batch_waits_for_nobody(model, batcher):
+    together(model, batcher, 4)
+    started = time.perf_counter()
+    batcher.submit("k", ["5", "6"], [5, 5]).result(10)
+    assert time.perf_counter() - started < 0.15
 
 
 def test_texts_of_different_keys_are_never_read_together_and_none_waits_for_ever(model, batcher):

@@ -13,12 +13,13 @@ import torch
 from numpy.typing import NDArray
 
 from decoder2vec.activations.capture import Capture
+from decoder2vec.activations.shared_prefix import SharedPrefix
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.errors import InputError
 from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
-from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.batches import plan
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
 
@@ -131,6 +132,7 @@ class Extractor:
         width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         begins = range(0, len(texts), width)
         numbers = numbers or range(len(texts))
+        self.shared = SharedPrefix(self.backbone, self.capture.last_layer)
         started = time.perf_counter()
         for begin, tokenised in zip(begins, self._tokenised(texts, numbers, begins, width), strict=True):
             rows = slice(begin, min(begin + width, len(texts)))
@@ -190,7 +192,7 @@ class Extractor:
     def _forward(self, prompts: list[Prompt]) -> torch.Tensor:
         """One batch; if it is too large for memory, its two halves, and smaller batches from then on."""
         try:
-            return self.capture(collate(prompts, self.backbone.pad_id).to(self.backbone.device))
+            return self.capture(self.shared.collate(prompts).to(self.backbone.device))
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise

@@ -2,6 +2,9 @@
 
 One thread runs the model, since hooks and tokenizers do not bear two. Requests are served in turn, a text of each,
 so that a long list does not hold up a short one; what nobody waits for any more is dropped before it is read.
+
+Clients that were answered together come back one after the other. If the model began with the first of them, every
+second batch would be small; so it waits for them, for a part of the time that a batch takes.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ Read = Callable[[Any, list[str]], Vectors]
 
 _LINGER = 0.003
 """Seconds that an idle model waits for others after the first text has come: clients rarely come alone."""
+_PATIENCE = 0.25
+"""Part of a batch's time that the model then waits for the clients it has answered."""
 _FIRST_RATE = 300.0
 """Tokens a second, before any were measured."""
 
@@ -78,6 +83,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._closing = False
         self._rate = _FIRST_RATE
+        self._expected, self._wait_until = 0, 0.0
         self.tally = Tally()
         self.waiting = 0
         """Tokens in the queue."""
@@ -118,15 +124,7 @@ class Batcher:
         self._thread.join()
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                idle = not self._queue
-                while not self._queue and not self._closing:
-                    self._changed.wait()
-                if self._closing:
-                    break
-            if idle:
-                time.sleep(_LINGER)
+        while self._gather():
             with self._changed:
                 chosen = self._draw()
             if chosen:
@@ -136,6 +134,21 @@ class Batcher:
             del chosen  # the vectors of a batch are not kept until the next one
         for work in self._queue:
             work.fail(Problem(503, "The server is stopping.", code="stopping", wait=5))
+
+    def _gather(self) -> bool:
+        """Wait for texts, and a little for those that will follow at once; False if the queue is closing."""
+        with self._changed:
+            idle = not self._queue
+            self._changed.wait_for(lambda: self._queue or self._closing)
+            patience = self._wait_until - time.perf_counter()
+            if patience > 0:
+                self._changed.wait_for(self._all_are_back, patience)
+            elif idle:
+                self._changed.wait_for(lambda: self._closing, _LINGER)
+            return not self._closing
+
+    def _all_are_back(self) -> bool:
+        return self._closing or len(self._queue) >= self._expected or self.waiting >= self._budget
 
     def _draw(self) -> list[tuple[_Work, int]]:
         """The next batch: one text of each request in turn, of one key, as long as the budget lasts."""
@@ -173,10 +186,13 @@ class Batcher:
             for work in works:
                 self._run([(one, place) for one, place in chosen if one is work])
             return
+        with self._changed:
+            self._expected = len({*self._queue, *(work for work, _ in chosen)})
         for (work, place), vector in zip(chosen, vectors, strict=True):
             work.put(place, vector)
 
     def _note(self, chosen: list[tuple[_Work, int]], seconds: float) -> None:
+        self._wait_until = time.perf_counter() + _PATIENCE * seconds
         tokens = sum(work.sizes[place] for work, place in chosen)
         self._rate += 0.2 * (tokens / max(seconds, 1e-6) - self._rate)
         self.tally.batches += 1
