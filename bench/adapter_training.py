@@ -1,8 +1,9 @@
 """Tokens per second of training steps, against plain loops that pad a batch to its longest text: peft for LoRA.
 
 A step is forward, InfoNCE and backward over triplets with the lengths of NLI sentences. Each way runs in a process of
-its own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding.
-Run: python bench/adapter_training.py [--backbone smollm2-135m] [--triplets 16]
+its own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding. Where others use the
+machine, too, --cpu counts the seconds that one thread computes.
+Run: python bench/adapter_training.py [--backbone smollm2-135m] [--triplets 16] [--cpu]
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import numpy as np
 import torch
 
-from measure import best_seconds, in_turn, peak_megabytes, report
+from measure import best_seconds, clock_of, in_turn, peak_megabytes, report, speed_column
 from suffix_training import QUANTILES, prompts_of
 
 WAYS = ("lora", "lora, peft", "soft prompt", "soft prompt, plain loop")
@@ -68,7 +69,7 @@ def step_of(way, backbone, prompts):
     return step
 
 
-def measure(way: str, name: str, count: int) -> None:
+def measure(way: str, name: str, count: int, cpu: bool) -> None:
     """One way in this process."""
     from decoder2vec.backbone.load import Backbone
 
@@ -76,25 +77,27 @@ def measure(way: str, name: str, count: int) -> None:
     lengths = [int(length) for length in np.random.default_rng(0).permutation(np.resize(QUANTILES, 3 * count))]
     prompts = prompts_of(lengths, backbone.model.config.vocab_size)
     step = step_of(way, backbone, prompts)
+    clock = clock_of(cpu)
     step()
-    print(json.dumps({"seconds": best_seconds(step, 2), "tokens": sum(lengths), "peak": peak_megabytes()}))
+    print(json.dumps({"seconds": best_seconds(step, 2, clock), "tokens": sum(lengths), "peak": peak_megabytes()}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--triplets", type=int, default=16)
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--way")
     arguments = parser.parse_args()
     if arguments.way:
-        measure(arguments.way, arguments.backbone, arguments.triplets)
+        measure(arguments.way, arguments.backbone, arguments.triplets, arguments.cpu)
         return
-    options = ("--backbone", arguments.backbone, "--triplets", str(arguments.triplets))
+    options = ["--backbone", arguments.backbone, "--triplets", str(arguments.triplets), *["--cpu"] * arguments.cpu]
     found = in_turn(__file__, WAYS, *options)
     rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
     report(
         "adapter_training",
-        ("way", "tokens/s", "peak MB of the process"),
+        ("way", speed_column(arguments.cpu), "peak MB of the process"),
         rows,
         backbone=arguments.backbone,
         triplets=arguments.triplets,

@@ -14,16 +14,29 @@ from importlib import metadata
 import torch
 
 
-def best_seconds(job: Callable[[], object], repeats: int = 3) -> float:
+def best_seconds(job: Callable[[], object], repeats: int = 3, clock: Callable[[], float] = time.perf_counter) -> float:
     """The fastest of some runs: on a shared machine the minimum is the least disturbed."""
     times = []
     for _ in range(repeats):
         _finish()
-        started = time.perf_counter()
+        started = clock()
         job()
         _finish()
-        times.append(time.perf_counter() - started)
+        times.append(clock() - started)
     return min(times)
+
+
+def clock_of(cpu: bool) -> Callable[[], float]:
+    """A clock; with `cpu` one that stands still while others have the processor, for one thread from now on."""
+    if not cpu:
+        return time.perf_counter
+    torch.set_num_threads(1)  # several wait for each other, and their waiting counts
+    return time.process_time
+
+
+def speed_column(cpu: bool) -> str:
+    """What a column of speeds by that clock is called."""
+    return "tokens per CPU second of one thread" if cpu else "tokens/s"
 
 
 def gemm_flops(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:

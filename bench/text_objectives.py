@@ -2,8 +2,9 @@
 
 The plain loops pad a batch to its longest text, mask 20 % of its tokens and send every state through the language-model
 head; ours sorts by length and sends only the states before masked tokens through it. Each way runs in a process of its
-own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding.
-Run: python bench/text_objectives.py [--backbone smollm2-135m] [--texts 24]
+own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding. Where others use the
+machine, too, --cpu counts the seconds that one thread computes.
+Run: python bench/text_objectives.py [--backbone smollm2-135m] [--texts 24] [--cpu]
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from corpus import sentences
-from measure import best_seconds, in_turn, peak_megabytes, report
+from measure import best_seconds, clock_of, in_turn, peak_megabytes, report, speed_column
 
 WAYS = ("mntp", "mntp, peft", "mntp, all logits", "simcse", "simcse, peft")
 
@@ -94,7 +95,7 @@ def all_logits_step(backbone, texts):
     return our_step("mntp", backbone, texts)
 
 
-def measure(way: str, name: str, count: int) -> None:
+def measure(way: str, name: str, count: int, cpu: bool) -> None:
     """One way in this process."""
     from decoder2vec.backbone.load import Backbone
 
@@ -107,23 +108,26 @@ def measure(way: str, name: str, count: int) -> None:
         step, tokens = all_logits_step(backbone, texts)
     else:
         step, tokens = our_step(objective, backbone, texts)
+    clock = clock_of(cpu)
     step()
-    print(json.dumps({"seconds": best_seconds(step, 2), "tokens": tokens, "peak": peak_megabytes()}))
+    print(json.dumps({"seconds": best_seconds(step, 2, clock), "tokens": tokens, "peak": peak_megabytes()}))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--texts", type=int, default=24)
+    parser.add_argument("--cpu", action="store_true")
     parser.add_argument("--way")
     arguments = parser.parse_args()
     if arguments.way:
-        measure(arguments.way, arguments.backbone, arguments.texts)
+        measure(arguments.way, arguments.backbone, arguments.texts, arguments.cpu)
         return
-    found = in_turn(__file__, WAYS, "--backbone", arguments.backbone, "--texts", str(arguments.texts))
+    options = ["--backbone", arguments.backbone, "--texts", str(arguments.texts), *["--cpu"] * arguments.cpu]
+    found = in_turn(__file__, WAYS, *options)
     rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
     said = {"backbone": arguments.backbone, "texts": arguments.texts}
-    report("text_objectives", ("way", "tokens/s", "peak MB of the process"), rows, **said)
+    report("text_objectives", ("way", speed_column(arguments.cpu), "peak MB of the process"), rows, **said)
 
 
 if __name__ == "__main__":

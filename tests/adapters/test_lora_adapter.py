@@ -7,12 +7,13 @@ import sys
 import pytest
 import torch
 from peft import PeftModel
+from torch.func import functional_call
 from transformers import AutoModel
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.files import read_adapter, write_adapter
 from decoder2vec.adapters.lora import Lora, LoraShape
-from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.spec import Reading
 
@@ -44,22 +45,99 @@ def test_a_folder_written_here_is_read_by_peft(family, depth, backbone, batch_of
     assert sum(parameter.numel() for parameter in lora.parameters()) == count
 
 
-@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
-def test_changes_added_to_the_weights_equal_changes_beside_them(family, backbone, batch_of, shaken):
-    """In vectors and gradients."""
-    model, found = backbone(family), []
-    for beside in (False, True):
-        torch.manual_seed(0)
-        lora = shaken(Lora.start(model, 4, 8)).requires_grad_(True)
-        lora._beside = beside
-        adapted = model.with_adapter(lora)
-        with adapted.adapter_on():
-            vectors = Capture(adapted, [Reading(-1, "mean", True)])(batch_of(model))
-            vectors.pow(2).sum().backward()
-        found.append([vectors.detach(), *(parameter.grad for parameter in lora.parameters())])
-    for one, other in zip(*found, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * other.abs().max().item())
+def loss_of(states):
+    """One that tells all states apart; their squares alone say nothing behind a norm."""
+    return (states * torch.linspace(-1, 1, states.numel()).view_as(states)).mean()
+
+
+def learned(lora, states):
+    """The states, and what a loss on them tells each matrix."""
+    loss_of(states).backward()
+    gradients = {name: parameter.grad for name, parameter in lora.named_parameters()}
+    lora.zero_grad()
+    return {"states": states.detach(), **gradients}
+
+
+def by_torch(model, lora, batch):
+    """The stock model with W + s B A in the place of each weight, written out."""
+    weights = {}
+    for name, members in lora.groups.items():
+        for number, (path, module) in enumerate(members):
+            change = lora.shape.alpha / lora.shape.rank * lora.upper[name][number] @ lora.lower[name][number]
+            weights[f"{path}.weight"] = module.weight + (change.T if model.family == "gpt2" else change)
+    given = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False}
+    return learned(lora, functional_call(model.model, weights, (), given).last_hidden_state)
+
+
+def assert_same(found, expected):
+    for name, other in expected.items():
+        close = {"rtol": 1e-4, "atol": 2e-5 * other.abs().max().item()}
+        torch.testing.assert_close(found[name], other, **close, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """Which way is taken, each time the adapter is switched on."""
+    taken = []
+    for name, way in (("_hook", "beside"), ("_swap", "added")):
+        plain = getattr(Lora, name)
+        monkeypatch.setattr(Lora, name, lambda self, way=way, plain=plain: taken.append(way) or plain(self))
+    return taken
+
+
+@pytest.mark.parametrize("family", TINY)
+def test_both_ways_have_the_states_and_gradients_of_the_changed_weights(family, backbone, batch_of, shaken, ways):
+    """On every family: no layer is passed over by its model, where it is the layer's output that is changed."""
+    model = backbone(family)
+    lora, batch = shaken(Lora.start(model, 4, 8)).requires_grad_(True), batch_of(model)
+    expected = by_torch(model, lora, batch)
+    for compiled in (False, True):
+        lora.compiled = compiled
+        with lora.switched_on():
+            found = model.model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).last_hidden_state
+            assert_same(learned(lora, found), expected)
+    assert ways == ["added" if "mamba" in family else "beside", "added"]
     assert all(parameter.grad is None for parameter in model.model.parameters())
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
+def test_a_step_has_the_gradients_of_peft(family, backbone, batch_of, shaken, tmp_path):
+    model = backbone(family)
+    lora, batch = shaken(Lora.start(model, 4, 8)).requires_grad_(True), batch_of(model)
+    write_adapter(lora, tmp_path, model)
+    theirs = PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder(family)), tmp_path, is_trainable=True)
+    loss_of(theirs.eval()(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state).backward()
+    with lora.switched_on():
+        loss_of(model.model(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state).backward()
+    expected = {name: parameter.grad for name, parameter in theirs.named_parameters() if "lora" in name}
+    for name, members in lora.groups.items():
+        for number, (path, _) in enumerate(members):
+            own = {"lora_A": lora.lower[name].grad[number], "lora_B": lora.upper[name].grad[number]}
+            assert_same(own, {part: expected[f"base_model.model.{path}.{part}.default.weight"] for part in own})
+
+
+def test_layers_whose_weights_are_taken_without_a_call_are_learned_too(backbone, batch_of, shaken):
+    """Mamba multiplies by the weight of dt_proj itself; a change beside the layer would never be seen."""
+    model = backbone("tiny-mamba")
+    lora = shaken(Lora(model, LoraShape(4, 8, targets=("dt_proj", "out_proj")))).requires_grad_(True)
+    batch = batch_of(model)
+    expected = by_torch(model, lora, batch)
+    with lora.switched_on():
+        found = model.model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).last_hidden_state
+        assert_same(learned(lora, found), expected)
+    assert all(gradient.abs().max() > 0 for gradient in expected.values())
+
+
+def test_the_change_is_computed_beside_the_layers_only_while_it_learns(backbone, batch_of, shaken, ways):
+    model = backbone("tiny-llama")
+    lora, batch = shaken(Lora.start(model, 4, 8)), batch_of(model)
+    frozen = Capture(model.with_adapter(lora), [Reading(-1, "mean", True)])
+    frozen(batch)  # nothing to learn
+    lora.requires_grad_(True)
+    with torch.no_grad():
+        frozen(batch)  # nothing is learned now
+    frozen(batch)
+    assert ways == ["added", "added", "beside"]
 
 
 def test_the_model_is_left_as_it_was_found_even_after_an_error(backbone, batch_of, shaken):

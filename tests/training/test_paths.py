@@ -200,11 +200,15 @@ def in_chunks(model, compute, monkeypatch):
     """LoRA with dropout in chunks, each of them computed in that way."""
     monkeypatch.setattr(paths, "checkpoint", compute)
     module, task = task_of(small("lora", dropout=0.3, chunk=40), toy_data(), model)
+    return gradients_of(away_from_zeros(module), task, np.arange(8))
+
+
+def away_from_zeros(lora):
+    """The same with some change made: half of it starts from zeros, which would hide dropout and gradients."""
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            if "upper" in name:  # it starts from zeros, which would hide the dropout
-                parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 10
-    return gradients_of(module, task, np.arange(8))
+        for parameter in lora.upper.values():
+            parameter += torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)) / 10
+    return lora
 
 
 def test_dropout_is_replayed_when_a_chunk_is_computed_again(backbone, monkeypatch):
@@ -278,6 +282,21 @@ def test_blocks_computed_again_look_where_they_should(backbone):
     found, expected = compared("lora", model, {"checkpoint_blocks": True}, attention="bidirectional:2")
     assert_same_step(found, expected)
     model.read_as("causal")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"chunk": 40}, {"checkpoint_blocks": True}, {"chunk": 40, "checkpoint_blocks": True}]
+)
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
+def test_lora_beside_the_layers_is_still_there_when_they_are_computed_again(family, changes, backbone):
+    """Against one pass with the change added to the weights, as for compiled blocks."""
+    found = []
+    for settings in (changes, {}):
+        lora, task = task_of(small("lora", **settings), toy_data(), backbone(family))
+        lora.compiled = not settings
+        found.append(gradients_of(away_from_zeros(lora), task, np.arange(8)))
+    assert_same_step(*found)
+    assert all(gradient.abs().max() > 0 for gradient in found[0][1].values())
 
 
 def test_a_prefix_survives_chunks_and_blocks_computed_again_together(backbone):

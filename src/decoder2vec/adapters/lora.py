@@ -3,12 +3,13 @@
 A change B A is added to a layer's weight for the time that the adapter is switched on: once for a whole training step,
 and for frozen adapters only the first time. So a pass costs what a pass of the bare model costs, and the model is left
 as it was found. Where weights are too many to be held twice, or quantised, or inputs are dropped out, the change is
-computed beside the layer, as peft does it. Files are peft's.
+computed beside the layer, as peft does it; and so it is while it learns on a CPU, where that is less work. Files are
+peft's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -61,7 +62,10 @@ class Lora(Adapter):
             nn.init.kaiming_uniform_(lower.flatten(0, 1), a=5**0.5)  # as peft starts them
             self.lower[name] = nn.Parameter(lower)
             self.upper[name] = nn.Parameter(torch.zeros(len(members), outside, shape.rank))
-        self._beside = shape.dropout > 0 or not _can_be_merged(self._modules_of)
+        self.compiled = False
+        """Do the blocks run compiled? What was compiled without hooks does not see those that have come since."""
+        self._never_merged = shape.dropout > 0 or not _can_be_merged(self._modules_of)
+        self._always_called = not _has_state_space(backbone)
         self._open = 0
         self._kept: tuple[list[int], dict[str, list[Tensor]]] | None = None
         self.eval()  # dropout is for training only
@@ -90,13 +94,23 @@ class Lora(Adapter):
     def switched_on(self) -> Iterator[None]:
         """Every layer is changed; opened again inside, it does nothing more."""
         self._open += 1
-        undo = (self._hook() if self._beside else self._swap()) if self._open == 1 else []
+        undo = (self._hook() if self._is_beside() else self._swap()) if self._open == 1 else []
         try:
             yield
         finally:
             self._open -= 1
             for job in undo:
                 job()
+
+    def _is_beside(self) -> bool:
+        """Is the change to be computed beside the layers, not added to their weights?
+
+        It is where it must be, and while it learns on a CPU: a changed weight needs a gradient as large as itself, half
+        as much work again for a layer. On a GPU that counts for less than the launching of twice as many products.
+        """
+        learning = torch.is_grad_enabled() and any(number.requires_grad for number in self.parameters())
+        on_cpu = next(self.parameters()).device.type == "cpu"
+        return self._never_merged or (learning and on_cpu and self._always_called and not self.compiled)
 
     def merged(self) -> dict[str, list[Tensor]]:
         """The changed weights of each group; those of frozen matrices are kept for the next time."""
@@ -139,15 +153,18 @@ class Lora(Adapter):
         """Add the change to the output of each layer; returns what undoes it."""
         undo = []
         for name, members in self._modules_of.items():
-            for number, module in enumerate(members):
-
-                def beside(_: nn.Module, given: Any, output: Tensor, name: str = name, number: int = number) -> Tensor:
-                    states = functional.dropout(given[0].float(), self.shape.dropout, self.training)
-                    lower = functional.linear(states, self.lower[name][number])
-                    return output + (functional.linear(lower, self.upper[name][number]) * self.scale).to(output.dtype)
-
-                undo.append(module.register_forward_hook(beside).remove)
+            # unbound once: indexed in each layer, they would get a gradient for all layers from each
+            for module, lower, upper in zip(members, self.lower[name].unbind(), self.upper[name].unbind(), strict=True):
+                undo.append(module.register_forward_hook(self._adding(lower, upper)).remove)
         return undo
+
+    def _adding(self, lower: Tensor, upper: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+        def add(_: nn.Module, given: Any, output: Tensor) -> Tensor:
+            states = functional.dropout(given[0].float(), self.shape.dropout, self.training)
+            change = functional.linear(functional.linear(states, lower) * self.scale, upper)
+            return output + change.to(output.dtype)
+
+        return add
 
     def public_state(self) -> dict[str, Tensor]:
         """The matrices of each layer under the names that peft gives them in a file."""
@@ -226,6 +243,11 @@ def _can_be_merged(modules: dict[str, list[nn.Module]]) -> bool:
     weights = [module.get_parameter("weight") for members in modules.values() for module in members]
     held_twice = sum(weight.numel() for weight in weights)
     return all(weight.is_floating_point() for weight in weights) and held_twice <= _MOST_MERGED
+
+
+def _has_state_space(backbone: Backbone) -> bool:
+    """Are there blocks whose kernels may take the bare weights of layers without calling them?"""
+    return any(hasattr(module, "A_log") for module in backbone.blocks.modules())
 
 
 def _replace_weight(module: nn.Module, weight: Tensor) -> Any:
