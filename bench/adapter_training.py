@@ -94,7 +94,7 @@ def main() -> None:
         return
     options = ["--backbone", arguments.backbone, "--triplets", str(arguments.triplets), *["--cpu"] * arguments.cpu]
     found = in_turn(__file__, WAYS, *options)
-    rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
+    rows = [(way, f"{one['tokens'] / one['seconds']:.1f}", f"{one['peak']:.0f}") for way, one in found.items()]
     report(
         "adapter_training",
         ("way", speed_column(arguments.cpu), "peak MB of the process"),

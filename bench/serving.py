@@ -4,7 +4,8 @@ Same weights, every text another, no vectors remembered. Each server runs in a p
 Sentences are read under the default prompt, some 26 tokens; queries of four words as they are, some 6: the fewer tokens
 a text has, the more is gained by reading it together with others.
 The plain handlers read one text at a time, since `encode` does not bear two threads: one in the event loop, one in
-FastAPI's threads behind a lock; the ratio is to the faster of the two.
+FastAPI's threads behind a lock; the ratio is to the faster of the two. The most that any server could reach is what
+`encode` does on lists of as many texts as there are clients, without HTTP and with the machine to itself.
 
 Run: python bench/serving.py [model] [requests] [clients]
 """
@@ -27,7 +28,9 @@ from fastapi import FastAPI, Request
 from corpus import of_length, sentences
 from measure import in_turn, report
 
-WAYS = ("served", "in the event loop", "in threads, locked")
+PLAIN = ("in the event loop", "in threads, locked")
+LIMIT = "no server: lists"
+WAYS = ("served", *PLAIN, LIMIT)
 KINDS = {"sentences": "prompteol", "queries": "plain"}
 """What is asked, and the template it is read under."""
 
@@ -89,14 +92,33 @@ async def load(port: str, texts: list[str], clients: int) -> tuple[float, list[f
         return time.perf_counter() - started, seconds
 
 
-def one_way(asked: argparse.Namespace) -> None:
+def lists(asked: argparse.Namespace) -> tuple[float, list[float]]:
+    """Seconds of all texts together, and of each list."""
+    from decoder2vec import Encoder
+
+    encoder = Encoder.from_pretrained(asked.model, template=KINDS[asked.kind])
+    texts, seconds = texts_of(asked.kind, asked.requests), []
+    encoder.encode([f"warm {number}" for number in range(asked.clients)])
+    for begin in range(0, len(texts), asked.clients):
+        started = time.perf_counter()
+        encoder.encode(texts[begin : begin + asked.clients])
+        seconds.append(time.perf_counter() - started)
+    return sum(seconds), seconds
+
+
+def served(asked: argparse.Namespace) -> tuple[float, list[float]]:
+    """Seconds of all requests together, and of each, with a server in a process of its own."""
     command = [sys.executable, *sys.argv, "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             port = server.stdout.readline().strip()
-            total, each = asyncio.run(load(port, texts_of(asked.kind, asked.requests), asked.clients))
+            return asyncio.run(load(port, texts_of(asked.kind, asked.requests), asked.clients))
         finally:
             server.terminate()
+
+
+def one_way(asked: argparse.Namespace) -> None:
+    total, each = (lists if asked.way == LIMIT else served)(asked)
     p50, p99 = np.quantile(each, [0.5, 0.99])
     print(json.dumps({"seconds": total, "p50": p50, "p99": p99}))
 
@@ -114,18 +136,19 @@ def main() -> None:
         return serve(asked.way, asked.kind, asked.model)
     if asked.way:
         return one_way(asked)
-    rows, ratios = [], {}
+    rows, ratios, limits = [], {}, {}
     for kind in KINDS:
         options = (asked.model, str(asked.requests), str(asked.clients), "--kind", kind)
         found = in_turn(__file__, WAYS, *options)
         rates = {way: asked.requests / one["seconds"] for way, one in found.items()}
-        ratios[kind] = round(rates["served"] / max(rate for way, rate in rates.items() if way != "served"), 2)
+        plain = max(rates[way] for way in PLAIN)
+        ratios[kind], limits[kind] = round(rates["served"] / plain, 2), round(rates[LIMIT] / plain, 2)
         rows += [
             (kind, way, f"{rates[way]:.1f}", *(f"{1000 * found[way][name]:.0f}" for name in ("p50", "p99")))
             for way in WAYS
         ]
     columns = ("texts", "server", "requests/s", "p50 ms", "p99 ms")
-    report("serving", columns, rows, model=asked.model, clients=asked.clients, ratios=ratios)
+    report("serving", columns, rows, model=asked.model, clients=asked.clients, ratios=ratios, limits=limits)
 
 
 if __name__ == "__main__":

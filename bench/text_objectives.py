@@ -125,7 +125,7 @@ def main() -> None:
         return
     options = ["--backbone", arguments.backbone, "--texts", str(arguments.texts), *["--cpu"] * arguments.cpu]
     found = in_turn(__file__, WAYS, *options)
-    rows = [(way, f"{one['tokens'] / one['seconds']:.0f}", f"{one['peak']:.0f}") for way, one in found.items()]
+    rows = [(way, f"{one['tokens'] / one['seconds']:.1f}", f"{one['peak']:.0f}") for way, one in found.items()]
     said = {"backbone": arguments.backbone, "texts": arguments.texts}
     report("text_objectives", ("way", speed_column(arguments.cpu), "peak MB of the process"), rows, **said)
 
