@@ -46,9 +46,9 @@ def test_encoder_pads_so_that_batch_mates_do_not_matter(name, backbone, texts, g
     single = [encoder.encode(text) for text in texts]
     assert gap(encoder.encode(texts), single) < EXACT
 
-    from decoder2vec.activations import extract
+    from decoder2vec.activations import shared_prefix
 
-    right = extract.collate
-    monkeypatch.setattr(extract, "collate", lambda prompts, pad_id: right(prompts, pad_id, side="left"))
+    right = shared_prefix.collate
+    monkeypatch.setattr(shared_prefix, "collate", lambda prompts, pad_id: right(prompts, pad_id, side="left"))
     monkeypatch.setattr(capture, "_takes_positions", lambda _: False)
     assert gap(encoder.encode(texts), single) > 0.1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.activations import extract
+from decoder2vec.activations import shared_prefix
 from decoder2vec.activations.capture import Capture
 from decoder2vec.encoder import Encoder
 from decoder2vec.maths.pooling import POOLINGS
@@ -57,7 +57,7 @@ def test_encoder_gives_the_same_vector_alone_and_in_a_batch(family, texts, gap, 
     for size in (1, 2, 64):
         assert gap(encoder.encode(texts, batch_size=size), single) < 1e-5
 
-    monkeypatch.setattr(extract, "collate", lambda prompts, pad_id: collate(prompts, pad_id, side="left"))
+    monkeypatch.setattr(shared_prefix, "collate", lambda prompts, pad_id: collate(prompts, pad_id, side="left"))
     monkeypatch.setattr(Capture, "model_inputs", lambda _, batch: {"input_ids": batch.ids})
     assert gap(encoder.encode(texts), single) > 1e-2
 
