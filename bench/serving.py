@@ -1,7 +1,7 @@
 """32 clients at once: the server against a plain FastAPI handler that calls `encode` for each request.
 
 Same weights, every text another, no vectors remembered. Each server runs in a process of its own, beside the clients.
-Sentences are read under the default prompt, some 26 tokens; queries of four words as they are, some 6: the fewer tokens
+Sentences are read under the default prompt, some 29 tokens; queries of four words as they are, some 7: the fewer tokens
 a text has, the more is gained by reading it together with others.
 The plain handlers read one text at a time, since `encode` does not bear two threads: one in the event loop, one in
 FastAPI's threads behind a lock; the ratio is to the faster of the two. The most that any server could reach is what
