@@ -106,7 +106,7 @@ class Lora(Adapter):
         """Is the change to be computed beside the layers, not added to their weights?
 
         It is where it must be, and while it learns on a CPU: a changed weight needs a gradient as large as itself, half
-        as much work again for a layer. On a GPU that counts for less than the launching of twice as many products.
+        as much work again for a layer. On a GPU it is added, which leaves fewer products to launch.
         """
         learning = torch.is_grad_enabled() and any(number.requires_grad for number in self.parameters())
         on_cpu = next(self.parameters()).device.type == "cpu"
