@@ -128,6 +128,13 @@ def test_layers_whose_weights_are_taken_without_a_call_are_learned_too(backbone,
     assert all(gradient.abs().max() > 0 for gradient in expected.values())
 
 
+def test_a_change_that_nobody_would_see_is_refused(backbone):
+    """With dropout it is computed beside the layers, and these are never called."""
+    with pytest.raises(UnsupportedError, match="bare weights of dt_proj"):
+        Lora(backbone("tiny-mamba"), LoraShape(4, 8, dropout=0.1, targets=("dt_proj", "in_proj")))
+    Lora(backbone("tiny-opt"), LoraShape(4, 8, dropout=0.1, targets=("out_proj",)))  # an ordinary layer of that name
+
+
 def test_the_change_is_computed_beside_the_layers_only_while_it_learns(backbone, batch_of, shaken, ways):
     model = backbone("tiny-llama")
     lora, batch = shaken(Lora.start(model, 4, 8)), batch_of(model)

@@ -132,7 +132,7 @@ class Extractor:
         width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         begins = range(0, len(texts), width)
         numbers = numbers or range(len(texts))
-        self.shared = SharedPrefix(self.backbone, self.capture.last_layer)
+        self._shared = SharedPrefix(self.backbone, self.capture.last_layer)  # anew: weights may have changed
         started = time.perf_counter()
         for begin, tokenised in zip(begins, self._tokenised(texts, numbers, begins, width), strict=True):
             rows = slice(begin, min(begin + width, len(texts)))
@@ -192,7 +192,7 @@ class Extractor:
     def _forward(self, prompts: list[Prompt]) -> torch.Tensor:
         """One batch; if it is too large for memory, its two halves, and smaller batches from then on."""
         try:
-            return self.capture(self.shared.collate(prompts).to(self.backbone.device))
+            return self.capture(self._shared.collate(prompts).to(self.backbone.device))
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise

@@ -35,9 +35,9 @@ class SharedPrefix:
 
     def collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
         """The batch of some prompts, for the first `depth` layers."""
-        length = _common(prompts)
+        length = _common(prompts) if self._possible else 0
         saved = (len(prompts) - 1) * length
-        worth = self._possible and saved > batch_overhead(self._backbone.device, self._backbone.dim)
+        worth = saved > batch_overhead(self._backbone.device, self._backbone.dim)
         layers = self._read(prompts[0].ids[:length]) if worth else []
         if not layers:
             return collate(prompts, self._backbone.pad_id)

@@ -66,6 +66,12 @@ class Lora(Adapter):
         """Do the blocks run compiled? What was compiled without hooks does not see those that have come since."""
         self._never_merged = shape.dropout > 0 or not _can_be_merged(self._modules_of)
         self._always_called = not _has_state_space(backbone)
+        passed_over = set() if self._always_called else _BYPASSED & set(self.settings()["targets"])
+        if self._never_merged and passed_over:
+            raise UnsupportedError(
+                f"{backbone.family} takes the bare weights of {', '.join(sorted(passed_over))}, so a change beside them "
+                "would do nothing; leave them out, or take no dropout."
+            )
         self._open = 0
         self._kept: tuple[list[int], dict[str, list[Tensor]]] | None = None
         self.eval()  # dropout is for training only
@@ -204,7 +210,7 @@ class Lora(Adapter):
 def linear_names(backbone: Backbone) -> set[str]:
     """The last parts of the names of all linear layers inside the blocks, found by structure."""
     found = {name.rpartition(".")[2] for name, module in backbone.blocks.named_modules() if _is_linear(module)}
-    return found - _BYPASSED if "mamba" in backbone.family else found
+    return found - _BYPASSED if _has_state_space(backbone) else found
 
 
 def _groups(backbone: Backbone, shape: LoraShape) -> dict[str, list[tuple[str, nn.Module]]]:
