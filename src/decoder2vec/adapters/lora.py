@@ -69,8 +69,8 @@ class Lora(Adapter):
         passed_over = set() if self._always_called else _BYPASSED & set(self.settings()["targets"])
         if self._never_merged and passed_over:
             raise UnsupportedError(
-                f"{backbone.family} takes the bare weights of {', '.join(sorted(passed_over))}, so a change beside them "
-                "would do nothing; leave them out, or take no dropout."
+                f"{backbone.family} takes the bare weights of {', '.join(sorted(passed_over))}, so a change beside "
+                "them would do nothing; leave them out, or take no dropout."
             )
         self._open = 0
         self._kept: tuple[list[int], dict[str, list[Tensor]]] | None = None
