@@ -60,9 +60,10 @@ def table(points: list[Point]) -> None:
     print("|---|---|---|---|---|---|---|---|")
     for point in points:
         share = point.parameters / whole.parameters
+        spread = f" ± {point.spread:.1f}" if point.spread else ""  # one seed has none
         print(
             f"| `{point.name}` | {point.layers} | {point.parameters / 1e6:.1f}M ({share:.0%}) | "
-            f"{point.quality:.1f} ± {point.spread:.1f} | {point.quality - whole.quality:+.1f} | "
+            f"{point.quality:.1f}{spread} | {point.quality - whole.quality:+.1f} | "
             f"{point.training_seconds:.0f} | {point.seconds:.2f} | {point.peak_mb:.0f} |"
         )
 

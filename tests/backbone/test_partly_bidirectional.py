@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from decoder2vec.activations.capture import Capture
+from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, InputError, UnsupportedError
-from decoder2vec.spec import Reading
+from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.batches import collate
 from decoder2vec.text.tokens import Prompt
 
@@ -98,3 +100,12 @@ def test_an_encoder_keeps_it(tmp_path):
     assert (again.encode(["cats sleep", "the dogs run over the long road"]) == vectors).all()
     causal = Encoder.from_pretrained("tiny-qwen3", attention="bidirectional", pooling="mean", template="plain")
     assert causal.fingerprint != encoder.fingerprint
+
+
+def test_keys_and_values_that_stand_before_a_text_stay_in_sight():
+    """Also of texts that need no mask, being equally long."""
+    model = Backbone.load("tiny-llama", attention="bidirectional:2")
+    model = model.with_adapter(KeyValuePrefix.start(model, 3))
+    encoder = Encoder(model, EncoderSpec(model.name, (Reading(4, "mean"),), attention="bidirectional:2"))
+    alone, other = encoder.encode(["the sea is green"]), encoder.encode(["the sea is green", "sea"])
+    np.testing.assert_allclose(alone[0], other[0], atol=1e-5)

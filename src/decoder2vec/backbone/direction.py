@@ -6,9 +6,6 @@ believed until a later token has been seen to move an earlier one (or, for causa
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from decoder2vec.backbone.layers import find_blocks, text_config
+from decoder2vec.backbone.masks import narrow, prefix_attention, the_past
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 
 ATTENTIONS = ("causal", "bidirectional")
@@ -77,35 +75,7 @@ def _keep_causal(model: nn.Module, blocks: Any) -> None:
     for handle in _KEPT_CAUSAL.pop(model, []):
         handle.remove()
     if len(blocks):
-        _KEPT_CAUSAL[model] = [block.register_forward_pre_hook(_hide_the_future, with_kwargs=True) for block in blocks]
-
-
-def _hide_the_future(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The block's mask without all that stands behind a token; what stands before all tokens, such as a prefix, stays.
-
-    Some families give the mask by position, and some add it to the weights, for which it must be made of numbers.
-    """
-    names = _arguments(type(block).forward)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    states, mask = given["hidden_states"], given.get("attention_mask")
-    rows = states.shape[1]
-    if mask is None:
-        mask = states.new_zeros(len(states), 1, rows, rows)
-    if mask.ndim != 4:
-        return args, kwargs  # no mask over pairs of tokens: the proof will say so
-    columns = mask.shape[-1]
-    seen = torch.ones(rows, columns, dtype=torch.bool, device=states.device).tril(columns - rows)
-    hidden = mask & seen if mask.dtype == torch.bool else mask.masked_fill(~seen, torch.finfo(mask.dtype).min)
-    place = names.index("attention_mask")
-    if place < len(args):
-        return (*args[:place], hidden, *args[place + 1 :]), kwargs
-    return args, {**kwargs, "attention_mask": hidden}
-
-
-@cache
-def _arguments(forward: Callable[..., Any]) -> list[str]:
-    """What the blocks of a family are given, in order."""
-    return list(inspect.signature(forward).parameters)[1:]
+        _KEPT_CAUSAL[model] = narrow(blocks, the_past)
 
 
 def is_bidirectional(model: nn.Module) -> bool:
@@ -119,22 +89,33 @@ def is_bidirectional(model: nn.Module) -> bool:
     return answers.pop()
 
 
+def check_prefix_attention(model: nn.Module) -> None:
+    """Prove that `prefix_attention` holds: both directions within the prefix, and none ahead behind it."""
+    for padded in (False, True):
+        with prefix_attention(find_blocks(model)[1], torch.tensor([2] * (1 + padded))):
+            inside = _moves_earlier(model, padded, changed=1)
+            ahead = [_moves_earlier(model, padded, changed=place) for place in (2, 3)]
+        if not inside or any(ahead):
+            family = text_config(model.config).model_type
+            raise UnsupportedError(f"{family} cannot read a beginning in both directions and go on from left to right.")
+
+
 def _looks_ahead(model: nn.Module, layer: int) -> bool:
     """Does a later token move an earlier one up to that layer?"""
     return any(_moves_earlier(model, padded, layer) for padded in (False, True))
 
 
-def _moves_earlier(model: nn.Module, padded: bool, layer: int | None = None) -> bool:
-    """Change token 2 and look at token 1: neighbours, so that no attention window is too small for the probe."""
+def _moves_earlier(model: nn.Module, padded: bool, layer: int | None = None, changed: int = 2) -> bool:
+    """Change a token and look at the one before: neighbours, so that no attention window is too small for the probe."""
     device = next(model.parameters()).device
     size = text_config(model.config).vocab_size
     ids = torch.arange(7, 11, device=device).remainder(size).repeat(1 + padded, 1)
-    changed = ids.clone()
-    changed[:, 2] = (ids[:, 2] + size // 2) % size
+    other = ids.clone()
+    other[:, changed] = (ids[:, changed] + size // 2) % size
     mask = torch.ones_like(ids)
     if padded:
         mask[0, 3] = 0
-    moved = (_states(model, ids, mask, layer) - _states(model, changed, mask, layer)).abs()[:, 1].max()
+    moved = (_states(model, ids, mask, layer) - _states(model, other, mask, layer)).abs()[:, changed - 1].max()
     return bool(moved > 1e-6)
 
 

@@ -9,7 +9,7 @@ from decoder2vec.maths.objectives import PAIR_OBJECTIVES
 
 STYLES = ("mask", "bert")
 FILLS = ("none", "random")
-FROM_TEXTS = ("simcse", "mntp", "punctuation")
+FROM_TEXTS = ("simcse", "mntp", "punctuation", "punctuation_lm")
 """Objectives that need nothing but plain texts."""
 
 
@@ -40,8 +40,8 @@ class Objective:
 
     name: str = "info_nce"
     """info_nce (what belongs together, against the rest of the batch); on scored pairs cosent, angle or cosine_mse; on
-    plain texts simcse (a text read twice, against the rest of the batch), mntp (telling hidden tokens) or punctuation
-    (telling marks and capitals that were taken away)."""
+    plain texts simcse (a text read twice, against the rest of the batch), mntp (telling hidden tokens), punctuation
+    (telling marks and capitals that were taken away) or punctuation_lm (writing the text with them)."""
     temperature: float = 0.05
     symmetric: bool = False
     """Also let each positive find its anchor."""

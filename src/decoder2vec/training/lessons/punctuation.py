@@ -33,28 +33,36 @@ _LEAST = 5
 """An edit seen less often in the corpus has no label."""
 
 
-class PunctuationLesson(CorpusLesson):
-    """Plain texts with their marks and capitals, by the cross-entropy of every word's edit."""
+class ClearedLesson(CorpusLesson):
+    """Plain texts with their marks and capitals, which are read without."""
 
     stage = "cleared texts"
 
-    def __init__(self, recipe: Adapting, data: TrainingData) -> None:
+    def __init__(self, recipe: Adapting, data: TrainingData, *, copies: int = 1) -> None:
+        """A text is read in so many copies at once."""
         check_reads_tokens(recipe)
         if recipe.read.template != "plain":
             raise InputError("Punctuation is taken away from plain texts; leave the template at plain.")
-        words = max(1, min(_WORDS, recipe.read.max_length // 2))  # so that hardly any excerpt is cut
+        words = max(1, min(_WORDS, recipe.read.max_length // (2 * copies)))  # so that hardly any excerpt is cut
         packed = tuple(excerpts((text for text in data.texts if clear(text)), words))
         super().__init__(recipe, replace(data, texts=packed))
-        self.vocabulary = EditVocabulary.from_texts(self.learned, least=_LEAST)
-        if len(self.vocabulary) < 2:
-            raise InputError(f"No change of a word occurs {_LEAST} times in these texts, so there is nothing to learn.")
-        self._tags: nn.Linear | None = None
-        self._apart: _Telling | None = None
 
     @property
     def texts(self) -> list[str]:
         """All of them, cleared."""
         return [clear(text) for text in super().texts]
+
+
+class PunctuationLesson(ClearedLesson):
+    """By the cross-entropy of every word's edit."""
+
+    def __init__(self, recipe: Adapting, data: TrainingData) -> None:
+        super().__init__(recipe, data)
+        self.vocabulary = EditVocabulary.from_texts(self.learned, least=_LEAST)
+        if len(self.vocabulary) < 2:
+            raise InputError(f"No change of a word occurs {_LEAST} times in these texts, so there is nothing to learn.")
+        self._tags: nn.Linear | None = None
+        self._apart: _Telling | None = None
 
     def trained_too(self, room: Classroom) -> nn.Module:
         """The layer that tells edits from states."""

@@ -8,6 +8,7 @@ from decoder2vec.training.lessons.dropout import DropoutLesson
 from decoder2vec.training.lessons.lesson import Lesson
 from decoder2vec.training.lessons.masked import MaskedLesson
 from decoder2vec.training.lessons.punctuation import PunctuationLesson
+from decoder2vec.training.lessons.punctuation_lm import PunctuationWritingLesson
 from decoder2vec.training.lessons.scores import ScoreLesson
 
 LESSONS: dict[str, type[Lesson]] = {
@@ -16,4 +17,5 @@ LESSONS: dict[str, type[Lesson]] = {
     "simcse": DropoutLesson,
     "mntp": MaskedLesson,
     "punctuation": PunctuationLesson,
+    "punctuation_lm": PunctuationWritingLesson,
 }
