@@ -73,7 +73,9 @@ def read_encoder(home: Path) -> tuple[dict[str, Any], AnyHead | None, Path | Non
         kind = description["head"]
         for key in ("spec", "backbone_fingerprint"):
             description[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise InputError(f"{home} is not the folder of a saved encoder: it has no {_FILE}.") from error
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{home} is not a saved encoder: {error}") from error
     backbone = home / "backbone"
     return description, _read_head(home / "head.safetensors", kind), backbone if backbone.is_dir() else None

@@ -293,5 +293,5 @@ def test_results_are_read_again_and_named_after_their_file(tmp_path, document):
         bad.write_text(content)
         with pytest.raises(DataFileError, match=match):
             read_curves(bad)
-    with pytest.raises(DataFileError, match="cannot be read"):
+    with pytest.raises(DataFileError, match="There is no file"):
         read_curves(tmp_path / "absent.json")

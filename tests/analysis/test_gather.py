@@ -97,7 +97,7 @@ def test_damaged_files_in_a_folder_are_told_and_named_ones_refused(tmp_path):
     write_evaluation(tmp_path, {**document, "tasks": {"x": {"kind": "sts"}}}, items, "odd")
     found = gather([tmp_path])
     assert not found.compares
-    assert any("bad.json is damaged" in line for line in found.left_out)
+    assert any("bad.json holds no JSON" in line for line in found.left_out)
     assert any("odd.json is not as it was written (KeyError: 'score')" in line for line in found.left_out)
     for name in ("bad", "odd"):
         with pytest.raises(DataFileError, match=name):

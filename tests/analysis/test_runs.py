@@ -152,5 +152,5 @@ def test_curves_that_do_not_fit_their_readings_are_refused(write_run):
 
 def test_a_damaged_file_of_results_is_named(tmp_path):
     (tmp_path / "step1.json").write_text("{", encoding="utf-8")
-    with pytest.raises(DataFileError, match=r"step1\.json is damaged"):
+    with pytest.raises(DataFileError, match=r"step1\.json holds no JSON"):
         find_runs(tmp_path)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from decoder2vec.activations.capture import Capture
+from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.backbone.direction import check_prefix_attention
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.masks import prefix_attention
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.errors import UnsupportedError
+from decoder2vec.spec import Reading
+from decoder2vec.text.batches import collate
+from decoder2vec.text.tokens import Prompt
 
+BOTH = "bidirectional"
 ONE_WAY = ("gpt_neo", "mamba")
 CAN = [name for name, family in TINY.items() if not str(family).startswith(ONE_WAY) and not name.endswith("mamba2")]
 IDS = [[7, 8, 9, 10, 11, 12], [13, 14, 15, 16, 17, 18]]
@@ -65,3 +71,23 @@ def test_it_is_proved(both):
     check_prefix_attention(both[0])
     with pytest.raises(UnsupportedError, match="cannot read a beginning in both directions"):
         check_prefix_attention(both[1])
+
+
+def test_what_stands_before_the_text_is_seen_by_all(both):
+    """Keys and values of three tokens that were learned: places are counted behind them."""
+    backbone = Backbone("", both[0], Backbone.load("tiny-llama").tokenizer, BOTH, "")
+    backbone = backbone.with_adapter(KeyValuePrefix.start(backbone, 3))
+    capture = Capture(backbone, [Reading(-1)])
+
+    @torch.inference_mode()
+    def read(ids):
+        batch = backbone.adapt(collate([Prompt(row, 0, len(row)) for row in ids], 0))
+        return both[0](**capture.model_inputs(batch), use_cache=False).last_hidden_state
+
+    with prefix_attention(blocks_of(both[0]), torch.tensor([3, 2])):
+        before = read(IDS)
+        for place in range(5):
+            moved = (read(changed(place)) - before).abs().amax(2) > 1e-6
+            for row, length in enumerate((3, 2)):
+                first = 0 if place < length else place
+                assert moved[row, :5].tolist() == [token >= first for token in range(5)], (row, place)

@@ -84,5 +84,5 @@ def test_mistakes_are_one_sentence_and_write_nothing(texts, tmp_path, mistake):
     assert ".png" in mistake(*common, "--texts", texts, "--plot", tmp_path / "id.svg")
     assert "limit of 0" in mistake(*common, "--texts", texts, "--limit", 0)
     assert "pooling" in mistake(*common, "--texts", texts, "--pooling", "median")
-    assert "cannot be read" in mistake("analyze", "id", tmp_path / "absent.json", "--out", out)
+    assert "There is no file" in mistake("analyze", "id", tmp_path / "absent.json", "--out", out)
     assert not out.exists()

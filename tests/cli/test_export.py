@@ -45,5 +45,5 @@ def test_refusals_are_errors_of_one_sentence(saved, tmp_path):
         with pytest.raises(Decoder2VecError, match=reason):
             d2v("export", saved(**choices), "--out", tmp_path / "out", *options)
         assert not (tmp_path / "out").exists()
-    with pytest.raises(Decoder2VecError, match="not a saved encoder"):
+    with pytest.raises(Decoder2VecError, match="not the folder of a saved encoder"):
         d2v("export", tmp_path / "nothing", "--out", tmp_path / "out")

@@ -80,7 +80,7 @@ def test_an_encoder_is_cut_too():
         (["--keep", "medium"], InputError, "Unknown choice 'medium'"),
         (["--keep", "small"], InputError, "give triples"),
         (["--keep", "50%", "--layers", "2"], InputError, "not both"),
-        (["--layers", "4"], InputError, "4 keeps 4 of 4 layers"),
+        (["--layers", "4"], InputError, "The model has 4 layers, and 4 means to keep 4"),
         (["--layers", "0"], InputError, "choose 1 to 3"),
         (["--layers", "2", "--plot"], InputError, "no curve to draw"),
         (["--triples", "one.tsv", "--keep", "small"], InputError, "one triple"),

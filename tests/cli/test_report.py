@@ -60,7 +60,7 @@ def test_report_without_a_run_says_what_to_give(mistake, tmp_path):
 def test_report_names_a_damaged_file(mistake, trained, tmp_path):
     folder = shutil.copytree(trained("sum", head="sum"), tmp_path / "mine")
     (folder / "run.json").write_text('{"layers": {', encoding="utf-8")
-    assert re.match(r"error: .*run\.json is damaged", mistake("report", folder))
+    assert re.match(r"error: .*run\.json holds no JSON", mistake("report", folder))
 
 
 def test_report_that_cannot_be_written_is_told(mistake, trained, tmp_path):
@@ -88,7 +88,7 @@ def test_report_on_one_file_writes_beside_it_and_tells_what_it_left_out(mistake,
     assert d2v("report", file).stdout.strip() == str(tmp_path / "evals" / "report" / "index.html")
     (tmp_path / "evals" / "bad.json").write_text("{", encoding="utf-8")
     assert "left out: " in d2v("report", tmp_path / "evals").stderr
-    assert re.match(r"error: .*bad\.json is damaged", mistake("report", file, tmp_path / "evals" / "bad.json"))
+    assert re.match(r"error: .*bad\.json holds no JSON", mistake("report", file, tmp_path / "evals" / "bad.json"))
     assert re.match(r"error: .*absent is neither a file nor a folder", mistake("report", file, tmp_path / "absent"))
 
 

@@ -49,6 +49,19 @@ def test_ones_own_csv_is_one_command(recipe):
     assert np.isfinite(Encoder.load("enc").encode(["A cat sleeps."])).all()
 
 
+@pytest.mark.parametrize("form", ["punctuation", "punctuation_lm"])
+def test_how_well_marks_came_back_is_told_and_kept(form, place):
+    lines = [f"{name} runs, and {name} sings. Who is {name}?" for name in ("Anna", "Ben", "Ida", "Otto", "Eva")]
+    (place / "own" / "texts.txt").write_text("\n".join(lines * 4) + "\n", encoding="utf-8")
+    wanted = [f"objective.name={form}", "attention=bidirectional", "read.max_length=48", "training.steps=2"]
+    words = [word for setting in wanted for word in ("--set", setting)]
+    out = printed("train", "--recipe", "lora", "--data", "own/texts.txt", "--out", "enc", *TINY, *words)
+    found = json.loads(Path("enc/results.json").read_text())
+    told = found["seeds"][0]["notes"]["restoration"]
+    assert f"seed 0: marks and capitals restored with F1 {100 * told['f1']:.1f}%" in out
+    assert "marks and capitals restored" in Path("enc/README.md").read_text()
+
+
 def test_a_folder_with_pairs_to_choose_on_and_a_grid():
     words = ["--recipe", "soft_prompt", "--data", ".", "--set", "tokens=2", "--grid", "training.rate=0.1,0.01"]
     out = printed("train", *words, "--out", "enc", "--seeds", "0,1", "--results", "found.json", *TINY, *QUICK)

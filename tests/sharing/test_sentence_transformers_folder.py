@@ -235,5 +235,5 @@ def test_other_formats_and_folders_in_use_are_refused(made_of, tmp_path):
     (tmp_path / "note.txt").write_text("mine")
     with pytest.raises(InputError, match="choose another folder"):
         export(made_of(), "sentence-transformers", tmp_path)
-    with pytest.raises(InputError, match="not a saved encoder"):
+    with pytest.raises(InputError, match="not the folder of a saved encoder"):
         export(tmp_path, "peft", tmp_path / "out")

@@ -220,8 +220,8 @@ def test_a_frequency_that_makes_no_sense_is_refused(wrong):
 @pytest.mark.parametrize(
     ("domain", "general", "choice", "message"),
     [
-        ([], ["word"], {}, "The domain corpus holds no word"),
-        (["cell cell"], [" "], {}, "The general corpus holds no word"),
+        ([], ["word"], {}, "The texts of the field hold no word"),
+        (["cell cell"], [" "], {}, "The texts of the general language hold no word"),
         (["no such thing"], ["word"], {}, "No concept of the graph occurs in the domain's 3 words; take a graph"),
         (["cell"] * 9, ["x"], {"frequency": 200_000}, "200,000 times in the domain's 9 words .*'cell', has 9.*lower"),
         (["cell"] * 9, ["cell"] * 9, {"frequency": 2}, "1 concepts reached .* more than 2 times .* 9 words; raise"),
@@ -270,9 +270,9 @@ def test_common_words_numbers_and_letters_are_no_concepts():
 @pytest.mark.parametrize(
     ("domain", "general", "choice", "message"),
     [
-        ([], ["word"], {}, "The domain corpus holds no word"),
-        (["cell"] * 5, [], {}, "The general corpus holds no word"),
-        (["cell"] * 4, ["word"], {}, "No phrase occurs 5 times in the domain's 4 words; lower `least`"),
+        ([], ["word"], {}, "The texts of the field hold no word"),
+        (["cell"] * 5, [], {}, "The texts of the general language hold no word"),
+        (["cell"] * 4, ["word"], {}, "No phrase occurs 5 times in the domain's 4 words; ask for fewer"),
         (["7 a"] * 9, ["word"], {}, "No phrase occurs 5 times"),
         (["cell"] * 9, ["cell"], {}, "Nothing is more frequent in the domain"),
         (["cell"] * 9, ["word"], {"top": 0}, "top = 0 is too small"),

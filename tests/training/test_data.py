@@ -222,7 +222,7 @@ def test_one_file_by_its_role_stands_in_for_several_only_once(folder):
 def test_a_file_that_is_not_there_is_named_with_what_would_do(role, folder):
     next(folder.glob(f"{role}.*")).unlink()
     files = DataFiles(dev=("dev.tsv",))
-    with pytest.raises(DataFileError, match=rf"has no file '{role}\.tsv', nor one called {role}\.tsv, \.csv"):
+    with pytest.raises(DataFileError, match=rf"has no file '{role}\.tsv', nor one called {role} with one of"):
         load_data(folder, files, wants=["pairs" if role == "train" else role])
 
 
@@ -230,3 +230,19 @@ def test_inferences_without_a_known_label_are_refused(folder):
     (folder / "nli.tsv").write_text("label\tpremise\thypothesis\n1\tp\th\n")
     with pytest.raises(DataFileError, match="none of the labels entailment, neutral, contradiction"):
         load_data(folder, DataFiles(dev=("dev.tsv",)), wants=["nli"])
+
+
+def test_what_is_read_in_the_place_of_a_named_file_or_without_being_named_is_told(folder):
+    data = load_data(folder, DataFiles(train="mine.tsv"), wants=["pairs"])
+    assert any(note.endswith("train.tsv is read in its place") and "mine.tsv" in note for note in data.notes)
+    assert "dev.tsv, which lies beside the data, serves as dev" in data.notes
+    told = load_data(folder, DataFiles(dev=("dev.tsv",), test=("test.tsv",)), wants=["pairs"]).notes
+    assert not any("place" in note or "beside" in note for note in told)
+
+
+def test_concepts_are_those_of_the_file_that_is_named_and_of_no_other(folder):
+    (folder / "concepts.txt").write_text("1 cell\n")
+    with pytest.raises(DataFileError, match=r"There is no file .*nope\.txt"):
+        load_data(folder, DataFiles(dev=("dev.tsv",), concepts="nope.txt"), wants=["corpus"])
+    files = DataFiles(dev=("dev.tsv",), concepts="concepts.txt")
+    assert len(load_data(folder, files, wants=["corpus"]).concepts) == 1

@@ -493,8 +493,8 @@ REFUSED = {
     "a template": ("lora", {"read": ReadAs("echo")}, TEXTS, "from plain texts; leave the template at plain"),
     "neither marks nor capitals": ("lora", {}, PLAIN, "No change of a word occurs 5 times"),
     "nothing but rare ones": ("lora", {}, (RARE, *PLAIN), "No change of a word occurs 5 times"),
-    "no texts": ("lora", {}, (), "punctuation learns from plain texts, 4 or more; there are 0"),
-    "nothing but marks": ("lora", {}, ("...", "?", " ", "! !", "'"), "there are 0"),
+    "no texts": ("lora", {}, (), "punctuation learns from 4 excerpts or more"),
+    "nothing but marks": ("lora", {}, ("...", "?", " ", "! !", "'"), "these texts make 0; give more text"),
 }
 
 

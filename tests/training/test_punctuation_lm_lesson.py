@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from decoder2vec.backbone import direction
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
-from decoder2vec.errors import InputError
+from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.maths.restoration import score
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import adapting
 from decoder2vec.training.adapting import AdapterTraining
+from decoder2vec.training.lessons import punctuation_lm
 from decoder2vec.training.loop import History
 from made_up_contrast import gradients_of, small, task_of
 from made_up_texts import plain_data
@@ -182,7 +186,7 @@ def test_blocks_that_are_compiled_or_run_twice_see_no_more(setting, prepared):
 
 
 @pytest.mark.parametrize(("name", "family"), CASES, ids=map("-".join, CASES))
-def test_the_report_scores_what_is_written_token_by_token(name, family, backbone):
+def test_the_report_scores_what_is_written_token_by_token(name, family, backbone, told):
     """Of a model that learns all weights some of it is right and some is not; of the others it is soon wrong."""
     recipe = lesson_recipe(name, epochs=45 if name == "full" else 3, batch=5)
     result = AdapterTraining(recipe, plain_data(MANY), backbone(family, BOTH)).run(0)
@@ -190,6 +194,7 @@ def test_the_report_scores_what_is_written_token_by_token(name, family, backbone
     stock = StockModel(name, adapter, family)
     apart = list(MANY[::20])
     written = [words_of(stock.write(text)) for text in apart]
+    assert told == written, "word for word"
     expected = score([cleared(text).split() for text in apart], written, [words_of(text) for text in apart])
     found = result.notes["restoration"]
     assert found["problems"] == expected.problems > 0 and found["texts of another length"] == expected.mismatched
@@ -198,32 +203,99 @@ def test_the_report_scores_what_is_written_token_by_token(name, family, backbone
     assert name != "full" or 0.3 < found["f1"] < 1, "the model was meant to learn something"
 
 
-def test_a_model_that_never_ends_is_stopped(backbone, monkeypatch):
+def test_a_model_that_never_ends_is_stopped(backbone, monkeypatch, told):
     """Numbers at random: what it writes has no end, or none in time."""
+    trained = []
 
     def fit(module, *_, **__):
-        moved(module)
+        trained.append(moved(module))
         return History(start=0.0)
 
     monkeypatch.setattr(adapting, "fit", fit)
-    result = AdapterTraining(lesson_recipe(), plain_data(TEXTS), backbone("tiny-llama", BOTH)).run(0)
-    assert result.notes["restoration"]["f1"] < 0.2
+    AdapterTraining(lesson_recipe(), plain_data(TEXTS), backbone("tiny-llama", BOTH)).run(0)
+    stock = StockModel("lora", trained[0], "tiny-llama")
+    _, apart = learned_and_apart(TEXTS)
+    assert told == [words_of(stock.write(text)) for text in apart]
+    sizes = [(len(stock.ids(stock.write(text))), len(stock.ids(text))) for text in apart]
+    assert any(written > truth for written, truth in sizes), "some were meant to be stopped"
 
 
-def test_a_text_longer_than_the_context_is_read_and_written_in_part(prepared):
-    """The model takes 256 tokens. A long word is no reason to end an excerpt."""
-    texts = tuple(f"{text[:-1]}{'xyz' * 300}." for text in MANY)
-    _, task = prepared(family="tiny-gpt2", texts=texts, read=ReadAs(max_length=256))
+@pytest.fixture
+def told(monkeypatch):
+    """The words that the report scores, one list for each text."""
+    found = []
+
+    def heard(source, output, target):
+        found.extend(output)
+        return score(source, output, target)
+
+    monkeypatch.setattr(punctuation_lm, "score", heard)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("draft", "passes"),
+    [([5, 6, 7, 8, 9], 1), ([5, 6, 1, 8, 9], 2), ([5, 6, 7, 2, 8, 9], 2), ([5, 7, 8, 9], 3), ([1, 1, 1], 8)],
+    ids=["right", "another", "one too many", "one missing", "all wrong"],
+)
+def test_what_is_written_does_not_depend_on_the_draft_and_a_good_one_saves_passes(draft, passes):
+    """A made-up model that writes 5 6 7 8 9 and then the end, 0; 6 is a mark."""
+    text, count = [5, 6, 7, 8, 9, 0], 0
+    kept = punctuation_lm._Draft(punctuation_lm._Sheet([3], [*draft, 0]), 20)
+    while not kept.finished(0):
+        written = kept.sheet.written
+        told = [text[n] if n < 6 and written[:n] == text[:n] else 4 for n in range(len(written))]
+        kept.put_right(told, lambda token: token == 6, 0)
+        count += 1
+    assert kept.agreed_text(0) == [5, 6, 7, 8, 9] and count <= passes
+
+
+def test_nothing_but_marks_may_be_written(backbone, monkeypatch):
+    marks = lambda self, sheets: [self.encode("?!", add_special_tokens=False).ids] * len(sheets)  # noqa: E731
+    monkeypatch.setattr(punctuation_lm._Writing, "written", marks)
+    recipe = lesson_recipe(epochs=0)
+    found = AdapterTraining(recipe, plain_data(TEXTS), backbone("tiny-llama", BOTH)).run(0).notes["restoration"]
+    assert found["f1"] == 0 and found["texts of another length"] == 2
+
+
+def test_texts_that_do_not_fit_are_left_out_and_counted(prepared, backbone):
+    """Too long for what is read at a time, or, twice, for the model, which takes 256 tokens."""
+    long, longer = (" ".join(f"Word{n}xyz" for n in range(size)) for size in (11, 12))
+    texts = (TEXTS[0], long, longer, *TEXTS[3:])
+    module, task = prepared(family="tiny-gpt2", texts=texts)
+    learned, _ = learned_and_apart(texts)
     with torch.no_grad(), task.around():
-        assert np.isfinite(task.score())
+        found = task.loss(np.arange(6)).item()
+        assert task.loss(np.arange(2)).item() == pytest.approx(task.loss(np.array([2])).item()), "another is read"
+    expected = StockModel("lora", module, "tiny-gpt2").loss(learned[2:6])
+    assert found == pytest.approx(expected, rel=1e-5)
+    recipe = lesson_recipe(epochs=0)
+    notes = AdapterTraining(recipe, plain_data(texts), backbone("tiny-gpt2", BOTH)).run(0).notes
+    assert notes["restoration"]["texts too long"] == 2
+    with pytest.raises(InputError, match="no text fits twice"):
+        prepared(texts=tuple(f"{text} {'x' * 400}" for text in TEXTS))
+
+
+def test_the_end_of_a_text_inside_a_text_is_none(prepared):
+    """Its name is a token that means that nothing more is written."""
+    (one, task), (other, expected) = (
+        prepared("full", "tiny-gpt2", texts=(*TEXTS[:1], *(f"{text}{more}" for text in TEXTS[1:])))
+        for more in (" <eos>", "")
+    )
+    assert one is not other
+    with torch.no_grad(), task.around(), expected.around():
+        assert np.isfinite(task.loss(np.arange(4)).item())
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_refused(prepared):
+def test_what_cannot_be_is_refused(prepared, monkeypatch):
     with pytest.raises(InputError, match="set attention to bidirectional"):
         prepared(attention="causal")
+    with monkeypatch.context() as patch, pytest.raises(UnsupportedError, match="go on from left to right"):
+        patch.setattr(direction, "prefix_attention", lambda *_: nullcontext())  # a mask that does not take
+        prepared()
     with pytest.raises(InputError, match="leave the template at plain"):
         prepared(read=ReadAs(template="prompteol"))
     with pytest.raises(InputError, match="use lora, kv_prefix or full"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,11 +44,16 @@ def test_a_run_ends_after_so_many_steps_with_the_learning_rate_at_its_end(steps,
     assert max(rates) == 0.05 and rates[-1] == min(rates[1:]) < 0.6 * max(rates)
 
 
-@pytest.mark.parametrize("steps", [0, 21, 1000])
-def test_epochs_are_not_repeated_for_the_sake_of_steps(steps, rates):
+@pytest.mark.parametrize(("steps", "taken"), [(0, 5 * IN_AN_EPOCH), (21, 21), (300, 300)])
+def test_steps_count_more_than_epochs(steps, taken, rates):
     module = Line()
     fit(module, task_for(module, short(steps)), 0)
-    assert len(rates) == 5 * IN_AN_EPOCH
+    assert len(rates) == taken
+
+
+def test_examples_that_make_no_batch_end_the_run():
+    module = Line()
+    fit(module, replace(task_for(module, short(7)), batches=lambda *_: iter(())), 0)
 
 
 @pytest.mark.parametrize(("every", "looks"), [(0, [4, 7]), (3, [3, 6, 7]), (7, [7]), (100, [7])])

@@ -140,7 +140,7 @@ class Extractor:
             self._run(tokenised, latents, progress)
             self.tally += Tally(len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started)
             if tokenised.overlong and self.on_overflow == "truncate":
-                _warn_truncated([numbers[begin + number] for number in tokenised.overlong], self.max_length)
+                _warn_truncated([numbers[begin + number] for number in tokenised.overlong], self)
             yield rows, latents.numpy()
             started = time.perf_counter()
 
@@ -258,11 +258,14 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
 
 
-def _warn_truncated(numbers: list[int], limit: int) -> None:
+def _warn_truncated(numbers: list[int], extractor: Extractor) -> None:
     shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
+    limit = extractor.max_length
+    cure = "the model takes no more" if limit == extractor.backbone.context_length else "raise max_length"
     log.warning(
-        "%d text(s) over %d tokens were cut (number %s); raise max_length, or set on_overflow='chunk'.",
+        "%d text(s) over %d tokens were cut (number %s); %s, or set on_overflow='chunk'.",
         len(numbers),
         limit,
         shown,
+        cure,
     )

@@ -44,7 +44,7 @@ def choose_depth(choice: str | int, full: int, minima: Minima | None = None) -> 
     else:
         depth = kept_layers(full, float(choice.strip().rstrip("% ")) / 100)
     if not 1 <= depth < full:
-        raise InputError(f"{choice} keeps {depth} of {full} layers; choose 1 to {full - 1}.")
+        raise InputError(f"The model has {full} layers, and {choice} means to keep {depth}; choose 1 to {full - 1}.")
     return depth
 
 

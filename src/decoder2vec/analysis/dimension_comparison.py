@@ -23,6 +23,8 @@ def read_curves(file: Path) -> list[dict[str, Any]]:
             needed = {"encoder", "texts", "plan", "area", "layers", "area_samples"}
             if missing := needed - curve.keys():
                 raise DataFileError(f"{file} has no {', '.join(sorted(missing))}; give a file of `d2v analyze id`.")
+    except FileNotFoundError:
+        raise DataFileError(f"There is no file {file}.") from None
     except (OSError, ValueError, AttributeError, TypeError) as error:
         if isinstance(error, DataFileError):
             raise

@@ -16,4 +16,4 @@ def load_json(file: Path, cure: str) -> Any:
     except OSError as error:
         raise DataFileError(f"Cannot read {file}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise DataFileError(f"{file} is damaged ({error}); {cure}, or take it out of the folder.") from None
+        raise DataFileError(f"{file} holds no JSON ({error}); {cure}, or leave it out.") from None

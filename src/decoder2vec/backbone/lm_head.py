@@ -12,12 +12,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.backbone.layers import find_blocks
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.source import resolve
 from decoder2vec.errors import BackboneError
+
+_AT_ONCE = 4096
+"""So many states go through the head at a time: logits of a hundred thousand words take as much as a small model."""
 
 
 class LanguageHead:
@@ -45,6 +50,20 @@ class LanguageHead:
         finally:
             self._through.states = None
         return logits[0]
+
+    def cross_entropy(self, states: Tensor, truth: Tensor) -> Tensor:
+        """The sum over [state] true words; what many states need for gradients is computed again, some at a time."""
+        parts = list(zip(torch.split(states, _AT_ONCE), torch.split(truth, _AT_ONCE), strict=True))
+        if len(parts) == 1:
+            return self._sum(*parts[0])
+        return torch.stack([checkpoint(self._sum, *part, use_reentrant=False) for part in parts]).sum()
+
+    def _sum(self, states: Tensor, truth: Tensor) -> Tensor:
+        return functional.cross_entropy(self(states).float(), truth, reduction="sum")
+
+    def likeliest(self, states: Tensor) -> Tensor:
+        """[state] numbers of words."""
+        return torch.cat([self(part).argmax(dim=1) for part in torch.split(states, _AT_ONCE)])
 
 
 def _load_language_model(folder: Path, dtype: torch.dtype) -> nn.Module:

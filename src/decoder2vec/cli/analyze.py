@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,6 +11,7 @@ import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, TemplateOption, open_encoder
 from decoder2vec.cli.show import bars, say, table
+from decoder2vec.cli.targets import check_target, write_json
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def intrinsic_dimension(
     from decoder2vec.analysis.dimension_plot import draw_dimension
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, dimension_curve
 
-    _check_plot(plot)
+    _check_targets(out, plot, [texts, *encoders])
     plan = DimensionPlan(discard=discard, cdf=cdf, neighbours=neighbours, average=average, seed=seed)
     plan.check()
     earlier = {name: read_curves(Path(name)) for name in encoders if name.endswith(".json")}
@@ -124,7 +124,7 @@ def geometry(
     from decoder2vec.analysis.geometry import read_together, shape_of_layers
     from decoder2vec.analysis.geometry_plot import draw_geometry
 
-    _check_plot(plot)
+    _check_targets(out, plot, [texts, pairs])
     together = read_together(pairs) if pairs else None
     file, chosen = _texts(texts, limit)
     source = _Source(file, chosen, pooling, template, attention, device)
@@ -140,9 +140,9 @@ def geometry(
     _print_geometry(found)
 
 
-def _check_plot(plot: Path | None) -> None:
-    if plot and plot.suffix.lower() != ".png":
-        raise InputError(f"{plot} must end in .png: that is what is drawn.")
+def _check_targets(out: Path, plot: Path | None, sources: Sequence[Path | str | None]) -> None:
+    check_target(out, ".json", sources=sources)
+    check_target(plot, ".png")
 
 
 def _texts(file: Path | None, limit: int | None) -> tuple[Path, list[str]]:
@@ -163,11 +163,7 @@ def _texts(file: Path | None, limit: int | None) -> tuple[Path, list[str]]:
 
 def _write(out: Path, found: list[Document], more: Document | None = None) -> None:
     """One document as it is; several under `encoders`."""
-    from decoder2vec.places import whole_file
-
-    document = found[0] if len(found) == 1 else {"encoders": found, **(more or {})}
-    with whole_file(out) as temporary:
-        temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_json(out, found[0] if len(found) == 1 else {"encoders": found, **(more or {})})
     say(f"wrote {out}")
 
 

@@ -9,6 +9,7 @@ import typer
 
 from decoder2vec.cli.options import Device
 from decoder2vec.cli.show import say, table
+from decoder2vec.cli.targets import check_target
 
 if TYPE_CHECKING:
     from decoder2vec.text.check import FileCheck, Shared
@@ -52,6 +53,7 @@ def mine(
     from decoder2vec.training.mine import as_jsonl
     from decoder2vec.training.mine import mine as find
 
+    check_target(out, ".jsonl", sources=[file])
     contrast = read_contrast(file)
     for note in contrast.notes:
         say(note)
@@ -80,6 +82,7 @@ def concepts(
     from decoder2vec.text.concepts import ConceptSet, Frequency
     from decoder2vec.text.files import read_texts
 
+    check_target(out, sources=[domain, general, graph])
     texts, others = read_texts(domain), read_texts(general)
     if graph:
         often = Frequency(per_million=frequency)

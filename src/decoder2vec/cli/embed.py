@@ -17,6 +17,7 @@ from decoder2vec.cli.options import (
     open_encoder,
 )
 from decoder2vec.cli.show import bars, say
+from decoder2vec.cli.targets import check_target
 
 
 def embed(
@@ -35,6 +36,7 @@ def embed(
     from decoder2vec.bulk import embed_texts, writer_for
     from decoder2vec.text.files import read_texts
 
+    check_target(out, sources=[source])
     writer_for(out)
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
     with bars() as progress:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from decoder2vec.cli.options import (
     split_names,
 )
 from decoder2vec.cli.show import say, table
+from decoder2vec.cli.targets import check_target, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.text.files import Pairs
@@ -64,6 +64,7 @@ def evaluate(
     A folder has files in sts/, pairs/, retrieval/, reranking/, clustering/ and classification/. Interrupted, the same
     command with the same --json goes on where it was.
     """
+    check_target(json_file, ".json", sources=data)
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     open_model = partial(open_any_encoder, encoder, device, **choices)
     if tasks is not None or any(file.is_dir() for file in data):
@@ -106,8 +107,7 @@ def evaluate_pairs(name: str, files: list[Pairs], json_file: Path | None, open_m
             "mean_spearman": round(mean, 2),
             "versions": versions(),
         }
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_json(json_file, document)
 
 
 def _of_our_own(model: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Layer, PoolingOption, TemplateOption, split_names
 from decoder2vec.cli.show import table
+from decoder2vec.cli.targets import write_json
 
 
 def mteb(
@@ -75,5 +75,4 @@ def _write(file: Path, head: dict[str, Any], model: Any, results: list[dict[str,
         "results": results,
         "versions": {**versions(), "mteb": metadata.version("mteb")},
     }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_json(file, document)

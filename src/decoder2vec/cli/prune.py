@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from decoder2vec.cli.options import Device
 from decoder2vec.cli.show import bars, say, table
+from decoder2vec.cli.targets import write_json
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -119,7 +119,6 @@ def _print_curve(curve: LossCurve) -> None:
 def _write(backbone: Backbone, depth: int | None, out: Path, curve: LossCurve | None, note: dict[str, Any]) -> None:
     """The cut model, or the curve alone; either with a note of how it came about."""
     from decoder2vec.evaluation.versions import versions
-    from decoder2vec.places import whole_file
     from decoder2vec.sharing.pruned_folder import NOTE, write_pruned
 
     note |= {"versions": versions()}
@@ -128,5 +127,4 @@ def _write(backbone: Backbone, depth: int | None, out: Path, curve: LossCurve | 
     if depth is not None:
         say(f"kept {write_pruned(backbone, depth, out, note)}")
         return
-    with whole_file(out / NOTE) as temporary:
-        temporary.write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
+    write_json(out / NOTE, note)

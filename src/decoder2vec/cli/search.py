@@ -38,6 +38,8 @@ def search(
     """Search an index and print the best documents, each with its best sentence marked."""
     from decoder2vec.search.index import Index
 
+    if not query.strip():
+        raise InputError("Say what to search for: the query is empty.")
     opened = Index.open(index, open_encoder(encoder, device) if encoder else None)
     hits = opened.search(query, top, mode, _filter(where or []), _reranker(opened, rerank, device))
     for hit in hits:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import typer
 
 from decoder2vec.cli.options import Device, split_names
 from decoder2vec.cli.show import bars, say, table
+from decoder2vec.cli.targets import check_target, write_json
 from decoder2vec.cli.training_watch import TrainingWatch
 from decoder2vec.errors import DataFileError, InputError
 
@@ -50,6 +50,7 @@ def train(
 ) -> None:
     """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
     _check_out(out, overwrite)
+    check_target(results, ".json", sources=[data, train_file, plan, *(dev or []), *(test or [])])
     tables = _stages_of(plan, recipe, stages, one_training=bool(grid or search))
     given = _Given.of(data, train_file, dev or [], test or [], columns)
     settings, numbers = setting or [], _seeds(seeds)
@@ -60,8 +61,7 @@ def train(
         chosen, learned = given.plan_and_data(lambda files: _plan(plan, recipe, settings, files))
         outcome = _train_one(chosen, learned, asked, search=search, grid=grid or [])
     if results:
-        results.parent.mkdir(parents=True, exist_ok=True)
-        results.write_text(json.dumps(outcome.results, indent=1) + "\n", encoding="utf-8")
+        write_json(results, outcome.results)
     _print(outcome, out)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ import typer
 
 from decoder2vec.cli.options import Columns, Device, open_encoder, split_names
 from decoder2vec.cli.show import say, table
+from decoder2vec.cli.targets import check_target, write_json
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ def tune(
 
     if not pairs and not (queries and judgements):
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
+    check_target(json_file, ".json", sources=[queries, judgements, pairs])
     opened = Index.open(index, open_encoder(encoder, device) if encoder else None)
     if pairs:
         _learn(opened, pairs, split_names(columns))
@@ -66,5 +67,4 @@ def _fuse(opened: Index, queries: Path, judgements: Path, json_file: Path | None
     table(("search", "weight of meaning", f"dev ({dev} queries)", f"test ({test})"), rows, "nDCG@10")
     say(f"hybrid search in {opened.place} now fuses by {found.best.method}, {found.best.weight:.2f} of it by meaning")
     if json_file:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
+        write_json(json_file, asdict(found))

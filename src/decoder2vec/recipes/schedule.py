@@ -13,7 +13,7 @@ class Schedule:
 
     epochs: int = 12
     steps: int = 0
-    """Stop after so many steps, in the middle of an epoch if need be; 0: after the last epoch."""
+    """So many steps, however many epochs that takes; 0: as many as the epochs have."""
     batch: int = 64
     rate: float = 1e-3
     """The peak of the learning rate: it rises over the first tenth of the steps and falls to zero at the end."""

@@ -88,14 +88,14 @@ class ConceptSet:
         wanted = frequency if isinstance(frequency, Frequency) else Frequency(frequency)
         _at_least(1, seeds=seeds)
         _at_least(0, hops=hops)
-        ours = _counted("domain", domain, among=graph.neighbours)
+        ours = _counted("field", domain, among=graph.neighbours)
         threshold = wanted.in_domain(ours.words)
         frequent = [concept for concept, count in ours.counts.items() if count > threshold]
         if not frequent:
             raise InputError(_why_no_seed(ours, threshold))
         chosen = sorted(frequent, key=lambda concept: (-graph.degree(concept), concept))[:seeds]
         reached = graph.within(chosen, hops)
-        theirs = _counted("general", general, among=reached)
+        theirs = _counted("general language", general, among=reached)
         known = wanted.in_general(ours.words, theirs.words)
         unknown = {concept for concept in reached if theirs.counts[concept] <= known}
         kept = frozenset(concept for concept in unknown if ours.counts[concept])
@@ -120,14 +120,14 @@ class ConceptSet:
         out however many are asked for, and with it the most common words. No graph is needed. Each corpus is read once.
         """
         _at_least(1, top=top, least=least)
-        ours = _counted("domain", domain, longest)
+        ours = _counted("field", domain, longest)
         often = {name: count for name, count in ours.counts.items() if count >= least and _says_something(name)}
         if not often:
             raise InputError(
-                f"No phrase occurs {least:,} times in the domain's {ours.words:,} words; lower `least` or give more "
-                "text."
+                f"No phrase occurs {least:,} times in the domain's {ours.words:,} words; ask for fewer (least), or "
+                "give more text."
             )
-        theirs = _counted("general", general, longest, among=often)
+        theirs = _counted("general language", general, longest, among=often)
         seen = theirs.counts
         special = [name for name, count in often.items() if count * theirs.words > seen[name] * ours.words]
         if not special:
@@ -203,7 +203,7 @@ def _counted(
 ) -> ConceptCounts:
     found = count_concepts(texts, longest, among)
     if not found.words:
-        raise InputError(f"The {name} corpus holds no word; give texts, and no iterator that was read before.")
+        raise InputError(f"The texts of the {name} hold no word (an iterator can be read once only); give others.")
     return found
 
 

@@ -162,9 +162,11 @@ def read_contrast(path: str | Path, *, seed: int = 0) -> Contrast:
     """
     file = read_data(path)
     if file.kind in ("scored pairs", "inferences", "plain texts"):
+        alone = " Plain texts are enough for --recipe bidirectional and --set objective.name=simcse."
         raise DataFileError(
             f"{path} holds {file.kind}, which do not say what belongs together; "
             "give columns anchor and positive (and negative), text and label, or records with description and pos."
+            + (alone if file.kind == "plain texts" else "")
         )
     counts: Counter[str] = Counter()
     rows = _without_duplicates(file.rows, counts)

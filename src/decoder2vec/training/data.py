@@ -124,15 +124,15 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
 
     Dev pairs are always read, test pairs if named.
     """
-    train = _read_train(folder, files) if "pairs" in wants else None
     notes: list[str] = []
+    train = _read_train(folder, files, notes) if "pairs" in wants else None
     dev = tuple(read_pairs(place, files.columns) for place in _present(folder, files.dev, "dev", notes))
     if train and not dev:
         train, dev = _set_aside(train)
         notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
     contrast = None
     if "contrast" in wants:
-        place = _find(folder, files.triplets or "triplets.tsv", "triplets")
+        place = _find(folder, files.triplets, "triplets", notes)
         contrast = read_contrast(place)
         notes += contrast.notes
         if not dev:
@@ -144,17 +144,16 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
     test = tuple(read_pairs(place, files.columns) for place in _present(folder, files.test, "test", notes))
     data = TrainingData(train, dev, test, contrast=contrast)
     if "corpus" in wants:
-        place = _find(folder, files.texts or "texts.tsv", "texts")
-        concepts = ConceptSet.read(_find(folder, files.concepts, "concepts")) if files.concepts else None
+        place = _find(folder, files.texts, "texts", notes)
+        concepts = ConceptSet.read(_named(folder, files.concepts)) if files.concepts else None
         data = replace(data, texts=tuple(dict.fromkeys(read_texts(place))), concepts=concepts)
     if "texts" in wants:
-        texts, note = _read_plain(folder, files, train)
-        data, notes = replace(data, texts=texts), notes + note
+        data = replace(data, texts=_read_plain(folder, files, train, notes))
     if "triplets" in wants:
-        rows = read_columns(_find(folder, files.triplets or "triplets.tsv", "triplets"), _TRIPLET)
+        rows = read_columns(_find(folder, files.triplets, "triplets", notes), _TRIPLET)
         data = replace(data, triplets=tuple(rows))
     if "nli" in wants:
-        data = replace(data, nli=_read_nli(_find(folder, files.nli or "nli.tsv", "nli")))
+        data = replace(data, nli=_read_nli(_find(folder, files.nli, "nli", notes)))
     return check_data(data, files.scale, tuple(notes))
 
 
@@ -227,23 +226,24 @@ def _set_aside(train: Pairs) -> tuple[Pairs, tuple[Pairs, ...]]:
     return part(train.name, [n for n in numbers if n % 10]), (part(f"{train.name}-dev", list(numbers[::10])),)
 
 
-def _read_train(folder: Path, files: DataFiles) -> Pairs:
-    return read_pairs(_find(folder, files.train, "train"), files.columns)
+def _read_train(folder: Path, files: DataFiles, notes: list[str]) -> Pairs:
+    return read_pairs(_find(folder, files.train, "train", notes), files.columns)
 
 
-def _read_plain(folder: Path, files: DataFiles, train: Pairs | None) -> tuple[tuple[str, ...], list[str]]:
+def _read_plain(folder: Path, files: DataFiles, train: Pairs | None, notes: list[str]) -> tuple[str, ...]:
     try:
-        place = _find(folder, files.texts or "texts.tsv", "texts")
+        place = _find(folder, files.texts, "texts", notes)
     except DataFileError:
         if train is None:
             raise
-        return tuple(train.texts()), ["no plain texts were given: autoencoders learn from the training sentences"]
+        notes.append("no plain texts were given: autoencoders learn from the training sentences")
+        return tuple(train.texts())
     texts = []
     for text in read_texts(place):
         texts.append(text)
         if len(texts) == files.texts_limit:
             break
-    return tuple(dict.fromkeys(texts)), []
+    return tuple(dict.fromkeys(texts))
 
 
 def _read_nli(place: Path) -> tuple[tuple[str, ...], ...]:
@@ -257,10 +257,12 @@ def _present(folder: Path, names: Sequence[str], role: str, notes: list[str]) ->
     """Those files that the folder has: a plan made for other data names files that a user's own folder lacks."""
     found: list[Path] = []
     if not names:  # a file called by its role is meant to be used
-        return [path for path in _by_role(folder, role) if path.is_file()][:1]
+        beside = [path for path in _by_role(folder, role) if path.is_file()][:1]
+        notes += [f"{path.name}, which lies beside the data, serves as {role}" for path in beside]
+        return beside
     for name in names:
         try:
-            place = _find(folder, name, role)
+            place = _find(folder, name, role, notes)
         except DataFileError:
             notes.append(f"there is no {role} file {name} in {folder}; it is left out")
             continue
@@ -273,9 +275,19 @@ def _by_role(folder: Path, role: str) -> list[Path]:
     return [folder / f"{role}{ending}" for ending in _ENDINGS]
 
 
-def _find(folder: Path, name: str, role: str) -> Path:
-    """The file of that name in the folder, else the one called by its role."""
-    for path in (folder / name, *_by_role(folder, role)):
+def _find(folder: Path, name: str, role: str, notes: list[str]) -> Path:
+    """The file of that name in the folder, else the one called by its role, which is said."""
+    asked = name or f"{role}.tsv"
+    for path in (folder / asked, *_by_role(folder, role)):
         if path.is_file():
+            if name and path.name.split(".")[0] != Path(name).name.split(".")[0]:
+                notes.append(f"there is no {name} in {folder}; {path.name} is read in its place")
             return path
-    raise DataFileError(f"{folder} has no file {name!r}, nor one called {role}.tsv, .csv or .jsonl.")
+    endings = ", ".join(_ENDINGS)
+    raise DataFileError(f"{folder} has no file {asked!r}, nor one called {role} with one of the endings {endings}.")
+
+
+def _named(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise DataFileError(f"There is no file {folder / name}.")
+    return folder / name

@@ -126,8 +126,10 @@ class _Run:
         most = schedule.steps or sys.maxsize
         self.epochs: list[list[Rows]] = []
         self.total = 0
-        while len(self.epochs) < schedule.epochs and self.total < most:
+        while self.total < most and (schedule.steps or len(self.epochs) < schedule.epochs):
             self.epochs.append(self._epoch(len(self.epochs)))
+            if not self.epochs[-1]:
+                break
             self.total = min(self.total + len(self.epochs[-1]), most)
         self.history = History()
         self.step = 0

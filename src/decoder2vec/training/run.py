@@ -99,7 +99,14 @@ def train(
 def _said(data: TrainingData, seeds: list[dict[str, Any]]) -> dict[str, Any]:
     """How long it took in all, what it learned from, and what a user should know."""
     seconds = round(sum(seed["seconds"] for seed in seeds), 2)
-    return {"seconds": seconds, "data": data.facts(), "notes": [*data.notes, *_kept_starts(seeds)]}
+    return {"seconds": seconds, "data": data.facts(), "notes": [*data.notes, *_kept_starts(seeds), *_restored(seeds)]}
+
+
+def _restored(seeds: list[dict[str, Any]]) -> list[str]:
+    """How well marks and capitals came back, where that was learned."""
+    line = "seed {}: marks and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
+    found = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]
+    return [line.format(number, **told) for number, told in found if told]
 
 
 def _seen(data: TrainingData, before: str | Path | None) -> Any:
@@ -111,7 +118,8 @@ def _seen(data: TrainingData, before: str | Path | None) -> Any:
 def _free(out: Path) -> Path:
     """The folder, if nothing stands there but perhaps an encoder."""
     if out.exists() and not is_encoder(out) and (out.is_file() or any(out.iterdir())):
-        raise InputError(f"{out} is not empty and not an encoder; choose another folder.")
+        what = "is a file" if out.is_file() else "is not empty and not an encoder"
+        raise InputError(f"{out} {what}; choose another folder.")
     return out
 
 

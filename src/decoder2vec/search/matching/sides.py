@@ -131,6 +131,7 @@ def _refuse_twins(side: Side, source: str | Path) -> None:
     for place, document in enumerate(side.documents, 1):
         if document.id in seen:
             raise DataFileError(
-                f"{source}: the id of document {place} stands there before; give every document an id of its own."
+                f"{source}: the id {document.id!r} stands there twice, the second time as document {place}; "
+                "give every document an id of its own."
             )
         seen.add(document.id)

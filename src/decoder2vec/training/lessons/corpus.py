@@ -14,7 +14,7 @@ from decoder2vec.training.lessons.lesson import Classroom, Lesson
 
 _EVERY = 20
 _MOST = 500
-_FEWEST = 4
+FEWEST = 4
 
 
 class CorpusLesson(Lesson):
@@ -57,8 +57,8 @@ def check_reads_tokens(recipe: Adapting) -> None:
 def set_aside(texts: Sequence[str], objective: str) -> tuple[list[str], list[str]]:
     """Every twentieth text, at most 500, for a score; the others to learn from. White space alone is no text."""
     found = list(dict.fromkeys(text for text in texts if text.strip()))
-    if len(found) < _FEWEST:
-        raise InputError(f"{objective} learns from plain texts, {_FEWEST} or more; there are {len(found)}.")
+    if len(found) < FEWEST:
+        raise InputError(f"{objective} learns from plain texts, {FEWEST} or more; there are {len(found)}.")
     step = max(2, min(_EVERY, len(found) // 2))
     apart = found[::step][:_MOST]
     chosen = set(apart)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from decoder2vec.backbone.lm_head import LanguageHead
 from decoder2vec.errors import InputError
@@ -110,4 +109,4 @@ class _Telling:
         states = self.states([replace(text, ids=one.ids) for text, one in zip(texts, hidden, strict=True)])
         told = [(row, place, texts[row].ids[place]) for row, one in enumerate(hidden) for place in one.places]
         rows, places, truth = torch.tensor(told, dtype=torch.long, device=states.device).view(-1, 3).unbind(1)
-        return functional.cross_entropy(self.head(states[rows, places - 1]).float(), truth, reduction="sum")
+        return self.head.cross_entropy(states[rows, places - 1], truth)

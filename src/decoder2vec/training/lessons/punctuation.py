@@ -22,7 +22,7 @@ from decoder2vec.text.batches import plan
 from decoder2vec.text.punctuation import NO_LABEL, Edit, EditVocabulary, attached_words, clear, edits, excerpts
 from decoder2vec.text.spans import token_places
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.lessons.corpus import CorpusLesson, check_reads_tokens
+from decoder2vec.training.lessons.corpus import FEWEST, CorpusLesson, check_reads_tokens
 from decoder2vec.training.lessons.lesson import Classroom, Loss
 from decoder2vec.training.lessons.parts import TokenStates, sum_over
 from decoder2vec.training.loop import Rows
@@ -45,6 +45,11 @@ class ClearedLesson(CorpusLesson):
             raise InputError("Punctuation is taken away from plain texts; leave the template at plain.")
         words = max(1, min(_WORDS, recipe.read.max_length // (2 * copies)))  # so that hardly any excerpt is cut
         packed = tuple(excerpts((text for text in data.texts if clear(text)), words))
+        if len(packed) < FEWEST:
+            raise InputError(
+                f"{recipe.objective.name} learns from {FEWEST} excerpts or more, of up to {words} words each, and "
+                f"these texts make {len(packed)}; give more text, or a lower max_length."
+            )
         super().__init__(recipe, replace(data, texts=packed))
 
     @property

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from decoder2vec.backbone.direction import check_prefix_attention
 from decoder2vec.backbone.lm_head import LanguageHead
@@ -31,6 +30,7 @@ from decoder2vec.training.loop import Rows
 
 _WRITTEN = 50
 """Of the texts that are set aside so many at most are written out, token by token, for the report."""
+_NONE_FITS = "no text fits twice, once cleared and once as it was."
 _LONGER = 16
 """By so many tokens more than the truth a text may grow before the model is stopped."""
 
@@ -42,43 +42,54 @@ class PunctuationWritingLesson(ClearedLesson):
         super().__init__(recipe, data, copies=2)
         if recipe.attention != "bidirectional":
             raise InputError("punctuation_lm reads cleared texts in both directions; set attention to bidirectional.")
-        self._ready: tuple[Classroom, _Writing] | None = None
+        self._ready: tuple[Classroom, _Writing, _Sheets, _Sheets] | None = None
 
     def loss(self, room: Classroom) -> Loss:
         """The mean over all tokens that are written."""
         check_prefix_attention(room.backbone.model)
-        writing = self._held_in(room)
-        sheets = [writing.sheet(text) for text in self.learned]
+        writing, sheets, _ = self._held_in(room)
+        spare = next((sheet for sheet in sheets if sheet), None)
+        if spare is None:
+            raise InputError(f"{_NONE_FITS} Give shorter sentences, or raise read.max_length.")
 
         def loss(rows: Rows) -> Tensor:
-            return writing.mean([sheets[row] for row in rows])
+            return writing.mean([sheet for row in rows if (sheet := sheets[row])] or [spare])
 
         return loss
 
     def own_score(self, room: Classroom) -> Callable[[], float]:
         """How well texts that were set aside are written."""
-        writing = self._held_in(room)
-        sheets = [writing.sheet(text) for text in self.apart]
+        writing, _, apart = self._held_in(room)
+        sheets = list(filter(None, apart))
+        if not sheets:
+            raise InputError(f"Of the texts that were set aside: {_NONE_FITS} Give more of them.")
         return lambda: -float(writing.mean(sheets))
 
     def report(self, room: Classroom) -> dict[str, Any]:
         """Precision, recall and F1 of texts that were set aside and are written by the likeliest token, one by one."""
-        found = self._written(room, self.apart[:_WRITTEN])
+        writing, learned, apart = self._held_in(room)
+        known = [(text, sheet) for text, sheet in zip(self.apart, apart, strict=True) if sheet][:_WRITTEN]
+        found = self._score(room, [text for text, _ in known], writing.written([sheet for _, sheet in known]))
         parts = {name: round(getattr(found, name), 4) for name in ("precision", "recall", "f1")}
-        return {"restoration": parts | {"problems": found.problems, "texts of another length": found.mismatched}}
+        sizes = {
+            "problems": found.problems,
+            "texts of another length": found.mismatched,
+            "texts too long": [*learned, *apart].count(None),
+        }
+        return {"restoration": parts | sizes}
 
-    def _written(self, room: Classroom, texts: Sequence[str]) -> RestorationScore:
-        writing = self._held_in(room)
+    def _score(self, room: Classroom, texts: Sequence[str], written: Sequence[list[int]]) -> RestorationScore:
         decode = room.backbone.tokenizer.decode
-        output = [decode(ids, skip_special_tokens=True) for ids in writing.written([writing.sheet(t) for t in texts])]
-        source = [clear(text).split() for text in texts]
-        return score(source, [attached_words(text) for text in output], [attached_words(text) for text in texts])
+        output = [decode(ids, skip_special_tokens=True) for ids in written]
+        words = [attached_words(text) if clear(text) else [] for text in output]  # it may write nothing but marks
+        return score([clear(text).split() for text in texts], words, [attached_words(text) for text in texts])
 
-    def _held_in(self, room: Classroom) -> _Writing:
+    def _held_in(self, room: Classroom) -> tuple[_Writing, _Sheets, _Sheets]:
         """Made once for a room, since a trained copy has a head of its own."""
         if self._ready is None or self._ready[0] is not room:
-            self._ready = room, _Writing(room)
-        return self._ready[1]
+            writing = _Writing(room)
+            self._ready = room, writing, writing.sheets(self.learned), writing.sheets(self.apart)
+        return self._ready[1:]
 
 
 @dataclass(frozen=True)
@@ -88,13 +99,16 @@ class _Sheet:
     read: list[int]
     """Ends with the token after which writing begins."""
     written: list[int]
-    """Ends with that token again, if all of it fits."""
+    """Ends with that token again."""
 
     @property
     def prompt(self) -> Prompt:
         """All but the last token, from which nothing is told."""
         ids = [*self.read, *self.written[:-1]]
         return Prompt(ids, 0, len(ids))
+
+
+_Sheets = list[_Sheet | None]
 
 
 class _Writing:
@@ -104,33 +118,39 @@ class _Writing:
         self.room, self.states, self.head = room, TokenStates(room), LanguageHead(room.backbone)
         tokenizer = room.backbone.tokenizer
         self.edge = room.backbone.token_for_nothing if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
+        self.encode = tokenizer.backend_tokenizer.encode
 
-    def sheet(self, text: str) -> _Sheet:
-        """Of a text with its marks; it is read up to half of the model's context, and written up to its end."""
+    def sheets(self, texts: Sequence[str]) -> _Sheets:
+        """Of texts with their marks; none of a text that would be cut: nobody can write what was not read."""
+        return [self._sheet(text) for text in texts]
+
+    def _sheet(self, text: str) -> _Sheet | None:
+        prompt = self.room.prompts[self.room.place[clear(text)]]
+        read = [*prompt.ids, self.edge]
+        written = [token for token in self.encode(text, add_special_tokens=False).ids if token != self.edge]
         limit = self.room.backbone.context_length
-        ids = self.room.prompts[self.room.place[clear(text)]].ids
-        read = [*(ids if limit is None else ids[: limit // 2]), self.edge]
-        written = self.room.backbone.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
-        return _Sheet(read, [*written, self.edge][: self._room(read, len(written) + 1)])
+        cut = len(self.encode(clear(text)).ids) > len(prompt.ids)
+        too_long = limit is not None and len(read) + len(written) > limit
+        return None if cut or too_long else _Sheet(read, [*written, self.edge])
 
     def mean(self, sheets: Sequence[_Sheet]) -> Tensor:
         """The cross-entropy of a token that is written, on average."""
         costs = [len(sheet.prompt.ids) for sheet in sheets]
         total = sum_over(self.room, costs, lambda some: self._loss([sheets[one] for one in some]))
-        return total / max(1, sum(len(sheet.written) for sheet in sheets))
+        return total / sum(len(sheet.written) for sheet in sheets)
 
     def _loss(self, sheets: Sequence[_Sheet]) -> Tensor:
-        logits = self._logits(sheets)
-        truth = torch.tensor([token for sheet in sheets for token in sheet.written], device=logits.device)
-        return functional.cross_entropy(logits.float(), truth, reduction="sum")
+        states = self._states_before(sheets)
+        truth = torch.tensor([token for sheet in sheets for token in sheet.written], device=states.device)
+        return self.head.cross_entropy(states, truth)
 
-    def _logits(self, sheets: Sequence[_Sheet]) -> Tensor:
-        """[token, word] before each token that is written, of all sheets in a row."""
-        backbone = self.room.backbone
-        with prefix_attention(backbone.blocks, torch.tensor([len(sheet.read) for sheet in sheets])):
+    def _states_before(self, sheets: Sequence[_Sheet]) -> Tensor:
+        """[token, width] before each token that is written, of all sheets in a row."""
+        with prefix_attention(self.room.backbone.blocks, torch.tensor([len(sheet.read) for sheet in sheets])):
             states = self.states([sheet.prompt for sheet in sheets])
-        parts = [row[len(sheet.read) - 1 : len(sheet.prompt.ids)] for row, sheet in zip(states, sheets, strict=True)]
-        return self.head(torch.cat(parts))
+        return torch.cat(
+            [row[len(sheet.read) - 1 :][: len(sheet.written)] for row, sheet in zip(states, sheets, strict=True)]
+        )
 
     def written(self, sheets: Sequence[_Sheet]) -> list[list[int]]:
         """What the model writes on each sheet, always the likeliest token, up to the last one.
@@ -138,32 +158,53 @@ class _Writing:
         The truth serves as a draft: as far as the model would write the same it is read in one pass, and from the first
         token on that it would not, the draft is put right and read again. What comes out does not depend on the draft.
         """
-        drafts, open_ones = list(sheets), set(range(len(sheets)))
-        most = [self._room(sheet.read, len(sheet.written) + _LONGER) for sheet in sheets]
-        path = self.room.path
-        while open_ones:
-            numbers = sorted(open_ones)
-            for places in plan([len(drafts[number].prompt.ids) for number in numbers], path.fits, path.overhead):
-                some = [numbers[place] for place in places]
-                told = self._logits([drafts[number] for number in some]).argmax(dim=1).cpu()
-                parts = torch.split(told, [len(drafts[number].written) for number in some])
-                for number, likeliest in zip(some, parts, strict=True):
-                    drafts[number], finished = self._put_right(drafts[number], likeliest.tolist(), most[number])
-                    open_ones -= {number} if finished else set()
-        return [[token for token in draft.written if token != self.edge] for draft in drafts]
+        path, drafts = self.room.path, [_Draft(sheet, self._most(sheet)) for sheet in sheets]
+        while waiting := [draft for draft in drafts if not draft.finished(self.edge)]:
+            for places in plan([len(draft.sheet.prompt.ids) for draft in waiting], path.fits, path.overhead):
+                some = [waiting[place] for place in places]
+                told = self.head.likeliest(self._states_before([draft.sheet for draft in some])).tolist()
+                for draft in some:
+                    size = len(draft.sheet.written)
+                    draft.put_right(told[:size], self._is_mark, self.edge)
+                    told = told[size:]
+        return [draft.agreed_text(self.edge) for draft in drafts]
 
-    def _put_right(self, draft: _Sheet, likeliest: list[int], most: int) -> tuple[_Sheet, bool]:
-        """The draft up to its first wrong token, that token put right, and the rest as it was; is it finished?"""
-        same = next(
-            (n for n, pair in enumerate(zip(likeliest, draft.written, strict=True)) if pair[0] != pair[1]), None
-        )
-        right = draft.written if same is None else [*draft.written[:same], likeliest[same]]
-        if right[-1] == self.edge or len(right) >= most:
-            return _Sheet(draft.read, right), True
-        rest = [] if same is None else draft.written[same + 1 :]
-        return _Sheet(draft.read, [*right, *(rest or [self.edge])][:most]), False
-
-    def _room(self, read: Sequence[int], tokens: int) -> int:
-        """How many of so many tokens can be written before the model's context ends."""
+    def _most(self, sheet: _Sheet) -> int:
+        """How many tokens the model may write before it is stopped."""
         limit = self.room.backbone.context_length
-        return tokens if limit is None else min(tokens, limit - len(read) + 1)
+        longer = len(sheet.written) + _LONGER
+        return longer if limit is None else min(longer, limit - len(sheet.read))
+
+    def _is_mark(self, token: int) -> bool:
+        return not clear(self.room.backbone.tokenizer.decode([token]))
+
+
+class _Draft:
+    """What the model has written for certain, and a guess at the rest."""
+
+    def __init__(self, sheet: _Sheet, most: int) -> None:
+        self.sheet, self.most, self.agreed = sheet, most, 0
+
+    def finished(self, edge: int) -> bool:
+        """The last token was written, or as many as may be."""
+        return self.agreed > 0 and (self.sheet.written[self.agreed - 1] == edge or self.agreed >= self.most)
+
+    def agreed_text(self, edge: int) -> list[int]:
+        """All that was written, less the end."""
+        return [token for token in self.sheet.written[: self.agreed] if token != edge]
+
+    def put_right(self, told: Sequence[int], is_mark: Callable[[int], bool], edge: int) -> None:
+        """Agree to what the model says as far as it could see; the rest of the draft is kept where it seems to belong.
+
+        What was agreed stays, so each pass brings one token more, however numbers are rounded.
+        """
+        old = self.sheet.written
+        place = next((n for n in range(self.agreed, len(old)) if told[n] != old[n]), len(old) - 1)
+        new, rest = told[place], old[place + 1 :]
+        if new != old[place]:
+            if rest and rest[0] == new:  # the model leaves a token out
+                rest = rest[1:]
+            elif is_mark(new) and not is_mark(old[place]):  # it puts one in
+                rest = old[place:]
+        self.agreed = place + 1
+        self.sheet = _Sheet(self.sheet.read, [*old[:place], new, *(rest or [edge])][: self.most])

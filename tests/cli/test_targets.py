@@ -1,0 +1,52 @@
+"""Results are never written over what is read, and say in time what they cannot be called."""
+
+from __future__ import annotations
+
+import pytest
+
+from decoder2vec.cli.targets import check_target
+from decoder2vec.errors import InputError
+
+ROWS = "sentence1\tsentence2\tscore\nA dog runs.\tA dog is running.\t4\nA cat.\tA boat.\t1\nOne.\tTwo.\t2\n"
+FILES = {
+    "texts.txt": "A dog runs.\nA cat sleeps.\n",
+    "pairs.tsv": ROWS,
+    "triplets.jsonl": "",
+    "in.jsonl": '{"text": "a"}\n',
+}
+COMMANDS = {
+    "id": "analyze id tiny-llama --texts texts.txt --out texts.txt",
+    "geometry": "analyze geometry tiny-llama --texts texts.txt --out texts.txt",
+    "alignment": "analyze geometry tiny-llama --texts texts.txt --pairs pairs.tsv --out pairs.tsv",
+    "concepts": "data concepts texts.txt --general pairs.tsv --out texts.txt",
+    "general": "data concepts texts.txt --general pairs.tsv --out pairs.tsv",
+    "mine": "data mine triplets.jsonl --encoder tiny-llama --out triplets.jsonl",
+    "eval": "eval tiny-llama --data pairs.tsv --json pairs.tsv",
+    "embed": "embed in.jsonl --encoder tiny-llama --out in.jsonl",
+    "train": "train --recipe lora --backbone tiny-llama --data texts.txt --set objective.name=mntp --results texts.txt",
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_a_file_that_is_read_is_not_written_over(command, mistake, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        (tmp_path / name).write_text(content)
+    assert "is read, and would be written over; choose another file" in mistake(*command.split())
+    assert {name: (tmp_path / name).read_text() for name in FILES} == FILES
+
+
+def test_a_link_to_it_is_the_same_file(tmp_path):
+    (tmp_path / "a.json").write_text("{}")
+    (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
+    with pytest.raises(InputError, match="is read"):
+        check_target(tmp_path / "b.json", sources=[tmp_path / "a.json"])
+    check_target(tmp_path / "b.json", ".json", sources=[None, tmp_path, "tiny-llama"])
+
+
+def test_a_folder_and_another_kind_of_file_are_refused(tmp_path):
+    with pytest.raises(InputError, match="is a folder; name a file"):
+        check_target(tmp_path)
+    with pytest.raises(InputError, match=r"must end in \.json: that is what is written"):
+        check_target(tmp_path / "scores.tsv", ".json")
+    check_target(None, ".json")
