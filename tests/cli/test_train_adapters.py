@@ -51,8 +51,9 @@ def test_ones_own_csv_is_one_command(recipe):
 
 @pytest.mark.parametrize("form", ["punctuation", "punctuation_lm"])
 def test_how_well_marks_came_back_is_told_and_kept(form, place):
-    lines = [f"{name} runs, and {name} sings. Who is {name}?" for name in ("Anna", "Ben", "Ida", "Otto", "Eva")]
-    (place / "own" / "texts.txt").write_text("\n".join(lines * 4) + "\n", encoding="utf-8")
+    names, verbs = ("Anna", "Ben", "Ida", "Otto", "Eva"), ("runs", "sings", "waits", "sees")
+    lines = [f"{name} {verb}, and {name} knows. Who is {name}?" for name in names for verb in verbs]
+    (place / "own" / "texts.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
     wanted = [f"objective.name={form}", "attention=bidirectional", "read.max_length=48", "training.steps=2"]
     words = [word for setting in wanted for word in ("--set", setting)]
     out = printed("train", "--recipe", "lora", "--data", "own/texts.txt", "--out", "enc", *TINY, *words)
