@@ -30,7 +30,7 @@ from decoder2vec.training.loop import Rows
 
 _WRITTEN = 50
 """Of the texts that are set aside so many at most are written out, token by token, for the report."""
-_NONE_FITS = "no text fits twice, once cleared and once as it was."
+_NONE_FITS = "No text fits twice, once cleared and once as it was."
 _LONGER = 16
 """By so many tokens more than the truth a text may grow before the model is stopped."""
 
@@ -128,8 +128,8 @@ class _Writing:
         prompt = self.room.prompts[self.room.place[clear(text)]]
         read = [*prompt.ids, self.edge]
         written = [token for token in self.encode(text, add_special_tokens=False).ids if token != self.edge]
-        limit = self.room.backbone.context_length
-        cut = len(self.encode(clear(text)).ids) > len(prompt.ids)
+        limit, bos = self.room.backbone.context_length, self.room.backbone.bos_to_add
+        cut = len(self.encode(clear(text)).ids) + (bos is not None) > len(prompt.ids)
         too_long = limit is not None and len(read) + len(written) > limit
         return None if cut or too_long else _Sheet(read, [*written, self.edge])
 
