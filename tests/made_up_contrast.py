@@ -56,6 +56,15 @@ def small(name: str, *, epochs: int = 2, batch: int = 8, every: int = 0, **chang
     return recipe_named(name)(**{"training": schedule, **SETTINGS[name], **changes})
 
 
+@torch.no_grad()
+def moved(module):
+    """A little, each number: LoRA begins with zeros, which would hide what it does."""
+    numbers = torch.Generator().manual_seed(1)
+    for parameter in module.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=numbers)
+    return module
+
+
 def task_of(recipe, data, backbone, seed=0):
     """(module, task) as training hands them to its loop, which does not run."""
     _, module, task = AdapterTraining(recipe, data, backbone).prepare(seed)

@@ -211,7 +211,9 @@ def test_texts_cut_are_counted_and_reported(backbone, caplog):
     extractor = Extractor(backbone("tiny-gpt2"), READINGS, max_length=32)
     extractor(["a", LONG, "b", LONG + "!"])
     assert extractor.tally.overlong == 2
-    assert re.search(r"2 text\(s\) over 32 tokens were cut \(number 1, 3\)", caplog.text)
+    assert re.search(r"2 text\(s\) over 32 tokens were cut \(number 1, 3\); raise max_length", caplog.text)
+    Extractor(backbone("tiny-gpt2"), READINGS)([LONG * 9])
+    assert re.search(r"1 text\(s\) over 256 tokens were cut \(number 0\); the model takes no more", caplog.text)
 
 
 def test_nothing_is_reported_where_nothing_is_cut(backbone, caplog):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+from decoder2vec.backbone import lm_head
 from decoder2vec.backbone.lm_head import LanguageHead
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.quiet import quiet_transformers
@@ -124,3 +125,20 @@ def test_a_family_that_transformers_knows_no_language_model_of_is_refused_in_one
     with pytest.raises(BackboneError, match=r"knows no language-model head for .*CLIPTextConfig") as caught:
         LanguageHead(load(tmp_path))
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("at_once", [100, 5, 1], ids=["whole", "in parts", "one by one"])
+def test_losses_gradients_and_likeliest_words_do_not_depend_on_how_many_go_through_at_once(at_once, monkeypatch):
+    monkeypatch.setattr(lm_head, "_AT_ONCE", at_once)
+    model = Backbone.load("tiny-llama", device="cpu", dtype="float32")
+    head, truth = LanguageHead(model), torch.arange(12) * 30
+    states = states_of(model).requires_grad_(True)
+    with quiet_transformers():
+        stock = AutoModelForCausalLM.from_pretrained(tiny_folder("tiny-llama"), dtype=torch.float32).eval()
+    logits = stock.lm_head(states)
+    expected = -logits.log_softmax(dim=1)[torch.arange(12), truth].sum()
+    found = head.cross_entropy(states, truth)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad(loss, states)[0] for loss in (found, expected)]
+    torch.testing.assert_close(*gradients)
+    assert head.likeliest(states.detach()).tolist() == logits.argmax(dim=1).tolist()

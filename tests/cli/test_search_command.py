@@ -40,6 +40,11 @@ def test_a_search_prints_the_document_with_its_best_sentence_marked(index):
     assert "cats.txt" in shown and "«A kitten naps on the red sofa.»" in shown and "stocks" not in shown.lower()
 
 
+def test_a_query_of_nothing_is_refused(index):
+    with pytest.raises(InputError, match="the query is empty"):
+        d2v("search", index, "  ")
+
+
 def test_filters_modes_and_top_are_heeded(index):
     assert [hit["id"] for hit in found(index, "stocks", "--filter", "year=2024")] == ["n2024"]
     both = found(index, "stocks", "--filter", "year=2024", "--filter", "year=2025")

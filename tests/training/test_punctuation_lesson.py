@@ -29,7 +29,7 @@ from decoder2vec.training import adapting, checkpoint, processes
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.lessons import parts
 from decoder2vec.training.loop import History
-from made_up_contrast import gradients_of, small, task_of
+from made_up_contrast import gradients_of, moved, small, task_of
 from made_up_sentences import NOUNS, VERBS
 from made_up_texts import plain_data
 
@@ -77,15 +77,6 @@ TEXTS = with_rare_words(articles())
 
 def lesson_recipe(name="lora", **changes):
     return small(name, objective=Objective("punctuation"), **changes)
-
-
-@torch.no_grad()
-def moved(module):
-    """A little, each number: LoRA begins with zeros, which would hide what it does."""
-    numbers = torch.Generator().manual_seed(1)
-    for parameter in module.parameters():
-        parameter += 0.1 * torch.randn(parameter.shape, generator=numbers)
-    return module
 
 
 @pytest.fixture

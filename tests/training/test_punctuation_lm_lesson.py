@@ -21,7 +21,7 @@ from decoder2vec.training import adapting
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.lessons import punctuation_lm
 from decoder2vec.training.loop import History
-from made_up_contrast import gradients_of, small, task_of
+from made_up_contrast import gradients_of, moved, small, task_of
 from made_up_texts import plain_data
 
 TEXTS = tuple(
@@ -42,15 +42,6 @@ BOTH = "bidirectional"
 def lesson_recipe(name="lora", **changes):
     given = {"attention": BOTH, "read": ReadAs(max_length=48), **changes}
     return small(name, objective=Objective("punctuation_lm"), **given)
-
-
-@torch.no_grad()
-def moved(module):
-    """A little, each number: LoRA begins with zeros, which would hide what it does."""
-    numbers = torch.Generator().manual_seed(1)
-    for parameter in module.parameters():
-        parameter += 0.1 * torch.randn(parameter.shape, generator=numbers)
-    return module
 
 
 @pytest.fixture

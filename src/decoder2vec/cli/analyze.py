@@ -163,7 +163,7 @@ def _texts(file: Path | None, limit: int | None) -> tuple[Path, list[str]]:
 
 def _write(out: Path, found: list[Document], more: Document | None = None) -> None:
     """One document as it is; several under `encoders`."""
-    write_json(out, found[0] if len(found) == 1 else {"encoders": found, **(more or {})})
+    write_json(out, found[0] if len(found) == 1 else {"encoders": found, **(more or {})}, allow_nan=False)
     say(f"wrote {out}")
 
 

@@ -24,7 +24,7 @@ def check_target(target: Path | None, *endings: str, sources: Iterable[Path | st
         raise InputError(f"{target} must end in {' or '.join(endings)}: that is what is written.")
 
 
-def write_json(target: Path, document: Any) -> None:
+def write_json(target: Path, document: Any, *, allow_nan: bool = True) -> None:
     """The document as a file, one that is there already replaced."""
     with whole_file(target) as temporary:
-        temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(document, indent=1, allow_nan=allow_nan) + "\n", encoding="utf-8")

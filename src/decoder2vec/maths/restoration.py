@@ -38,6 +38,10 @@ class RestorationScore:
         """The harmonic mean of precision and recall."""
         return 2 * self.hits / (self.attempts + self.problems) if self.attempts + self.problems else 0.0
 
+    def rates(self) -> dict[str, float]:
+        """The three shares by name, for a report."""
+        return {name: round(getattr(self, name), 4) for name in ("precision", "recall", "f1")}
+
 
 def score(
     source_words: Sequence[Words], output_words: Sequence[Words], target_words: Sequence[Words]

@@ -92,13 +92,12 @@ class PunctuationLesson(ClearedLesson):
         """Precision, recall and F1 on the texts that were set aside, and what has no label."""
         assert self._apart is not None
         found = self._restored(self._apart)
-        parts = {name: round(getattr(found, name), 4) for name in ("precision", "recall", "f1")}
         sizes = {
             "problems": found.problems,
             "edits": len(self.vocabulary),
             "words without label": self.vocabulary.rare_words,
         }
-        return {"restoration": parts | sizes}
+        return {"restoration": found.rates() | sizes}
 
     def _telling(self, room: Classroom, texts: Sequence[str]) -> _Telling:
         assert self._tags is not None

@@ -70,13 +70,12 @@ class PunctuationWritingLesson(ClearedLesson):
         writing, learned, apart = self._held_in(room)
         known = [(text, sheet) for text, sheet in zip(self.apart, apart, strict=True) if sheet][:_WRITTEN]
         found = self._score(room, [text for text, _ in known], writing.written([sheet for _, sheet in known]))
-        parts = {name: round(getattr(found, name), 4) for name in ("precision", "recall", "f1")}
         sizes = {
             "problems": found.problems,
             "texts of another length": found.mismatched,
             "texts too long": [*learned, *apart].count(None),
         }
-        return {"restoration": parts | sizes}
+        return {"restoration": found.rates() | sizes}
 
     def _score(self, room: Classroom, texts: Sequence[str], written: Sequence[list[int]]) -> RestorationScore:
         decode = room.backbone.tokenizer.decode
