@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -39,8 +40,8 @@ def extras(name: str, grid: str | None) -> list[str]:
     return ["--grid", grid] if grid else []
 
 
-def run(name: str, arguments: argparse.Namespace) -> str:
-    """One plan, as a user would run it; returns what to print."""
+def run(name: str, arguments: argparse.Namespace) -> bool:
+    """One plan, as a user would run it; prints what it found, returns whether it ended well."""
     started = time.perf_counter()
     study = arguments.study
     command = ["d2v", "train", str(HERE / study / f"{name}.toml"), "--backbone", arguments.backbone]
@@ -49,14 +50,14 @@ def run(name: str, arguments: argparse.Namespace) -> str:
     command += [part for setting in arguments.set for part in ("--set", setting)]
     done = subprocess.run(command, capture_output=True, text=True)
     seconds = time.perf_counter() - started
-    shown = (
-        [line for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else [done.stderr[-800:]]
-    )
-    return f"== {name} ({seconds:.0f} s in all)\n" + "\n".join(shown)
+    well = done.returncode == 0
+    shown = [line for line in done.stdout.splitlines() if line.strip()] if well else [done.stderr[-800:]]
+    print(f"== {name} ({seconds:.0f} s in all)", *shown, sep="\n", flush=True)
+    return well
 
 
 def main() -> None:
-    """Parse, run, print."""
+    """Parse and run; the exit status says whether all plans ended well."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("study", choices=("freeze", "spt", "llm2vec", "masking"))
     parser.add_argument("names", nargs="*")
@@ -70,11 +71,10 @@ def main() -> None:
     parser.add_argument("--results", default="results")
     arguments = parser.parse_args()
     names = arguments.names or sorted(file.stem for file in (HERE / arguments.study).glob("*.toml"))
-    for name in [name for name in LADDER if name in names]:
-        print(run(name, arguments), flush=True)
+    ended = [run(name, arguments) for name in LADDER if name in names]
     with ThreadPoolExecutor(arguments.jobs) as pool:
-        for text in pool.map(lambda name: run(name, arguments), [name for name in names if name not in LADDER]):
-            print(text, flush=True)
+        ended += pool.map(lambda name: run(name, arguments), [name for name in names if name not in LADDER])
+    sys.exit(not all(ended))
 
 
 if __name__ == "__main__":
