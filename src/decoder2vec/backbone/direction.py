@@ -19,6 +19,9 @@ from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 ATTENTIONS = ("causal", "bidirectional")
 """Also bidirectional:12, which is causal up to layer 12 and looks both ways above it."""
 
+_ROUNDING = 1e-5
+"""A token that moves by less than this part of what the changed one does has been rounded otherwise."""
+
 _REASONS = {
     "gpt_neo": "its causal mask is a buffer inside every attention layer",
     "mamba": "a state-space model reads from left to right only",
@@ -45,37 +48,58 @@ def parse_attention(attention: str) -> tuple[str, int]:
 def set_attention(model: nn.Module, attention: str) -> None:
     """Switch the model's direction and prove that it took; a family that cannot is refused with the reason."""
     kind, lower = parse_attention(attention)
-    blocks = find_blocks(model)[1]
-    if lower >= len(blocks):
-        raise InputError(f"{attention!r} leaves nothing to look both ways: the model has {len(blocks)} layers.")
+    depth = len(find_blocks(model)[1])
+    if lower >= depth:
+        raise InputError(f"{attention!r} leaves nothing to look both ways: the model has {depth} layers.")
     before = getattr(model.config, "is_causal", None)
     config: Any = model.config
     text_config(config).is_causal = config.is_causal = kind == "causal"
-    _keep_causal(model, blocks[:lower])
-    proved = False
+    kept = _keep_causal(model, 0)
+    fault = "unproved"
     try:
-        proved = is_bidirectional(model) == (kind == "bidirectional") and not (lower and _looks_ahead(model, lower))
+        fault = _fault(model, kind) or (_fault_above(model, lower) if lower else "")
     finally:
-        if not proved:
+        if fault:
             text_config(config).is_causal = config.is_causal = True if before is None else before
-            _keep_causal(model, [])
-    if proved:
-        return
-    family = text_config(config).model_type
-    reason = _REASONS.get(family, "changing a later token does not move an earlier one although the flag is set")
-    raise UnsupportedError(f"{family} cannot be read with {attention} attention: {reason}.")
+            _keep_causal(model, kept)
+    if fault:
+        family = text_config(config).model_type
+        raise UnsupportedError(f"{family} cannot be read with {attention} attention: {_REASONS.get(family, fault)}.")
 
 
-_KEPT_CAUSAL: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
-"""What undoes it, for each model with blocks that are kept causal under a config that says otherwise."""
+def _fault(model: nn.Module, kind: str) -> str:
+    """What speaks against it that the model reads that way; nothing if it is proved to."""
+    if is_bidirectional(model) == (kind == "bidirectional"):
+        return ""
+    moves = "moves" if kind == "causal" else "does not move"
+    return f"changing a later token {moves} an earlier one although the flag is set"
 
 
-def _keep_causal(model: nn.Module, blocks: Any) -> None:
-    """Hide what comes later from these blocks, and from no others any more."""
-    for handle in _KEPT_CAUSAL.pop(model, []):
+def _fault_above(model: nn.Module, lower: int) -> str:
+    """Keep the first so many layers of a bidirectional model causal; the same question, asked of both parts."""
+    _keep_causal(model, lower)
+    try:
+        if not is_bidirectional(model):
+            return f"changing a later token does not move an earlier one if only layers above {lower} may see it"
+        if _looks_ahead(model, lower):
+            return f"changing a later token moves an earlier one in layer {lower} all the same"
+    except RuntimeError:  # a block that was taken for attention multiplies by its mask, or the like
+        return "its blocks take no mask over pairs of tokens"
+    return ""
+
+
+_KEPT_CAUSAL: WeakKeyDictionary[nn.Module, tuple[int, list[Any]]] = WeakKeyDictionary()
+"""How many blocks are kept causal under a config that says otherwise, for each such model, and what undoes it."""
+
+
+def _keep_causal(model: nn.Module, depth: int) -> int:
+    """Hide what comes later from the first so many blocks, and from no others any more; returns how many they were."""
+    before, handles = _KEPT_CAUSAL.pop(model, (0, []))
+    for handle in handles:
         handle.remove()
-    if len(blocks):
-        _KEPT_CAUSAL[model] = narrow(blocks, the_past)
+    if depth:
+        _KEPT_CAUSAL[model] = depth, narrow(find_blocks(model)[1], the_past, depth)
+    return before
 
 
 def is_bidirectional(model: nn.Module) -> bool:
@@ -116,7 +140,10 @@ def _looks_ahead(model: nn.Module, layer: int) -> bool:
 
 
 def _moves_earlier(model: nn.Module, padded: bool, layer: int | None = None, changed: int = 2) -> bool:
-    """Change a token and look at the one before: neighbours, so that no attention window is too small for the probe."""
+    """Change a token and look at the one before: neighbours, so that no attention window is too small for the probe.
+
+    A recurrence may round a token's state otherwise when a later token changes; that is no sight of it.
+    """
     device = next(model.parameters()).device
     size = text_config(model.config).vocab_size
     ids = torch.arange(7, 11, device=device).remainder(size).repeat(1 + padded, 1)
@@ -125,8 +152,8 @@ def _moves_earlier(model: nn.Module, padded: bool, layer: int | None = None, cha
     mask = torch.ones_like(ids)
     if padded:
         mask[0, 3] = 0
-    moved = (_states(model, ids, mask, layer) - _states(model, other, mask, layer)).abs()[:, changed - 1].max()
-    return bool(moved > 1e-6)
+    moved = (_states(model, ids, mask, layer) - _states(model, other, mask, layer)).abs()
+    return bool(moved[:, changed - 1].max() > _ROUNDING * moved[:, changed].max())
 
 
 @torch.inference_mode()

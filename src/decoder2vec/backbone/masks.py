@@ -24,21 +24,38 @@ def the_past(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
     return torch.ones(tokens, all_tokens, dtype=torch.bool, device=device).tril(all_tokens - tokens)
 
 
-def narrow(blocks: Iterable[nn.Module], seen: Seen) -> list[Any]:
-    """From now on these blocks, the first of a model, see no more than that; returns the handles that undo it."""
+def narrow(blocks: Iterable[nn.Module], seen: Seen, depth: int | None = None) -> list[Any]:
+    """From now on attention in a model's blocks, or in the first `depth` of them, sees no more than that.
+
+    Blocks without attention are left alone: they see the past only, and a mask over pairs of tokens is none for them.
+    Returns the handles that undo it.
+    """
 
     def less(number: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         names = _arguments(type(block).forward)
         given = dict(zip(names, args, strict=False)) | kwargs
-        mask = _narrowed(given, seen, number)
-        place = names.index("attention_mask")
-        if place < len(args):  # some families give it by position
+        name = "causal_mask" if "causal_mask" in names else "attention_mask"  # of both, one is for a recurrence
+        mask = _narrowed(given[names[0]], given.get(name), given.values(), seen, number)
+        if name in names[: len(args)]:  # some families give it by position
+            place = names.index(name)
             return (*args[:place], mask, *args[place + 1 :]), kwargs
-        return args, {**kwargs, "attention_mask": mask}
+        return args, {**kwargs, name: mask}
 
     return [
-        block.register_forward_pre_hook(partial(less, number), with_kwargs=True) for number, block in enumerate(blocks)
+        block.register_forward_pre_hook(partial(less, number), with_kwargs=True)
+        for number, block in _with_attention(list(blocks))
+        if depth is None or number < depth
     ]
+
+
+def _with_attention(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
+    """The blocks that have attention, and their numbers.
+
+    Attention says in a flag of its own whether it is causal, and convolutions and recurrences have no such flag; where
+    no block has one, the family is older than the flag, and all are attention.
+    """
+    numbered = list(enumerate(blocks))
+    return [pair for pair in numbered if any(hasattr(part, "is_causal") for part in pair[1].modules())] or numbered
 
 
 @contextmanager
@@ -60,15 +77,14 @@ def prefix_attention(blocks: Iterable[nn.Module], lengths: Tensor) -> Iterator[N
             handle.remove()
 
 
-def _narrowed(given: dict[str, Any], seen: Seen, number: int) -> Any:
+def _narrowed(states: Tensor, mask: Any, given: Iterable[Any], seen: Seen, number: int) -> Any:
     """The mask that block `number` is given, narrowed; some families add it to the weights, as numbers."""
-    states, mask = given["hidden_states"], given.get("attention_mask")
     tokens = states.shape[1]
     if mask is None:  # all is seen, what its memory holds before all tokens included
-        memory = next((value for value in given.values() if isinstance(value, Cache)), None)
+        memory = next((value for value in given if isinstance(value, Cache)), None)
         before = memory.get_seq_length(number) if memory else 0
         mask = states.new_zeros(len(states), 1, tokens, before + tokens)
-    if mask.ndim != 4:
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
         return mask  # none over pairs of tokens: the proof will say so
     own = seen(tokens, mask.shape[-1], states.device)
     return mask & own if mask.dtype == torch.bool else mask.masked_fill(~own, torch.finfo(mask.dtype).min)
