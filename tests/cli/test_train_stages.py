@@ -74,6 +74,15 @@ def results(folder):
     return json.loads((Path(folder) / "results.json").read_text())
 
 
+@pytest.mark.parametrize("attention", ["causal", "bidirectional:2"])
+def test_hidden_tokens_that_are_told_from_one_side_are_remarked_on(attention):
+    settings = ["--set", "objective.name=mntp", "--set", f"attention={attention}", "--set", "training.steps=1"]
+    out = " ".join(printed("--recipe", "lora", "--data", "texts.txt", "--out", "enc", *settings).split())
+    note = "mntp under causal attention tells hidden tokens from what stands before them only"
+    for text in (out, Path("enc/README.md").read_text(), " ".join(results("enc")["notes"])):
+        assert text.count(note) == (attention == "causal")
+
+
 def test_plain_texts_are_one_command(own_cache):
     out = printed("--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc", *QUICK)
     assert "wrote the encoder enc (best seed: 0)" in out

@@ -18,6 +18,11 @@ from decoder2vec.training.data import DataFiles
 
 Recipe = Freeze | Adapting
 
+_ONE_SIDED = (
+    "mntp under causal attention tells hidden tokens from what stands before them only; "
+    "attention=bidirectional shows it both sides"
+)
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -46,6 +51,12 @@ class Plan:
         if self.recipe.pretrain in kinds:
             found.append(kinds[self.recipe.pretrain])
         return found
+
+    def notes(self) -> list[str]:
+        """What a user should know about the settings: they are allowed, but seldom meant."""
+        recipe = self.recipe
+        hides = isinstance(recipe, Adapting) and recipe.objective.name == "mntp" and recipe.attention == "causal"
+        return [_ONE_SIDED] if hides else []
 
     def to_json(self) -> dict[str, Any]:
         """The whole plan, defaults included."""

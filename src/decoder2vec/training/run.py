@@ -78,7 +78,7 @@ def train(
     reading = time.perf_counter() - started
     done, best = _seeds(training, plan, seeds, work, watch)
     results = summary(plan, done, backbone, command)
-    results |= {"best_seed": best.seed, "seconds_reading": round(reading, 2), **_said(data, done), **(more or {})}
+    results |= {"best_seed": best.seed, "seconds_reading": round(reading, 2), **_said(plan, data, done), **(more or {})}
     encoder, record, copied = _result(training, best, work)
     record |= {"recipe": plan.recipe_name, "name": plan.name}
     extras = {
@@ -96,10 +96,11 @@ def train(
     return Outcome(encoder, results, record)
 
 
-def _said(data: TrainingData, seeds: list[dict[str, Any]]) -> dict[str, Any]:
+def _said(plan: Plan, data: TrainingData, seeds: list[dict[str, Any]]) -> dict[str, Any]:
     """How long it took in all, what it learned from, and what a user should know."""
     seconds = round(sum(seed["seconds"] for seed in seeds), 2)
-    return {"seconds": seconds, "data": data.facts(), "notes": [*data.notes, *_kept_starts(seeds), *_restored(seeds)]}
+    notes = [*plan.notes(), *data.notes, *_kept_starts(seeds), *_restored(seeds)]
+    return {"seconds": seconds, "data": data.facts(), "notes": notes}
 
 
 def _restored(seeds: list[dict[str, Any]]) -> list[str]:
