@@ -14,6 +14,7 @@ from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import UnsupportedError
+from made_up_texts import built
 
 IDS = torch.arange(5, 45).reshape(2, 20)
 
@@ -98,6 +99,24 @@ def test_a_model_without_a_final_norm_has_the_identity():
     states = torch.randn(2, 3, 16)
     assert model.decoder.final_layer_norm is None
     assert torch.equal(find_final_norm(find_blocks(model)[0])(states), states)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("lfm2", {"layer_types": ["conv", "full_attention"], "num_key_value_heads": 4}),
+        ("biogpt", {"num_hidden_layers": 2}),
+        ("xglm", {"d_model": 32, "ffn_dim": 32, "num_layers": 2, "attention_heads": 4}),
+        ("rwkv", {"attention_hidden_size": 32, "num_hidden_layers": 2}),
+        ("recurrent_gemma", {"lru_width": 32, "head_dim": 8, "num_hidden_layers": 2}),
+    ],
+)
+def test_the_final_norm_is_found_whatever_the_family_calls_it(family, settings):
+    model = built(family, **settings).base_model
+    last = states_after(model, -1)
+    with torch.inference_mode():
+        normed = find_final_norm(find_blocks(model)[0])(last)
+        torch.testing.assert_close(normed, model(input_ids=IDS, use_cache=False).last_hidden_state)
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -8,7 +8,10 @@ from torch import nn
 
 from decoder2vec.errors import UnsupportedError
 
-_FINAL_NORMS = ("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f", "final_norm")
+_FINAL_NORMS = (
+    *("norm", "ln_f", "final_layer_norm", "final_layernorm", "norm_f", "final_norm"),
+    *("embedding_norm", "layer_norm", "ln_out", "out_norm"),  # lfm2; biogpt, xglm; rwkv; xlstm
+)
 
 
 def text_config(config: Any) -> Any:
