@@ -24,6 +24,8 @@ STEPS = {
     "bi_mntp_simcse": "+ MNTP + SimCSE",
 }
 POOLINGS = {"eos": "last token", "mean": "mean", "weightedmean": "weighted mean"}
+PROMPTS = ("echo", "prompteol")
+"""Readings of the untrained model that stand beside the study, as lines."""
 
 
 def score(folder: Path, name: str) -> tuple[float, float] | None:
@@ -60,10 +62,19 @@ def main() -> None:
         print(f"| {said} | " + " | ".join(cells) + " |")
         for place, one in enumerate(found.values()):
             if one:
-                axes.bar(row + 0.27 * (place - 1), one[0], 0.25, yerr=one[1], color=f"C{place}", capsize=2)
+                spread = one[1] or None
+                axes.bar(row + 0.27 * (place - 1), one[0], 0.25, yerr=spread, color=f"C{place}", capsize=2)
+    for prompt in PROMPTS:
+        if found_beside := score(arguments.results, prompt):
+            print(f"{prompt}, untrained: {shown(found_beside)}")
+            axes.axhline(found_beside[0], color="black", linewidth=0.8, linestyle="--")
+            axes.text(2.45, found_beside[0], f"{prompt}, untrained", fontsize=7, ha="right", va="bottom")
     axes.set(ylabel="mean Spearman x 100 of 7 STS sets", xticks=range(len(STEPS)))
     axes.set_xticklabels(STEPS.values(), fontsize=8, rotation=12)
-    axes.legend(handles=[plt.Rectangle((0, 0), 1, 1, color=f"C{n}", label=p) for n, p in enumerate(POOLINGS.values())])
+    axes.legend(
+        handles=[plt.Rectangle((0, 0), 1, 1, color=f"C{n}", label=p) for n, p in enumerate(POOLINGS.values())],
+        framealpha=1,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(arguments.out, dpi=150)
 
