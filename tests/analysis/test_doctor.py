@@ -145,12 +145,16 @@ def test_layers_counted_from_one_are_found(monkeypatch):
     assert "layers are what they say" in failed(fresh("tiny-gpt2"))
 
 
-@pytest.mark.parametrize(("told", "really"), [("causal", "bidirectional"), ("bidirectional", "causal")])
-def test_a_direction_switched_behind_our_back_is_found(told, really):
+@pytest.mark.parametrize(("told", "moves"), [("causal", "moves"), ("bidirectional", "does not move")])
+def test_a_direction_switched_behind_our_back_is_found(told, moves):
     model = fresh("tiny-llama", told)
-    model.model.config.is_causal = really == "causal"
-    found = failed(model)
-    assert found["attention direction"] == f"read as {told}, but the probe says {really}"
+    model.model.config.is_causal = told != "causal"
+    found = failed(model)["attention direction"]
+    assert found.startswith(f"read as {told}, but changing a later token {moves} an earlier one")
+
+
+def test_both_directions_above_a_layer_only_are_a_direction_of_their_own():
+    assert "attention direction" not in failed(fresh("tiny-llama", "bidirectional:2"))
 
 
 def test_truncation_that_cuts_the_suffix_is_found(monkeypatch):

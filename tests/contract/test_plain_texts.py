@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.backbone.direction import is_bidirectional
+from decoder2vec.backbone.direction import fault_of
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.recipes.adapting import ReadAs
@@ -61,7 +61,9 @@ def test_a_saved_encoder_gives_identical_vectors_and_still_looks_both_ways(train
     assert (loaded.encode(TEXTS) == encoder.encode(TEXTS)).all()
     assert loaded.fingerprint == encoder.fingerprint
     assert loaded.spec.attention == loaded.backbone.attention == "bidirectional"
-    assert is_bidirectional(loaded.backbone.model) and is_bidirectional(encoder.backbone.model)
+    assert not fault_of(loaded.backbone.model, "bidirectional") and not fault_of(
+        encoder.backbone.model, "bidirectional"
+    )
 
 
 def test_something_was_learned_and_the_given_model_stays_as_it_was(trained):

@@ -16,7 +16,7 @@ from tokenizers import normalizers
 from torch.utils.checkpoint import checkpoint as computed_twice
 from transformers import AutoModel, AutoTokenizer, DynamicCache
 
-from decoder2vec.backbone.direction import is_bidirectional
+from decoder2vec.backbone.direction import fault_of
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.quiet import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
@@ -398,7 +398,7 @@ def test_marks_and_capitals_are_learned_and_the_encoder_still_looks_both_ways(ba
     after.encoder.save(tmp_path / "encoder")
     loaded = Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32")
     assert loaded.spec.attention == loaded.backbone.attention == "bidirectional"
-    assert is_bidirectional(loaded.backbone.model)
+    assert not fault_of(loaded.backbone.model, "bidirectional")
     assert (loaded.encode(texts[:3]) == after.encoder.encode(texts[:3])).all()
     assert not np.allclose(loaded.encode(texts[:3]), before.encoder.encode(texts[:3]), atol=1e-3)
 

@@ -113,6 +113,52 @@ def test_model_that_ignores_the_flag_in_one_mask_path_only_is_refused(padded):
         set_attention(model, "bidirectional")
 
 
+@pytest.mark.parametrize("number", range(4))
+def test_one_block_that_ignores_the_flag_among_others_that_do_not_is_found(number):
+    """At the top a later token moves an earlier one all the same; each block is asked by itself."""
+    model = fresh("tiny-llama")
+    model.layers[number].self_attn.register_forward_pre_hook(only_the_past, with_kwargs=True)
+    model.config.is_causal = False
+    assert first_token_sees_last(model, False) and first_token_sees_last(model, True)
+    with pytest.raises(UnsupportedError, match=f"does not move an earlier one in layer {number + 1} although"):
+        set_attention(model, "bidirectional")
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_one_block_that_sees_ahead_below_the_layer_is_found(number):
+    """Its own share may be small beside what stands in a few dimensions of a large model."""
+    model = fresh("tiny-llama")
+    model.layers[number].self_attn.register_forward_pre_hook(all_is_seen, with_kwargs=True)
+    with pytest.raises(UnsupportedError, match=f"moves an earlier one in layer {number + 1} all the same"):
+        set_attention(model, "bidirectional:3")
+
+
+def only_the_past(_, args, kwargs):
+    tokens = kwargs["hidden_states"].shape[1]
+    return args, {**kwargs, "attention_mask": torch.ones(1, 1, tokens, tokens, dtype=torch.bool).tril()}
+
+
+def all_is_seen(_, args, kwargs):
+    mask = kwargs["attention_mask"]
+    if mask is not None:
+        mask = torch.ones_like(mask) if mask.dtype == torch.bool else torch.zeros_like(mask)
+    return args, {**kwargs, "attention_mask": mask}
+
+
+def test_blocks_that_cannot_take_a_mask_over_pairs_of_tokens_are_refused_in_words():
+    def multiply(_, __, kwargs):
+        mask = kwargs["attention_mask"]
+        if mask is not None and mask[-1, 0, 0, 1] != mask[-1, 0, 0, 0]:
+            raise RuntimeError("The size of tensor a (32) must match the size of tensor b (4)")
+
+    model = fresh("tiny-llama")
+    model.config.is_causal = False
+    model.layers[0].self_attn.register_forward_pre_hook(multiply, with_kwargs=True)
+    set_attention(model, "bidirectional")
+    with pytest.raises(UnsupportedError, match="its blocks take no mask over pairs of tokens"):
+        set_attention(model, "bidirectional:2")
+
+
 def test_refusal_over_mask_paths_leaves_the_config_as_it_was():
     """A model that was refused must not go on with a flag that holds for half of its batches."""
     model = fresh("tiny-llama")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.direction import is_bidirectional
+from decoder2vec.backbone.direction import fault_of
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
@@ -131,18 +131,17 @@ def _plain_forward(backbone: Backbone, prompt: Prompt, **kwargs: bool) -> Any:
 
 
 def _direction(backbone: Backbone) -> tuple[bool, str]:
-    """A later token moves an earlier one if and only if attention is bidirectional; both ways are tried."""
+    """A later token moves an earlier one, in every block, where attention is bidirectional, and nowhere else."""
     before = backbone.attention
-    found = "bidirectional" if is_bidirectional(backbone.model) else "causal"
-    if found != before:
-        return False, f"read as {before}, but the probe says {found}"
+    if fault := fault_of(backbone.model, before):
+        return False, f"read as {before}, but {fault}"
     try:
         backbone.read_as("bidirectional")
     except UnsupportedError as reason:
-        return True, f"{found}; {reason}"
+        return True, f"{before}; {reason}"
     finally:
         backbone.read_as(before)
-    return True, f"{found}, padded and unpadded; can be switched to bidirectional"
+    return True, f"{before}, padded and unpadded; can be switched to bidirectional"
 
 
 def _finite(backbone: Backbone) -> tuple[bool, str]:

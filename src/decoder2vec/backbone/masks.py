@@ -32,7 +32,7 @@ def narrow(blocks: Iterable[nn.Module], seen: Seen, depth: int | None = None) ->
     """
 
     def less(number: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = _arguments(type(block).forward)
+        names = arguments_of(type(block).forward)
         given = dict(zip(names, args, strict=False)) | kwargs
         name = "causal_mask" if "causal_mask" in names else "attention_mask"  # of both, one is for a recurrence
         mask = _narrowed(given[names[0]], given.get(name), given.values(), seen, number)
@@ -43,12 +43,12 @@ def narrow(blocks: Iterable[nn.Module], seen: Seen, depth: int | None = None) ->
 
     return [
         block.register_forward_pre_hook(partial(less, number), with_kwargs=True)
-        for number, block in _with_attention(list(blocks))
+        for number, block in with_attention(list(blocks))
         if depth is None or number < depth
     ]
 
 
-def _with_attention(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
+def with_attention(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
     """The blocks that have attention, and their numbers.
 
     Attention says in a flag of its own whether it is causal, and convolutions and recurrences have no such flag; where
@@ -91,6 +91,6 @@ def _narrowed(states: Tensor, mask: Any, given: Iterable[Any], seen: Seen, numbe
 
 
 @cache
-def _arguments(forward: Callable[..., Any]) -> list[str]:
+def arguments_of(forward: Callable[..., Any]) -> list[str]:
     """What the blocks of a family are given, in order."""
     return list(inspect.signature(forward).parameters)[1:]
