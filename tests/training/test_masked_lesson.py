@@ -332,6 +332,12 @@ REFUSED = {
     "no texts": ("lora", {}, (), "mntp learns from plain texts, 4 or more; there are 0"),
     "white space": ("lora", {}, (" ", "\n", "", "The dog", "The cat"), "there are 2"),
     "a lower layer": ("lora", {"read": ReadAs(layer=2)}, TEXTS, "from the top layer; leave the layer at -1"),
+    "the text said twice": (
+        "lora",
+        {"read": ReadAs("echo")},
+        TEXTS,
+        "hidden in plain texts; leave the template at plain",
+    ),
     "a prompt": ("soft_prompt", {}, TEXTS, "mntp is told from the tokens of a text, not of a prompt"),
     "a prompt before": (
         "soft_prompt",

@@ -241,6 +241,17 @@ def test_what_is_written_does_not_depend_on_the_draft_and_a_good_one_saves_passe
     assert kept.agreed_text(0) == [5, 6, 7, 8, 9] and count <= passes
 
 
+def test_no_further_texts_are_begun_where_that_takes_too_long(backbone, monkeypatch, told):
+    """Seldom, but then for hours: a model that agrees with no draft is read anew for every token."""
+    monkeypatch.setattr(punctuation_lm, "_TOGETHER", 2)
+    run = lambda: AdapterTraining(lesson_recipe(epochs=0), plain_data(MANY), backbone("tiny-llama", BOTH)).run(0)  # noqa: E731
+    whole = run().notes["restoration"]
+    everything, told[:] = list(told), []
+    assert whole["texts"] == len(everything) == len(MANY[::20]) > 2
+    monkeypatch.setattr(punctuation_lm, "_READ_AT_MOST", 1)
+    assert run().notes["restoration"]["texts"] == 2 and told == everything[:2]
+
+
 def test_nothing_but_marks_may_be_written(backbone, monkeypatch):
     marks = lambda self, sheets: [self.encode("?!", add_special_tokens=False).ids] * len(sheets)  # noqa: E731
     monkeypatch.setattr(punctuation_lm._Writing, "written", marks)
@@ -291,3 +302,9 @@ def test_what_cannot_be_is_refused(prepared, monkeypatch):
         prepared(read=ReadAs(template="prompteol"))
     with pytest.raises(InputError, match="use lora, kv_prefix or full"):
         prepared("soft_prompt")
+    with pytest.raises(InputError, match="No mark and no capital occurs"):
+        prepared(texts=tuple(map(cleared, TEXTS)))
+
+
+def test_both_directions_from_layer_0_are_both_directions(prepared):
+    prepared(attention="bidirectional:0")

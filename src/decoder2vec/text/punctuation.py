@@ -6,17 +6,14 @@ words, not to sub-words: lower-casing changes where a tokenizer cuts, so the two
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Literal, NamedTuple, Self
 
-from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.places import whole_file
+from decoder2vec.errors import InputError
 
 MARKS = ",.!?'\"\u2018\u2019\u201c\u201d"
 """The marks that are deleted. The published code forgets the opening single quote, U+2018; here it goes too."""
@@ -129,11 +126,6 @@ def edits(original: str) -> tuple[list[str], list[Edit]]:
     return [cleared for cleared, _ in found], [edit for _, edit in found]
 
 
-def restore(cleared_words: Sequence[str], edits: Sequence[Edit]) -> str:
-    """The text that the edits make of the cleared words, with single spaces."""
-    return " ".join(edit.apply(word) for word, edit in zip(cleared_words, edits, strict=True))
-
-
 @dataclass(frozen=True)
 class EditVocabulary:
     """The edits that a model learns, by number: 0 leaves the word alone, then the commonest first."""
@@ -174,30 +166,6 @@ class EditVocabulary:
     @cached_property
     def _numbers(self) -> dict[Edit, int]:
         return {edit: number for number, edit in enumerate(self.edits)}
-
-    def write(self, path: str | Path) -> None:
-        """Write it as JSON, the same bytes every time."""
-        rows = [
-            {"before": edit.before, "after": edit.after, "case": edit.case, "changes": edit.changes, "count": count}
-            for edit, count in zip(self.edits, self.counts, strict=True)
-        ]
-        note = {"least": self.least, "rare_edits": self.rare_edits, "rare_words": self.rare_words, "edits": rows}
-        with whole_file(Path(path)) as temporary:
-            temporary.write_text(json.dumps(note, indent=1) + "\n", encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Read what `write` wrote."""
-        try:
-            note: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
-            rows = note["edits"]
-            found = tuple(_read_edit(row) for row in rows)
-            counts = tuple(int(row["count"]) for row in rows)
-            return cls(found, counts, int(note["least"]), int(note["rare_edits"]), int(note["rare_words"]))
-        except OSError as error:
-            raise DataFileError(f"Cannot read {path}: {error.strerror or error}.") from None
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataFileError(f"{path} is not a vocabulary of edits ({error}); write it again.") from None
 
 
 @lru_cache(_REMEMBERED)
@@ -266,11 +234,3 @@ def _changed(letter: str, piece: str, kind: Kind, text: str) -> str:
 def _place(index: int, size: int, reach: int) -> int:
     """The index counted from the nearer end of the word, or from its end wherever that is within reach."""
     return index - size if size - index <= max(index, reach) else index
-
-
-def _read_edit(row: dict[str, Any]) -> Edit:
-    changes = tuple(Change(int(place), kind, str(text)) for place, kind, text in row["changes"])
-    for change in changes:
-        if change.kind not in get_args(Kind):
-            raise ValueError(f"unknown kind of change {change.kind!r}")
-    return Edit(str(row["before"]), str(row["after"]), Case(row["case"]), changes)

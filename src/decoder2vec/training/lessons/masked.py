@@ -33,8 +33,8 @@ class MaskedLesson(CorpusLesson):
     def __init__(self, recipe: Adapting, data: TrainingData) -> None:
         super().__init__(recipe, data)
         check_reads_tokens(recipe)
-        if data.concepts and recipe.read.template != "plain":
-            raise InputError("Concepts are looked for in plain texts; leave the template at plain.")
+        if recipe.read.template != "plain":  # a template's own words are not worth learning, and echo gives all away
+            raise InputError("Tokens are hidden in plain texts; leave the template at plain.")
         self._ready: tuple[Classroom, RandomMasking, _Telling] | None = None
 
     def loss(self, room: Classroom) -> Loss:

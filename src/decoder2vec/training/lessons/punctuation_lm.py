@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoder2vec.backbone.direction import check_prefix_attention
+from decoder2vec.backbone.direction import check_prefix_attention, parse_attention
 from decoder2vec.backbone.lm_head import LanguageHead
 from decoder2vec.backbone.masks import prefix_attention
 from decoder2vec.errors import InputError
@@ -30,6 +30,10 @@ from decoder2vec.training.loop import Rows
 
 _WRITTEN = 50
 """Of the texts that are set aside so many at most are written out, token by token, for the report."""
+_TOGETHER = 5
+"""So many texts are written at a time."""
+_READ_AT_MOST = 100_000
+"""After so many tokens no further texts are begun: a model that disagrees with every draft would take hours."""
 _NONE_FITS = "No text fits twice, once cleared and once as it was."
 _LONGER = 16
 """By so many tokens more than the truth a text may grow before the model is stopped."""
@@ -40,8 +44,10 @@ class PunctuationWritingLesson(ClearedLesson):
 
     def __init__(self, recipe: Adapting, data: TrainingData) -> None:
         super().__init__(recipe, data, copies=2)
-        if recipe.attention != "bidirectional":
+        if parse_attention(recipe.attention) != ("bidirectional", 0):
             raise InputError("punctuation_lm reads cleared texts in both directions; set attention to bidirectional.")
+        if all(clear(text) == text for text in self.learned):
+            raise InputError("No mark and no capital occurs in these texts, so there is nothing to learn.")
         self._ready: tuple[Classroom, _Writing, _Sheets, _Sheets] | None = None
 
     def loss(self, room: Classroom) -> Loss:
@@ -69,8 +75,10 @@ class PunctuationWritingLesson(ClearedLesson):
         """Precision, recall and F1 of texts that were set aside and are written by the likeliest token, one by one."""
         writing, learned, apart = self._held_in(room)
         known = [(text, sheet) for text, sheet in zip(self.apart, apart, strict=True) if sheet][:_WRITTEN]
-        found = self._score(room, [text for text, _ in known], writing.written([sheet for _, sheet in known]))
+        written = writing.written([sheet for _, sheet in known])
+        found = self._score(room, [text for text, _ in known[: len(written)]], written)
         sizes = {
+            "texts": len(written),
             "problems": found.problems,
             "texts of another length": found.mismatched,
             "texts too long": [*learned, *apart].count(None),
@@ -152,21 +160,33 @@ class _Writing:
         )
 
     def written(self, sheets: Sequence[_Sheet]) -> list[list[int]]:
-        """What the model writes on each sheet, always the likeliest token, up to the last one.
+        """What the model writes on each sheet, or on the first ones where that takes too long."""
+        found: list[list[int]] = []
+        left = _READ_AT_MOST
+        while left > 0 and len(found) < len(sheets):
+            drafts = [_Draft(sheet, self._most(sheet)) for sheet in sheets[len(found) :][:_TOGETHER]]
+            left -= self._write(drafts)
+            found += [draft.agreed_text(self.edge) for draft in drafts]
+        return found
+
+    def _write(self, drafts: Sequence[_Draft]) -> int:
+        """Always the likeliest token, up to the last one; returns how many tokens were read for it.
 
         The truth serves as a draft: as far as the model would write the same it is read in one pass, and from the first
         token on that it would not, the draft is put right and read again. What comes out does not depend on the draft.
         """
-        path, drafts = self.room.path, [_Draft(sheet, self._most(sheet)) for sheet in sheets]
+        path, read = self.room.path, 0
         while waiting := [draft for draft in drafts if not draft.finished(self.edge)]:
-            for places in plan([len(draft.sheet.prompt.ids) for draft in waiting], path.fits, path.overhead):
+            sizes = [len(draft.sheet.prompt.ids) for draft in waiting]
+            read += sum(sizes)
+            for places in plan(sizes, path.fits, path.overhead):
                 some = [waiting[place] for place in places]
                 told = self.head.likeliest(self._states_before([draft.sheet for draft in some])).tolist()
                 for draft in some:
                     size = len(draft.sheet.written)
                     draft.put_right(told[:size], self._is_mark, self.edge)
                     told = told[size:]
-        return [draft.agreed_text(self.edge) for draft in drafts]
+        return read
 
     def _most(self, sheet: _Sheet) -> int:
         """How many tokens the model may write before it is stopped."""
