@@ -70,6 +70,16 @@ def test_a_table_of_texts_is_read_by_its_column():
     assert concepts("--least", "6", domain="domain.tsv")[1] == concepts("--least", "6")[1]
 
 
+def test_where_no_column_can_be_named_none_is_asked_for():
+    Path("texts.tsv").write_text("body\tlabel\na heart\tx\n", encoding="utf-8")
+    for command in (
+        ("data", "concepts", "texts.tsv", "--general", "general.txt", "--out", "found.txt"),
+        ("train", "--recipe", "bidirectional", "--data", "texts.tsv", "--backbone", "tiny-llama", "--out", "enc"),
+    ):
+        said = " ".join(d2v(*command).output.split())
+        assert "it has: body, label. Call the one that holds the texts `text`." in said, command
+
+
 def test_the_list_is_what_a_model_is_trained_on():
     concepts("--top", "6", "--least", "6")
     Path("texts.txt").write_text("".join(f"{n} {line}\n" for n, line in enumerate(DOMAIN)), encoding="utf-8")

@@ -394,7 +394,7 @@ NOTHING = {
         BEGINS,
         {"gene"},
         {},
-        "anywhere but at its very beginning. Give other texts",
+        "behind its first token: other concepts may fit these texts. Give other texts",
     ),
     "only inside other words": (
         "tiny-llama",

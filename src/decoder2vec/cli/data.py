@@ -80,10 +80,10 @@ def concepts(
     """List the concepts of a field, to be masked when a model learns it: frequent there and rare elsewhere."""
     from decoder2vec.text.concept_graph import ConceptGraph
     from decoder2vec.text.concepts import ConceptSet, Frequency
-    from decoder2vec.text.files import read_texts
+    from decoder2vec.text.files import CALL_IT_TEXT, read_texts
 
     check_target(out, sources=[domain, general, graph])
-    texts, others = read_texts(domain), read_texts(general)
+    texts, others = (read_texts(file, cure=CALL_IT_TEXT) for file in (domain, general))
     if graph:
         often = Frequency(per_million=frequency)
         found = ConceptSet.build(texts, others, ConceptGraph.read(graph), frequency=often, seeds=seeds, hops=hops)

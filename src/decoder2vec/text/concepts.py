@@ -203,7 +203,7 @@ def _counted(
 ) -> ConceptCounts:
     found = count_concepts(texts, longest, among)
     if not found.words:
-        raise InputError(f"The texts of the {name} hold no word (an iterator can be read once only); give others.")
+        raise InputError(f"The texts of the {name} hold no word; give others.")
     return found
 
 

@@ -16,6 +16,9 @@ from typing import Any, TextIO
 
 from decoder2vec.errors import DataFileError
 
+_NAME_IT = "Name yours with --column."
+CALL_IT_TEXT = "Call the one that holds the texts `text`."
+"""For those who read texts where no column can be named."""
 PAIR_COLUMNS = ("sentence1", "sentence2", "score")
 
 Row = tuple[int, dict[str, Any] | str]
@@ -41,7 +44,7 @@ class Pairs:
         return list(dict.fromkeys([*self.left, *self.right]))
 
 
-def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
+def read_texts(source: str | Path, column: str | None = None, *, cure: str = _NAME_IT) -> Iterator[str]:
     """Texts one by one: the lines of a txt file, or a column (default `text`) of a TSV, CSV or JSONL file.
 
     "-" reads standard input, as txt unless a column is named, then as JSONL.
@@ -51,7 +54,7 @@ def read_texts(source: str | Path, column: str | None = None) -> Iterator[str]:
         raise DataFileError(f"{source} is read as plain lines and has no column {column!r}; use .tsv, .csv or .jsonl.")
     for line, row in read_rows(source, kind):
         name = column or _default_column(row)
-        _require([name], row, source, "--column")
+        _require([name], row, source, cure)
         if not isinstance(row[name], str):
             raise DataFileError(f"{source}, line {line}: {name} is {type(row[name]).__name__}, not a text.")
         yield row[name]
@@ -74,7 +77,7 @@ def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | Non
     """Rows of texts by column name, such as anchor, positive, negative: the first `limit` of them."""
     rows: list[tuple[str, ...]] = []
     for line, row in islice(read_rows(source), limit):
-        _require(columns, row, source, "columns in the configuration")
+        _require(columns, row, source, "Name yours with columns in the configuration.")
         values = tuple(row[name] for name in columns)
         if not all(isinstance(value, str) for value in values):
             raise DataFileError(f"{source}, line {line}: one of {', '.join(columns)} is missing or not a text.")
@@ -117,7 +120,7 @@ def read_pairs(
 
 def _pair(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
     """The pair of a row, or the reason why it is none."""
-    _require(columns, row, source, "--columns")
+    _require(columns, row, source, "Name yours with --columns.")
     left, right, score = (row[name] for name in columns)
     for name, text in zip(columns, (left, right), strict=False):
         if not isinstance(text, str):
@@ -200,11 +203,11 @@ def _too_many(values: Sequence[Any], names: Sequence[str]) -> str:
     return f"{len(values)} fields, but the header has {len(names)}." if len(values) > len(names) else ""
 
 
-def _require(names: Sequence[str], row: dict[str, Any], source: str | Path, option: str) -> None:
+def _require(names: Sequence[str], row: dict[str, Any], source: str | Path, cure: str) -> None:
     missing = [name for name in names if name not in row]
     if missing:
         present = ", ".join(str(name) for name in row)
-        raise DataFileError(f"{source} has no column {missing[0]!r}; it has: {present}. Name yours with {option}.")
+        raise DataFileError(f"{source} has no column {missing[0]!r}; it has: {present}. {cure}")
 
 
 def _default_column(row: dict[str, Any]) -> str:

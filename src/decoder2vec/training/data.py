@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.concepts import ConceptSet
-from decoder2vec.text.files import PAIR_COLUMNS, Pairs, read_columns, read_pairs, read_texts
+from decoder2vec.text.files import CALL_IT_TEXT, PAIR_COLUMNS, Pairs, read_columns, read_pairs, read_texts
 from decoder2vec.text.overlap import overlapping, pair_hashes
 from decoder2vec.training.contrast import Contrast, read_contrast
 
@@ -146,7 +146,7 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
     if "corpus" in wants:
         place = _find(folder, files.texts, "texts", notes)
         concepts = ConceptSet.read(_named(folder, files.concepts)) if files.concepts else None
-        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place))), concepts=concepts)
+        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place, cure=CALL_IT_TEXT))), concepts=concepts)
     if "texts" in wants:
         data = replace(data, texts=_read_plain(folder, files, train, notes))
     if "triplets" in wants:
@@ -239,7 +239,7 @@ def _read_plain(folder: Path, files: DataFiles, train: Pairs | None, notes: list
         notes.append("no plain texts were given: autoencoders learn from the training sentences")
         return tuple(train.texts())
     texts = []
-    for text in read_texts(place):
+    for text in read_texts(place, cure=CALL_IT_TEXT):
         texts.append(text)
         if len(texts) == files.texts_limit:
             break

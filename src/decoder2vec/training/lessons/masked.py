@@ -77,7 +77,7 @@ class MaskedLesson(CorpusLesson):
 
     def _nothing(self) -> str:
         if self.data.concepts:
-            return "No text has one of the concepts anywhere but at its very beginning."
+            return "No text has one of the concepts behind its first token: other concepts may fit these texts."
         return "No text has two tokens, so there is none to be told from another."
 
     def _held_in(self, room: Classroom) -> tuple[RandomMasking, _Telling]:
