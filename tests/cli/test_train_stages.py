@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,6 +114,36 @@ def test_a_second_run_is_refused_unless_it_may_overwrite_and_then_finds_everythi
     assert "mntp: found in enc-stages/1-mntp" in out and "simcse: found in enc" in out
     assert Encoder.load("enc", device="cpu").fingerprint == before
     assert json.loads(Path("found.json").read_text()) == results("enc")
+
+
+CTRL_C_IN_THE_FOURTH_STEP = """
+import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from decoder2vec.cli import main
+from decoder2vec.training import loop
+steps = []
+loop.add_up_gradients = lambda _: steps.append(1) or (len(steps) == 4 and os.kill(os.getpid(), signal.SIGINT))
+main()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_ctrl_c_keeps_every_step_and_the_next_start_says_from_where_it_goes_on(own_cache, caplog):
+    """Long before the first look at dev, and before a checkpoint would be due."""
+    words = ["--recipe", "bidirectional", "--stages", "mntp", "--data", "texts.txt", *QUICK]
+    words += ["--set", "mntp.training.evaluate_every=100"]
+    command = [sys.executable, "-c", CTRL_C_IN_THE_FOURTH_STEP, "train", *words, "--out", "enc", *TINY]
+    stopped = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert stopped.returncode == 130, stopped.stderr
+    assert stopped.stderr.splitlines()[-1] == "stopped; what was finished is kept and will be reused"
+    assert "Traceback" not in stopped.stderr and not Path("enc").exists()
+    printed(*words, "--out", "enc")
+    assert caplog.messages == ["masked texts: going on from step 3 of 6."]
+    printed(*words, "--out", "whole")
+    for part in ("losses", "scores"):
+        found, expected = (results(place)["seeds"][0]["notes"]["training"][part] for place in ("enc", "whole"))
+        assert found == pytest.approx(expected, rel=1e-5)
+    assert not Path("enc.unfinished").exists()
 
 
 def test_one_of_the_stages_alone():

@@ -27,21 +27,21 @@ class Killed(Exception):
     pass
 
 
-def recipe_for(objective):
+def recipe_for(objective, every=1):
     """Four steps, with a look after each."""
     return small(
         "lora",
         batch=5,
-        every=1,
+        every=every,
         attention="bidirectional",
         objective=Objective(objective, temperature=0.3, dropout=0.5),
         read=ReadAs(pooling="mean"),
     )
 
 
-def begin(family, objective):
+def begin(family, objective, **options):
     backbone = Backbone.load(family, device="cpu", dtype="float32")
-    return AdapterTraining(recipe_for(objective), plain_data(), backbone)
+    return AdapterTraining(recipe_for(objective, **options), plain_data(), backbone)
 
 
 @pytest.fixture(scope="module", params=[(name, family) for name in OBJECTIVES for family in FAMILIES], ids="-".join)
@@ -77,11 +77,12 @@ def test_something_was_learned_and_the_given_model_stays_as_it_was(trained):
     assert not np.allclose(result.encoder.encode(TEXTS), bare, atol=1e-3)
 
 
+@pytest.mark.parametrize("every", [1, 2, 100])
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(objective, own_cache, tmp_path, monkeypatch):
+def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(objective, every, own_cache, tmp_path, monkeypatch):
     """In the middle of an epoch, so that the random numbers of its second half are those of the first run."""
     monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
-    training, steps = begin("tiny-llama", objective), []
+    training, steps = begin("tiny-llama", objective, every=every), []
 
     def kill(note):
         if note.step == 3:
@@ -90,8 +91,8 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(objective, own_cach
     with pytest.raises(Killed):
         training.run(0, work=tmp_path, watch=kill)
     assert not any(module.training for module in training.backbone.model.modules())
-    resumed = begin("tiny-llama", objective).run(0, work=tmp_path, watch=lambda note: steps.append(note.step))
-    whole = begin("tiny-llama", objective).run(0)
+    again, other = (begin("tiny-llama", objective, every=every) for _ in range(2))
+    resumed, whole = again.run(0, work=tmp_path, watch=lambda note: steps.append(note.step)), other.run(0)
     assert steps[0] == 4, "it did not begin anew"
     assert resumed.notes == whole.notes
     assert resumed.encoder.fingerprint == whole.encoder.fingerprint

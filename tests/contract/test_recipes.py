@@ -165,11 +165,11 @@ def test_an_over_long_text_is_cut_where_the_adapter_leaves_room(case, run):
 
 
 def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(case, run, begin, rewatch, recipe_for, state_of):
-    """Which also says that training twice with one seed gives the same numbers."""
+    """In the middle between two looks. Which also says that training twice with one seed gives the same numbers."""
     again, steps = begin(case[1]), []
 
     def kill(note):
-        if note.step == 3:  # the last checkpoint is that of step 2
+        if note.step == 3:
             raise Killed
 
     with pytest.raises(Killed):
@@ -177,7 +177,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(case, run, begin, r
     assert not again.folder.exists()
     assert same(state_of(again.backbone), run.weights), "a run that is cut short leaves the model as it was"
     rewatch(again, recipe_for(case[0]), lambda note: steps.append(note.step))
-    assert steps[0] == 3, "it did not begin anew"
+    assert steps[0] == 4, "it did not begin anew"
     assert again.history == run.history
     assert again.encoder.fingerprint == run.encoder.fingerprint
     assert (again.encoder.encode(TEXTS) == run.encoder.encode(TEXTS)).all()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +15,8 @@ from torch import nn
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training import checkpoint, loop
-from decoder2vec.training.loop import Task, fit, rate_factor
+from decoder2vec.training.loop import Task, fit
+from decoder2vec.training.steps import rate_factor
 
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
 Y = X @ torch.linspace(-1, 1, 6) + 0.3
@@ -177,7 +179,7 @@ def test_a_killed_run_goes_on_to_the_same_numbers(kill_after, tmp_path, monkeypa
     second = Line(start=-2.0)
     torch.manual_seed(123)
     history = fit(second, task_for(second, seen=seen), 7, checkpoint=tmp_path / "run.safetensors")
-    assert len(seen) == 4 * (6 - kill_after // 4), "whole epochs are not done again"
+    assert len(seen) == 24 - kill_after, "no step is done again, wherever dev was looked at last"
     assert history == expected
     assert same(state(second), state(whole))
 
@@ -195,6 +197,187 @@ def test_a_killed_run_knows_its_best_state(tmp_path, monkeypatch):
     history = fit(second, task_for(second, scores=scores[4:]), 0, checkpoint=tmp_path / "run.safetensors")
     assert (history.best, history.best_score) == (0, 9)
     assert same(state(second), state(whole))
+
+
+# --- runs that are interrupted: no checkpoint is old enough to be written but the last words ------------------------
+
+
+def in_a_loss(task, at):
+    """Random numbers were drawn, and gradients are on their way."""
+    calls = []
+
+    def loss(rows):
+        found = task.loss(rows)
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return found
+
+    return replace(task, loss=loss)
+
+
+def in_a_look(task, at):
+    calls = []
+
+    def score():
+        found = task.score()
+        calls.append(1)
+        if len(calls) == at:
+            raise KeyboardInterrupt
+        return found
+
+    return replace(task, score=score)
+
+
+def drawing(task):
+    """Its score draws random numbers, too."""
+    return replace(task, score=lambda: (torch.rand(3), task.score())[1])
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "done"),
+    [
+        (lambda task: in_a_loss(task, 4), 3),
+        (lambda task: in_a_loss(task, 5), 4),
+        (lambda task: in_a_loss(task, 11), 10),
+        (lambda task: in_a_look(task, 2), 7),
+        (lambda task: in_a_look(task, 4), 21),
+        (lambda task: in_a_look(task, 5), 24),
+    ],
+    ids=["in an epoch", "at an epoch's start", "later", "in the first look", "in the third", "in the last"],
+)
+def test_an_interrupted_run_goes_on_from_its_last_whole_step_to_the_same_numbers(interrupt, done, tmp_path):
+    file, schedule = tmp_path / "run.safetensors", Schedule(epochs=6, batch=16, rate=0.05, patience=9, evaluate_every=7)
+    whole, first, second, seen = Line(), Line(), Line(start=-2.0), []
+    expected = fit(whole, drawing(task_for(whole, schedule)), 7)
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, interrupt(drawing(task_for(first, schedule))), 7, checkpoint=file)
+    torch.manual_seed(123)
+    assert fit(second, drawing(task_for(second, schedule, seen=seen)), 7, checkpoint=file) == expected
+    assert len(seen) == 24 - done
+    assert same(state(second), state(whole))
+
+
+def interrupted_watch(at):
+    def watch(note):
+        if note.step == at:
+            raise KeyboardInterrupt
+
+    return watch
+
+
+def test_a_run_that_is_interrupted_again_and_again_ends_with_the_same_numbers(tmp_path):
+    file, whole = tmp_path / "run.safetensors", Line()
+    expected = fit(whole, task_for(whole), 7)
+    for at in (1, 2, 6, 7, 8, 23):
+        module = Line()
+        with pytest.raises(KeyboardInterrupt):
+            fit(module, task_for(module), 7, checkpoint=file, watch=interrupted_watch(at))
+    module, seen = Line(), []
+    assert fit(module, task_for(module, seen=seen), 7, checkpoint=file) == expected
+    assert len(seen) == 1 and same(state(module), state(whole))
+
+
+def test_half_a_step_is_not_kept(tmp_path, monkeypatch):
+    """The weights have moved, and the run does not know yet."""
+    file, whole, real = tmp_path / "run.safetensors", Line(), torch.optim.AdamW.step
+    expected = fit(whole, task_for(whole), 7)
+    made = []
+
+    def step(self, *args, **kwargs):
+        real(self, *args, **kwargs)
+        made.append(1)
+        if len(made) == 6:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.optim.AdamW, "step", step)
+        module = Line()
+        with pytest.raises(KeyboardInterrupt):
+            fit(module, task_for(module), 7, checkpoint=file)
+    assert not file.exists()
+    module = Line()
+    assert fit(module, task_for(module), 7, checkpoint=file) == expected
+
+
+def test_an_interrupted_run_without_a_file_just_ends():
+    module = Line()
+    with pytest.raises(KeyboardInterrupt):
+        fit(module, task_for(module), 7, watch=interrupted_watch(3))
+
+
+def test_a_run_that_is_taken_up_says_from_where_and_a_finished_one_says_nothing(tmp_path, caplog):
+    file, module = tmp_path / "run.safetensors", Line()
+    with pytest.raises(KeyboardInterrupt):
+        fit(module, task_for(module), 7, checkpoint=file, watch=interrupted_watch(6))
+    assert caplog.messages == []
+    for _ in range(2):
+        fit(module, task_for(module), 7, checkpoint=file)
+    assert caplog.messages == ["line: going on from step 6 of 24."]
+
+
+@pytest.mark.parametrize("wrong", ["loss", "slope"])
+def test_a_state_that_went_wrong_between_two_looks_is_not_kept(wrong, tmp_path, monkeypatch):
+    """Nobody has been told of it yet; the last words of the run name a state that is sound."""
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
+    file, seen, module = tmp_path / "run.safetensors", [], Line()
+    schedule = Schedule(epochs=6, batch=16, rate=0.05, patience=9, evaluate_every=12)
+    task, calls = task_for(module, schedule), []
+
+    def loss(rows):
+        calls.append(1)
+        found = task.loss(rows)
+        if len(calls) != 6:
+            return found
+        return found * math.nan if wrong == "loss" else found + (module.line.weight.sum() * 0).sqrt()
+
+    with pytest.raises(
+        InputError, match=f"in step {6 if wrong == 'loss' else 7} of 24; .*; the state before it is kept"
+    ):
+        fit(module, replace(task, loss=loss), 7, checkpoint=file)
+    again, whole = Line(), Line()
+    history = fit(again, task_for(again, schedule, seen=seen), 7, checkpoint=file)
+    assert len(seen) == 24 - 5
+    assert history == fit(whole, task_for(whole, schedule), 7)
+
+
+# --- what checkpoints cost ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """clock(writing=seconds) -> the seconds at which checkpoints were written; a step takes two."""
+    now, written = [0.0], []
+    monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def go(module, tmp_path, writing):
+        real = checkpoint.save_file
+
+        def save(*args, **options):
+            written.append(now[0])
+            now[0] += writing
+            real(*args, **options)
+
+        monkeypatch.setattr(checkpoint, "save_file", save)
+        task = task_for(module, Schedule(epochs=25, batch=16, patience=99, evaluate_every=90))
+
+        def loss(rows):
+            now[0] += 2
+            return task.loss(rows)
+
+        fit(module, replace(task, loss=loss), 0, checkpoint=tmp_path / "run.safetensors")
+        return written
+
+    return go
+
+
+def test_a_kill_costs_ten_seconds_however_far_apart_the_looks_are(clock, tmp_path):
+    assert clock(Line(), tmp_path, writing=0.0) == [*range(10, 201, 10), 200], "the last is that of the end"
+
+
+def test_a_state_that_takes_long_to_write_is_written_less_often(clock, tmp_path):
+    written = clock(Line(), tmp_path, writing=2.0)
+    assert written == [10, 10 + 2 + 40, 52 + 2 + 40, 94 + 2 + 40, 136 + 2 + 40, 210], "a twentieth of the time at most"
 
 
 def test_a_finished_run_is_not_done_again(tmp_path, monkeypatch):

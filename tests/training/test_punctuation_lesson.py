@@ -448,11 +448,11 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(backbone, tmp_path,
     monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
 
     def begin():
-        recipe = lesson_recipe(batch=5, every=1, attention="bidirectional")
+        recipe = lesson_recipe(batch=5, every=2, attention="bidirectional")
         return AdapterTraining(recipe, plain_data(TEXTS), backbone("tiny-llama", "bidirectional"))
 
     def kill(note):
-        if note.step == 3:
+        if note.step == 3:  # in the middle between two looks
             raise Killed
 
     with pytest.raises(Killed):

@@ -16,7 +16,9 @@ from decoder2vec.errors import InputError
 from decoder2vec.places import whole_file
 
 _SAVE_EVERY = 10.0
-"""Seconds between checkpoints: what a kill can cost."""
+"""Seconds between checkpoints: what a kill can cost, where they are quickly written."""
+_QUICKLY = _SAVE_EVERY / 20
+"""Seconds. One that takes longer to write comes that much less often: writing is a twentieth of the time at most."""
 
 
 class Checkpoint:
@@ -25,7 +27,7 @@ class Checkpoint:
     def __init__(self, file: Path | None, *, writes: bool = True) -> None:
         self.file, self.writes = file, writes  # of several processes all read, and one writes
         self.best: dict[str, Tensor] = {}
-        self.saved = time.monotonic()
+        self.saved, self.took = time.monotonic(), 0.0
 
     def keep_best(self, module: nn.Module) -> None:
         """Remember the present state as the best."""
@@ -39,18 +41,25 @@ class Checkpoint:
         """For messages: where the last good state lies."""
         return f"; the state before it is kept in {self.file}" if self.file and self.file.is_file() else ""
 
-    def write_now_and_then(self, module: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
-        """Write, unless the last checkpoint is young."""
-        if time.monotonic() - self.saved >= _SAVE_EVERY:
-            self.write(module, optimizer, progress)
+    def is_due(self) -> bool:
+        """Is there something to write to, and the last checkpoint no longer young?"""
+        wait = _SAVE_EVERY * max(1.0, self.took / _QUICKLY)
+        return self.file is not None and self.writes and time.monotonic() - self.saved >= wait
 
-    def write(self, module: nn.Module, optimizer: torch.optim.Optimizer, progress: dict[str, Any]) -> None:
+    def write(
+        self,
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        progress: dict[str, Any],
+        random: dict[str, Tensor],
+    ) -> None:
         """Write everything that is needed to go on; the old file stays until the new one is whole."""
         if self.file is None or not self.writes:
             return
+        began = time.monotonic()
         tensors = {f"best.{name}": tensor for name, tensor in self.best.items()}
         tensors |= {f"now.{name}": tensor for name, tensor in _trained_state(module).items()}
-        tensors |= {f"random.{name}": state for name, state in _random_states().items()}
+        tensors |= {f"random.{name}": state for name, state in random.items()}
         for number, state in optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{number}.{name}": value for name, value in state.items()}
         whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -63,6 +72,7 @@ class Checkpoint:
                 "from the checkpoint before."
             ) from error
         self.saved = time.monotonic()
+        self.took = self.saved - began
 
     def resume(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
         """Take up a checkpoint if there is a sound one: what `write` was told."""
@@ -95,7 +105,8 @@ def _trained_state(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
 
 
-def _random_states() -> dict[str, Tensor]:
+def random_states() -> dict[str, Tensor]:
+    """Where torch's random numbers stand."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()

@@ -1,17 +1,18 @@
 """The one training loop: batches, dev scores, the best state kept, early stop, resume after a kill.
 
 Everything random in an epoch comes from the seed and the epoch's number, and a checkpoint holds the state of the random
-numbers, so a run that was killed and resumed ends with the same numbers as one that was not.
+numbers, so a run that was killed and resumed ends with the same numbers as one that was not. Checkpoints are written
+between any two steps, when it is time, and when a run is interrupted.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,14 @@ from torch import Tensor, nn
 
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.training.checkpoint import Checkpoint
+from decoder2vec.training.checkpoint import Checkpoint, random_states
 from decoder2vec.training.processes import add_up_gradients, is_first, score_of_first
+from decoder2vec.training.steps import Steps, rate_factor
+
+log = logging.getLogger(__name__)
 
 Rows = NDArray[np.intp]
 
-_WARM_UP = 0.1
 _LOOK_EVERY = 50
 """Steps between looks at the losses: a look makes a GPU wait, but a loss that is not finite should be seen soon."""
 
@@ -117,74 +120,81 @@ class _Run:
     """One run of the loop."""
 
     def __init__(self, module: nn.Module, task: Task, seed: int, checkpoint: Checkpoint, log: Path | None) -> None:
-        self.module, self.task, self.seed, self.checkpoint, self.log = module, task, seed, checkpoint, log
+        self.module, self.task, self.checkpoint, self.log = module, task, checkpoint, log
         schedule = task.schedule
         self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self.trained, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
         )
-        most = schedule.steps or sys.maxsize
-        self.epochs: list[list[Rows]] = []
-        self.total = 0
-        while self.total < most and (schedule.steps or len(self.epochs) < schedule.epochs):
-            self.epochs.append(self._epoch(len(self.epochs)))
-            if not self.epochs[-1]:
-                break
-            self.total = min(self.total + len(self.epochs[-1]), most)
+        self.steps = Steps(task, seed)
+        self.total = self.steps.total
         self.history = History()
         self.step = 0
-        self.since: list[Tensor] = []
+        self.since: list[float] = []
+        """The losses since the last look at dev, but for those that were not read yet."""
+        self.unread: list[Tensor] = []
+        self.random: dict[str, Tensor] = {}
+        """Where random numbers stood when the state was last whole; an interrupted step has drawn some already."""
+        self.whole = False
         self.started = time.perf_counter()
 
     def __call__(self, watch: Watch) -> History:
         self.module.eval()
         self._begin()
-        for step, rows, first_of_epoch, mark in self._remaining():
-            if first_of_epoch is not None:
-                torch.manual_seed(_mixed_seed(self.seed, first_of_epoch))
-            self._train_on(step, rows)
-            if mark:
-                self._look()
-            elif len(self.since) % _LOOK_EVERY == 0:
-                self._check_losses()
-            watch(Note(self.task.stage, step + 1, self.total, _last(self.history.losses), _last(self.history.scores)))
-            if mark and self.history.stopped_rising(self.task.schedule.patience):
-                break
-        self.checkpoint.write(self.module, self.optimizer, self._progress())  # a stage that is done is not done again
+        try:
+            self._go_on(watch)
+        except KeyboardInterrupt:
+            if self.whole and self.step:
+                self._write_if_sound()
+            raise
+        self._write()  # a stage that is done is not done again
         watch(Note(self.task.stage, self.total, self.total, _last(self.history.losses), self.history.best_score))
         self.checkpoint.restore_best(self.module)
         self.module.eval()
         return self.history
 
-    def _epoch(self, number: int) -> list[Rows]:
-        order = np.random.default_rng([self.seed, number]).permutation(self.task.count)
-        return list(self.task.batches(order, self.task.schedule.batch))
-
     def _begin(self) -> None:
         """Take up a checkpoint, or score the start."""
-        found = self.checkpoint.resume(self.module, self.optimizer)
-        if found is None:
-            self.history.start = self._score()
-            self.checkpoint.keep_best(self.module)
-            return
-        self.step = found.pop("step")
-        self.history = History(**found)
+        with self._as_one():
+            found = self.checkpoint.resume(self.module, self.optimizer)
+            if found is None:
+                self.history.start = self._score()
+                self.checkpoint.keep_best(self.module)
+                return
+            self.step, self.since = found.pop("step"), found.pop("since", [])
+            self.history = History(**found)
+        if is_first() and not self._is_over():
+            log.warning("%s: going on from step %d of %d.", self.task.stage, self.step, self.total)
 
-    def _remaining(self) -> Iterator[tuple[int, Rows, int | None, bool]]:
-        """Step, rows, the epoch if the step is its first, and whether dev is looked at after it."""
-        if self.history.stopped_rising(self.task.schedule.patience) and self.history.scores:
-            return
-        every = self.task.schedule.evaluate_every
-        step = 0
-        for number, epoch in enumerate(self.epochs):
-            for place, rows in enumerate(epoch):
-                if step == self.total:
-                    return
-                last = place == len(epoch) - 1
-                mark = step + 1 == self.total or ((step + 1) % every == 0 if every else last)
-                if step >= self.step:
-                    yield step, rows, None if place else number, mark
-                step += 1
+    def _go_on(self, watch: Watch) -> None:
+        """All steps that are left."""
+        if self.since and self.steps.is_look(self.step):  # the run was interrupted in the middle of it
+            self._look()
+        for step, rows, seed_of_epoch in self.steps.after(self.step):
+            if self._is_over():
+                return
+            if seed_of_epoch is not None:
+                torch.manual_seed(seed_of_epoch)
+            self._train_on(step, rows)
+            if self.steps.is_look(self.step):
+                self._look()
+            elif len(self.unread) == _LOOK_EVERY:
+                self._check_losses()
+            if self.checkpoint.is_due():
+                self._write_if_sound()
+            watch(Note(self.task.stage, step + 1, self.total, _last(self.history.losses), _last(self.history.scores)))
+
+    def _is_over(self) -> bool:
+        tired = bool(self.history.scores) and self.history.stopped_rising(self.task.schedule.patience)
+        return tired or self.step == self.total
+
+    @contextmanager
+    def _as_one(self) -> Iterator[None]:
+        """Around changes that belong together: between them there is no state that a run could go on from."""
+        self.whole = False
+        yield
+        self.random = random_states()
+        self.whole = True
 
     def _train_on(self, step: int, rows: Rows) -> None:
         schedule = self.task.schedule
@@ -198,13 +208,18 @@ class _Run:
         add_up_gradients(self.trained)
         if schedule.clip:
             nn.utils.clip_grad_norm_(self.trained, schedule.clip)
-        self.optimizer.step()
-        self.since.append(loss.detach())
-        self.step = step + 1
+        with self._as_one():
+            self.optimizer.step()
+            self.unread.append(loss.detach())
+            self.step = step + 1
 
-    def _check_losses(self) -> list[float]:
-        """The losses since the last look at dev; one that is not finite ends the run, and names its step."""
-        losses: list[float] = torch.stack(self.since).tolist()
+    def _losses(self) -> list[float]:
+        """All since the last look at dev."""
+        return self.since + (torch.stack(self.unread).tolist() if self.unread else [])
+
+    def _check_losses(self) -> None:
+        """Read the losses; one that is not finite ends the run, and names its step."""
+        losses = self._losses()
         for number, loss in enumerate(losses):
             if not math.isfinite(loss):
                 step = self.step - len(losses) + number + 1
@@ -212,7 +227,8 @@ class _Run:
                     f"The loss of {self.task.stage} is not finite in step {step} of {self.total}; try a lower learning "
                     f"rate{self.checkpoint.where()}."
                 )
-        return losses
+        with self._as_one():
+            self.since, self.unread = losses, []
 
     def _score(self) -> float:
         """The score on dev; one that is not finite ends the run, as a loss would."""
@@ -226,20 +242,27 @@ class _Run:
 
     def _look(self) -> None:
         """Mean loss and score since the last look; the state is kept if it is the best so far."""
-        losses = self._check_losses()
-        self.since = []
+        self._check_losses()
         self.module.eval()
-        history = self.history
-        history.losses.append(sum(losses) / len(losses))
-        history.scores.append(self._score())
-        if history.scores[-1] > history.best_score:
-            history.best = len(history.scores) - 1
-            self.checkpoint.keep_best(self.module)
-        self.checkpoint.write_now_and_then(self.module, self.optimizer, self._progress())
-        self._write_log()
+        score, history = self._score(), self.history
+        with self._as_one():
+            history.losses.append(sum(self.since) / len(self.since))
+            history.scores.append(score)
+            self.since = []
+            if score > history.best_score:
+                history.best = len(history.scores) - 1
+                self.checkpoint.keep_best(self.module)
+            self._write_log()
 
-    def _progress(self) -> dict[str, Any]:
-        return {**vars(self.history), "step": self.step}
+    def _write(self) -> None:
+        progress = {**vars(self.history), "step": self.step, "since": self._losses()}
+        self.checkpoint.write(self.module, self.optimizer, progress, self.random)
+
+    def _write_if_sound(self) -> None:
+        """Write, but nothing that went wrong since the last look: of that the next one will tell."""
+        finite = all(map(math.isfinite, self._losses()))
+        if finite and all(bool(parameter.isfinite().all()) for parameter in self.trained):
+            self._write()
 
     def _write_log(self) -> None:
         if self.log is None or not is_first():
@@ -258,17 +281,5 @@ class _Run:
             file.write(json.dumps(line) + "\n")
 
 
-def rate_factor(step: int, total: int) -> float:
-    """The learning rate as a part of its peak: a straight rise, then half a cosine down to zero."""
-    rise = max(1, round(_WARM_UP * total))
-    if step < rise:
-        return (step + 1) / rise
-    return 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, total - rise)))
-
-
 def _last(values: list[float]) -> float | None:
     return values[-1] if values else None
-
-
-def _mixed_seed(seed: int, epoch: int) -> int:
-    return int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0])
