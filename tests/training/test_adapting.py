@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -169,6 +170,53 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_survives(run, monkeypatch, 
     resumed, whole = run(steps=steps), run(folder=tmp_path / "other")
     assert steps[0] == 3
     assert resumed.encoder.fingerprint == whole.encoder.fingerprint
+
+
+# --- logs -----------------------------------------------------------------------------------------------------------
+
+
+def logs_of(folder):
+    """By name: the steps and losses that they tell of."""
+    lines = {file.name: map(json.loads, file.read_text().splitlines()) for file in folder.glob("log-*")}
+    return {name: [(line["step"], line["loss"]) for line in some] for name, some in lines.items()}
+
+
+@pytest.fixture
+def logged(model, tmp_path, monkeypatch):
+    """logged(recipe, seeds) -> what stands in the saved logs; with after=notes, the run is stopped after so many."""
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
+
+    def go(recipe, seeds=(0,), out="encoder", after=None):
+        heard = []
+
+        def watch(note):
+            heard.append(note)
+            if len(heard) == after:
+                raise KeyboardInterrupt
+
+        train(Plan("toy", recipe=recipe), toy_data(), model, tmp_path / out, seeds=seeds, watch=watch)
+        return logs_of(tmp_path / out)
+
+    return go
+
+
+def test_the_log_is_that_of_the_run_which_made_the_encoder(logged):
+    """Whatever else was begun in the same place, and however often."""
+    mine, other = small("soft_prompt", every=1), small("soft_prompt", every=1, tokens=3)
+    expected = logged(mine, out="alone"), logged(other, out="other")
+    assert expected[0] != expected[1] and [step for step, _ in expected[0]["log-0.jsonl"]] == [1, 2, 3, 4, 5, 6]
+    for recipe, steps in ((mine, 3), (other, 4), (mine, 2)):
+        with pytest.raises(KeyboardInterrupt):
+            logged(recipe, after=steps)
+    assert logged(other) == expected[1]
+
+
+def test_a_seed_that_was_not_asked_for_again_has_no_log(logged):
+    recipe = small("soft_prompt", every=1)
+    expected = logged(recipe, out="alone")
+    with pytest.raises(KeyboardInterrupt):
+        logged(recipe, seeds=(0, 1), after=10)
+    assert logged(recipe) == expected
 
 
 def test_runs_on_other_data_have_other_checkpoints(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -470,3 +471,60 @@ def test_the_watcher_hears_of_every_step_and_of_the_end():
     assert (notes[0].loss, notes[0].score) == (None, None)
     assert (notes[4].loss, notes[4].score) == (history.losses[0], history.scores[0])
     assert notes[-1].score == history.best_score
+
+
+# --- the log --------------------------------------------------------------------------------------------------------
+
+
+def lines_of(file):
+    """All but the time it took."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    seconds = [line.pop("seconds") for line in lines]
+    assert seconds == sorted(seconds), "time goes on where it was"
+    return lines
+
+
+@pytest.fixture
+def whole_log(tmp_path):
+    module = Line()
+    fit(module, task_for(module), 7, log=tmp_path / "whole.jsonl")
+    return lines_of(tmp_path / "whole.jsonl")
+
+
+def test_the_log_of_a_killed_run_is_that_of_an_unbroken_one(whole_log, tmp_path, monkeypatch):
+    """The kill comes some looks after the last checkpoint, and those are done again."""
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
+    file, log, module = tmp_path / "run.safetensors", tmp_path / "log.jsonl", Line()
+
+    def kill(note):
+        if note.step == 10:
+            monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 1e9)
+        if note.step == 18:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(module, task_for(module), 7, checkpoint=file, log=log, watch=kill)
+    assert lines_of(log) == whole_log[:4]
+    with pytest.raises(KeyboardInterrupt):
+        fit(module, task_for(module), 7, checkpoint=file, log=log, watch=interrupted_watch(11))
+    assert lines_of(log) == whole_log[:2]
+    fit(module, task_for(module), 7, checkpoint=file, log=log)
+    assert lines_of(log) == whole_log
+
+
+def test_the_log_of_a_run_that_is_interrupted_in_a_look_is_that_of_an_unbroken_one(whole_log, tmp_path):
+    file, log, module = tmp_path / "run.safetensors", tmp_path / "log.jsonl", Line()
+    with pytest.raises(KeyboardInterrupt):
+        fit(module, in_a_look(task_for(module), 4), 7, checkpoint=file, log=log)
+    fit(module, task_for(module), 7, checkpoint=file, log=log)
+    assert lines_of(log) == whole_log
+
+
+def test_a_fresh_start_begins_a_fresh_log_and_a_finished_run_has_its_own(whole_log, tmp_path):
+    """Another run has written to the same file in between."""
+    file, log, module = tmp_path / "run.safetensors", tmp_path / "log.jsonl", Line()
+    log.write_text("of a run that was killed\n")
+    for _ in range(2):
+        fit(module, task_for(module), 7, checkpoint=file, log=log)
+        assert lines_of(log) == whole_log
+        log.write_text("of another run\n")

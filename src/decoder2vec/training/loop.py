@@ -133,6 +133,8 @@ class _Run:
         self.since: list[float] = []
         """The losses since the last look at dev, but for those that were not read yet."""
         self.unread: list[Tensor] = []
+        self.lines: list[dict[str, Any]] = []
+        """Of the log."""
         self.random: dict[str, Tensor] = {}
         """Where random numbers stood when the state was last whole; an interrupted step has drawn some already."""
         self.whole = False
@@ -160,10 +162,12 @@ class _Run:
             if found is None:
                 self.history.start = self._score()
                 self.checkpoint.keep_best(self.module)
-                return
-            self.step, self.since = found.pop("step"), found.pop("since", [])
-            self.history = History(**found)
-        if is_first() and not self._is_over():
+            else:
+                self.step, self.since, self.lines = found.pop("step"), found.pop("since", []), found.pop("log", [])
+                self.started -= found.pop("seconds", 0.0)
+                self.history = History(**found)
+        self._write_log(self.lines, "w")  # the file may tell of steps that will be made again, or of another run
+        if found and is_first() and not self._is_over():
             log.warning("%s: going on from step %d of %d.", self.task.stage, self.step, self.total)
 
     def _go_on(self, watch: Watch) -> None:
@@ -199,7 +203,7 @@ class _Run:
     def _train_on(self, step: int, rows: Rows) -> None:
         schedule = self.task.schedule
         for group in self.optimizer.param_groups:
-            group["lr"] = schedule.rate * rate_factor(step, self.total)
+            group["lr"] = self._rate(step)
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
         with self.task.around():
@@ -252,10 +256,12 @@ class _Run:
             if score > history.best_score:
                 history.best = len(history.scores) - 1
                 self.checkpoint.keep_best(self.module)
-            self._write_log()
+            self.lines.append(self._line())
+            self._write_log(self.lines[-1:])
 
     def _write(self) -> None:
-        progress = {**vars(self.history), "step": self.step, "since": self._losses()}
+        progress = {**vars(self.history), "step": self.step, "since": self._losses(), "log": self.lines}
+        progress["seconds"] = self._seconds()
         self.checkpoint.write(self.module, self.optimizer, progress, self.random)
 
     def _write_if_sound(self) -> None:
@@ -264,21 +270,29 @@ class _Run:
         if finite and all(bool(parameter.isfinite().all()) for parameter in self.trained):
             self._write()
 
-    def _write_log(self) -> None:
-        if self.log is None or not is_first():
-            return
-        line = {
+    def _write_log(self, lines: list[dict[str, Any]], mode: str = "a") -> None:
+        if self.log and is_first():
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            with self.log.open(mode, encoding="utf-8") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+
+    def _line(self) -> dict[str, Any]:
+        """What the log says of the last look."""
+        return {
             "stage": self.task.stage,
             "step": self.step,
             "of": self.total,
             "loss": round(self.history.losses[-1], 6),
             "dev": round(self.history.scores[-1], 4),
-            "rate": self.optimizer.param_groups[0]["lr"],
-            "seconds": round(time.perf_counter() - self.started, 2),
+            "rate": self._rate(self.step - 1),
+            "seconds": round(self._seconds(), 2),
         }
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+
+    def _rate(self, step: int) -> float:
+        return self.task.schedule.rate * rate_factor(step, self.total)
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self.started
 
 
 def _last(values: list[float]) -> float | None:

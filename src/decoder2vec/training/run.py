@@ -73,6 +73,7 @@ def train(
     join()
     out = _free(Path(out).absolute())
     work = out.with_name(f"{out.name}.unfinished")
+    _forget_logs(work)
     started = time.perf_counter()
     training = start_training(plan.recipe, data, backbone, progress)
     reading = time.perf_counter() - started
@@ -163,6 +164,13 @@ def _result(training: Training, best: Any, work: Path) -> tuple[Encoder, dict[st
         return as_encoder(best, training.backbone, training.recipe), record_run(training, best), False
     encoder, copied = training.saved_alone(best, work)
     return encoder, {"parameters": trained_share(best.trained, training.backbone.model)}, copied
+
+
+def _forget_logs(work: Path) -> None:
+    """Remove those of a run that was killed: it may have been another, and each seed knows what its own had to say."""
+    if is_first():
+        for file in work.glob("log-*.jsonl"):
+            file.unlink()
 
 
 def _logs(work: Path) -> dict[str, bytes]:
