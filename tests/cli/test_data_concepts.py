@@ -76,7 +76,7 @@ def test_where_no_column_can_be_named_none_is_asked_for():
         ("data", "concepts", "texts.tsv", "--general", "general.txt", "--out", "found.txt"),
         ("train", "--recipe", "bidirectional", "--data", "texts.tsv", "--backbone", "tiny-llama", "--out", "enc"),
     ):
-        with pytest.raises(Decoder2VecError, match="it has: body, label. Call the one that holds the texts `text`."):
+        with pytest.raises(Decoder2VecError, match=r"it has: body, label\. Call the one that holds the texts `text`\."):
             d2v(*command)
 
 

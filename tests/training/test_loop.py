@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from decoder2vec.cli.training_watch import TrainingWatch
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training import checkpoint, loop
@@ -307,14 +309,13 @@ def test_an_interrupted_run_without_a_file_just_ends():
         fit(module, task_for(module), 7, watch=interrupted_watch(3))
 
 
-def test_a_run_that_is_taken_up_says_from_where_and_a_finished_one_says_nothing(tmp_path, caplog):
+def test_a_run_that_is_taken_up_says_from_where_and_a_finished_one_says_nothing(tmp_path, capsys):
     file, module = tmp_path / "run.safetensors", Line()
     with pytest.raises(KeyboardInterrupt):
         fit(module, task_for(module), 7, checkpoint=file, watch=interrupted_watch(6))
-    assert caplog.messages == []
     for _ in range(2):
-        fit(module, task_for(module), 7, checkpoint=file)
-    assert caplog.messages == ["line: going on from step 6 of 24."]
+        fit(module, task_for(module), 7, checkpoint=file, watch=TrainingWatch(MagicMock()))
+    assert capsys.readouterr().err == "line: going on from step 6 of 24\n"
 
 
 @pytest.mark.parametrize("wrong", ["loss", "slope"])

@@ -33,6 +33,8 @@ class TrainingWatch:
         """A step was made."""
         if note.stage != self.stage or note.step < self.step:
             self.stage, self.task = note.stage, self.progress.add_task(note.stage, total=note.steps)
+            if 1 < note.step < note.steps:
+                say(f"{note.stage}: going on from step {note.step - 1} of {note.steps}")
         self.step = note.step
         text = note.stage
         if note.loss is not None and note.score is not None:

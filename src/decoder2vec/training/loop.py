@@ -8,7 +8,6 @@ between any two steps, when it is time, and when a run is interrupted.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +26,6 @@ from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training.checkpoint import Checkpoint, random_states
 from decoder2vec.training.processes import add_up_gradients, is_first, score_of_first
 from decoder2vec.training.steps import Steps, rate_factor
-
-log = logging.getLogger(__name__)
 
 Rows = NDArray[np.intp]
 
@@ -167,8 +164,6 @@ class _Run:
                 self.started -= found.pop("seconds", 0.0)
                 self.history = History(**found)
         self._write_log(self.lines, "w")  # the file may tell of steps that will be made again, or of another run
-        if found and is_first() and not self._is_over():
-            log.warning("%s: going on from step %d of %d.", self.task.stage, self.step, self.total)
 
     def _go_on(self, watch: Watch) -> None:
         """All steps that are left."""
