@@ -213,6 +213,8 @@ CHANGES = {
     ),
     "the seed": (lambda make: make(), {"seeds": (1,)}, "mntp"),
     "the model": (lambda make: make(), {"backbone": "tiny-qwen3"}, "mntp"),
+    "the number format": (lambda make: make(), {"dtype": "bfloat16"}, "mntp"),
+    "rounded weights": (lambda make: make(), {"dtype": "4bit"}, "mntp"),
 }
 
 

@@ -95,8 +95,8 @@ def run_stages(
 ) -> Outcome:
     """Train them all; the last is written to `out`, the others beside it, each an encoder of its own.
 
-    A stage that was done before, with the same settings, data and weights, is not done again, even if that was for
-    another encoder: many may share their first stage. `options` go to every training: command, progress, watch.
+    A stage that was done before, with the same settings, data, weights and number format, is not done again, even if
+    that was for another encoder: many may share their first stage. `options` go to every training: command, progress, watch.
     """
     outcome = None
     start: str | Path = backbone
@@ -104,12 +104,12 @@ def run_stages(
         place = out if number == len(stages) else stage_folder(out, number, stage.name)
         model, copied = start_from(start, device=device, dtype=dtype, say=say)
         does = stage.plan.recipe_name, to_table(stage.plan.recipe)  # whatever it is called
-        key = fingerprint(*does, _identity(stage.data), model.fingerprint, list(seeds))
+        key = fingerprint(*does, _identity(stage.data), model.identity, str(model.dtype), list(seeds))
         last = number == len(stages)
         found = next((home for home in (place, *([] if last else _known(key))) if _is_done(home, key)), None)
         if found:
             say(f"{stage.name}: found in {found}")
-            place, outcome = found, _read(found, device) if last else outcome
+            place, outcome = found, _read(found, device, dtype) if last else outcome
         else:
             say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
             about = {"stage": {"name": stage.name, "number": number, "key": key}}
@@ -155,9 +155,9 @@ def _is_done(place: Path, key: str) -> bool:
     return bool(results.get("stage", {}).get("key") == key)
 
 
-def _read(place: Path, device: Any) -> Outcome:
+def _read(place: Path, device: Any, dtype: str | None) -> Outcome:
     results, record = (json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE))
-    return Outcome(Encoder.load(place, device=device), results, record)
+    return Outcome(Encoder.load(place, device=device, dtype=dtype), results, record)
 
 
 def _known(key: str) -> list[Path]:
