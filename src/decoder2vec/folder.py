@@ -17,7 +17,7 @@ from decoder2vec.backbone.load import Backbone
 from decoder2vec.errors import BackboneError, InputError
 from decoder2vec.heads.affine import Head
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.places import whole_folder
+from decoder2vec.places import check_writable, whole_folder
 
 _FILE = "encoder.json"
 _ADAPTER = "adapter"
@@ -29,6 +29,14 @@ AnyHead = Head | LayerwiseHead
 def is_encoder(folder: str | Path) -> bool:
     """Does an encoder live there?"""
     return (Path(folder) / _FILE).is_file()
+
+
+def check_free(target: Path) -> None:
+    """Refuse a place where something other than an encoder stands, or where nothing can be written."""
+    if target.exists() and not is_encoder(target) and (not target.is_dir() or any(target.iterdir())):
+        what = "is not empty and not an encoder" if target.is_dir() else "is a file"
+        raise InputError(f"{target} {what}; choose another folder.")
+    check_writable(target)
 
 
 def write_encoder(
@@ -44,8 +52,7 @@ def write_encoder(
     `weights` is a folder to copy the model from, if it is to come along. `extras` are further files by name: the
     card and the record of a training run.
     """
-    if target.exists() and not is_encoder(target) and (target.is_file() or any(target.iterdir())):
-        raise InputError(f"{target} is not empty and not an encoder; choose another folder.")
+    check_free(target)
     new = target.with_name(f".{target.name}.new")
     shutil.rmtree(new, ignore_errors=True)  # what a killed save left behind
     with whole_folder(new) as temporary:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from decoder2vec.errors import InputError
+
 
 def cache_root() -> Path:
     """The user's cache folder: $D2V_CACHE, or decoder2vec under the platform's cache folder."""
@@ -31,6 +33,18 @@ def prefix_kv_root() -> Path:
 def vectors_root() -> Path:
     """The folder of vectors that encoders gave to the texts of evaluations."""
     return cache_root() / "vectors"
+
+
+def check_writable(target: Path) -> None:
+    """Refuse a place that cannot be written, before hours of work: by making a folder, for permissions tell not all.
+
+    Nothing is left behind, so it is made where the first of the target's folders that are missing would be.
+    """
+    try:
+        home = next(folder for folder in target.absolute().parents if folder.exists())
+        tempfile.TemporaryDirectory(prefix=".tmp-", dir=home).cleanup()
+    except OSError as error:
+        raise InputError(f"Cannot write to {target}: {error.strerror or error}; choose another place.") from None
 
 
 @contextmanager

@@ -50,3 +50,12 @@ def test_a_folder_and_another_kind_of_file_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"must end in \.json: that is what is written"):
         check_target(tmp_path / "scores.tsv", ".json")
     check_target(None, ".json")
+
+
+@pytest.mark.parametrize("place", ["notes.txt/scores.json", "/proc/nope/scores.json"])
+def test_a_place_that_cannot_be_written_is_refused_in_time(place, tmp_path):
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(InputError, match=r"Cannot write to .*; choose another place"):
+        check_target(tmp_path / place, ".json")
+    check_target(tmp_path / "new" / "folders" / "scores.json", ".json")
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

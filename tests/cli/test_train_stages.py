@@ -180,6 +180,19 @@ def test_training_goes_on_from_an_encoder_by_its_folder():
 PIPELINE = ["--recipe", "bidirectional", "--data", "texts.txt"]
 
 
+ONE = ["--recipe", "lora", "--data", "texts.txt", "--set", "objective.name=mntp"]
+
+
+@pytest.mark.parametrize("words", [PIPELINE, ONE], ids=["stages", "one training"])
+@pytest.mark.parametrize("out", ["mine", "mine/thesis.txt", "mine/thesis.txt/enc", "/proc/nope"])
+def test_a_bad_place_for_the_encoder_is_refused_before_data_and_model_are_read(words, out, place, monkeypatch):
+    (place / "mine").mkdir()
+    (place / "mine" / "thesis.txt").write_text("all my work")
+    monkeypatch.setattr("decoder2vec.training.data.load_data", lambda *_, **__: pytest.fail("data were read"))
+    with pytest.raises(Decoder2VecError, match=r"is a file; choose|not an encoder; choose|^Cannot write to .*; choose"):
+        printed(*words, "--out", out)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, UnknownNameError
+from decoder2vec.errors import InputError, UnknownNameError, UnsupportedError
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.training import checkpoint, pipeline
 from decoder2vec.training.contrast import Contrast
 from decoder2vec.training.onward import start_from
 from decoder2vec.training.pipeline import Stage, chosen_stages, read_stages, run_stages, stage_plan
+from decoder2vec.training.plan import plan_of
 from made_up_contrast import toy_examples, toy_pairs
 from made_up_texts import plain_data, sentences
 
@@ -172,6 +173,57 @@ def test_a_single_stage_has_nothing_beside_it(stages, tmp_path):
 def test_no_stage_at_all_is_refused(tmp_path):
     with pytest.raises(InputError, match="There is no stage to train"):
         run([], tmp_path / "enc")
+
+
+# --- what is refused before the first step --------------------------------------------------------------------------
+
+
+BAD_STAGES = {
+    "above all layers": ("simcse.attention=bidirectional:99", "'bidirectional:99' leaves nothing to look both ways"),
+    "no such layer": ("simcse.read.layer=99", "there is no layer 99"),
+    "the embeddings": ("simcse.read.layer=0", "Layer 0 is the embeddings"),
+    "read elsewhere": ("mntp.read.layer=2", "mntp is told from the top layer"),
+}
+
+
+@pytest.mark.parametrize(("setting", "said"), BAD_STAGES.values(), ids=BAD_STAGES)
+def test_a_stage_that_the_model_cannot_have_is_refused_before_any_is_trained(setting, said, stages, trained, tmp_path):
+    with pytest.raises(InputError, match=said):
+        run(stages(setting), tmp_path / "enc")
+    assert trained == [] and not any(tmp_path.iterdir())
+
+
+def test_so_is_an_attention_that_the_family_refuses(stages, trained, tmp_path):
+    with pytest.raises(UnsupportedError, match="mamba cannot be read with bidirectional attention"):
+        run(stages("mntp.attention=causal"), tmp_path / "enc", backbone="tiny-mamba")
+    assert trained == []
+
+
+def test_so_are_data_from_which_a_later_stage_cannot_learn(stages, trained, tmp_path):
+    with pytest.raises(InputError, match="simcse learns from plain texts, 4 or more; there are 2"):
+        run(stages(simcse=plain_data(sentences(2))), tmp_path / "enc")
+    assert trained == []
+
+
+def test_a_prompt_cannot_be_merged_so_nothing_comes_after_it(stages, trained, tmp_path):
+    first = replace(stages()[0], name="prompt", plan=plan_of({"recipe": "soft_prompt"}))
+    first = replace(first, data=plain_data(contrast=with_negatives(5)))
+    with pytest.raises(UnsupportedError, match=r"prompt trains a soft_prompt, .* only the last stage may do that"):
+        run([first, *stages()], tmp_path / "enc")
+    assert trained == []
+
+
+@pytest.mark.parametrize(
+    "place", ["enc", "enc-stages", "enc-stages/1-mntp", "enc-stages/1-mntp/mine.txt", "enc/mine.txt"]
+)
+def test_so_is_a_place_where_something_else_stands(place, stages, trained, tmp_path):
+    (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / place).write_text("all my work")
+    with pytest.raises(
+        InputError, match=r"is a file; choose|is not empty and not an encoder; choose|Cannot write to .*Not a"
+    ):
+        run(stages(), tmp_path / "enc")
+    assert trained == [] and (tmp_path / place).read_text() == "all my work"
 
 
 # --- what is done again ---------------------------------------------------------------------------------------------

@@ -174,6 +174,15 @@ def test_a_folder_that_is_not_an_encoder_is_refused_and_left_alone(kind, run, tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"], "and nothing is left beside it"
 
 
+@pytest.mark.parametrize("place", ["notes.txt/encoder", "notes.txt/below/encoder", "/proc/nope", "/proc/nope/encoder"])
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(place, run, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("all my work")
+    monkeypatch.setattr("decoder2vec.training.run.start_training", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(InputError, match=r"Cannot write to .*; choose another place"):
+        run(out=tmp_path / place)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_an_empty_folder_and_an_older_encoder_are_replaced(run, tmp_path):
     (tmp_path / "encoder").mkdir()
     first = run().encoder.fingerprint

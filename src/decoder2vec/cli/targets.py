@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import InputError
-from decoder2vec.places import whole_file
+from decoder2vec.places import check_writable, whole_file
 
 
 def check_target(target: Path | None, *endings: str, sources: Iterable[Path | str | None] = ()) -> None:
-    """Refuse a file that would be written over what is read, that is a folder, or that is named as another kind."""
+    """Refuse a file that would be written over what is read, that cannot be written, or is named as another kind."""
     if target is None:
         return
     if target.is_dir():
@@ -22,6 +22,7 @@ def check_target(target: Path | None, *endings: str, sources: Iterable[Path | st
             raise InputError(f"{target} is read, and would be written over; choose another file for the result.")
     if endings and target.suffix.lower() not in endings:
         raise InputError(f"{target} must end in {' or '.join(endings)}: that is what is written.")
+    check_writable(target)
 
 
 def write_json(target: Path, document: Any, *, allow_nan: bool = True) -> None:

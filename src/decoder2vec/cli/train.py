@@ -256,10 +256,11 @@ def _given_files(folder: Path, learned: dict[str, str | None], dev: list[str], t
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    from decoder2vec.folder import is_encoder
+    from decoder2vec.folder import check_free, is_encoder
 
     if is_encoder(out) and not overwrite:
         raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
+    check_free(out)
 
 
 def _seeds(text: str) -> list[int]:

@@ -23,14 +23,14 @@ from decoder2vec.errors import InputError
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.sharing.transformers_folder import write_model
-from decoder2vec.spec import EncoderSpec, fingerprint
+from decoder2vec.spec import EncoderSpec, Reading, fingerprint
 from decoder2vec.tables import to_table
 from decoder2vec.text.files import Pairs
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import random_pairs, stop_pairs
-from decoder2vec.training.lessons.lesson import Classroom
+from decoder2vec.training.lessons.lesson import Classroom, Lesson
 from decoder2vec.training.lessons.registry import LESSONS
 from decoder2vec.training.loop import Task, Watch, fit
 from decoder2vec.training.paths import Path as VectorPath
@@ -58,12 +58,7 @@ class AdapterTraining:
         self, recipe: Adapting, data: TrainingData, backbone: Backbone, progress: Progress = lambda _: None
     ) -> None:
         self.recipe, self.data, self.backbone = recipe, data, backbone
-        if recipe.attention != backbone.attention:
-            backbone.read_as(recipe.attention)
-        self.reading = recipe.read.reading(backbone)
-        if self.reading.layer == 0:
-            raise InputError("Layer 0 is the embeddings, which nothing here trains; read a layer above it.")
-        self.lesson = LESSONS[recipe.objective.name](recipe, data)
+        self.reading, self.lesson = reading_and_lesson(recipe, data, backbone)
         texts = list(dict.fromkeys([*self.lesson.texts, *(text for pairs in data.dev for text in pairs.texts())]))
         self.place = {text: number for number, text in enumerate(check_texts(texts))}
         self.prompts, self.truncated = self._tokenise(texts)
@@ -201,6 +196,16 @@ class AdapterTraining:
         data = [list(self.place), [vars(pairs) for pairs in self.data.dev], *self.lesson.identity()]
         recipe = [type(self.recipe).__name__, to_table(self.recipe)]
         return fingerprint(_FORMAT, self.backbone.identity, str(self.backbone.dtype), recipe, data, seed)
+
+
+def reading_and_lesson(recipe: Adapting, data: TrainingData, backbone: Backbone) -> tuple[Reading, Lesson]:
+    """What is read of the model, which then attends as the recipe asks, and what is learned."""
+    if recipe.attention != backbone.attention:
+        backbone.read_as(recipe.attention)
+    reading = recipe.read.reading(backbone)
+    if reading.layer == 0:
+        raise InputError("Layer 0 is the embeddings, which nothing here trains; read a layer above it.")
+    return reading, LESSONS[recipe.objective.name](recipe, data)
 
 
 def _cosines(encoder: Encoder, pairs: list[tuple[str, str]]) -> Any:

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.backbone.builtin import Say
+from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.folder import is_encoder
+from decoder2vec.errors import InputError, UnsupportedError, unknown_name
+from decoder2vec.folder import check_free, is_encoder
 from decoder2vec.places import cache_root, whole_file
+from decoder2vec.recipes.kv_prefix import PrefixTuning
 from decoder2vec.recipes.registry import recipes
+from decoder2vec.recipes.soft_prompt import SoftPromptTuning
 from decoder2vec.spec import fingerprint
 from decoder2vec.tables import to_table
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.onward import called, start_from
 from decoder2vec.training.plan import Plan, plan_of, read_table
-from decoder2vec.training.run import RESULTS_FILE, RUN_FILE, Outcome, train
+from decoder2vec.training.run import RESULTS_FILE, RUN_FILE, Outcome, check_fit, train
 
 PIPELINES = ("bidirectional",)
 """Those that come along, as files beside the recipes."""
@@ -96,44 +99,67 @@ def run_stages(
     """Train them all; the last is written to `out`, the others beside it, each an encoder of its own.
 
     A stage that was done before, with the same settings, data, weights and number format, is not done again, even if
-    that was for another encoder: many may share their first stage. `options` go to every training: command, progress, watch.
+    that was for another encoder: many may share their first stage. `options` go to every training: command, progress,
+    watch.
     """
+    if not stages:
+        raise InputError("There is no stage to train.")
+    places = [*(stage_folder(out, number, stage.name) for number, stage in enumerate(stages[:-1], 1)), out]
     outcome = None
     start: str | Path = backbone
-    for number, stage in enumerate(stages, 1):
-        place = out if number == len(stages) else stage_folder(out, number, stage.name)
+    for number, (stage, place) in enumerate(zip(stages, places, strict=True), 1):
         model, copied = start_from(start, device=device, dtype=dtype, say=say)
-        does = stage.plan.recipe_name, to_table(stage.plan.recipe)  # whatever it is called
-        key = fingerprint(*does, _identity(stage.data), model.identity, str(model.dtype), list(seeds))
-        last = number == len(stages)
-        found = next((home for home in (place, *([] if last else _known(key))) if _is_done(home, key)), None)
-        if found:
+        if number == 1:
+            _check_fit(stages, model)
+        key = _key(stage, model, seeds)
+        if found := _find(key, place, anywhere=number < len(stages)):
             say(f"{stage.name}: found in {found}")
-            place, outcome = found, _read(found, device, dtype) if last else outcome
-        else:
-            say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
-            about = {"stage": {"name": stage.name, "number": number, "key": key}}
-            outcome = train(
-                stage.plan,
-                stage.data,
-                model,
-                place,
-                seeds=seeds,
-                more=about | called(backbone, model, onward=number > 1),
-                onward_from=start,
-                copy_backbone=copied,
-                **options,
-            )
-            _remember(key, place)
+            start, outcome = found, None
+            continue
+        for later in places[number - 1 :]:
+            check_free(later)
+        say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
+        about = {"stage": {"name": stage.name, "number": number, "key": key}}
+        outcome = train(
+            stage.plan,
+            stage.data,
+            model,
+            place,
+            seeds=seeds,
+            more=about | called(backbone, model, onward=number > 1),
+            onward_from=start,
+            copy_backbone=copied,
+            **options,
+        )
+        _remember(key, place)
         start = place
-    if outcome is None:
-        raise InputError("There is no stage to train.")
-    return outcome
+    return outcome or _read(out, device, dtype)
 
 
 def stage_folder(out: Path, number: int, name: str) -> Path:
     """Where a stage before the last is written."""
     return out.with_name(f"{out.name}-stages") / f"{number}-{name}"
+
+
+def _check_fit(stages: Sequence[Stage], model: Backbone) -> None:
+    """Refuse, before any is trained, a stage that cannot be; stages change a model's weights, not what it can do."""
+    for stage in stages[:-1]:
+        if isinstance(stage.plan.recipe, SoftPromptTuning | PrefixTuning):
+            raise UnsupportedError(
+                f"{stage.name} trains a {stage.plan.recipe_name}, which cannot be merged into the weights; "
+                "only the last stage may do that."
+            )
+    attention = model.attention
+    for stage in stages:
+        check_fit(stage.plan.recipe, stage.data, model)
+    if model.attention != attention:
+        model.read_as(attention)
+
+
+def _key(stage: Stage, model: Backbone, seeds: Sequence[int]) -> str:
+    """All that a stage depends on, whatever it is called."""
+    does = stage.plan.recipe_name, to_table(stage.plan.recipe), _identity(stage.data)
+    return fingerprint(*does, model.identity, str(model.dtype), list(seeds))
 
 
 def _identity(data: TrainingData) -> list[Any]:
@@ -145,6 +171,11 @@ def _identity(data: TrainingData) -> list[Any]:
         parts = (contrast.anchors, contrast.positives, contrast.negatives, *contrast.groups.nonzero())
         found += [contrast.texts, [part.tolist() for part in parts]]
     return found
+
+
+def _find(key: str, place: Path, *, anywhere: bool) -> Path | None:
+    """Where the stage was done before: in its own place, or anywhere else."""
+    return next((home for home in (place, *(_known(key) if anywhere else [])) if _is_done(home, key)), None)
 
 
 def _is_done(place: Path, key: str) -> bool:

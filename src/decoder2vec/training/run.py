@@ -19,11 +19,11 @@ from decoder2vec.backbone.size import trained_share
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.versions import versions
-from decoder2vec.folder import is_encoder
+from decoder2vec.folder import check_free
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.overlap import SEEN_FILE
-from decoder2vec.training.adapting import AdapterTraining
+from decoder2vec.training.adapting import AdapterTraining, reading_and_lesson
 from decoder2vec.training.card import write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.frozen.record import record_run
@@ -71,7 +71,8 @@ def train(
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
     join()
-    out = _free(Path(out).absolute())
+    out = Path(out).absolute()
+    check_free(out)
     work = out.with_name(f"{out.name}.unfinished")
     _forget_logs(work)
     started = time.perf_counter()
@@ -117,14 +118,6 @@ def _seen(data: TrainingData, before: str | Path | None) -> Any:
     return np.union1d(data.seen(), np.load(file)) if file and file.is_file() else data.seen()
 
 
-def _free(out: Path) -> Path:
-    """The folder, if nothing stands there but perhaps an encoder."""
-    if out.exists() and not is_encoder(out) and (out.is_file() or any(out.iterdir())):
-        what = "is a file" if out.is_file() else "is not empty and not an encoder"
-        raise InputError(f"{out} {what}; choose another folder.")
-    return out
-
-
 def _tidy(work: Path) -> None:
     """Remove what is needed no more, once no process reads it."""
     wait_for_all()
@@ -156,6 +149,14 @@ def start_training(
     if isinstance(recipe, Freeze):
         return FreezeTraining(recipe, data, backbone, progress)
     return AdapterTraining(recipe, data, backbone, progress)
+
+
+def check_fit(recipe: Recipe, data: TrainingData, backbone: Backbone) -> None:
+    """Refuse what the training would refuse before its first step, as far as that can be said without reading texts."""
+    if isinstance(recipe, Freeze):
+        recipe.readings(backbone)
+    else:
+        reading_and_lesson(recipe, data, backbone)
 
 
 def _result(training: Training, best: Any, work: Path) -> tuple[Encoder, dict[str, Any], bool]:
