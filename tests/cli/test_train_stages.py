@@ -145,6 +145,20 @@ def test_ctrl_c_keeps_every_step_and_the_next_start_says_from_where_it_goes_on(o
     assert not Path("enc.unfinished").exists()
 
 
+def test_a_stage_that_was_trained_otherwise_is_kept_unless_it_may_be_replaced():
+    words = ["--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc", *QUICK]
+    printed(*words)
+    Path("enc").rename("kept")
+    changed = [*words, "--set", "mntp.training.steps=1"]
+    with pytest.raises(
+        Decoder2VecError, match=r"^enc-stages/1-mntp holds .*; choose another --out, or add --overwrite"
+    ):
+        printed(*changed)
+    assert results("enc-stages/1-mntp")["config"]["lora"]["training"]["steps"] == 6
+    printed(*changed, "--overwrite")
+    assert results("enc-stages/1-mntp")["config"]["lora"]["training"]["steps"] == 1
+
+
 def test_one_of_the_stages_alone():
     out = printed("--recipe", "bidirectional", "--stages", "simcse", "--data", "texts.txt", "--out", "enc", *QUICK)
     assert "masked texts" not in out and not Path("enc-stages").exists()

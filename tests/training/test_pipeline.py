@@ -101,7 +101,7 @@ def again(once, tmp_path, trained):
     """again(stages, **options): run them in a copy of that folder."""
     for name in ("enc", "enc-stages"):
         shutil.copytree(once[0] / name, tmp_path / name)
-    return lambda stages, **options: run(stages, tmp_path / "enc", **options)
+    return lambda stages, **options: run(stages, tmp_path / "enc", **{"overwrite": True, **options})
 
 
 @pytest.fixture
@@ -226,6 +226,35 @@ def test_so_is_a_place_where_something_else_stands(place, stages, trained, tmp_p
     assert trained == [] and (tmp_path / place).read_text() == "all my work"
 
 
+@pytest.mark.parametrize("gone", [(), ("enc",)], ids=["all there", "only the first there"])
+def test_a_stage_that_was_trained_otherwise_is_not_replaced_unasked(gone, again, trained, stages, tmp_path):
+    for name in gone:
+        shutil.rmtree(tmp_path / name)
+    place = tmp_path / "enc-stages" / "1-mntp"
+    before = Encoder.load(place, device="cpu").fingerprint
+    said = f"{place} holds .*; choose another --out, or add --overwrite to replace it"
+    with pytest.raises(InputError, match=said):
+        again(stages("mntp.training.rate=0.02"), overwrite=False)
+    assert trained == [] and Encoder.load(place, device="cpu").fingerprint == before
+
+
+def test_nor_is_one_that_would_come_after_a_stage_that_is_trained_anew(again, trained, stages, tmp_path):
+    shutil.rmtree(tmp_path / "enc-stages")
+    with pytest.raises(InputError, match=f"{tmp_path / 'enc'} holds an encoder"):
+        again(stages("mntp.training.rate=0.02"), overwrite=False)
+    assert trained == []
+
+
+def test_a_stage_that_is_found_elsewhere_replaces_nothing(once, again, trained, stages, tmp_path):
+    changed = stages("mntp.training.steps=1", "simcse.training.steps=1")
+    run(changed[:1], tmp_path / "other")
+    shutil.rmtree(tmp_path / "enc")
+    again(changed, overwrite=False)
+    assert trained == ["mntp", "simcse"]
+    first = Encoder.load(tmp_path / "enc-stages" / "1-mntp", device="cpu").fingerprint
+    assert first == Encoder.load(once[0] / "enc-stages" / "1-mntp", device="cpu").fingerprint
+
+
 # --- what is done again ---------------------------------------------------------------------------------------------
 
 
@@ -313,6 +342,23 @@ def test_a_stage_that_was_done_for_another_encoder_is_taken_from_there(stages, t
     (tmp_path / "first").rename(tmp_path / "moved")
     run(both, tmp_path / "third" / "enc")
     assert trained[2:] == ["mntp", "simcse"], "what is there no more is done anew"
+
+
+@pytest.mark.parametrize("file", ["results.json", "run.json"])
+@pytest.mark.parametrize("text", [b"{", b"[]", b"\xff"], ids=["cut", "a list", "no text"])
+def test_a_stage_whose_record_is_broken_was_not_done_and_may_be_replaced(file, text, again, trained, stages, tmp_path):
+    shutil.rmtree(tmp_path / "enc")
+    (tmp_path / "enc-stages" / "1-mntp" / file).write_bytes(text)
+    again(stages("simcse.training.steps=1"), overwrite=False)
+    assert trained == ["mntp", "simcse"]
+
+
+def test_a_record_of_another_shape_is_that_of_another_encoder(again, trained, stages, tmp_path):
+    (tmp_path / "enc" / "results.json").write_text('{"stage": 3}')
+    with pytest.raises(InputError, match="enc holds an encoder"):
+        again(stages(), overwrite=False)
+    again(stages())
+    assert trained == ["simcse"]
 
 
 # --- a run that is killed -------------------------------------------------------------------------------------------

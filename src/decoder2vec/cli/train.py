@@ -54,7 +54,7 @@ def train(
     tables = _stages_of(plan, recipe, stages, one_training=bool(grid or search))
     given = _Given.of(data, train_file, dev or [], test or [], columns)
     settings, numbers = setting or [], _seeds(seeds)
-    asked = _Asked(backbone, out, numbers, device, dtype)
+    asked = _Asked(backbone, out, numbers, device, dtype, overwrite)
     if tables:
         outcome = _train_stages(tables, stages, given, settings, asked)
     else:
@@ -74,6 +74,7 @@ class _Asked:
     seeds: list[int]
     device: str | None
     dtype: str | None
+    overwrite: bool
 
 
 def _train_one(plan: Plan, data: TrainingData, asked: _Asked, *, search: int, grid: list[str]) -> Outcome:
@@ -161,6 +162,7 @@ def _train_stages(
             seeds=asked.seeds,
             device=asked.device,
             dtype=asked.dtype,
+            overwrite=asked.overwrite,
             say=say,
             command=_command(),
             progress=watch.read,

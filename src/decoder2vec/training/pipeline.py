@@ -93,14 +93,15 @@ def run_stages(
     seeds: Sequence[int] = (0,),
     device: Any = None,
     dtype: str | None = None,
+    overwrite: bool = False,
     say: Say = lambda _: None,
     **options: Any,
 ) -> Outcome:
     """Train them all; the last is written to `out`, the others beside it, each an encoder of its own.
 
     A stage that was done before, with the same settings, data, weights and number format, is not done again, even if
-    that was for another encoder: many may share their first stage. `options` go to every training: command, progress,
-    watch.
+    that was for another encoder: many may share their first stage. Other encoders are replaced if `overwrite` says so.
+    `options` go to every training: command, progress, watch.
     """
     if not stages:
         raise InputError("There is no stage to train.")
@@ -116,8 +117,7 @@ def run_stages(
             say(f"{stage.name}: found in {found}")
             start, outcome = found, None
             continue
-        for later in places[number - 1 :]:
-            check_free(later)
+        _check_places(places[number - 1 :], overwrite=overwrite)
         say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
         about = {"stage": {"name": stage.name, "number": number, "key": key}}
         outcome = train(
@@ -156,6 +156,17 @@ def _check_fit(stages: Sequence[Stage], model: Backbone) -> None:
         model.read_as(attention)
 
 
+def _check_places(places: Sequence[Path], *, overwrite: bool) -> None:
+    """Refuse, before the first of some stages is trained, places where they must not be written."""
+    for place in places:
+        check_free(place)
+        if is_encoder(place) and not (overwrite or _is_broken(place)):
+            raise InputError(
+                f"{place} holds an encoder that was trained with other settings, data or weights; "
+                "choose another --out, or add --overwrite to replace it."
+            )
+
+
 def _key(stage: Stage, model: Backbone, seeds: Sequence[int]) -> str:
     """All that a stage depends on, whatever it is called."""
     does = stage.plan.recipe_name, to_table(stage.plan.recipe), _identity(stage.data)
@@ -180,15 +191,33 @@ def _find(key: str, place: Path, *, anywhere: bool) -> Path | None:
 
 def _is_done(place: Path, key: str) -> bool:
     """Does the stage stand there, done in the same way?"""
-    if not is_encoder(place) or not (place / RESULTS_FILE).is_file():
+    try:
+        return is_encoder(place) and bool(_records(place)[0]["stage"]["key"] == key)
+    except (OSError, ValueError, KeyError, TypeError):  # broken, or of a training that was no stage
         return False
-    results = json.loads((place / RESULTS_FILE).read_text(encoding="utf-8"))
-    return bool(results.get("stage", {}).get("key") == key)
+
+
+def _is_broken(place: Path) -> bool:
+    """Can what was written down of a training not be read?"""
+    try:
+        _records(place)
+    except FileNotFoundError:
+        return False  # an encoder that was not trained is whole without
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def _records(place: Path) -> list[dict[str, Any]]:
+    """Results and record of a training."""
+    found = [json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE)]
+    if not all(isinstance(one, dict) for one in found):
+        raise ValueError(f"{place} has records of another shape")
+    return found
 
 
 def _read(place: Path, device: Any, dtype: str | None) -> Outcome:
-    results, record = (json.loads((place / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE))
-    return Outcome(Encoder.load(place, device=device, dtype=dtype), results, record)
+    return Outcome(Encoder.load(place, device=device, dtype=dtype), *_records(place))
 
 
 def _known(key: str) -> list[Path]:
