@@ -35,6 +35,7 @@ ROOMS = [
     {"serving"},
     {"training"},
     {"cli"},
+    {"__main__"},
 ]
 """From the ground up: a room knows itself and those below, and not the room beside it."""
 

@@ -659,3 +659,10 @@ def number_of_keys(file: Path) -> int:
         keys = segment.get_tensor("keys")
     assert len({key.tobytes() for key in keys}) == len(keys)
     return len(keys)
+
+
+def test_the_package_can_be_run_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "decoder2vec", "train", "nowhere.toml"], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (1, "") and done.stderr.startswith("error: Cannot read the plan nowhere")
