@@ -112,6 +112,8 @@ def test_a_second_run_is_refused_unless_it_may_overwrite_and_then_finds_everythi
         printed(*words)
     out = printed(*words, "--overwrite", "--results", "found.json")
     assert "mntp: found in enc-stages/1-mntp" in out and "simcse: found in enc" in out
+    assert "nothing was to be done: enc was trained before" in out
+    assert "wrote the encoder" not in out and "s of training" not in out
     assert Encoder.load("enc", device="cpu").fingerprint == before
     assert json.loads(Path("found.json").read_text()) == results("enc")
 
@@ -212,6 +214,13 @@ def test_a_bad_place_for_the_encoder_is_refused_before_data_and_model_are_read(w
     [
         ([*PIPELINE, "--stages", "simsce"], "Unknown stage 'simsce'. Did you mean simcse"),
         ([*PIPELINE, "--set", "training.steps=3"], "--set training.steps=3 must begin with .* stage: mntp, simcse"),
+        ([*PIPELINE, "--stages", ""], "--stages '' names no stage; there are mntp, simcse"),
+        ([*PIPELINE, "--stages", " ,"], "--stages ' ,' names no stage; there are mntp, simcse"),
+        (["--recipe", "lora", "--data", "texts.txt", "--stages", ""], "--stages '' chooses among the stages"),
+        ([*PIPELINE, "--set", "mntp=3"], "--set mntp=3 names a stage but no setting of it: mntp.training.steps=3"),
+        ([*PIPELINE, "--set", "mntp.=3"], "--set mntp.=3 names a stage but no setting of it"),
+        ([*PIPELINE, "--set", "mntp"], "--set mntp names a stage but no setting of it"),
+        ([*PIPELINE, "--stages", "simcse", "--set", "mntp.nonsense=3"], r"Unknown setting in \[lora\] 'nonsense'"),
         ([*PIPELINE, "--set", "rank=3"], "--set rank=3 must begin with the name of a stage: mntp, simcse"),
         ([*PIPELINE, "--set", "mntp.training.setps=3"], r"Unknown setting in \[lora.training\] 'setps'"),
         ([*PIPELINE, "--grid", "training.rate=0.1,0.2"], "--grid and --search choose the settings of one training"),
@@ -223,7 +232,7 @@ def test_a_bad_place_for_the_encoder_is_refused_before_data_and_model_are_read(w
             ["--recipe", "bidirectonal", "--data", "texts.txt"],
             "Unknown recipe 'bidirectonal'. Did you mean bidirectional",
         ),
-        (["--recipe", "lora", "--data", "mine.tsv", "--stages", "mntp"], "--stages mntp chooses among the stages"),
+        (["--recipe", "lora", "--data", "mine.tsv", "--stages", "mntp"], "--stages 'mntp' chooses among the stages"),
         (["plan.toml", "--recipe", "bidirectional"], "leave out --recipe"),
         (["plan.toml", "--stages", "pull", "--data", "mine.tsv"], "No stage learns from plain texts, so mine.tsv"),
         (["unnamed.toml"], r"stages is a list of tables, \[\[stages\]\], each with a name of its own"),

@@ -266,6 +266,7 @@ def test_stages_that_were_done_are_found_and_nothing_is_trained(once, again, tra
     outcome = again(stages(), say=said.append)
     assert trained == [] and same_encoder(outcome.encoder, once[1].encoder)
     assert outcome.results == once[1].results and outcome.record == once[1].record
+    assert (once[1].trained, outcome.trained) == (True, False)
     assert said == [f"mntp: found in {tmp_path / 'enc-stages' / '1-mntp'}", f"simcse: found in {tmp_path / 'enc'}"]
     assert set(asked) == {"cpu"}, "also what was found is put on the device that was asked for"
 

@@ -114,8 +114,10 @@ def _stages_of(
     tables = read_stages(plan, recipe)
     if tables and one_training:
         raise InputError("--grid and --search choose the settings of one training, not of several stages.")
-    if names and not tables:
-        raise InputError(f"--stages {names} chooses among the stages of a plan, and this one has none.")
+    if names is not None and not tables:
+        raise InputError(f"--stages {names!r} chooses among the stages of a plan, and this one has none.")
+    if names is not None and tables and not split_names(names):
+        raise InputError(f"--stages {names!r} names no stage; there are {', '.join(tables)}.")
     return tables
 
 
@@ -143,15 +145,18 @@ def _train_stages(
     from decoder2vec.training.pipeline import Stage, chosen_stages, run_stages, stage_plan
 
     for setting in settings:
-        if setting.partition(".")[0] not in tables:
+        stage, _, key = setting.partition("=")[0].partition(".")
+        if stage not in tables:
             raise InputError(f"--set {setting} must begin with the name of a stage: {', '.join(tables)}.")
+        if not key:
+            raise InputError(f"--set {setting} names a stage but no setting of it: {stage}.training.steps=3.")
+    plans = {name: stage_plan(name, tables[name], settings, {}) for name in tables}  # settings of all are looked at
     chosen = chosen_stages(tables, split_names(names) if names else [])
-    wanted = [kind for name, stage in chosen.items() for kind in stage_plan(name, stage, settings, {}).wants()]
-    if given.learned and "corpus" not in wanted:
+    if given.learned and not any("corpus" in plans[name].wants() for name in chosen):
         raise InputError(f"No stage learns from plain texts, so {given.learned} is not for them; name files in [data].")
     ready = []
-    for name, stage in chosen.items():
-        plan, data = given.plan_and_data(partial(stage_plan, name, stage, settings), only_texts=True)
+    for name in chosen:
+        plan, data = given.plan_and_data(partial(stage_plan, name, tables[name], settings), only_texts=True)
         ready.append(Stage(name, plan, data))
     with bars() as progress:
         watch = TrainingWatch(progress)
@@ -239,6 +244,9 @@ def _print(outcome: Outcome, out: Path) -> None:
             say(note)
     for name, value in found["mean"]["checks"].items():
         say(f"{name}: mean score {value:.3f}")
+    if not outcome.trained:
+        say(f"nothing was to be done: {out} was trained before with the same settings, data and weights")
+        return
     say(f"{share['trained']:,} numbers trained, {share['percent']} % of the model; {found['seconds']} s of training")
     say(f"wrote the encoder {out} (best seed{' on dev' if found['mean']['dev'] else ''}: {found['best_seed']})")
 

@@ -46,6 +46,8 @@ class Outcome:
     encoder: Encoder
     results: dict[str, Any]
     record: dict[str, Any]
+    trained: bool = True
+    """Or was it found, as it had been made before?"""
 
 
 def train(
