@@ -180,6 +180,7 @@ def test_a_plan_of_ones_own_with_scores_and_data_that_all_stages_share():
     assert "examples" in second["data"] and "plain texts" not in second["data"]
     assert second["config"]["soft_prompt"]["training"]["rate"] == 0.1
     assert Encoder.load("enc", device="cpu").backbone.adapter.kind == "soft_prompt"
+    assert "| 2 pull | soft_prompt | info_nce | 1 epochs of 8 | 0.1 |" in Path("enc/README.md").read_text()
 
 
 def test_training_goes_on_from_an_encoder_by_its_folder():

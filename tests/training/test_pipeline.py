@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -152,6 +154,25 @@ def test_results_say_which_stage_it_is_and_which_model_all_of_it_is_made_of(once
         card = (home / place / "README.md").read_text()
         assert f"# {name}: an encoder made of tiny-llama\n" in card
         assert own_cache not in card and str(home) not in card
+
+
+def test_results_and_card_say_what_the_stages_before_did(once):
+    home, outcome = once
+    places = {1: home / "enc-stages" / "1-mntp", 2: home / "enc"}
+    found = {number: json.loads((place / "results.json").read_text()) for number, place in places.items()}
+    told = copy.deepcopy(outcome.results["stages"])
+    assert [one.pop("key") for one in told] == [found[1]["stage"]["key"], found[2]["stage"]["key"]]
+    expected = {"recipe": "lora", "steps": 3, "epochs": 9, "batch": 4, "rate": 0.01}
+    assert told == [{"name": name, "objective": name, **expected} for name in ("mntp", "simcse")]
+    assert found[1]["stages"] == found[2]["stages"][:1]
+    card = places[2].joinpath("README.md").read_text()
+    assert f"| 1 mntp | lora | mntp | 3 steps of 4 | 0.01 | {found[1]['stage']['key']} |\n| 2 simcse | lora |" in card
+    assert "## Stages" not in places[1].joinpath("README.md").read_text(), "the first has none before it"
+
+
+def test_a_stage_that_was_found_is_told_like_one_that_was_trained(once, again, stages):
+    told = again(stages("simcse.training.steps=1", "simcse.training.epochs=2")).results["stages"]
+    assert [(one["name"], one["steps"]) for one in told] == [("mntp", 3), ("simcse", 1)]
 
 
 def test_with_dev_and_test_pairs_there_are_scores_of_every_stage(stages, tmp_path):

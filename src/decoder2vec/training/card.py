@@ -44,6 +44,7 @@ def write_card(encoder: Encoder, plan: Plan, results: dict[str, Any], record: di
         "",
         *(f"- {name}: mean score {value}" for name, value in results["mean"]["checks"].items()),
         "",
+        *_stages(results.get("stages", [])),
         "## Data",
         "",
         *(f"- {what}: {which}" for what, which in results["data"].items()),
@@ -77,6 +78,32 @@ def _scores(results: dict[str, Any]) -> list[str]:
         "|---|---|---|",
         *(f"| {part}: {name} | {first} | {second} |" for part, name, first, second in rows),
     ]
+
+
+def _stages(stages: list[dict[str, Any]]) -> list[str]:
+    """One after the other, where there were several."""
+    if len(stages) < 2:
+        return []
+    return [
+        "## Stages",
+        "",
+        "Each was trained on the model that the one before it made; this encoder is the last.",
+        "",
+        "| stage | recipe | objective | length | rate | key |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {number} {one['name']} | {one['recipe']} | {one['objective']} | {_length(one)} | {one['rate']:g} | "
+            f"{one['key']} |"
+            for number, one in enumerate(stages, 1)
+        ),
+        "",
+    ]
+
+
+def _length(stage: dict[str, Any]) -> str:
+    """Steps count before epochs."""
+    what = "steps" if stage["steps"] else "epochs"
+    return f"{stage[what]} {what} of {stage['batch']}"
 
 
 def _is_pair_scorer(encoder: Encoder) -> bool:

@@ -16,6 +16,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.folder import check_free, is_encoder
 from decoder2vec.places import cache_root, whole_file
+from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.kv_prefix import PrefixTuning
 from decoder2vec.recipes.registry import recipes
 from decoder2vec.recipes.soft_prompt import SoftPromptTuning
@@ -103,9 +104,8 @@ def run_stages(
     that was for another encoder: many may share their first stage. Other encoders are replaced if `overwrite` says so.
     `options` go to every training: command, progress, watch.
     """
-    if not stages:
-        raise InputError("There is no stage to train.")
-    places = [*(stage_folder(out, number, stage.name) for number, stage in enumerate(stages[:-1], 1)), out]
+    places = _places(stages, out)
+    told: list[dict[str, Any]] = []
     outcome = None
     start: str | Path = backbone
     for number, (stage, place) in enumerate(zip(stages, places, strict=True), 1):
@@ -113,13 +113,14 @@ def run_stages(
         if number == 1:
             _check_fit(stages, model)
         key = _key(stage, model, seeds)
+        told.append(_told(stage, key))
         if found := _find(key, place, anywhere=number < len(stages)):
             say(f"{stage.name}: found in {found}")
             start, outcome = found, None
             continue
         _check_places(places[number - 1 :], overwrite=overwrite)
         say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
-        about = {"stage": {"name": stage.name, "number": number, "key": key}}
+        about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(told)}
         outcome = train(
             stage.plan,
             stage.data,
@@ -139,6 +140,22 @@ def run_stages(
 def stage_folder(out: Path, number: int, name: str) -> Path:
     """Where a stage before the last is written."""
     return out.with_name(f"{out.name}-stages") / f"{number}-{name}"
+
+
+def _places(stages: Sequence[Stage], out: Path) -> list[Path]:
+    """Where each of them is written."""
+    if not stages:
+        raise InputError("There is no stage to train.")
+    return [*(stage_folder(out, number, stage.name) for number, stage in enumerate(stages[:-1], 1)), out]
+
+
+def _told(stage: Stage, key: str) -> dict[str, Any]:
+    """What those that come after it say of a stage."""
+    recipe = stage.plan.recipe
+    objective = recipe.loss if isinstance(recipe, Freeze) else recipe.objective.name
+    told = {"name": stage.name, "recipe": stage.plan.recipe_name, "objective": objective}
+    schedule = {name: getattr(recipe.training, name) for name in ("steps", "epochs", "batch", "rate")}
+    return {**told, **schedule, "key": key}
 
 
 def _check_fit(stages: Sequence[Stage], model: Backbone) -> None:
