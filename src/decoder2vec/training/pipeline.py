@@ -234,7 +234,8 @@ def _records(place: Path) -> list[dict[str, Any]]:
 
 
 def _read(place: Path, device: Any, dtype: str | None) -> Outcome:
-    return Outcome(Encoder.load(place, device=device, dtype=dtype), *_records(place), trained=False)
+    results, record = _records(place)
+    return Outcome(Encoder.load(place, device=device, dtype=dtype), results, record, trained=False)
 
 
 def _known(key: str) -> list[Path]:
