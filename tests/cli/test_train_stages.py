@@ -16,6 +16,7 @@ from command import d2v
 from decoder2vec.backbone.direction import fault_of
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
+from decoder2vec.training.loop import History
 from made_up_contrast import toy_examples, toy_pairs
 from made_up_texts import sentences
 
@@ -84,6 +85,17 @@ def test_hidden_tokens_that_are_told_from_one_side_are_remarked_on(attention):
     note = "mntp under causal attention tells hidden tokens from what stands before them only"
     for text in (out, Path("enc/README.md").read_text(), " ".join(results("enc")["notes"])):
         assert text.count(note) == (attention == "causal")
+
+
+@pytest.mark.parametrize(("steps", "told"), [(121, True), (120, False)])
+def test_steps_that_are_too_many_for_a_small_file_are_told(steps, told, monkeypatch):
+    """The recipe has enough for a hundred thousand texts: with a few hundred, hours would go into the same ones."""
+    monkeypatch.setattr("decoder2vec.training.adapting.fit", lambda *_, **__: History(start=0.0))
+    settings = ["--set", "objective.name=mntp", "--set", "training.batch=4", "--set", f"training.steps={steps}"]
+    settings += ["--set", "attention=bidirectional"]
+    out = " ".join(printed("--recipe", "lora", "--data", "texts.txt", "--out", "enc", *settings).split())
+    note = "121 steps of 4 read each of 24 texts 20 times; training.steps=120 would read it 20 times"
+    assert out.count(note) == told == (note in results("enc")["notes"])
 
 
 def test_plain_texts_are_one_command(own_cache):

@@ -207,7 +207,7 @@ class _Given:
         learned = self.learned if role == "texts" or not only_texts else None
         plan = read(_given_files(self.folder, {role: learned}, self.dev, self.test) | self.names)
         data = load_data(self.folder, plan.data, wants=plan.wants())
-        for note in (*plan.notes(), *data.notes):
+        for note in (*plan.notes(data), *data.notes):
             say(note)
         return plan, data
 

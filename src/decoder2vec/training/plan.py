@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from decoder2vec.recipes.freeze import EMBEDDING, Freeze
 from decoder2vec.recipes.objective import FROM_TEXTS
 from decoder2vec.recipes.registry import recipe_named, recipes
 from decoder2vec.tables import from_table, override, to_table
-from decoder2vec.training.data import DataFiles
+from decoder2vec.training.data import DataFiles, TrainingData
 
 Recipe = Freeze | Adapting
 
@@ -22,6 +23,9 @@ _ONE_SIDED = (
     "mntp under causal attention tells hidden tokens from what stands before them only; "
     "attention=bidirectional shows it both sides"
 )
+
+_OFTEN = 20
+"""Who reads plain texts more often than that has settings for a larger file."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,20 @@ class Plan:
             found.append(kinds[self.recipe.pretrain])
         return found
 
-    def notes(self) -> list[str]:
+    def notes(self, data: TrainingData) -> list[str]:
         """What a user should know about the settings: they are allowed, but seldom meant."""
-        recipe = self.recipe
-        hides = isinstance(recipe, Adapting) and recipe.objective.name == "mntp" and recipe.attention == "causal"
-        return [_ONE_SIDED] if hides else []
+        recipe, found = self.recipe, []
+        if not isinstance(recipe, Adapting) or recipe.objective.name not in FROM_TEXTS:
+            return []
+        if recipe.objective.name == "mntp" and recipe.attention == "causal":
+            found.append(_ONE_SIDED)
+        steps, batch, texts = recipe.training.steps, recipe.training.batch, len(data.texts)
+        if steps * batch > _OFTEN * texts > 0:
+            found.append(
+                f"{steps} steps of {batch} read each of {texts:,} texts {steps * batch / texts:.0f} times; "
+                f"training.steps={math.ceil(_OFTEN * texts / batch)} would read it {_OFTEN} times"
+            )
+        return found
 
     def to_json(self) -> dict[str, Any]:
         """The whole plan, defaults included."""

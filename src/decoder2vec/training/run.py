@@ -103,7 +103,7 @@ def train(
 def _said(plan: Plan, data: TrainingData, seeds: list[dict[str, Any]]) -> dict[str, Any]:
     """How long it took in all, what it learned from, and what a user should know."""
     seconds = round(sum(seed["seconds"] for seed in seeds), 2)
-    notes = [*plan.notes(), *data.notes, *_kept_starts(seeds), *_restored(seeds)]
+    notes = [*plan.notes(data), *data.notes, *_kept_starts(seeds), *_restored(seeds)]
     return {"seconds": seconds, "data": data.facts(), "notes": notes}
 
 
