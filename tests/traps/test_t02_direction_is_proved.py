@@ -168,6 +168,14 @@ def test_refusal_over_mask_paths_leaves_the_config_as_it_was():
     assert getattr(model.config, "is_causal", True) is True
 
 
+def test_dropout_does_not_look_like_sight():
+    model = fresh("tiny-gpt2").train()
+    model.drop.p = 0.5
+    for attention in ("bidirectional", "bidirectional:2", "causal"):
+        set_attention(model, attention)
+    assert model.training
+
+
 def test_saved_direction_is_taken_up_again(tmp_path):
     """A folder whose config.json says is_causal=false is read in both directions without being asked."""
     loaded = Backbone.load("tiny-llama", attention="bidirectional", device="cpu")

@@ -65,7 +65,7 @@ class _Passage:
 
 def _read(model: nn.Module, ids: Tensor, mask: Tensor, give: Callable[[int, Tensor], Tensor]) -> _Passage:
     """Read texts; `give` may exchange the states that a block, by its number, is given."""
-    passage = _Passage()
+    passage, training = _Passage(), model.training
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = arguments_of(type(block).forward)[0]
@@ -80,8 +80,10 @@ def _read(model: nn.Module, ids: Tensor, mask: Tensor, give: Callable[[int, Tens
     for block in dict.fromkeys(find_blocks(model)[1]):
         handles += block.register_forward_pre_hook(before, with_kwargs=True), block.register_forward_hook(after)
     try:
+        model.eval()  # dropout would move everything
         model(input_ids=ids, attention_mask=mask, use_cache=False)
     finally:
+        model.train(training)
         for handle in handles:
             handle.remove()
     return passage
