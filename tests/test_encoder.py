@@ -509,6 +509,15 @@ def test_saving_into_an_empty_folder_is_fine(backbone, tmp_path):
     assert Encoder.load(tmp_path / "saved").fingerprint == encoder_of(backbone).fingerprint
 
 
+def test_saving_into_a_link_writes_where_it_leads(backbone, tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk", target_is_directory=True)
+    for _ in range(2):
+        encoder_of(backbone).save(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert Encoder.load(tmp_path / "disk").fingerprint == encoder_of(backbone).fingerprint
+
+
 def test_saving_over_a_folder_that_is_no_encoder_is_refused_and_nothing_is_lost(backbone, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")

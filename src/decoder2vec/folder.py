@@ -52,6 +52,7 @@ def write_encoder(
     `weights` is a folder to copy the model from, if it is to come along. `extras` are further files by name: the
     card and the record of a training run.
     """
+    target = target.resolve()  # a link to another disk stays a link
     check_free(target)
     new = target.with_name(f".{target.name}.new")
     shutil.rmtree(new, ignore_errors=True)  # what a killed save left behind
