@@ -87,6 +87,14 @@ def test_hidden_tokens_that_are_told_from_one_side_are_remarked_on(attention):
         assert text.count(note) == (attention == "causal")
 
 
+def test_the_folder_one_stands_in_may_hold_the_encoder(place, monkeypatch):
+    (place / "here").mkdir()
+    monkeypatch.chdir(place / "here")
+    printed("--recipe", "bidirectional", "--data", "../texts.txt", "--out", ".", *QUICK)
+    assert Encoder.load(place / "here", device="cpu").spec.attention == "bidirectional"
+    assert (place / "here-stages" / "1-mntp").is_dir()
+
+
 @pytest.mark.parametrize(("steps", "told"), [(121, True), (120, False)])
 def test_steps_that_are_too_many_for_a_small_file_are_told(steps, told, monkeypatch):
     """The recipe has enough for a hundred thousand texts: with a few hundred, hours would go into the same ones."""

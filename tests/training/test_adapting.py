@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnknownNameError, UnsupportedError
 from decoder2vec.maths.objectives import info_nce
@@ -48,6 +49,14 @@ def test_a_prompt_that_cannot_see_the_text_is_refused():
 def test_as_many_tokens_as_do_not_fit_are_refused(name, tokens, model):
     with pytest.raises(InputError, match=r"leave no room for a text|has 1 to 255 tokens|over the model's context"):
         AdapterTraining(small(name, tokens=tokens), toy_data(), model).run(0)
+
+
+@pytest.mark.parametrize("name", ["lora", "full"])
+def test_a_layer_that_looks_one_way_is_not_read_where_both_were_asked_for(name):
+    """All weights are saved up to the layer that is read: nothing of the upper direction would be left."""
+    model = Backbone.load("tiny-llama", device="cpu")
+    with pytest.raises(InputError, match="Layer 2 looks one way only with bidirectional:2"):
+        AdapterTraining(small(name, attention="bidirectional:2", read=ReadAs(layer=2)), toy_data(), model)
 
 
 @pytest.mark.parametrize("name", ["soft_prompt", "kv_prefix", "lora", "full"])

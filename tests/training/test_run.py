@@ -10,6 +10,7 @@ import pytest
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
+from decoder2vec.folder import is_encoder
 from decoder2vec.text.overlap import overlapping
 from decoder2vec.training import checkpoint
 from decoder2vec.training.data import TrainingData
@@ -172,6 +173,13 @@ def test_a_folder_that_is_not_an_encoder_is_refused_and_left_alone(kind, run, tm
         run(out=out)
     assert (out / "thesis.txt" if kind == "folder" else out).read_text() == "all my work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"], "and nothing is left beside it"
+
+
+def test_an_encoder_where_the_state_would_be_kept_is_left_alone(run, tmp_path):
+    run(out=tmp_path / "mine.unfinished")
+    with pytest.raises(InputError, match=r"mine\.unfinished holds an encoder, and is where this run would keep"):
+        run(out=tmp_path / "mine")
+    assert is_encoder(tmp_path / "mine.unfinished")
 
 
 @pytest.mark.parametrize("place", ["notes.txt/encoder", "notes.txt/below/encoder", "/proc/nope", "/proc/nope/encoder"])

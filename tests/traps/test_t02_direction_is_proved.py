@@ -171,9 +171,10 @@ def test_refusal_over_mask_paths_leaves_the_config_as_it_was():
 def test_dropout_does_not_look_like_sight():
     model = fresh("tiny-gpt2").train()
     model.drop.p = 0.5
+    model.h[1].eval()
     for attention in ("bidirectional", "bidirectional:2", "causal"):
         set_attention(model, attention)
-    assert model.training
+    assert model.training and model.h[0].training and not model.h[1].training
 
 
 def test_saved_direction_is_taken_up_again(tmp_path):

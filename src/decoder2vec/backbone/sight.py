@@ -65,7 +65,7 @@ class _Passage:
 
 def _read(model: nn.Module, ids: Tensor, mask: Tensor, give: Callable[[int, Tensor], Tensor]) -> _Passage:
     """Read texts; `give` may exchange the states that a block, by its number, is given."""
-    passage, training = _Passage(), model.training
+    passage, modes = _Passage(), {part: part.training for part in model.modules()}
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = arguments_of(type(block).forward)[0]
@@ -83,7 +83,8 @@ def _read(model: nn.Module, ids: Tensor, mask: Tensor, give: Callable[[int, Tens
         model.eval()  # dropout would move everything
         model(input_ids=ids, attention_mask=mask, use_cache=False)
     finally:
-        model.train(training)
+        for part, training in modes.items():
+            part.training = training
         for handle in handles:
             handle.remove()
     return passage

@@ -17,6 +17,7 @@ from torch import nn
 from decoder2vec.activations.extract import Progress, check_texts
 from decoder2vec.backbone.checkpointing import checkpointed_blocks
 from decoder2vec.backbone.compiling import CompiledBlocks
+from decoder2vec.backbone.direction import parse_attention
 from decoder2vec.backbone.load import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
@@ -205,6 +206,8 @@ def reading_and_lesson(recipe: Adapting, data: TrainingData, backbone: Backbone)
     reading = recipe.read.reading(backbone)
     if reading.layer == 0:
         raise InputError("Layer 0 is the embeddings, which nothing here trains; read a layer above it.")
+    if reading.layer <= parse_attention(recipe.attention)[1]:
+        raise InputError(f"Layer {reading.layer} looks one way only with {recipe.attention}; read a layer above that.")
     return reading, LESSONS[recipe.objective.name](recipe, data)
 
 

@@ -104,6 +104,7 @@ def run_stages(
     that was for another encoder: many may share their first stage. Other encoders are replaced if `overwrite` says so.
     `options` go to every training: command, progress, watch.
     """
+    out = out if out.name else out.absolute()  # "." has no name to call others after
     places = _places(stages, out)
     told: list[dict[str, Any]] = []
     outcome = None

@@ -64,7 +64,8 @@ class Plan:
         if recipe.objective.name == "mntp" and recipe.attention == "causal":
             found.append(_ONE_SIDED)
         steps, batch, texts = recipe.training.steps, recipe.training.batch, len(data.texts)
-        if steps * batch > _OFTEN * texts > 0:
+        packed = recipe.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
+        if steps * batch > _OFTEN * texts > 0 and not packed:
             found.append(
                 f"{steps} steps of {batch} read each of {texts:,} texts {steps * batch / texts:.0f} times; "
                 f"training.steps={math.ceil(_OFTEN * texts / batch)} would read it {_OFTEN} times"

@@ -19,7 +19,7 @@ from decoder2vec.backbone.size import trained_share
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.versions import versions
-from decoder2vec.folder import check_free
+from decoder2vec.folder import check_free, is_encoder
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.overlap import SEEN_FILE
@@ -76,6 +76,8 @@ def train(
     out = Path(out).absolute()
     check_free(out)
     work = out.with_name(f"{out.name}.unfinished")
+    if is_encoder(work):
+        raise InputError(f"{work} holds an encoder, and is where this run would keep its state; choose another --out.")
     _forget_logs(work)
     started = time.perf_counter()
     training = start_training(plan.recipe, data, backbone, progress)
