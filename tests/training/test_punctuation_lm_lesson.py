@@ -306,5 +306,6 @@ def test_what_cannot_be_is_refused(prepared, monkeypatch):
         prepared(texts=tuple(map(cleared, TEXTS)))
 
 
-def test_both_directions_from_layer_0_are_both_directions(prepared):
-    prepared(attention="bidirectional:0")
+def test_both_directions_from_layer_0_are_both_directions():
+    recipe = lesson_recipe(attention="bidirectional:0")
+    assert len(punctuation_lm.PunctuationWritingLesson(recipe, plain_data(TEXTS))) > 0
