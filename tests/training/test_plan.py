@@ -13,6 +13,7 @@ from decoder2vec.tables import from_table
 from decoder2vec.training.data import DataFiles
 from decoder2vec.training.pipeline import read_stages, stage_plan
 from decoder2vec.training.plan import Plan, read_plan
+from made_up_texts import plain_data
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PLANS = sorted((EXPERIMENTS / "freeze").glob("*.toml"))
@@ -202,3 +203,12 @@ def test_every_plan_of_the_masking_study_is_sound(plan):
 def test_the_plans_are_there():
     assert {f"soft_prompt_{k}" for k in (1, 2, 5, 10, 16, 20)} <= {plan.stem for plan in SPT_PLANS}
     assert {f"step{n}" for n in range(6)} <= {plan.stem for plan in PLANS}
+
+
+@pytest.mark.parametrize("name", ["mntp", "simcse", "punctuation", "punctuation_lm", "info_nce"])
+def test_how_often_texts_are_read_is_told_where_a_text_is_an_example(name):
+    """Punctuation packs several into one, and pairs are no plain texts."""
+    settings = [f"objective.name={name}", "attention=bidirectional", "training.steps=1000", "training.batch=8"]
+    told = read_plan(None, settings, recipe="lora").notes(plain_data(tuple(map(str, range(100)))))
+    expected = "1000 steps of 8 read each of 100 texts 80 times; training.steps=250 would read it 20 times"
+    assert told == ([expected] if name in ("mntp", "simcse") else [])

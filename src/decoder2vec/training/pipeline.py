@@ -160,7 +160,7 @@ def _told(stage: Stage, key: str) -> dict[str, Any]:
 
 
 def _check_fit(stages: Sequence[Stage], model: Backbone) -> None:
-    """Refuse, before any is trained, a stage that cannot be; stages change a model's weights, not what it can do."""
+    """Refuse, before any is trained, a stage that cannot be, on the model as it is: only `full` may make it shorter."""
     for stage in stages[:-1]:
         if isinstance(stage.plan.recipe, SoftPromptTuning | PrefixTuning):
             raise UnsupportedError(
