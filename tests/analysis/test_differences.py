@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -114,7 +116,16 @@ def test_values_that_are_points_already_are_taken_as_they_are(encoders):
 
 def test_the_same_data_give_the_same_numbers_in_any_order(encoders):
     a, b, c = (make_evaluation(name, quality, 7) for name, quality in (("a", 1.0), ("b", 0.9), ("c", 1.3)))
-    assert Differences(encoders(a, b, c)).between(0, 1) == Differences(encoders(c, b, a)).between(2, 1)
+    one, other = Differences(encoders(a, b, c)).between(0, 1), Differences(encoders(c, b, a)).between(2, 1)
+    assert asdict(one) == pytest.approx(asdict(other), rel=1e-12)
+
+
+def test_equal_encoders_differ_by_exactly_nothing(encoders):
+    """Whatever stands beside them: rounding must not make a difference out of none."""
+    same = [make_evaluation(name, 0.9, 7) for name in ("a", "b")]
+    others = [make_evaluation(f"other{number}", 1.0, number) for number in range(5)]
+    found = Differences(encoders(same[0], *others, same[1]))
+    assert found.between(0, 6) == Difference(0.0, 0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(

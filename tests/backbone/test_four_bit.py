@@ -29,6 +29,27 @@ def rounded():
     return Backbone.load("tiny-llama", dtype="4bit")
 
 
+def test_what_this_machine_cannot_compute_is_refused_in_a_sentence(monkeypatch):
+    bitsandbytes = pytest.importorskip("bitsandbytes")
+
+    def broken(*_):
+        raise RuntimeError("shape '[32, 0]' is invalid for input of size 16\nand more")
+
+    monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", broken)
+    with pytest.raises(UnsupportedError, match=r"in 4 bits on cpu \(shape '\[32, 0\]' .* 16\); use another dtype"):
+        Backbone.load("tiny-llama", dtype="4bit")
+
+
+def test_the_fused_kernel_without_a_backward_pass_is_not_used(monkeypatch):
+    """As on a CPU with AVX512-BF16, where it would be taken after the first evaluation."""
+    modules = pytest.importorskip("bitsandbytes.nn.modules")
+    monkeypatch.setattr(modules, "has_avx512bf16", lambda: True)
+    monkeypatch.setattr(modules, "_convert_weight_packed_for_cpu", lambda *_: pytest.fail("weights were repacked"))
+    rounded = Backbone.load("tiny-llama", dtype="4bit")
+    spec = Encoder.from_pretrained("tiny-llama").spec
+    assert np.isfinite(Encoder(rounded, spec).encode(["cats sleep"])).all()
+
+
 def test_weights_inside_the_blocks_are_rounded_and_no_others(rounded):
     kinds = {name: weight.dtype for name, weight in rounded.model.named_parameters() if weight.dtype == torch.uint8}
     assert len(kinds) == 4 * 7

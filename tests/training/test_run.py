@@ -120,8 +120,9 @@ def test_the_card_of_a_pair_scorer_does_not_promise_an_index(run, tmp_path):
 
 
 def test_what_is_known_of_the_data_stands_in_results_and_card(run, data, tmp_path):
-    outcome = run(data=replace(data, notes=("3 of 20 pairs of test also stand in the training data",)))
-    assert outcome.results["notes"] == ["3 of 20 pairs of test also stand in the training data"]
+    note = "3 of 20 pairs of test also stand in the training data"
+    outcome = run(data=replace(data, notes=(note,)))
+    assert outcome.results["notes"][0] == note, "what is known of the training follows, and depends on how it went"
     assert "- 3 of 20 pairs of test also stand" in (tmp_path / "encoder" / "README.md").read_text()
 
 

@@ -16,7 +16,7 @@ from decoder2vec.backbone.adapter import Adapter
 from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.builtin import Say
 from decoder2vec.backbone.direction import configured_attention, set_attention
-from decoder2vec.backbone.four_bit import FOUR_BIT, in_four_bits
+from decoder2vec.backbone.four_bit import FOUR_BIT, check_four_bit, in_four_bits
 from decoder2vec.backbone.identity import folder_fingerprint
 from decoder2vec.backbone.layers import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.machine import pick_device, pick_dtype
@@ -72,6 +72,8 @@ class Backbone:
             model = model if four_bit else model.to(place)
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"The device {place} cannot be used here: {str(error).splitlines()[0]}") from None
+        if four_bit:
+            check_four_bit(model)
         attention = attention or configured_attention(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name

@@ -57,9 +57,13 @@ def resample(score: Score, items: int, *, samples: int = SAMPLES, seed: int = 0)
 
 
 def means(values: Floats) -> Score:
-    """Mean of the values of each encoder, [encoders, items]."""
-    values = np.asarray(values, np.float64)
-    return lambda counts: values @ counts.T / counts.sum(axis=1)
+    """Mean of the values of each encoder, [encoders, items].
+
+    Each encoder is multiplied by itself: in one product of matrices the rounding of a row depends on its neighbours,
+    and encoders with equal values would seem to differ.
+    """
+    rows = [np.array(row, np.float64) for row in values]
+    return lambda counts: np.stack([counts @ row for row in rows]) / counts.sum(axis=1)
 
 
 def spearmans(predicted: Floats, gold: Floats) -> Score:
