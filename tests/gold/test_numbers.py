@@ -1,0 +1,214 @@
+"""Every number that version 0.1.0 computed on a tiny model, computed again by the same command."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from command import d2v
+from decoder2vec.encoder import Encoder
+from gold_data import FOLDER, TEXTS, write_data
+from made_up_tasks import write_all
+
+FILE = Path(__file__).parent / "numbers.json"
+EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))
+
+SHORT = ("training.steps=4", "training.batch=8", "training.evaluate_every=2")
+PLAIN = (*SHORT, "attention=bidirectional", "read.pooling=mean", "rank=4")
+FREEZE = ("training.epochs=2", "pretraining.epochs=2", "widths=[8]")
+STAGED = tuple(f"{stage}.{setting}" for stage in ("mntp", "simcse") for setting in (*SHORT, "rank=4"))
+TRAININGS = {
+    "freeze": ("freeze", FREEZE),
+    "freeze raw cosines": ("freeze", (*FREEZE, "widths=[0]", "head=mlp", "loss=mse", "standardise=false")),
+    "freeze autoencoder": ("freeze", (*FREEZE, "pretrain=autoencoder", "head=mlp", "loss=log_variance", "hidden=8")),
+    "freeze inference": ("freeze", (*FREEZE, "pretrain=snli", "head=gated", "loss=pearson", "choose_by=pearson")),
+    "freeze contrastive": ("freeze", (*FREEZE, "pretrain=contrastive", "loss=none", "keep=3")),
+    "freeze contrastive, pairs": ("freeze", (*FREEZE, "pretrain=contrastive", "loss=cosent", "keep=3", "dim=16")),
+    "freeze each layer": ("freeze", (*FREEZE, "head=each", "loss=mse")),
+    "freeze attention": ("freeze", (*FREEZE, "mixing=attention_codes", "mixed_width=2", "loss=mse")),
+    "freeze unified": ("freeze", (*FREEZE, "mixing=unified", "mixed_width=8", "loss=mse", "pretrain=autoencoder")),
+    "freeze changes": ("freeze", (*FREEZE, 'changes=["punctuation","case","words","identical"]', "noise=0.1")),
+    "soft prompt": ("soft_prompt", (*SHORT, "tokens=3")),
+    "soft prompt in front": ("soft_prompt", (*SHORT, "tokens=3", "place=prepend", "attention=bidirectional")),
+    "prefix": ("kv_prefix", (*SHORT, "tokens=3")),
+    "lora": ("lora", (*SHORT, "rank=4", "dropout=0.1", "read.template=prompteol")),
+    "lora in parts": ("lora", (*SHORT, "rank=4", "chunk=60", "checkpoint_blocks=true")),
+    "lora symmetric": ("lora", (*SHORT, "rank=4", "objective.symmetric=true", "objective.dims=[8,16]")),
+    "lora bidirectional": ("lora", PLAIN),
+    "lora partly bidirectional": ("lora", (*PLAIN, "attention=bidirectional:2", "read.layer=3", "read.normed=false")),
+    "lora cosent": ("lora", (*SHORT, "rank=4", "objective.name=cosent")),
+    "lora angle": ("lora", (*SHORT, "rank=4", "objective.name=angle")),
+    "lora cosine_mse": ("lora", (*SHORT, "rank=4", "objective.name=cosine_mse", "objective.dims=[16]")),
+    "lora simcse": ("lora", (*PLAIN, "objective.name=simcse")),
+    "lora mntp": ("lora", (*PLAIN, "objective.name=mntp", "objective.masking.style=bert")),
+    "lora concepts": ("lora", (*PLAIN, "objective.name=mntp", "data.concepts=concepts.txt")),
+    "lora concepts filled": (
+        "lora",
+        (*PLAIN, "objective.name=mntp", "data.concepts=concepts.txt", "objective.masking.fill=random"),
+    ),
+    "lora punctuation": ("lora", (*PLAIN, "objective.name=punctuation", "read.max_length=40")),
+    "lora punctuation_lm": ("lora", (*PLAIN, "objective.name=punctuation_lm", "read.max_length=60")),
+    "full": ("full", SHORT),
+    "full mean": ("full", (*SHORT, "read.layer=2", "read.pooling=mean", "read.normed=false")),
+    "bidirectional": ("bidirectional", STAGED),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_models(one_thread):
+    """Everything here is tiny."""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp("gold") / "data")
+
+
+@pytest.fixture
+def gold(request):
+    """gold(found): compare with what was found before; D2V_WRITE_GOLD=1 writes it down instead."""
+
+    def compare(found):
+        name = request.node.name
+        found = json.loads(json.dumps(found))
+        known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+        if os.environ.get("D2V_WRITE_GOLD"):
+            assert name not in known, "what is gold is never written again"
+            FILE.write_text(json.dumps({**known, name: found}, indent=1) + "\n", encoding="utf-8")
+        else:
+            assert_same(found, known[name])
+
+    return compare
+
+
+def assert_same(found, expected, where=""):
+    """Equal, but for rounding: numbers differ by another processor's order of summation."""
+    if EXACT or isinstance(expected, str | bool | None):
+        assert found == expected, where
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_same(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, list):
+        assert len(found) == len(expected), where
+        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_same(one, other, f"{where}[{number}]")
+    else:
+        assert found == pytest.approx(expected, rel=2e-3, abs=2e-3), where
+
+
+def rounded(array, digits=5):
+    return [float(f"{value:.{digits}g}") for value in np.ravel(np.asarray(array, np.float64))]
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_trainings(name, data, tmp_path, gold):
+    """Losses of every evaluation, parameters, correlations that are no ranks, and vectors of the encoder."""
+    recipe, settings = TRAININGS[name]
+    changed = [part for setting in settings for part in ("--set", setting)]
+    d2v(
+        *("train", "--recipe", recipe, "--backbone", FOLDER / "backbone", "--data", data, "--out", tmp_path / "e"),
+        *("--seeds", "1", "--device", "cpu", "--dtype", "float32", *changed),
+    )
+    results = json.loads((tmp_path / "e" / "results.json").read_text())
+    seed, record = results["seeds"][0], json.loads((tmp_path / "e" / "run.json").read_text())
+    histories = {name: note for name, note in seed["notes"].items() if isinstance(note, dict) and "losses" in note}
+    gold(
+        {
+            "losses": {name: rounded(note["losses"]) for name, note in histories.items()},
+            "trained": record["parameters"]["trained"],
+            "pearson": {part: [s["pearson"] for s in seed[part].values()] for part in ("dev", "test")},
+            "checks": seed["checks"],
+            "data": results["data"],
+            "vectors": rounded(Encoder.load(tmp_path / "e", device="cpu").encode(TEXTS)[:, :6]),
+        }
+    )
+
+
+def test_a_grid(data, tmp_path, gold):
+    d2v(
+        *("train", "--recipe", "lora", "--backbone", FOLDER / "backbone", "--data", data, "--out", tmp_path / "e"),
+        *("--grid", "training.rate=1e-2,1e-3", "--set", "training.steps=3", "--set", "training.batch=8"),
+        *("--set", "choose_by=pearson"),
+    )
+    gold(json.loads((tmp_path / "e" / "results.json").read_text())["grid"])
+
+
+def test_a_sweep(data, tmp_path, gold):
+    d2v(
+        *("sweep", FOLDER / "backbone", "--data", data / "dev.tsv", "--test", data / "test.tsv", "--out", tmp_path),
+        *("--templates", "plain,prompteol,echo", "--poolings", "lasttoken,mean,max", "--device", "cpu"),
+    )
+    document = json.loads((tmp_path / "sweep.json").read_text())
+    keys = ("template", "attention", "layer", "normed", "pooling", "head")
+    gold({" ".join(str(row[key]) for key in keys): row["pearson"] for row in document["rows"]})
+
+
+def test_tasks(tmp_path, gold):
+    write_all(tmp_path / "tasks")
+    d2v(
+        *("eval", FOLDER / "backbone", "--tasks", "all", "--data", tmp_path / "tasks"),
+        *("--json", tmp_path / "scores.json", "--device", "cpu"),
+    )
+    tasks = json.loads((tmp_path / "scores.json").read_text())["tasks"]
+    gold({name: {"score": task["score"]} for name, task in tasks.items()})
+
+
+@pytest.mark.parametrize("baseline", ["bm25", "random"])
+def test_baselines(baseline, tmp_path, gold):
+    write_all(tmp_path / "tasks")
+    d2v("eval", baseline, "--tasks", "all", "--data", tmp_path / "tasks", "--json", tmp_path / "scores.json")
+    tasks = json.loads((tmp_path / "scores.json").read_text())["tasks"]
+    gold({name: task["score"] for name, task in tasks.items()})
+
+
+def test_layers(data, tmp_path, gold):
+    """Intrinsic dimension and geometry of every layer, and the loss curve by which a model is cut."""
+    model = FOLDER / "backbone"
+    d2v("analyze", "id", model, "--texts", data / "texts.txt", "--out", tmp_path / "id.json", "--device", "cpu")
+    d2v("analyze", "geometry", model, "--texts", data / "texts.txt", "--out", tmp_path / "g.json", "--device", "cpu")
+    d2v(
+        *("prune", model, "--triples", data / "triplets.tsv", "--keep", "small", "--out", tmp_path / "cut"),
+        *("--samples", 30, "--batch", 10, "--device", "cpu"),
+    )
+    dimension, geometry = (json.loads((tmp_path / name).read_text()) for name in ("id.json", "g.json"))
+    notes = (json.loads(file.read_text()) for file in sorted((tmp_path / "cut").glob("*.json")))
+    note = next(document for document in notes if "curve" in document)
+    gold(
+        {
+            "twonn": [row["twonn"] for row in dimension["layers"]],
+            "mle": [row["mle"] for row in dimension["layers"]],
+            "anisotropy": [row["anisotropy"] for row in geometry["layers"]],
+            "uniformity": [row["uniformity"] for row in geometry["layers"]],
+            "losses": note["curve"]["losses"],
+        }
+    )
+
+
+def test_matches(tmp_path, gold):
+    for name, count in (("jobs", 10), ("resumes", 14)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(_demo(f"{name}.jsonl")[:count]) + "\n")
+    d2v(
+        *("match", "--left", tmp_path / "jobs.jsonl", "--right", tmp_path / "resumes.jsonl", "--standardise"),
+        *("--out", tmp_path / "report.json", "--encoder", FOLDER / "backbone", "--device", "cpu"),
+    )
+    document = json.loads((tmp_path / "report.json").read_text())
+    gold(_scores(document))
+
+
+def _scores(value):
+    """All that a document holds under `id` and `score`, in order."""
+    if isinstance(value, dict):
+        own = [value[key] for key in ("id", "score") if key in value]
+        return own + [item for part in value.values() for item in _scores(part)]
+    return [item for part in value for item in _scores(part)] if isinstance(value, list) else []
+
+
+def _demo(name):
+    from importlib import resources
+
+    return resources.files("decoder2vec").joinpath("demo/matching", name).read_text(encoding="utf-8").splitlines()
