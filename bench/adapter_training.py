@@ -36,10 +36,10 @@ def plain_loop(backbone, prompts):
 
 def step_of(way, backbone, prompts):
     """A function that makes one step."""
-    from decoder2vec.maths.objectives import info_nce
+    from decoder2vec.config import Reading
+    from decoder2vec.maths.losses import info_nce
     from decoder2vec.recipes.lora import LoraTuning
     from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-    from decoder2vec.spec import Reading
     from decoder2vec.training.paths import Path, pick_path, token_part
 
     reading = Reading(backbone.n_layers, "lasttoken", True)
@@ -71,7 +71,7 @@ def step_of(way, backbone, prompts):
 
 def measure(way: str, name: str, count: int, cpu: bool) -> None:
     """One way in this process."""
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
 
     backbone = Backbone.load(name)
     lengths = [int(length) for length in np.random.default_rng(0).permutation(np.resize(QUANTILES, 3 * count))]

@@ -23,7 +23,7 @@ from sentence_transformers.models import Pooling, Transformer
 
 from corpus import mixed, sentences
 from decoder2vec import Encoder
-from decoder2vec.backbone.source import resolve
+from decoder2vec.backbone.sources import resolve
 from measure import report
 
 ROUNDS = 2

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from decoder2vec.search.dense import Dense
 from decoder2vec.search.lance_store import LanceStore
+from decoder2vec.search.ranking import Dense
 from decoder2vec.search.store import Chunk
 from measure import best_seconds, gemm_flops, report
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from corpus import of_length
 from decoder2vec import Backbone, Encoder
+from decoder2vec.config import EncoderSpec
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.spec import EncoderSpec
 from decoder2vec.training.plan import read_plan
 from measure import best_seconds, report
 

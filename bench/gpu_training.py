@@ -57,7 +57,7 @@ def tokens_per_second(recipe, data, backbone, steps):
 
 
 def main() -> None:
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.recipes.adapting import ReadAs
     from decoder2vec.recipes.lora import LoraTuning
     from decoder2vec.text.files import Pairs

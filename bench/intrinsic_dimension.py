@@ -11,7 +11,7 @@ import numpy as np
 
 from decoder2vec.analysis.intrinsic_dimension import measure
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.neighbours import nearest
+from decoder2vec.maths.intrinsic_dimension import nearest
 from measure import report
 
 LAYERS, POINTS, DIM, INSIDE, SAMPLED = 30, 5000, 576, 40, 3

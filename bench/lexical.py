@@ -13,7 +13,7 @@ import bm25s
 import Stemmer
 
 from corpus import of_length
-from decoder2vec.search.lexical import Lexical
+from decoder2vec.search.ranking import Lexical
 from measure import report
 
 TOP = 10

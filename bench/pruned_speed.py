@@ -12,9 +12,9 @@ from pathlib import Path
 
 from corpus import of_length
 from decoder2vec import Backbone, Encoder
-from decoder2vec.analysis.depth_choice import kept_layers
-from decoder2vec.backbone.size import count_parameters
-from decoder2vec.sharing.pruned_folder import write_pruned
+from decoder2vec.analysis.pruning import kept_layers
+from decoder2vec.backbone.blocks import count_parameters
+from decoder2vec.export.pruned import write_pruned
 from measure import best_seconds, report
 
 SHARES = (0.2, 0.4, 0.6, 0.8)

@@ -65,7 +65,7 @@ def app_of(way: str, kind: str, model: str):
 
 
 def serve(way: str, kind: str, model: str) -> None:
-    from decoder2vec.serving.run import bind, server_of
+    from decoder2vec.serving.app import bind, server_of
 
     app = app_of(way, kind, model)
     with bind("127.0.0.1", 0) as address:

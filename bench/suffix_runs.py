@@ -38,7 +38,7 @@ def seconds_of(way, epochs, arguments, backbone, data):
 
 
 def main() -> None:
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.text.files import Pairs
     from decoder2vec.training.contrast import Contrast, Example
     from decoder2vec.training.data import TrainingData

@@ -17,9 +17,9 @@ import torch
 
 from decoder2vec.activations.prefix_kv import prefix_memory
 from decoder2vec.adapters.soft_prompt import SoftPrompt
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.maths.objectives import info_nce
-from decoder2vec.spec import Reading
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import Reading
+from decoder2vec.maths.losses import info_nce
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.paths import Path, suffix_costs, suffix_part, token_part
 from measure import best_seconds, report

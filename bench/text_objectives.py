@@ -48,7 +48,7 @@ def plain_step(objective, backbone, texts):
     import peft
     from transformers import AutoModelForCausalLM
 
-    from decoder2vec.backbone.source import resolve
+    from decoder2vec.backbone.sources import resolve
 
     model = AutoModelForCausalLM.from_pretrained(resolve(backbone.name), dtype=backbone.dtype)
     model.config.is_causal = False
@@ -97,7 +97,7 @@ def all_logits_step(backbone, texts):
 
 def measure(way: str, name: str, count: int, cpu: bool) -> None:
     """One way in this process."""
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
 
     backbone = Backbone.load(name)
     texts = sentences(count + 2)

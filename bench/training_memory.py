@@ -30,12 +30,12 @@ def train(count: int) -> float:
     import numpy as np
     import torch
 
-    from decoder2vec.activations.reader import Reader
+    from decoder2vec.activations.extract import Reader
+    from decoder2vec.activations.latent_table import LatentTable
     from decoder2vec.activations.store import Store, text_key
-    from decoder2vec.activations.table import LatentTable
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.config import Reading
     from decoder2vec.heads.codes import CodeNet, CodeSpec
-    from decoder2vec.spec import Reading
     from decoder2vec.text.template import Template
 
     backbone = Backbone.load("tiny-llama")

@@ -24,7 +24,7 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(scope="session")
 def backbone(own_cache):
     """load(name, attention=None) -> Backbone on the CPU in float32; shared, so do not change what it returns."""
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
 
     @cache
     def load(name: str, attention: str | None = None) -> Backbone:

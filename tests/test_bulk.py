@@ -11,10 +11,10 @@ import pytest
 
 from decoder2vec import bulk
 from decoder2vec.bulk import embed_texts
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
-from decoder2vec.places import whole_file
-from decoder2vec.spec import EncoderSpec, Reading
+from decoder2vec.storage import whole_file
 
 TEXTS = [
     "A man plays a guitar.",

@@ -18,13 +18,13 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, Decoder2VecError, InputError
-from decoder2vec.heads.affine import Head
-from decoder2vec.spec import EncoderSpec, Reading
+from decoder2vec.heads.standardise import Head
 
 TEXTS = [
     "Knead the flour and water until the mixture feels smooth.",

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.activations.reader import Reader
+from decoder2vec.activations.extract import Reader
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.spec import EncoderSpec, Reading
 
 ASKED = 'In a word, "{text}" is "'
 TEXTS = ["The bread is in the oven.", "Rain", "", "Two dogs run along the beach.", "Rain"]

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from decoder2vec import Encoder
-from decoder2vec.backbone.size import count_parameters
+from decoder2vec.backbone.blocks import count_parameters
 from decoder2vec.text.files import read_pairs
 
 ROUNDS = 3

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from decoder2vec.analysis.drawing import COLOURS, QUIET, legend_below, panels
+from decoder2vec.report.figures import COLOURS, QUIET, legend_below, panels
 
 NAMES = ("full", *(f"remove_{percent}" for percent in range(10, 100, 10)), "large", "small")
 SHOWN = {

@@ -20,13 +20,11 @@ from typing import Any
 
 import numpy as np
 
-from decoder2vec.evaluation.versions import versions
-from decoder2vec.search.matching.evaluate import evaluate_ranking, per_query
-from decoder2vec.search.matching.fusion import FUSIONS
-from decoder2vec.search.matching.labelled_set import LabelledSet, read_labelled_set
-from decoder2vec.search.matching.match import MatchChoices, SideScores, score_sides
-from decoder2vec.search.matching.section_scores import AGGREGATES, Similarities, full_text
-from decoder2vec.search.matching.words import lexical_scores
+from decoder2vec.matching.evaluation import LabelledSet, evaluate_ranking, per_query, read_labelled_set
+from decoder2vec.matching.match import FUSIONS, MatchChoices, SideScores, score_sides
+from decoder2vec.matching.section_scores import AGGREGATES, Similarities, full_text
+from decoder2vec.matching.terms import lexical_scores
+from decoder2vec.storage import versions
 
 WEIGHTS = tuple(round(0.1 * step, 1) for step in range(1, 10))
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.search.matching.labelled_set import read_labelled_set
+from decoder2vec.matching.evaluation import read_labelled_set
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 from decoder2vec import Backbone, Encoder, Reading, Template
-from decoder2vec.analysis.sweep_rows import SweepRow, best_by
-from decoder2vec.evaluation.sts import evaluate_sts
-from decoder2vec.evaluation.versions import versions
-from decoder2vec.spec import EncoderSpec
+from decoder2vec.analysis.sweep import SweepRow, best_by
+from decoder2vec.config import EncoderSpec
+from decoder2vec.evaluation.similarity import evaluate_sts
+from decoder2vec.storage import versions
 from decoder2vec.text.files import read_pairs
 
 TESTS = ("stsb-test", "sts12-test", "sts13-test", "sts14-test", "sts15-test", "sts16-test", "sickr-test")

@@ -13,18 +13,18 @@ from decoder2vec.version import __version__
 if TYPE_CHECKING:
     from decoder2vec.activations.extract import Extractor
     from decoder2vec.activations.store import Store
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.config import Reading
     from decoder2vec.encoder import Encoder
     from decoder2vec.errors import Decoder2VecError
-    from decoder2vec.spec import Reading
     from decoder2vec.text.template import Template
 
 _HOMES = {
-    "Backbone": "decoder2vec.backbone.load",
+    "Backbone": "decoder2vec.backbone.backbone",
     "Decoder2VecError": "decoder2vec.errors",
     "Encoder": "decoder2vec.encoder",
     "Extractor": "decoder2vec.activations.extract",
-    "Reading": "decoder2vec.spec",
+    "Reading": "decoder2vec.config",
     "Store": "decoder2vec.activations.store",
     "Template": "decoder2vec.text.template",
 }

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
-from decoder2vec.places import whole_file
+from decoder2vec.storage import whole_file
 
 _SHARD = 512
 

@@ -1,8 +1,12 @@
-"""Encoder = backbone + template + readings + head: texts in, vectors out, in sentence-transformers' manner."""
+"""What a user hands to an encoder, put into shape: its choices with defaults for the rest, and its texts."""
 
 from __future__ import annotations
 
+import json
 import logging
+import operator
+import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,24 +15,154 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from decoder2vec.activations.extract import Tally, check_texts
-from decoder2vec.activations.reader import Reader
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.source import resolve
-from decoder2vec.choices import as_list, choose_prompt, spec_from
-from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.explanation import Explanation, explain_pair
-from decoder2vec.folder import AnyHead, as_saved, is_encoder, named_adapter, read_encoder, write_encoder
-from decoder2vec.heads.affine import Head
+from decoder2vec.activations.extract import Reader, Tally, check_texts
+from decoder2vec.adapters.saving import read_adapter, write_adapter
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import Adapter
+from decoder2vec.backbone.sources import resolve
+from decoder2vec.config import EncoderSpec, Reading, fingerprint
+from decoder2vec.errors import BackboneError, InputError, unknown_name
 from decoder2vec.heads.calibration import Calibration
-from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.maths.precision import PRECISIONS, quantise
-from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row, rows_of
-from decoder2vec.spec import EncoderSpec, fingerprint
+from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
+from decoder2vec.heads.standardise import Head
+from decoder2vec.maths.similarity import PRECISIONS, SIMILARITIES, all_pairs, quantise, row_by_row, rows_of
+from decoder2vec.storage import check_writable, whole_folder
+from decoder2vec.text.template import Template
 from decoder2vec.version import __version__
+
+
+def spec_from(name: str, choices: dict[str, Any]) -> EncoderSpec:
+    """An `EncoderSpec` from the keyword arguments of `Encoder.from_pretrained`."""
+    layer = choices.pop("layer", -1)
+    layers: list[Any] = [layer] if np.ndim(layer) == 0 else list(layer)
+    reading = (choices.pop("pooling", "lasttoken"), choices.pop("normed", False))
+    template = Template.of(choices.pop("template", "prompteol")).string
+    prompts = tuple(dict(choices.pop("prompts", {})).items())
+    if unknown := choices.keys() - EncoderSpec.__dataclass_fields__:
+        raise unknown_name("choice", unknown.pop(), EncoderSpec.__dataclass_fields__)
+    readings = tuple(Reading(operator.index(number), *reading) for number in layers)
+    return EncoderSpec(name, readings, template, prompts=prompts, **choices)
+
+
+def as_list(inputs: Any) -> list[str]:
+    """Texts as a list; what is no collection of texts is refused."""
+    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
+    return list(inputs)
+
+
+def choose_prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:
+    """The instruction that is asked for, by name or as it is; nothing if none is."""
+    if prompt is None and name is not None:
+        if name not in prompts:
+            raise unknown_name("prompt", name, prompts or ["(this encoder has no prompts)"])
+        prompt = prompts[name]
+    return prompt or ""
+
+
+_FILE = "encoder.json"
+_ADAPTER = "adapter"
+_ADAPTERS = "adapters"
+
+AnyHead = Head | LayerwiseHead
+
+
+def is_encoder(folder: str | Path) -> bool:
+    """Does an encoder live there?"""
+    return (Path(folder) / _FILE).is_file()
+
+
+def check_free(target: Path) -> None:
+    """Refuse a place where something other than an encoder stands, or where nothing can be written."""
+    if target.exists() and not is_encoder(target) and (not target.is_dir() or any(target.iterdir())):
+        what = "is not empty and not an encoder" if target.is_dir() else "is a file"
+        raise InputError(f"{target} {what}; choose another folder.")
+    check_writable(target)
+
+
+def write_encoder(
+    target: Path,
+    description: dict[str, Any],
+    head: AnyHead | None,
+    backbone: Backbone,
+    weights: Path | None = None,
+    extras: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write all of it beside the target, then put it in the target's place; nothing is lost if that is cut short.
+
+    `weights` is a folder to copy the model from, if it is to come along. `extras` are further files by name: the
+    card and the record of a training run.
+    """
+    target = target.resolve()  # a link to another disk stays a link
+    check_free(target)
+    new = target.with_name(f".{target.name}.new")
+    shutil.rmtree(new, ignore_errors=True)  # what a killed save left behind
+    with whole_folder(new) as temporary:
+        text = json.dumps({**description, "head": head.kind if head else None}, indent=1)
+        (temporary / _FILE).write_text(text + "\n", encoding="utf-8")
+        if head:
+            head.save(temporary / "head.safetensors")
+        for name, content in (extras or {}).items():
+            (temporary / name).write_bytes(content)
+        if backbone.adapter:
+            write_adapter(backbone.adapter, temporary / _ADAPTER, backbone)
+        for name, adapter in backbone.adapters.items():
+            write_adapter(adapter, temporary / _ADAPTERS / name, backbone)
+        if weights:
+            shutil.copytree(weights, temporary / "backbone")
+    if target.exists():
+        shutil.rmtree(target)
+    new.rename(target)
+
+
+def read_encoder(home: Path) -> tuple[dict[str, Any], AnyHead | None, Path | None]:
+    """The description, the head and the folder of the backbone, if it lives inside."""
+    try:
+        description = json.loads((home / _FILE).read_text(encoding="utf-8"))
+        kind = description["head"]
+        for key in ("spec", "backbone_fingerprint"):
+            description[key]
+    except OSError as error:
+        raise InputError(f"{home} is not the folder of a saved encoder: it has no {_FILE}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{home} is not a saved encoder: {error}") from error
+    backbone = home / "backbone"
+    return description, _read_head(home / "head.safetensors", kind), backbone if backbone.is_dir() else None
+
+
+def as_saved(backbone: Backbone, home: Path, description: dict[str, Any]) -> Backbone:
+    """The backbone as the encoder in that folder reads it, with its adapter; weights that have changed are refused."""
+    expected = description["backbone_fingerprint"]
+    if backbone.fingerprint != expected:
+        raise BackboneError(
+            f"The weights of {backbone.name} are not those this encoder was made with "
+            f"({backbone.fingerprint}, expected {expected})."
+        )
+    for folder in sorted((home / _ADAPTERS).glob("*/")):
+        backbone.adapters[folder.name] = read_adapter(folder, backbone)
+    own = home / _ADAPTER
+    return backbone.with_adapter(read_adapter(own, backbone)) if own.is_dir() else backbone
+
+
+def named_adapter(name: str, home: Path, backbone: Backbone) -> Adapter:
+    """The adapter of a saved encoder, to be kept under a name that can be a folder's."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
+    return read_adapter(home / _ADAPTER, backbone)
+
+
+def _read_head(file: Path, kind: str | None) -> AnyHead | None:
+    if kind is None:
+        return None
+    try:
+        return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else Head.load(file, kind)
+    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise InputError(f"The head in {file} cannot be read ({error}); train or save the encoder again.") from error
+
 
 log = logging.getLogger(__name__)
 

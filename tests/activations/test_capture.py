@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModel
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate
 from decoder2vec.text.tokens import Prompt
 

@@ -14,10 +14,10 @@ from transformers import AutoModel, AutoTokenizer
 from decoder2vec.activations import extract
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor, Tally, check_texts
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.errors import Decoder2VecError, InputError
-from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
 
 READINGS = [Reading(2), Reading(4, "lasttoken", True)]

@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.activations.extract import Extractor
-from decoder2vec.activations.reader import Reader
+from decoder2vec.activations.extract import Extractor, Reader
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError
-from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
 
 PLAIN = Template("{text}")

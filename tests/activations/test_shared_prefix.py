@@ -8,9 +8,9 @@ import torch
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
-from decoder2vec.spec import Reading
+from decoder2vec.config import Reading
 from decoder2vec.text.template import Template
 
 KINDS = ("A loaf", "Knead the flour and water.", "The crust turns crisp and brown, whatever the flour.", "42")

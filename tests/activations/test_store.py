@@ -20,10 +20,10 @@ from decoder2vec.activations import extract
 from decoder2vec.activations import store as store_module
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store, drop_damaged, remove, space_name, spaces, store_root, text_key
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
+from decoder2vec.config import Reading, fingerprint
 from decoder2vec.errors import InputError
-from decoder2vec.spec import Reading, fingerprint
 from decoder2vec.text.template import Template
 
 READINGS = [Reading(2), Reading(4, "lasttoken", True)]
@@ -236,8 +236,8 @@ from pathlib import Path
 from decoder2vec.activations import extract
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.spec import Reading
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import Reading
 
 extract._WINDOW_BYTES = 1
 extractor = Extractor(Backbone.load("tiny-gpt2", device="cpu"), [Reading(2), Reading(4, "lasttoken", True)])

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.activations import table as table_module
-from decoder2vec.activations.extract import Extractor
-from decoder2vec.activations.reader import Reader
+from decoder2vec.activations import latent_table as table_module
+from decoder2vec.activations.extract import Extractor, Reader
+from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.activations.store import Store, covering, space_name, spaces, text_key
-from decoder2vec.activations.table import LatentTable
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, StoreError
-from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
 
 PLAIN = Template("{text}")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoder2vec.adapters.files import read_adapter, write_adapter
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora
+from decoder2vec.adapters.saving import read_adapter, write_adapter
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.errors import InputError
 

@@ -9,10 +9,10 @@ from transformers import AutoModel, DynamicCache
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.past import fixed_cache, read_keys_values
+from decoder2vec.backbone.kv_cache import fixed_cache, read_keys_values
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate
 
 TOKENS = 3
@@ -134,8 +134,8 @@ def test_the_cache_does_not_grow(backbone):
 @pytest.mark.parametrize("family", ["tiny-gpt2", "tiny-gpt_neo", "tiny-llama", "tiny-mistral", "tiny-bloom"])
 def test_a_text_as_long_as_the_context_fits_behind_a_prefix(family, prefix_on):
     model, prefix = prefix_on(family)
+    from decoder2vec.config import EncoderSpec
     from decoder2vec.encoder import Encoder
-    from decoder2vec.spec import EncoderSpec
 
     encoder = Encoder(model.with_adapter(prefix), EncoderSpec(model.name, (Reading(-1, "lasttoken"),), max_length=256))
     assert torch.isfinite(torch.from_numpy(encoder.encode(" cat" * 600))).all()

@@ -11,11 +11,11 @@ from torch.func import functional_call
 from transformers import AutoModel
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.adapters.files import read_adapter, write_adapter
 from decoder2vec.adapters.lora import Lora, LoraShape
+from decoder2vec.adapters.saving import read_adapter, write_adapter
 from decoder2vec.backbone.tiny import TINY, tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.spec import Reading
 
 FAMILIES = ["tiny-llama", "tiny-gpt2", "tiny-opt", "tiny-phi3", "tiny-falcon", "tiny-mamba"]
 

@@ -9,9 +9,9 @@ import torch
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.soft_prompt import SoftPrompt
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.spec import EncoderSpec, Reading
 
 TEXTS = ["A cat sleeps.", "Stocks fell sharply today.", ""]
 SPEC = EncoderSpec("tiny-llama", (Reading(-1, "lasttoken"),))

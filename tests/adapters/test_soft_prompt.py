@@ -7,8 +7,8 @@ import torch
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.soft_prompt import SoftPrompt
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate
 
 FAMILIES = ("tiny-llama", "tiny-gpt2", "tiny-gemma3_text", "tiny-opt", "tiny-bloom", "tiny-mamba")
@@ -49,7 +49,7 @@ def test_a_padded_batch_equals_rows_built_one_by_one(family, place, output, back
 
 
 def test_a_bidirectional_model_sees_the_prompt_from_everywhere(own_cache, prompts_of):
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
 
     model = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
     torch.manual_seed(0)

@@ -12,16 +12,15 @@ import pytest
 import torch
 
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.analysis.clouds import Clouds, in_curve, spread
-from decoder2vec.analysis.dimension_comparison import differences, read_curves
-from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, dimension_curve, measure
-from decoder2vec.backbone.layers import keep_first
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, differences, dimension_curve, measure, read_curves
+from decoder2vec.analysis.layer_embeddings import Clouds, in_curve, spread
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import keep_first
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.neighbours import nearest
-from decoder2vec.spec import Reading
+from decoder2vec.maths.intrinsic_dimension import nearest
 
 TEXTS = [
     f"The {who} {does} {what}."

@@ -11,7 +11,7 @@ from decoder2vec.activations import capture as capture_module
 from decoder2vec.activations.capture import Capture
 from decoder2vec.analysis import doctor
 from decoder2vec.analysis.doctor import examine
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY, build_tiny
 from decoder2vec.encoder import Encoder
 from decoder2vec.maths.pooling import Pooler

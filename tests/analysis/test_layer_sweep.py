@@ -19,14 +19,13 @@ from transformers import AutoModel, AutoTokenizer
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import spaces
-from decoder2vec.analysis.layer_sweep import SweepPlan, run_sweep
-from decoder2vec.analysis.sweep_plot import describe, draw_sweep
-from decoder2vec.analysis.sweep_rows import SweepRow, best_by, curve
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.analysis.sweep import SweepPlan, SweepRow, best_by, curve, run_sweep
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.cli.sweep import write_sweep
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.report.sweep_figures import describe, draw_sweep
 from decoder2vec.text.files import Pairs
 
 SMALL = SweepPlan(templates=("plain", "prompteol"), poolings=("lasttoken", "mean"))
@@ -353,7 +352,7 @@ def test_the_saved_encoder_gives_the_winners_vectors(own, fresh_store, tmp_path)
 
 
 def test_test_pairs_are_scored_once_and_for_the_winner_only(own, fresh_store, tmp_path, monkeypatch):
-    from decoder2vec.evaluation import sts
+    from decoder2vec.evaluation import similarity as sts
 
     calls, asked = [], Counter()
     real_score, real_encode = sts.evaluate_sts, Encoder.encode

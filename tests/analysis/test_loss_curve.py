@@ -9,13 +9,13 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
-from decoder2vec.analysis.loss_curve import CurvePlan, LossCurve, batch_losses, loss_curve
-from decoder2vec.analysis.loss_curve_plot import draw_curve
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.analysis.pruning import CurvePlan, LossCurve, batch_losses, loss_curve
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError
-from decoder2vec.text.triples import Triples
-from made_up_contrast import toy_examples
-from made_up_texts import built
+from decoder2vec.report.analysis_figures import draw_curve
+from decoder2vec.text.files import Triples
+from toys.contrast import toy_examples
+from toys.texts import built
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}
 TRIPLES = Triples("toy", [(one.anchor, one.positive, one.negatives[0]) for one in toy_examples()])

@@ -7,8 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from decoder2vec.analysis.depth_choice import check_choice, choose_depth, kept_layers
-from decoder2vec.analysis.loss_minima import find_minima
+from decoder2vec.analysis.pruning import check_choice, choose_depth, find_minima, kept_layers
 from decoder2vec.errors import InputError
 
 CURVES = {

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decoder2vec.analysis import drawing
-from decoder2vec.analysis.clouds import Clouds
-from decoder2vec.analysis.dimension_plot import draw_dimension
 from decoder2vec.analysis.geometry import Together, read_together, shape_of_layers
-from decoder2vec.analysis.geometry_plot import draw_geometry
 from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, dimension_curve
+from decoder2vec.analysis.layer_embeddings import Clouds
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.report import figures as drawing
+from decoder2vec.report.analysis_figures import draw_dimension, draw_geometry
 
 TEXTS = [
     f"The {who} {does} {what}."

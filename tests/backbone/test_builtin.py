@@ -10,9 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from decoder2vec.backbone import builtin
-from decoder2vec.backbone.builtin import BUILTINS, Builtin, builtin_folder, pull
-from decoder2vec.backbone.source import resolve
+from decoder2vec.backbone import sources as builtin
+from decoder2vec.backbone.sources import BUILTINS, Builtin, builtin_folder, pull, resolve
 from decoder2vec.errors import BackboneError, InputError
 
 PARTS = [b"first part, " * 100, b"second part, " * 200, b"third"]

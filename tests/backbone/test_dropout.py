@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from decoder2vec.backbone.dropout import attention_dropout
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
-from made_up_texts import built
+from decoder2vec.backbone.training_modes import attention_dropout
+from toys.texts import built
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

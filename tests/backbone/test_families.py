@@ -17,12 +17,12 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.activations.extract import Extractor
-from decoder2vec.backbone.layers import find_blocks, find_final_norm
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import find_blocks, find_final_norm
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.spec import Reading
 
 DOCS = Path(__file__).parents[2] / "docs" / "backbones.md"
 BEGIN, END = "<!-- support table -->", "<!-- end -->"

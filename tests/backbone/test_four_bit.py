@@ -8,13 +8,13 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from decoder2vec.backbone import four_bit
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone import backbone as four_bit
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
 from decoder2vec.training.adapting import AdapterTraining
-from made_up_contrast import small, toy_data
+from toys.contrast import small, toy_data
 
 
 def test_without_bitsandbytes_it_says_what_to_install(monkeypatch):

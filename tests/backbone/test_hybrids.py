@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder2vec.backbone.direction import check_prefix_attention, set_attention
-from decoder2vec.backbone.layers import find_blocks
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.attention import check_prefix_attention, set_attention
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import find_blocks
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.errors import UnsupportedError
-from made_up_texts import built
+from toys.texts import built
 
 LINEAR = ["linear_attention", "full_attention"] * 2
 DELTA = {

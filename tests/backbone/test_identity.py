@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from decoder2vec.backbone.identity import folder_fingerprint, note_source
+from decoder2vec.backbone.fingerprint import folder_fingerprint, note_source
 from decoder2vec.backbone.tiny import tiny_folder
 
 

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel
 
-from decoder2vec.backbone.layers import find_blocks, find_final_norm, keep_first, text_config
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import find_blocks, find_final_norm, keep_first, text_config
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import UnsupportedError
-from made_up_texts import built
+from toys.texts import built
 
 IDS = torch.arange(5, 45).reshape(2, 20)
 

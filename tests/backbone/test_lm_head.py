@@ -7,12 +7,12 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from decoder2vec.backbone import lm_head
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.lm_head import LanguageHead
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder, tiny_tokenizer
 from decoder2vec.errors import BackboneError
-from made_up_texts import SIZES, built
+from toys.texts import SIZES, built
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

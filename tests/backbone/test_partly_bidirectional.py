@@ -8,11 +8,11 @@ import torch
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, InputError, UnsupportedError
-from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.batches import collate
 from decoder2vec.text.tokens import Prompt
 

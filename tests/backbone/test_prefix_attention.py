@@ -7,12 +7,11 @@ import torch
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.direction import check_prefix_attention
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.masks import prefix_attention
+from decoder2vec.backbone.attention import check_prefix_attention, prefix_attention
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
+from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate
 from decoder2vec.text.tokens import Prompt
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder2vec.backbone.sight import _moved
+from decoder2vec.backbone.attention import _moved
 
 STATE = torch.tensor([[8000.0, 1.0, -2.0, 0.5, 0.0]])
 

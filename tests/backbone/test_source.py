@@ -13,12 +13,12 @@ import pytest
 from gguf import GGUFWriter
 from safetensors.numpy import load_file, save_file
 
-from decoder2vec.backbone.identity import file_sha256, weight_files
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.source import resolve
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.fingerprint import file_sha256, weight_files
+from decoder2vec.backbone.sources import resolve
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import BackboneError
-from decoder2vec.places import cache_root
+from decoder2vec.storage import cache_root
 
 
 @pytest.fixture(autouse=True)

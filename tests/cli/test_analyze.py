@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from command import d2v
+from toys.command import d2v
 
 TEXTS = [f"The {a} {b} {c}." for a in ("dog", "cat", "king") for b in ("sees", "eats") for c in ("it", "him", "bread")]
 

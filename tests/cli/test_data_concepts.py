@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from command import d2v
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, InputError
 from decoder2vec.text.concepts import ConceptSet
+from toys.command import d2v
 
 DOMAIN = [
     "the heart attack of the heart",

@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 
-from command import d2v
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from decoder2vec.text.overlap import SEEN_FILE, pair_hashes
-from made_up_tasks import write_all
+from decoder2vec.text.data_check import SEEN_FILE, pair_hashes
+from toys.command import d2v
+from toys.tasks import write_all
 
 CHOICES = ("--layer", 2, "--pooling", "mean", "--template", "plain")
 
@@ -27,7 +27,7 @@ def home(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_vectors(tmp_path, monkeypatch, own_cache):
     """Vectors of this test alone; tiny models are found where they are for all tests."""
-    monkeypatch.setattr("decoder2vec.evaluation.vectors.vectors_root", lambda: tmp_path / "vectors")
+    monkeypatch.setattr("decoder2vec.evaluation.vector_cache.vectors_root", lambda: tmp_path / "vectors")
 
 
 def test_every_task_is_estimated_scored_shown_and_written(home, tmp_path):

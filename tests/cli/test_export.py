@@ -7,9 +7,9 @@ import logging
 
 import pytest
 
-from command import d2v
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
+from toys.command import d2v
 
 
 @pytest.fixture

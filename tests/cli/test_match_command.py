@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from command import d2v
 from decoder2vec.cli import main
 from decoder2vec.errors import Decoder2VecError
+from toys.command import d2v
 
 SECRET = "Zweitausendschoen"
 

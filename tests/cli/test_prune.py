@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command import d2v
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError, UnsupportedError
-from made_up_contrast import toy_examples
+from toys.command import d2v
+from toys.contrast import toy_examples
 
 CURVE = ["--triples", "triplets.tsv", "--samples", "24", "--batch", "8", "--device", "cpu"]
 

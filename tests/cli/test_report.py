@@ -9,9 +9,9 @@ import shutil
 import pytest
 from PIL import Image
 
-from command import d2v
 from decoder2vec.encoder import Encoder
-from made_up_evaluations import make_evaluation, write_evaluation
+from toys.command import d2v
+from toys.evaluations import make_evaluation, write_evaluation
 
 PAIR = ("A dog waits.", "The cat waits there.")
 

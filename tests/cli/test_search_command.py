@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from command import d2v
 from decoder2vec.errors import InputError
+from toys.command import d2v
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.cli.targets import check_target
 from decoder2vec.errors import InputError
+from decoder2vec.storage import check_target
 
 ROWS = "sentence1\tsentence2\tscore\nA dog runs.\tA dog is running.\t4\nA cat.\tA boat.\t1\nOne.\tTwo.\t2\n"
 FILES = {

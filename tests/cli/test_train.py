@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from decoder2vec.cli import app, main
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from made_up_sentences import NOUNS
+from toys.sentences import NOUNS
 
 PLANS = sorted((Path(__file__).parents[2] / "experiments" / "freeze").glob("*.toml"))
 QUICK = ["--set", "training.epochs=1", "--set", "pretraining.epochs=1", "--set", "widths=[8]", "--set", "hidden=8"]

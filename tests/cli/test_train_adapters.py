@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command import d2v
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from made_up_contrast import toy_examples, toy_pairs
+from toys.command import d2v
+from toys.contrast import toy_examples, toy_pairs
 
 QUICK = ["--set", "training.epochs=1", "--set", "training.batch=8"]
 TINY = ["--backbone", "tiny-llama", "--device", "cpu"]

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command import d2v
-from decoder2vec.backbone.direction import fault_of
+from decoder2vec.backbone.attention import fault_of
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
 from decoder2vec.training.loop import History
-from made_up_contrast import toy_examples, toy_pairs
-from made_up_texts import sentences
+from toys.command import d2v
+from toys.contrast import toy_examples, toy_pairs
+from toys.texts import sentences
 
 TINY = ["--backbone", "tiny-llama", "--device", "cpu"]
 QUICK = ["--set", "mntp.training.steps=6", "--set", "simcse.training.steps=1", "--set", "mntp.training.rate=0.01"]

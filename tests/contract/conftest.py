@@ -12,17 +12,17 @@ import pytest
 import torch
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.machine import quiet_transformers
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import adapting, checkpoint
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.run import Outcome, train
-from made_up_contrast import small, toy_data
+from toys.contrast import small, toy_data
 
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")
 

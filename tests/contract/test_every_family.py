@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.contrast import Contrast
-from made_up_contrast import small, toy_data, toy_examples
+from toys.contrast import small, toy_data, toy_examples
 
 TEXTS = ("the dogs run over the long road in the rain and sing of boats that sail", "a", "cats sleep")
 WINDOWED = ("mistral", "gemma2", "gemma3_text", "gpt_neo")

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.backbone.direction import fault_of
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.attention import fault_of
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import checkpoint
 from decoder2vec.training.adapting import AdapterTraining
-from made_up_contrast import small
-from made_up_texts import plain_data
+from toys.contrast import small
+from toys.texts import plain_data
 
 OBJECTIVES = ("simcse", "mntp")
 FAMILIES = ("tiny-llama", "tiny-qwen3", "tiny-gpt2", "tiny-gemma3_text")

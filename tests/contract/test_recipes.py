@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.recipes.registry import recipes
 from decoder2vec.training.adapting import AdapterTraining
-from made_up_contrast import ADAPTING, small, toy_data
+from toys.contrast import ADAPTING, small, toy_data
 
 FAMILIES = ("tiny-llama", "tiny-gpt2", "tiny-mamba")
 CASES = [(name, family) for family in FAMILIES for name in ADAPTING if (name, family) != ("kv_prefix", "tiny-mamba")]

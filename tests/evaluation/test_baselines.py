@@ -7,10 +7,8 @@ import pytest
 import torch
 
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.baselines.bm25 import BM25Words
-from decoder2vec.evaluation.baselines.random import RandomVectors
-from decoder2vec.evaluation.baselines.static import StaticEmbeddings
-from decoder2vec.evaluation.sts import evaluate_sts
+from decoder2vec.evaluation.baselines import BM25Words, RandomVectors, StaticEmbeddings
+from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.text.bm25 import BM25, words_of
 from decoder2vec.text.files import Pairs
 

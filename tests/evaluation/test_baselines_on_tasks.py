@@ -7,11 +7,11 @@ import json
 import numpy as np
 import pytest
 
-from command import d2v
-from decoder2vec.evaluation.baselines.door import open_any
+from decoder2vec.evaluation.baselines import open_any
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from made_up_tasks import write_all
+from toys.command import d2v
+from toys.tasks import write_all
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ import pytest
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
-from decoder2vec.evaluation.baselines import sentence_transformers as folders
-from decoder2vec.evaluation.baselines.door import open_any
-from decoder2vec.evaluation.description import kind_of
-from decoder2vec.evaluation.sts import evaluate_sts
-from decoder2vec.sharing.sentence_transformers_folder import write_folder
+from decoder2vec.evaluation import baselines as folders
+from decoder2vec.evaluation.baselines import open_any
+from decoder2vec.evaluation.similarity import evaluate_sts
+from decoder2vec.evaluation.suite import kind_of
+from decoder2vec.export.sentence_transformers import write_folder
 from decoder2vec.text.files import Pairs
 
 TEXTS = ["A cat sleeps.", "The dog runs fast.", "Bread needs time to rise."]

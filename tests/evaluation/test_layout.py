@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.evaluation.tasks.beir import is_dev, read_beir
 from decoder2vec.evaluation.tasks.clustering import Clustering
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.reranking import Reranking
-from decoder2vec.evaluation.tasks.retrieval import Retrieval
+from decoder2vec.evaluation.tasks.retrieval import Retrieval, is_dev, read_beir
 from decoder2vec.evaluation.tasks.task import Vectors
-from made_up_tasks import LABELLED, Random, write_all, write_jsonl, write_retrieval, write_table
+from toys.tasks import LABELLED, Random, write_all, write_jsonl, write_retrieval, write_table
 
 
 @pytest.fixture(scope="module")

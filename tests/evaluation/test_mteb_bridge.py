@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import MissingExtraError
-from decoder2vec.evaluation.mteb_bridge import MTEBEncoder
-from decoder2vec.spec import EncoderSpec, Reading
+from decoder2vec.evaluation.mteb import MTEBEncoder
 
 TEXTS = ["A man plays a guitar.", "Two dogs", "", "Bread needs time to rise.", "Two dogs"]
 QUERY, DOCUMENT = "Find what this asks for: ", "A page of a book: "

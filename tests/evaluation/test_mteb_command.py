@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from command import d2v
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError, UnknownNameError
+from toys.command import d2v
 
 
 @pytest.fixture
 def registered(mteb, monkeypatch):
     """Local tasks, found by name as if they were mteb's."""
-    from local_tasks import local_tasks
+    from toys.mteb_tasks import local_tasks
 
     known, real = {task.metadata.name: task for task in local_tasks().values()}, mteb.get_task
     monkeypatch.setattr(mteb, "get_task", lambda name: known[name] if name in known else real(name))

@@ -7,7 +7,22 @@ import json
 import numpy as np
 import pytest
 import torch
-from local_tasks import (
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import accuracy_score, average_precision_score, v_measure_score
+
+from decoder2vec.config import EncoderSpec, Reading
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError
+from decoder2vec.evaluation.baselines import open_any
+from decoder2vec.evaluation.mteb import MTEBCrossEncoder, MTEBEncoder, MTEBSearch, bridge
+from decoder2vec.evaluation.similarity import evaluate_sts, similarities
+from decoder2vec.heads.codes import CodeNet, CodeSpec
+from decoder2vec.heads.layerwise import LayerwiseHead
+from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
+from decoder2vec.text.bm25 import BM25
+from decoder2vec.text.files import Pairs
+from toys.mteb_tasks import (
     CANDIDATES,
     DOCUMENTS,
     LABELS,
@@ -19,21 +34,6 @@ from local_tasks import (
     SENTENCES,
     local_tasks,
 )
-from sklearn.cluster import MiniBatchKMeans
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import accuracy_score, average_precision_score, v_measure_score
-
-from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError
-from decoder2vec.evaluation.baselines.door import open_any
-from decoder2vec.evaluation.mteb_bridge import MTEBCrossEncoder, MTEBEncoder, MTEBSearch, bridge
-from decoder2vec.evaluation.sts import evaluate_sts, similarities
-from decoder2vec.heads.codes import CodeNet, CodeSpec
-from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
-from decoder2vec.spec import EncoderSpec, Reading
-from decoder2vec.text.bm25 import BM25
-from decoder2vec.text.files import Pairs
 
 TEXTS = [f"{title} {text}" for title, text in DOCUMENTS.values()]
 
@@ -239,8 +239,9 @@ def test_a_cross_encoder_is_refused_where_mteb_wants_vectors(encoder, evaluate):
 @pytest.mark.parametrize("kind", ["Retrieval", "Reranking"])
 @pytest.mark.usefixtures("real_pytrec")
 def test_with_the_real_pytrec_eval_retrieval_runs_to_the_end(kind, encoder, evaluate):
-    from local_tasks import RELEVANT
     from sklearn.metrics import ndcg_score
+
+    from toys.mteb_tasks import RELEVANT
 
     for model in (encoder, open_any("bm25"), open_any("random:32")):
         found = evaluate(bridge(model, "me/it"), kind)

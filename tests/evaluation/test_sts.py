@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
-from decoder2vec.evaluation import sts
-from decoder2vec.evaluation.sts import evaluate_sts, similarities, sts_from_hub
-from decoder2vec.spec import EncoderSpec, Reading
+from decoder2vec.evaluation import similarity as sts
+from decoder2vec.evaluation.similarity import evaluate_sts, similarities, sts_from_hub
 from decoder2vec.text.files import Pairs
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from scipy import sparse
 
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.suite import Suite, summary
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from decoder2vec.spec import EncoderSpec, Reading
-from decoder2vec.text.overlap import pair_hashes
-from made_up_tasks import Constant, Knowing, Random, write_all
+from decoder2vec.text.data_check import pair_hashes
+from toys.tasks import Constant, Knowing, Random, write_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -183,7 +183,7 @@ KILLED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from made_up_tasks import Knowing
+from toys.tasks import Knowing
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
 
@@ -243,7 +243,7 @@ def test_vectors_that_are_not_finite_are_refused_and_what_is_finished_stays(task
 
 
 def test_an_encoder_that_changes_its_dimension_is_refused(tasks, monkeypatch):
-    monkeypatch.setattr("decoder2vec.evaluation.vectors._TEXTS", 10)
+    monkeypatch.setattr("decoder2vec.evaluation.vector_cache._TEXTS", 10)
 
     class Growing(Random):
         def encode(self, texts, **options):
@@ -274,7 +274,7 @@ def test_what_is_no_row_for_each_text_is_refused(tasks, found):
 
 
 def test_sparse_vectors_are_kept_in_memory(tasks, own_vectors, monkeypatch):
-    monkeypatch.setattr("decoder2vec.evaluation.vectors._TEXTS", 7)
+    monkeypatch.setattr("decoder2vec.evaluation.vector_cache._TEXTS", 7)
 
     class Sparse(Knowing):
         def encode(self, texts, **options):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from local_tasks import LABELS, LEFT, RIGHT, SAME_NOUN, SCORES, SENTENCES, task_of
 
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.evaluation.mteb_bridge import bridge
+from decoder2vec.evaluation.mteb import bridge
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.classification import DRAWS, Classification
 from decoder2vec.evaluation.tasks.clustering import Clustering
 from decoder2vec.evaluation.tasks.pair_classification import PairClassification
 from decoder2vec.evaluation.tasks.sts import STS
-from decoder2vec.spec import EncoderSpec, Reading
+from toys.mteb_tasks import LABELS, LEFT, RIGHT, SAME_NOUN, SCORES, SENTENCES, task_of
 
 pytestmark = pytest.mark.usefixtures("offline", "one_thread", "mteb")
 

@@ -16,7 +16,7 @@ from decoder2vec.evaluation.tasks.pair_classification import PairClassification
 from decoder2vec.evaluation.tasks.reranking import Reranking
 from decoder2vec.evaluation.tasks.retrieval import Retrieval
 from decoder2vec.evaluation.tasks.task import Vectors
-from made_up_tasks import LABELLED, Constant, Knowing, Random, write_all
+from toys.tasks import LABELLED, Constant, Knowing, Random, write_all
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -10,12 +10,12 @@ import pytest
 
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store, text_key
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.search.index import Index
-from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
-from gold_data import FOLDER
+from toys.gold import FOLDER
 
 ENCODERS = json.loads((FOLDER / "encoders.json").read_text(encoding="utf-8"))
 CLOSE = {"rtol": 1e-4, "atol": 2e-5}

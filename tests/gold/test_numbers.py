@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from command import d2v
 from decoder2vec.encoder import Encoder
-from gold_data import FOLDER, TEXTS, write_data
-from made_up_tasks import write_all
+from toys.command import d2v
+from toys.gold import FOLDER, TEXTS, write_data
+from toys.tasks import write_all
 
 FILE = Path(__file__).parent / "numbers.json"
 EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))

@@ -6,8 +6,13 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, average_precision_score, f1_score
 
-from decoder2vec.maths.decisions import average_precision, average_precision_interval, best_accuracy, best_f1
-from decoder2vec.maths.metrics import mean_interval
+from decoder2vec.maths.metrics import (
+    average_precision,
+    average_precision_interval,
+    best_accuracy,
+    best_f1,
+    mean_interval,
+)
 
 
 def made_up(seed, count=40, levels=None):

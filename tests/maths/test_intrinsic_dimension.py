@@ -9,7 +9,7 @@ import pytest
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.neighbours import nearest
+from decoder2vec.maths.intrinsic_dimension import nearest
 
 
 def two_nn(points, **options):

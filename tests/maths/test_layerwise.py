@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from decoder2vec.maths.layerwise import LayerwiseLinear, LayerwiseMLP, LayerwiseNorm, spread
+from decoder2vec.heads.codes import LayerwiseLinear, LayerwiseMLP, LayerwiseNorm, spread
 
 LAYERS, TEXTS, WIDTH = 5, 7, 6
 

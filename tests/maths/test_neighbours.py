@@ -7,8 +7,8 @@ import pytest
 from scipy.spatial.distance import cdist
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths import neighbours
-from decoder2vec.maths.neighbours import first_of_equals, nearest
+from decoder2vec.maths import intrinsic_dimension as neighbours
+from decoder2vec.maths.intrinsic_dimension import first_of_equals, nearest
 
 
 def plain(points, k):

@@ -17,7 +17,7 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.objectives import PAIR_OBJECTIVES, angle, cosent, cosine_mse, info_nce, matryoshka
+from decoder2vec.maths.losses import PAIR_OBJECTIVES, angle_loss, cosent_loss, cosine_mse, info_nce, matryoshka
 
 THEIR_PAIRS = {"cosent": CoSENTLoss, "angle": AnglELoss, "cosine_mse": CosineSimilarityLoss}
 BOTH_WAYS = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
@@ -149,7 +149,7 @@ def test_the_same_text_twice_costs_a_coin_toss_unless_it_is_masked():
 
 
 def test_names_lead_to_objectives():
-    assert list(PAIR_OBJECTIVES.items()) == [("cosent", cosent), ("angle", angle), ("cosine_mse", cosine_mse)]
+    assert list(PAIR_OBJECTIVES.items()) == [("cosent", cosent_loss), ("angle", angle_loss), ("cosine_mse", cosine_mse)]
 
 
 @pytest.mark.parametrize("dim", [1, 6, 7])
@@ -171,7 +171,7 @@ def test_angle_equals_complex_numbers():
     expected = 1.0
     for p, t in zip(found, scores, strict=True):
         expected += sum(math.exp(20 * (q - p)) for q, u in zip(found, scores, strict=True) if t > u)
-    assert angle(*pairs(8, 6)).item() == pytest.approx(math.log(expected), rel=1e-5)
+    assert angle_loss(*pairs(8, 6)).item() == pytest.approx(math.log(expected), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", PAIR_OBJECTIVES)

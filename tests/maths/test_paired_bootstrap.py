@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import average_precision_score
 
-from decoder2vec.maths.paired_bootstrap import average_precisions, difference, means, resample, spearmans
+from decoder2vec.maths.bootstrap import average_precisions, difference, means, resample, spearmans
 
 
 def made_up(items=120, ties=True, seed=0):

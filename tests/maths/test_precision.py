@@ -9,7 +9,7 @@ import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.precision import PRECISIONS, quantise
+from decoder2vec.maths.similarity import PRECISIONS, quantise
 
 
 @pytest.fixture(autouse=True)

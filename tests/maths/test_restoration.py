@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.restoration import RestorationScore, score
+from decoder2vec.text.punctuation import RestorationScore, score
 
 SOURCE = ["hello", "world", "dont", "go", "there"]
 OUTPUT = ["Hello", "world", "Dont", "go", "there,"]

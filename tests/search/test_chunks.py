@@ -7,10 +7,10 @@ from itertools import pairwise
 
 import pytest
 
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.search.chunks import Chunking, measure_of
-from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.sentences import sentences
 
 

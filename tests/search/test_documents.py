@@ -11,7 +11,7 @@ import pytest
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.search.documents import Document, Skipped, read_documents
-from made_up_files import pdf_file, word_file
+from toys.files import pdf_file, word_file
 
 
 def read(source, *columns):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import Stemmer
 
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, StoreError
 from decoder2vec.search import ranking
@@ -17,8 +18,7 @@ from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document, Skipped
 from decoder2vec.search.index import Index
 from decoder2vec.search.store import Chunk
-from decoder2vec.spec import EncoderSpec, Reading
-from made_up_encoder import WordEncoder
+from toys.encoder import WordEncoder
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "re") for b in ("tar", "ben", "sol", "dim", "fex", "gul")]
 QUERIES = ["katar loben", "misol", "refex nudim kagul", "lotar"]

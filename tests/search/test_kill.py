@@ -17,14 +17,14 @@ import pytest
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
-from made_up_encoder import WordEncoder
+from toys.encoder import WordEncoder
 
 _LAUNCHER = """
 import os, sys, warnings
 import lancedb
-from decoder2vec.search import indexing
+from decoder2vec.search import index as indexing
 from decoder2vec.search.index import Index
-from made_up_encoder import WordEncoder
+from toys.encoder import WordEncoder
 from test_kill import CHUNKING, documents
 
 warnings.simplefilter("ignore")

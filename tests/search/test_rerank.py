@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from decoder2vec.config import EncoderSpec
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
@@ -13,11 +14,9 @@ from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
-from decoder2vec.search.pair_head import PairHead
-from decoder2vec.search.rerank import PairReranker
-from decoder2vec.spec import EncoderSpec
+from decoder2vec.search.rerank import PairHead, PairReranker
 from decoder2vec.text.files import Pairs
-from made_up_encoder import WordEncoder
+from toys.encoder import WordEncoder
 
 TEXTS = ["A cat sleeps on the sofa.", "Stocks fell sharply.", "The kitten is napping.", "Rain in the afternoon."]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 
 from decoder2vec.search.snippets import Snippet, snippets
-from made_up_encoder import WordEncoder
+from toys.encoder import WordEncoder
 
 TEXT = "The moon is full tonight. A kitten naps on the red sofa. Stocks fell sharply on Monday."
 

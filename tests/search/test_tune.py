@@ -12,8 +12,8 @@ from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.search.documents import Document
 from decoder2vec.search.hybrid import Fusion
 from decoder2vec.search.index import Index
-from decoder2vec.search.tune import in_dev, ndcg, read_judgements, read_queries, tune
-from made_up_encoder import WordEncoder
+from decoder2vec.search.tuning import in_dev, ndcg, read_judgements, read_queries, tune
+from toys.encoder import WordEncoder
 
 
 def test_the_dev_part_is_three_tenths_by_sha1():

@@ -13,10 +13,9 @@ pytest.importorskip("fastapi", reason="no server: pip install 'decoder2vec[serve
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.search.index import Index
-from decoder2vec.serving.app import create_app
-from decoder2vec.serving.run import bind, server_of
+from decoder2vec.serving.app import bind, create_app, server_of
 from decoder2vec.serving.service import Offer
-from made_up_documents import DOCUMENTS
+from toys.documents import DOCUMENTS
 
 
 @pytest.fixture(scope="module", autouse=True)

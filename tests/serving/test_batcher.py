@@ -10,9 +10,8 @@ import pytest
 
 from decoder2vec.errors import InputError
 from decoder2vec.serving import batcher as queue
-from decoder2vec.serving.batcher import Batcher
-from decoder2vec.serving.clients import CURRENT, Client
-from decoder2vec.serving.problems import Problem
+from decoder2vec.serving.api_errors import Problem
+from decoder2vec.serving.batcher import CURRENT, Batcher, Client
 
 
 class Model:

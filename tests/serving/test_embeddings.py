@@ -12,7 +12,7 @@ import pytest
 import tiktoken
 from langchain_openai import OpenAIEmbeddings
 
-from decoder2vec.serving import token_ids
+from decoder2vec.serving import tokens as token_ids
 
 TEXTS = ["A cat sleeps.", "Kätzchen 🐈 träumen", "", "The boat leaves at seven, unless the wind is too strong."]
 

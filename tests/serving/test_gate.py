@@ -19,7 +19,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode, checks
 
 from decoder2vec.serving.limits import Limits
-from made_up_encoder import WordEncoder
+from toys.encoder import WordEncoder
 
 SECRET = "Zweitausendschoen"
 

@@ -17,9 +17,9 @@ import httpx
 import numpy as np
 import pytest
 
-from command import d2v
 from decoder2vec.errors import Decoder2VecError
-from made_up_documents import DOCUMENTS
+from toys.command import d2v
+from toys.documents import DOCUMENTS
 
 CLIENTS = 32
 WORDS = DOCUMENTS[0].text.lower().split() + DOCUMENTS[1].text.lower().split()

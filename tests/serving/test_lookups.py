@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from decoder2vec.activations.extract import Extractor
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead
+from decoder2vec.matching.match import MatchChoices, match_sides
+from decoder2vec.matching.sides import Document, Side
 from decoder2vec.search.index import Index
-from decoder2vec.search.matching.match import MatchChoices, match_sides
-from decoder2vec.search.matching.sides import Document, Side
 from decoder2vec.serving import pages
-from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
-from made_up_documents import DOCUMENTS
-from made_up_encoder import WordEncoder
+from toys.documents import DOCUMENTS
+from toys.encoder import WordEncoder
 
 JOB = "Baker wanted.\n\nSkills\nBake fresh bread at night. Keep the oven hot."
 PEOPLE = {"ann": "Skills\nI bake bread and cakes.\n\nEducation\nOven school.", "bob": "I sail boats.", "cat": "Skills"}

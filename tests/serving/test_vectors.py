@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
+from decoder2vec.serving.api_errors import Problem
 from decoder2vec.serving.batcher import Batcher
-from decoder2vec.serving.keys import Keys
 from decoder2vec.serving.limits import Limits, Rates
-from decoder2vec.serving.problems import Problem
-from decoder2vec.serving.vectors import Cache, Key, Vectors
+from decoder2vec.serving.middleware import Keys
+from decoder2vec.serving.vectors import Cache, CachedVectors, Key
 
 KEY = Key("model")
 
@@ -43,7 +43,7 @@ def test_only_what_is_not_remembered_is_read_and_the_order_is_kept():
         asked.extend(texts)
         return np.array([[float(text)] for text in texts], np.float32)
 
-    vectors = Vectors(Batcher(read, 100, 100), Cache(1))
+    vectors = CachedVectors(Batcher(read, 100, 100), Cache(1))
     try:
         vectors.wait_for(KEY, ["2", "4"], [1, 1])
         found = vectors.wait_for(KEY, ["1", "2", "3", "4", "1"], [1] * 5)

@@ -10,8 +10,8 @@ import pytest
 from sklearn.metrics import ndcg_score
 
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.baselines.door import open_any
-from decoder2vec.evaluation.sts import evaluate_sts, load_pairs
+from decoder2vec.evaluation.baselines import open_any
+from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
 from decoder2vec.text.files import read_columns, read_rows
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 
 from decoder2vec import Backbone, Encoder
 from decoder2vec.errors import BackboneError
-from decoder2vec.evaluation.sts import evaluate_sts
+from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.recipes.freeze import EMBEDDING, Source
 from decoder2vec.text.files import read_pairs
 from decoder2vec.training.data import TrainingData, check_data

@@ -7,7 +7,7 @@ import pytest
 from decoder2vec import Backbone, Encoder
 from decoder2vec.analysis.doctor import examine
 from decoder2vec.errors import BackboneError
-from decoder2vec.evaluation.sts import evaluate_sts
+from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.text.files import read_pairs
 
 pytestmark = pytest.mark.slow

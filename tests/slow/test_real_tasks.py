@@ -9,7 +9,7 @@ import pytest
 
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from made_up_tasks import Random
+from toys.tasks import Random
 
 pytestmark = pytest.mark.slow
 

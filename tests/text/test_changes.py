@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.text.changes import CHANGES, changed_pairs
+from decoder2vec.text.augmentation import CHANGES, changed_pairs
 from decoder2vec.text.files import Pairs
 
 TRAIN = Pairs(

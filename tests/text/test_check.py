@@ -7,8 +7,8 @@ import json
 import pytest
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.text.check import Shared, check_file, shared_with
-from decoder2vec.text.rows import read_data
+from decoder2vec.text.data_check import Shared, check_file, shared_with
+from decoder2vec.text.files import read_data
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.text.concept_graph import ConceptGraph
+from decoder2vec.text.concepts import ConceptGraph
 
 
 def random_edges(rng, nodes=40, edges=50):

@@ -13,9 +13,7 @@ from collections import Counter
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.text.concept_graph import ConceptGraph
-from decoder2vec.text.concept_words import concept_name, count_concepts, word_runs
-from decoder2vec.text.concepts import ConceptSet, Frequency
+from decoder2vec.text.concepts import ConceptGraph, ConceptSet, Frequency, concept_name, count_concepts, word_runs
 
 WORDS = ["cell", "cells", "gene", "of", "the", "heart", "attack", "x", "a1", "don't", "alzheimer's"]
 

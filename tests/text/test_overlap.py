@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder2vec.text.overlap import overlapping, pair_hashes
+from decoder2vec.text.data_check import overlapping, pair_hashes
 
 LEFT = ["A dog runs.", "It rains.", "The sun shines."]
 RIGHT = ["A cat sleeps.", "It snows.", "The moon is up."]

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.text.rows import DataRow, read_data
+from decoder2vec.text.files import DataRow, read_data
 
 
 def save(folder, name, content):

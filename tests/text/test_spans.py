@@ -11,9 +11,8 @@ import pytest
 from tokenizers import normalizers, processors
 
 from decoder2vec.backbone.tiny import tiny_tokenizer
-from decoder2vec.text.spans import token_places
 from decoder2vec.text.template import Template
-from decoder2vec.text.tokens import Tokeniser
+from decoder2vec.text.tokens import Tokeniser, token_places
 
 MODELS = ("no BOS", "own BOS", "BOS to add", "EOS behind", "BOS to add, EOS behind")
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.text.triples import Triples, read_triples
+from decoder2vec.text.files import Triples, read_triples
 
 
 def test_rows_without_three_different_texts_are_counted_and_left_out(tmp_path):

@@ -12,7 +12,7 @@ from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.frozen.training import FreezeTraining
-from made_up_sentences import NOUNS, VERBS
+from toys.sentences import NOUNS, VERBS
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,10 +7,10 @@ import math
 
 import pytest
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnknownNameError, UnsupportedError
-from decoder2vec.maths.objectives import info_nce
+from decoder2vec.maths.losses import info_nce
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.recipes.schedule import Schedule
@@ -19,7 +19,7 @@ from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.contrast import Contrast
 from decoder2vec.training.plan import Plan, read_plan
 from decoder2vec.training.run import train
-from made_up_contrast import small, toy_data, toy_examples, toy_pairs
+from toys.contrast import small, toy_data, toy_examples, toy_pairs
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_family_that_cannot_look_ahead_is_refused_with_the_reason(backbone):
 
 
 def test_a_prompt_before_the_text_learns_under_bidirectional_attention(own_cache, tmp_path):
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
 
     own = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     recipe = small("soft_prompt", place="prepend", attention="bidirectional", read=ReadAs(pooling="mean"))

@@ -17,7 +17,7 @@ from decoder2vec.training import adapting
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.contrast import Contrast, Example
 from decoder2vec.training.data import TrainingData, check_data
-from made_up_contrast import small, task_of, toy_data, toy_examples, toy_pairs
+from toys.contrast import small, task_of, toy_data, toy_examples, toy_pairs
 
 
 @pytest.fixture

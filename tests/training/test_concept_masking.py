@@ -16,8 +16,8 @@ import torch
 from scipy.special import logsumexp
 from transformers import AutoModelForCausalLM
 
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import ReadAs
@@ -27,8 +27,8 @@ from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.concept_masking import ConceptMasking
-from made_up_contrast import small, task_of
-from made_up_texts import plain_data
+from toys.contrast import small, task_of
+from toys.texts import plain_data
 
 FIELD = ["heart attack", "heart", "naïve cell", "dose response curve", "gene", "東京", "tau"]
 CONCEPTS = ConceptSet(frozenset(FIELD))

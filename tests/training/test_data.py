@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.text.data_check import overlapping
 from decoder2vec.text.files import Pairs
-from decoder2vec.text.overlap import overlapping
 from decoder2vec.training.data import DataFiles, TrainingData, check_data, guess_scale, load_data
 
 DEV = Pairs("dev", ["d1", "d2"], ["e1", "e2"], [0.0, 1.0])

@@ -16,8 +16,8 @@ from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import paths, processes
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.paths import Path
-from made_up_contrast import gradients_of, small, task_of, toy_pairs
-from made_up_texts import plain_data, sentences
+from toys.contrast import gradients_of, small, task_of, toy_pairs
+from toys.texts import plain_data, sentences
 
 TEXTS = sentences()
 LEARNED = [text for number, text in enumerate(TEXTS) if number % 6]

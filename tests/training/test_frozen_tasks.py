@@ -9,8 +9,8 @@ import pytest
 import torch
 from scipy import stats
 
-from decoder2vec.activations.reader import Reader
-from decoder2vec.activations.table import LatentTable
+from decoder2vec.activations.extract import Reader
+from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.recipes.freeze import Freeze

@@ -8,7 +8,7 @@ from decoder2vec.errors import InputError
 from decoder2vec.training.grid import choose_from_grid, parse_grid
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.result import Result
-from made_up_contrast import small, toy_data
+from toys.contrast import small, toy_data
 
 
 @pytest.mark.parametrize(

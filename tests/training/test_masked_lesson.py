@@ -16,9 +16,9 @@ from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, DynamicCache
 
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.lm_head import LanguageHead
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import ReadAs
@@ -29,8 +29,8 @@ from decoder2vec.training import adapting, processes
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.lessons import parts
 from decoder2vec.training.masking import Hidden, RandomMasking
-from made_up_contrast import gradients_of, small, task_of
-from made_up_texts import plain_data, sentences
+from toys.contrast import gradients_of, small, task_of
+from toys.texts import plain_data, sentences
 
 CASES = [
     ("lora", "tiny-llama", "causal"),

@@ -13,20 +13,19 @@ from safetensors.torch import load_file
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.soft_prompt import SoftPrompt
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
-from decoder2vec.choices import spec_from
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import Encoder, spec_from
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.places import cache_root
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.storage import cache_root
 from decoder2vec.training import onward
 from decoder2vec.training.onward import start_from
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.run import train
-from made_up_contrast import small, toy_data, toy_pairs
+from toys.contrast import small, toy_data, toy_pairs
 
 TEXTS = ["cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", ""]
 
@@ -159,7 +158,7 @@ def test_each_direction_and_each_lora_has_merged_weights_of_its_own(with_lora):
 def test_weights_that_were_merged_in_a_coarser_format_are_not_taken_for_finer_ones(with_lora, monkeypatch):
     folder = with_lora(seed=3)
     with monkeypatch.context() as patch:
-        patch.setattr("decoder2vec.backbone.load.pick_dtype", lambda *_: torch.bfloat16)
+        patch.setattr("decoder2vec.backbone.backbone.pick_dtype", lambda *_: torch.bfloat16)
         start_from(folder, device="cpu")
     found, _ = start_from(folder, device="cpu")
     expected = merged_by_hand(weights(tiny_folder("tiny-llama")), folder)

@@ -13,17 +13,17 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.activations import prefix_kv
 from decoder2vec.activations.prefix_kv import prefix_memory
 from decoder2vec.adapters.soft_prompt import SoftPrompt
-from decoder2vec.backbone.compiling import CompiledBlocks
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
+from decoder2vec.backbone.training_modes import CompiledBlocks
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.recipes.adapting import ReadAs
-from decoder2vec.spec import Reading
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import paths
 from decoder2vec.training.paths import Path, pick_path, suffix_part, token_part
-from made_up_contrast import ADAPTING, gradients_of, small, task_of, toy_data
+from toys.contrast import ADAPTING, gradients_of, small, task_of, toy_data
 
 ATTENTIVE = [name for name, family in TINY.items() if "mamba" not in family]
 TEXTS = ["cats sleep", "a", "the dogs run over the long road in the rain and sing of boats that sail", "kids play now"]

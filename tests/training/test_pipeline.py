@@ -19,8 +19,8 @@ from decoder2vec.training.contrast import Contrast
 from decoder2vec.training.onward import start_from
 from decoder2vec.training.pipeline import Stage, chosen_stages, read_stages, run_stages, stage_plan
 from decoder2vec.training.plan import plan_of
-from made_up_contrast import toy_examples, toy_pairs
-from made_up_texts import plain_data, sentences
+from toys.contrast import toy_examples, toy_pairs
+from toys.texts import plain_data, sentences
 
 TEXTS = ["The dog runs", "A long road goes over the green hills", ""]
 SHORT = "epochs = 9\nsteps = {steps}\nbatch = 4\nrate = 1e-2\nevaluate_every = 1\npatience = 9"
@@ -280,7 +280,7 @@ def test_a_stage_that_is_found_elsewhere_replaces_nothing(once, again, trained, 
 
 
 def test_stages_that_were_done_are_found_and_nothing_is_trained(once, again, trained, stages, tmp_path, monkeypatch):
-    from decoder2vec.backbone import load
+    from decoder2vec.backbone import backbone as load
 
     plain, asked, said = load.pick_device, [], []
     monkeypatch.setattr(load, "pick_device", lambda name=None: plain(asked.append(name) or name))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from decoder2vec.config import from_table
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.freeze import EMBEDDING, Freeze, Source
-from decoder2vec.tables import from_table
 from decoder2vec.training.data import DataFiles
 from decoder2vec.training.pipeline import read_stages, stage_plan
 from decoder2vec.training.plan import Plan, read_plan
-from made_up_texts import plain_data
+from toys.texts import plain_data
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 PLANS = sorted((EXPERIMENTS / "freeze").glob("*.toml"))

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import pick_device
 from decoder2vec.training import adapting, checkpoint, processes
 from decoder2vec.training.contrast import Contrast
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.processes import gather, is_first, own_part
 from decoder2vec.training.run import train
-from made_up_contrast import small, toy_data, toy_examples
+from toys.contrast import small, toy_data, toy_examples
 
 RECIPES = ("soft_prompt", "lora", "full")
 

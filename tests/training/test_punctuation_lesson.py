@@ -16,22 +16,22 @@ from tokenizers import normalizers
 from torch.utils.checkpoint import checkpoint as computed_twice
 from transformers import AutoModel, AutoTokenizer, DynamicCache
 
-from decoder2vec.backbone.direction import fault_of
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.attention import fault_of
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.maths.restoration import score
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
+from decoder2vec.text.punctuation import score
 from decoder2vec.training import adapting, checkpoint, processes
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.lessons import parts
 from decoder2vec.training.loop import History
-from made_up_contrast import gradients_of, moved, small, task_of
-from made_up_sentences import NOUNS, VERBS
-from made_up_texts import plain_data
+from toys.contrast import gradients_of, moved, small, task_of
+from toys.sentences import NOUNS, VERBS
+from toys.texts import plain_data
 
 CASES = [
     ("lora", "tiny-llama", "causal"),

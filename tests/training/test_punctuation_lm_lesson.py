@@ -10,19 +10,19 @@ import torch
 from scipy.special import logsumexp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from decoder2vec.backbone import direction
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone import attention as direction
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.maths.restoration import score
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
+from decoder2vec.text.punctuation import score
 from decoder2vec.training import adapting
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.lessons import punctuation_lm
 from decoder2vec.training.loop import History
-from made_up_contrast import gradients_of, moved, small, task_of
-from made_up_texts import plain_data
+from toys.contrast import gradients_of, moved, small, task_of
+from toys.texts import plain_data
 
 TEXTS = tuple(
     f"{name} {verb}, and the {noun} is {what}{mark} Nobody knows{' why' * (number % 3)}."

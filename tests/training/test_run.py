@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import Encoder, is_encoder
 from decoder2vec.errors import InputError
-from decoder2vec.folder import is_encoder
-from decoder2vec.text.overlap import overlapping
+from decoder2vec.text.data_check import overlapping
 from decoder2vec.training import checkpoint
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import read_plan

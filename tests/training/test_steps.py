@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_loop import Killed, Line, same, state, task_for
 
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training import checkpoint
 from decoder2vec.training.loop import fit
 from decoder2vec.training.steps import rate_factor
+from toys.regression import Killed, Line, same, state, task_for
 
 IN_AN_EPOCH = 4
 """Batches of 16 of 50 examples."""

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser

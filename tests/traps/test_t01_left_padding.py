@@ -4,8 +4,8 @@ import pytest
 
 from decoder2vec.activations import capture
 from decoder2vec.backbone.tiny import TINY
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.spec import Reading
 
 EXACT = 1e-5
 LAYERS = [Reading(0, "lasttoken"), Reading(2, "lasttoken"), Reading(4, "lasttoken", normed=True)]
@@ -46,7 +46,7 @@ def test_encoder_pads_so_that_batch_mates_do_not_matter(name, backbone, texts, g
     single = [encoder.encode(text) for text in texts]
     assert gap(encoder.encode(texts), single) < EXACT
 
-    from decoder2vec.activations import shared_prefix
+    from decoder2vec.activations import extract as shared_prefix
 
     right = shared_prefix.collate
     monkeypatch.setattr(shared_prefix, "collate", lambda prompts, pad_id: right(prompts, pad_id, side="left"))

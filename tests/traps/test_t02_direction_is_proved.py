@@ -6,11 +6,11 @@ import torch
 from transformers import AutoConfig, AutoModel
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.direction import set_attention
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.attention import set_attention
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY, tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.spec import Reading
 
 ONE_WAY = {"tiny-gpt_neo": "buffer", "tiny-mamba": "left to right", "tiny-mamba2": "left to right"}
 TWO_WAY = sorted(set(TINY) - set(ONE_WAY))

@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
 
-from decoder2vec.backbone.direction import set_attention
+from decoder2vec.backbone.attention import set_attention
 from decoder2vec.backbone.tiny import tiny_folder
 
 STOCK = {"tiny-llama": LlamaForCausalLM, "tiny-gpt2": GPT2LMHeadModel}

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.maths.pooling import POOLINGS
-from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.template import TEMPLATES
 
 LONG = "A long, slow rise in the fridge gives sourdough its tangy flavour."

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from decoder2vec.activations.extract import Extractor
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.spec import Reading
 
 TEXT = "abc"
 

@@ -5,9 +5,9 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from decoder2vec.config import Reading
 from decoder2vec.maths import pooling
 from decoder2vec.maths.pooling import pool
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate
 
 VIRTUAL = 4

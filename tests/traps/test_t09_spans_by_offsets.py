@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from decoder2vec.spec import Reading
+from decoder2vec.config import Reading
 
 
 def tokenizer_that_merges(left, right, bos=False):

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import processors
 
 from decoder2vec.backbone.tiny import tiny_tokenizer
-from decoder2vec.spec import Reading
+from decoder2vec.config import Reading
 from decoder2vec.text.batches import collate
 
 LONG = "A long, slow rise in the fridge gives sourdough its tangy flavour."

@@ -6,13 +6,13 @@ import torch
 from transformers import AutoModel
 
 from decoder2vec.activations.store import Store, text_key
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import pick_dtype
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.heads.affine import Head
+from decoder2vec.heads.standardise import Head
 from decoder2vec.maths.pooling import POOLINGS, pool
-from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import TEMPLATES
 

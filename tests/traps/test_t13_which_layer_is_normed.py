@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from transformers import AutoModel
 
-from decoder2vec.backbone.layers import keep_first
+from decoder2vec.backbone.blocks import keep_first
 from decoder2vec.backbone.tiny import TINY, tiny_folder
-from decoder2vec.spec import Reading
+from decoder2vec.config import Reading
 
 NORMS = {
     **dict.fromkeys(["gpt2", "gpt_neo", "gptj", "falcon", "bloom"], "ln_f"),

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY, tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.maths.pooling import POOLINGS
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate
 
 FAMILIES = ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gpt_neox", "tiny-mamba"]

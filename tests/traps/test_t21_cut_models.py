@@ -4,11 +4,11 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from decoder2vec.backbone.layers import keep_first
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import keep_first
 from decoder2vec.backbone.tiny import TINY, tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.spec import Reading
 
 PER_LAYER = ["tiny-qwen3", "tiny-gemma3_text"]
 """Families whose config lists a type for every layer."""

@@ -8,7 +8,7 @@ from scipy import stats
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.sts import evaluate_sts, score_sts
+from decoder2vec.evaluation.similarity import evaluate_sts, score_sts
 from decoder2vec.text.files import Pairs
 
 

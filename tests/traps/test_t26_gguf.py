@@ -10,12 +10,12 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from decoder2vec.backbone import gguf as conversion
-from decoder2vec.backbone import source
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone import sources as source
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
-from decoder2vec.spec import Reading
 
 F32, Q8_0 = gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.Q8_0
 EOS, BOS, PAD = 0, 1, 2

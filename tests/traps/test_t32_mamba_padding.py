@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.activations import shared_prefix
+from decoder2vec.activations import extract as shared_prefix
 from decoder2vec.activations.capture import Capture
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.maths.pooling import POOLINGS
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate
 
 FAMILIES = ["tiny-mamba", "tiny-mamba2"]

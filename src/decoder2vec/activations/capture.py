@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
-from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.machine import steady_attention
+from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.pooling import POOLINGS, Pooler
-from decoder2vec.spec import Reading
 
 
 class _Enough(Exception):

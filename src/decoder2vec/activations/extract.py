@@ -1,4 +1,8 @@
-"""Texts to latents: tokenise, batch, capture, and keep what was computed."""
+"""What all prompts of a batch begin with is read once, not once for each text.
+
+Under causal attention the states of a beginning do not depend on what follows, so its keys and values can stand before
+every text of the batch. The prompt before a text is such a beginning, and often a good part of a short text's tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,71 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.activations.shared_prefix import SharedPrefix
 from decoder2vec.activations.store import Store, text_key
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import Past, TokenBatch
+from decoder2vec.backbone.kv_cache import KeysValues, fixed_cache, read_keys_values
 from decoder2vec.backbone.machine import batch_overhead, token_budget
-from decoder2vec.errors import InputError
-from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
-from decoder2vec.text.batches import plan
-from decoder2vec.text.template import Template
+from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
+from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
+
+
+class SharedPrefix:
+    """Makes batches whose common beginning has been read before, where that can be done and pays.
+
+    It remembers the last beginning, so it must not outlive a change of the weights.
+    """
+
+    def __init__(self, backbone: Backbone, depth: int) -> None:
+        self._backbone, self._depth = backbone, depth
+        # on a GPU attention is fastest without the mask that a past needs
+        plain = backbone.attention == "causal" and backbone.adapter is None and backbone.device.type == "cpu"
+        self._possible = plain and depth > 0
+        self._known: tuple[list[int], list[KeysValues]] = ([], [])
+
+    def collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
+        """The batch of some prompts, for the first `depth` layers."""
+        length = _common(prompts) if self._possible else 0
+        saved = (len(prompts) - 1) * length
+        worth = saved > batch_overhead(self._backbone.device, self._backbone.dim)
+        layers = self._read(prompts[0].ids[:length]) if worth else []
+        if not layers:
+            return collate(prompts, self._backbone.pad_id)
+        rest = [Prompt(one.ids[length:], one.start - length, one.end - length) for one in prompts]
+        batch = collate(rest, self._backbone.pad_id)
+        rows = len(prompts)
+        cache = fixed_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
+        positions = torch.arange(length, length + batch.width).expand(rows, -1)
+        return replace(batch, past=Past(cache, batch.mask.new_ones(rows, length), positions))
+
+    def _read(self, ids: list[int]) -> list[KeysValues]:
+        if self._known[0] != ids:
+            try:
+                tokens = torch.tensor([ids], device=self._backbone.device)
+                self._known = (ids, read_keys_values(self._backbone, self._depth, input_ids=tokens))
+            except UnsupportedError:  # a family that keeps no keys and values
+                self._possible = False
+                return []
+        return self._known[1]
+
+
+def _common(prompts: Sequence[Prompt]) -> int:
+    """How many tokens all prompts begin with and none pools."""
+    ids = [one.ids for one in prompts]
+    first, last = min(ids), max(ids)  # in the order of a dictionary: what these two share, all between them share
+    alike = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return min(alike, *(min(one.start, len(one.ids) - 1) for one in prompts))
+
 
 log = logging.getLogger(__name__)
 
@@ -269,3 +322,72 @@ def _warn_truncated(numbers: list[int], extractor: Extractor) -> None:
         shown,
         cure,
     )
+
+
+_LATENT_BYTES = 1 << 30
+
+
+class Reader:
+    """Like an Extractor, for readings that may each name a template of their own."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        readings: Sequence[Reading],
+        template: Template,
+        max_length: int = DEFAULT_MAX_LENGTH,
+        on_overflow: str = "truncate",
+        budget: int | None = None,
+        prefix: str = "",
+    ) -> None:
+        if not readings:
+            raise InputError("Nothing to read: give at least one layer and pooling.")
+        self.backbone = backbone
+        self.readings = tuple(readings)
+        if SLOT in prefix and any(reading.template for reading in readings):
+            raise InputError(f"This encoder reads several prompts; a prompt with {SLOT} cannot replace them all.")
+        places: dict[Template, list[int]] = {}
+        for number, reading in enumerate(readings):
+            own = Template.of(reading.template or template.string).with_prefix(prefix)
+            places.setdefault(own, []).append(number)
+        self.parts = [
+            (where, Extractor(backbone, [_bare(readings[n]) for n in where], own, max_length, on_overflow, budget))
+            for own, where in places.items()
+        ]
+
+    @classmethod
+    def of(cls, backbone: Backbone, spec: EncoderSpec, budget: int | None, prefix: str) -> Reader:
+        """What an encoder's description asks for, behind an instruction."""
+        return cls(backbone, spec.readings, Template(spec.template), spec.max_length, spec.on_overflow, budget, prefix)
+
+    @property
+    def at_once(self) -> int:
+        """How many texts' latents fit into a modest part of memory."""
+        return max(1024, _LATENT_BYTES // (4 * len(self.readings) * self.backbone.dim))
+
+    @property
+    def passes(self) -> int:
+        """How often the backbone runs over each text."""
+        return len(self.parts)
+
+    @property
+    def tally(self) -> Tally:
+        """What all passes did together; a text counts once."""
+        total = Tally()
+        for _, extractor in self.parts:
+            total += extractor.tally
+        total.texts //= max(1, self.passes)
+        return total
+
+    def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
+        """[text, reading, dim] float32 vectors; progress is told of each text once for every pass."""
+        if self.passes == 1:
+            return self.parts[0][1](texts, progress)
+        result = np.empty((len(texts), len(self.readings), self.backbone.dim), np.float32)
+        for where, extractor in self.parts:
+            result[:, where] = extractor(texts, progress)
+        return result
+
+
+def _bare(reading: Reading) -> Reading:
+    return replace(reading, template="")

@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Past
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.kv_cache import KeysValues, fixed_cache, read_keys_values
 from decoder2vec.backbone.machine import batch_overhead, token_budget
-from decoder2vec.backbone.past import KeysValues, fixed_cache, read_keys_values
-from decoder2vec.places import prefix_kv_root, whole_file
-from decoder2vec.spec import fingerprint
+from decoder2vec.config import fingerprint
+from decoder2vec.storage import prefix_kv_root, whole_file
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.text.tokens import Prompt
 

@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from decoder2vec.config import fingerprint
 from decoder2vec.errors import StoreError, unknown_name
-from decoder2vec.places import cache_root, whole_file
-from decoder2vec.spec import fingerprint
+from decoder2vec.storage import cache_root, whole_file
 
 log = logging.getLogger(__name__)
 

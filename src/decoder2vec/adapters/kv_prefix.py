@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from decoder2vec.backbone.adapter import Adapter
-from decoder2vec.backbone.batch import Past, TokenBatch
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.past import fixed_cache, read_keys_values
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import Adapter, Past, TokenBatch
+from decoder2vec.backbone.kv_cache import fixed_cache, read_keys_values
 from decoder2vec.errors import InputError
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from decoder2vec.backbone.adapter import Adapter
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import Adapter
 from decoder2vec.errors import InputError, UnsupportedError
 
 _MOST_MERGED = 2_000_000_000

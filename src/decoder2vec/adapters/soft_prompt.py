@@ -13,9 +13,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from decoder2vec.backbone.adapter import Adapter
-from decoder2vec.backbone.batch import TokenBatch
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.errors import unknown_name
 
 PLACES = ("append", "prepend")

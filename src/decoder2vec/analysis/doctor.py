@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.direction import fault_of
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.attention import fault_of
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
 from decoder2vec.maths.pooling import POOLINGS
-from decoder2vec.spec import EncoderSpec, Reading
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import TEMPLATES, Template
 from decoder2vec.text.tokens import Prompt, Tokeniser

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.analysis.clouds import Clouds
+from decoder2vec.analysis.layer_embeddings import Clouds
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths.geometry import alignment, anisotropy, cka_matrix, effective_rank, uniformity
-from decoder2vec.text.rows import read_data
+from decoder2vec.text.files import read_data
 
 _CLOSE = 0.8
 """How far up its scale a pair's score must be for the two to belong together: above 4 of 5 on STS-B, as SimCSE."""

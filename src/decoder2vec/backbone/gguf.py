@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.backbone.identity import note_source
-from decoder2vec.backbone.quiet import quiet_transformers
+from decoder2vec.backbone.fingerprint import note_source
+from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.errors import BackboneError
 
 _BOS_BY_DEFAULT = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from decoder2vec.backbone.layers import find_blocks
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.quiet import quiet_transformers
-from decoder2vec.backbone.source import resolve
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import find_blocks
+from decoder2vec.backbone.machine import quiet_transformers
+from decoder2vec.backbone.sources import resolve
 from decoder2vec.errors import BackboneError
 
 _AT_ONCE = 4096

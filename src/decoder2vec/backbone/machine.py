@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -83,3 +85,21 @@ def batch_overhead(device: torch.device, dim: int) -> int:
     as 15,000 tokens of a model of width 576, and a token costs more the wider the model is.
     """
     return max(64, 5_000_000_000 // dim**2) if device.type == "cuda" else 8
+
+
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """No bars, reports or warnings from transformers inside the block."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -10,8 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.backbone.quiet import quiet_transformers
-from decoder2vec.places import cache_root, whole_folder
+from decoder2vec.backbone.machine import quiet_transformers
+from decoder2vec.storage import cache_root, whole_folder
 
 _WIDTH = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
 _PLAIN = {**_WIDTH, "intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.3}

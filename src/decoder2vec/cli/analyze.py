@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, TemplateOption, open_encoder
-from decoder2vec.cli.show import bars, say, table
-from decoder2vec.cli.targets import check_target, write_json
+from decoder2vec.cli.output import bars, say, table
 from decoder2vec.errors import InputError
+from decoder2vec.storage import check_target, write_json
 
 if TYPE_CHECKING:
-    from decoder2vec.analysis.clouds import Clouds
+    from decoder2vec.analysis.layer_embeddings import Clouds
 
 Document = dict[str, Any]
 Watch = Callable[[str, int], object]
@@ -42,8 +42,8 @@ class _Source:
 
     def run(self, name: str, make: Callable[[Clouds, Watch], Document], pairs: int = 0) -> Document:
         """Read an encoder's layers and make a document of them, with bars."""
-        from decoder2vec.analysis.clouds import Clouds
-        from decoder2vec.evaluation.versions import versions
+        from decoder2vec.analysis.layer_embeddings import Clouds
+        from decoder2vec.storage import versions
 
         encoder = open_encoder(name, self.device, template=self.template, attention=self.attention)
         passes = len({reading.template for reading in encoder.spec.readings})
@@ -81,9 +81,8 @@ def intrinsic_dimension(
     device: Device = None,
 ) -> None:
     """Intrinsic dimension of every layer: TwoNN and maximum likelihood with intervals, and the area of the curve."""
-    from decoder2vec.analysis.dimension_comparison import differences, read_curves
-    from decoder2vec.analysis.dimension_plot import draw_dimension
-    from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, dimension_curve
+    from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, differences, dimension_curve, read_curves
+    from decoder2vec.report.analysis_figures import draw_dimension
 
     _check_targets(out, plot, [texts, *encoders])
     plan = DimensionPlan(discard=discard, cdf=cdf, neighbours=neighbours, average=average, seed=seed)
@@ -122,7 +121,7 @@ def geometry(
 ) -> None:
     """Anisotropy, effective rank, uniformity and alignment of every layer, and which layers are alike (CKA)."""
     from decoder2vec.analysis.geometry import read_together, shape_of_layers
-    from decoder2vec.analysis.geometry_plot import draw_geometry
+    from decoder2vec.report.analysis_figures import draw_geometry
 
     _check_targets(out, plot, [texts, pairs])
     together = read_together(pairs) if pairs else None
@@ -147,8 +146,8 @@ def _check_targets(out: Path, plot: Path | None, sources: Sequence[Path | str | 
 
 def _texts(file: Path | None, limit: int | None) -> tuple[Path, list[str]]:
     """The different texts of a file that are not blank."""
-    from decoder2vec.analysis.clouds import spread
-    from decoder2vec.text.rows import read_data
+    from decoder2vec.analysis.layer_embeddings import spread
+    from decoder2vec.text.files import read_data
 
     if file is None:
         raise InputError("Give the texts to measure on: --texts FILE.")
@@ -168,7 +167,7 @@ def _write(out: Path, found: list[Document], more: Document | None = None) -> No
 
 
 def _print_dimension(found: list[Document], compared: list[Document]) -> None:
-    from decoder2vec.analysis.dimension_comparison import area_said, label
+    from decoder2vec.analysis.intrinsic_dimension import area_said, label
 
     for curve in found:
         columns = ("layer", "TwoNN", "95 %", "half of them", "MLE", "anisotropy", "effective rank", "points", "flags")

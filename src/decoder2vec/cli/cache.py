@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from decoder2vec.cli.show import say, table
+from decoder2vec.cli.output import say, table
 
 _OTHERS = {
     "pretrained": "sets of encoders before their training on pairs",
@@ -22,7 +22,7 @@ cache = typer.Typer(help="List, check and clear what is kept on disk.", no_args_
 def list_spaces() -> None:
     """List what is kept, and how large it is."""
     from decoder2vec.activations.store import spaces, store_root
-    from decoder2vec.places import cache_root
+    from decoder2vec.storage import cache_root
 
     found = list(spaces())
     rows = [_row(report) for report in found]
@@ -39,7 +39,7 @@ def remove_space(name: Annotated[str, typer.Argument(help="A name from `d2v cach
     import shutil
 
     from decoder2vec.activations.store import remove
-    from decoder2vec.places import cache_root
+    from decoder2vec.storage import cache_root
 
     for other in _OTHERS if name == "all" else {name} & _OTHERS.keys():
         shutil.rmtree(cache_root() / other, ignore_errors=True)

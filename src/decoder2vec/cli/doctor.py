@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Model
-from decoder2vec.cli.show import say, table
+from decoder2vec.cli.output import say, table
 
 
 def doctor(
@@ -18,7 +18,7 @@ def doctor(
 ) -> None:
     """Prove on your own model that it is read correctly; exit code 1 if anything is not."""
     from decoder2vec.analysis.doctor import examine
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
 
     backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, say=say)
     say(f"{model}: {backbone.family}, {backbone.n_layers} layers x {backbone.dim}, {backbone.dtype}, {backbone.device}")

@@ -16,8 +16,8 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.show import bars, say
-from decoder2vec.cli.targets import check_target
+from decoder2vec.cli.output import bars, say
+from decoder2vec.storage import check_target
 
 
 def embed(

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from decoder2vec.cli.options import Device
-from decoder2vec.cli.show import say
+from decoder2vec.cli.output import say
 
 
 def export(
@@ -20,7 +20,7 @@ def export(
     device: Device = None,
 ) -> None:
     """Write an encoder so that it loads without this package, and prove that its vectors stay the same."""
-    from decoder2vec.sharing.formats import export
+    from decoder2vec.export.formats import export
 
     say(export(encoder, form, out, device=device))
     typer.echo(str(out))

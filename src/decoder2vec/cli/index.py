@@ -17,12 +17,11 @@ from decoder2vec.cli.options import (
     open_encoder,
     split_names,
 )
-from decoder2vec.cli.show import bars, say
+from decoder2vec.cli.output import bars, say
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
-    from decoder2vec.search.index import Index
-    from decoder2vec.search.indexing import Changes
+    from decoder2vec.search.index import Changes, Index
 
 _NAMED = 20
 

@@ -17,10 +17,10 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.show import say, table
+from decoder2vec.cli.output import say, table
 
 if TYPE_CHECKING:
-    from decoder2vec.search.matching.match import Matching
+    from decoder2vec.matching.match import Matching
 
 
 def match(
@@ -46,9 +46,9 @@ def match(
     device: Device = None,
 ) -> None:
     """Match two sides, such as jobs and resumes, both ways; nothing leaves this machine."""
-    from decoder2vec.search.matching.match import MatchChoices, match_sides
-    from decoder2vec.search.matching.report import check_report, write_report
-    from decoder2vec.search.matching.sides import read_side
+    from decoder2vec.matching.match import MatchChoices, match_sides
+    from decoder2vec.matching.sides import read_side
+    from decoder2vec.report.match_page import check_report, write_report
 
     check_report(out)  # before the work is done, not after
     choices = MatchChoices(weight=weight, aggregate=aggregate, top=top, standardise=standardise)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Layer, PoolingOption, TemplateOption, split_names
-from decoder2vec.cli.show import table
-from decoder2vec.cli.targets import write_json
+from decoder2vec.cli.output import table
+from decoder2vec.storage import write_json
 
 
 def mteb(
@@ -36,10 +36,9 @@ def mteb(
 ) -> None:
     """Score an encoder on tasks of mteb, by mteb itself; what was scored before is not computed again."""
     from decoder2vec.errors import InputError
-    from decoder2vec.evaluation.baselines.door import open_any
-    from decoder2vec.evaluation.description import kind_of
-    from decoder2vec.evaluation.mteb_bridge import bridge
-    from decoder2vec.evaluation.mteb_run import run_tasks
+    from decoder2vec.evaluation.baselines import open_any
+    from decoder2vec.evaluation.mteb import bridge, run_tasks
+    from decoder2vec.evaluation.suite import kind_of
 
     names = [name for names in tasks for name in split_names(names)]
     if not names:
@@ -66,7 +65,7 @@ def _name_of(encoder: str) -> str:
 def _write(file: Path, head: dict[str, Any], model: Any, results: list[dict[str, Any]]) -> None:
     from importlib import metadata
 
-    from decoder2vec.evaluation.versions import versions
+    from decoder2vec.storage import versions
 
     document = {
         **head,

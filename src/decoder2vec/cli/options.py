@@ -35,7 +35,7 @@ def open_encoder(name: str, device: str | None = None, **choices: Any) -> Encode
 
 def open_any_encoder(name: str, device: str | None = None, **choices: Any) -> Any:
     """As `open_encoder`, or a baseline by its name: bm25, random, static:MODEL, a sentence-transformers folder."""
-    from decoder2vec.evaluation.baselines.door import open_any
+    from decoder2vec.evaluation.baselines import open_any
 
     return open_any(name, device=device, **choices)
 

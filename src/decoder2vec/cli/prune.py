@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import Device
-from decoder2vec.cli.show import bars, say, table
-from decoder2vec.cli.targets import write_json
+from decoder2vec.cli.output import bars, say, table
 from decoder2vec.errors import InputError
+from decoder2vec.storage import write_json
 
 if TYPE_CHECKING:
-    from decoder2vec.analysis.loss_curve import CurvePlan, LossCurve
-    from decoder2vec.backbone.load import Backbone
-    from decoder2vec.text.triples import Triples
+    from decoder2vec.analysis.pruning import CurvePlan, LossCurve
+    from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.text.files import Triples
 
 
 def prune(
@@ -38,9 +38,8 @@ def prune(
     device: Device = None,
 ) -> None:
     """Cut off a model's upper layers: how many, you say, or the loss of every layer on triples does."""
-    from decoder2vec.analysis.depth_choice import FROM_A_CURVE, choose_depth
-    from decoder2vec.analysis.loss_curve import CurvePlan
-    from decoder2vec.text.triples import read_triples
+    from decoder2vec.analysis.pruning import FROM_A_CURVE, CurvePlan, choose_depth
+    from decoder2vec.text.files import read_triples
     from decoder2vec.training.onward import start_from
 
     choice = _choice(keep, layers, curve=triples is not None, out=out)
@@ -55,7 +54,7 @@ def prune(
         depth = choose_depth(str(choice), backbone.n_layers, curve.minima)
     _write(backbone, depth, out, curve, {"model": model, "weights": backbone.identity, "asked": choice})
     if curve and plot:
-        from decoder2vec.analysis.loss_curve_plot import draw_curve
+        from decoder2vec.report.analysis_figures import draw_curve
 
         draw_curve(curve, out / "curve.png")
     typer.echo(str(out))
@@ -63,8 +62,8 @@ def prune(
 
 def _choice(keep: str | None, layers: int | None, *, curve: bool, out: Path) -> str | int | None:
     """What to keep, checked as far as it can be before the model is there."""
-    from decoder2vec.analysis.depth_choice import check_choice
-    from decoder2vec.sharing.pruned_folder import check_new
+    from decoder2vec.analysis.pruning import check_choice
+    from decoder2vec.export.pruned import check_new
 
     if keep is not None and layers is not None:
         raise InputError("Give --keep or --layers, not both.")
@@ -81,7 +80,7 @@ def _choice(keep: str | None, layers: int | None, *, curve: bool, out: Path) -> 
 
 
 def _measure(backbone: Backbone, rows: Triples, plan: CurvePlan) -> LossCurve:
-    from decoder2vec.analysis.loss_curve import loss_curve
+    from decoder2vec.analysis.pruning import loss_curve
 
     if rows.left_out:
         say(f"{rows.left_out} rows without three different texts were left out")
@@ -118,8 +117,8 @@ def _print_curve(curve: LossCurve) -> None:
 
 def _write(backbone: Backbone, depth: int | None, out: Path, curve: LossCurve | None, note: dict[str, Any]) -> None:
     """The cut model, or the curve alone; either with a note of how it came about."""
-    from decoder2vec.evaluation.versions import versions
-    from decoder2vec.sharing.pruned_folder import NOTE, write_pruned
+    from decoder2vec.export.pruned import NOTE, write_pruned
+    from decoder2vec.storage import versions
 
     note |= {"versions": versions()}
     if curve:

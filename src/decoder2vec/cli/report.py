@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.show import bars, say
+from decoder2vec.cli.output import bars, say
 
 if TYPE_CHECKING:
-    from decoder2vec.analysis.comparison.gather import Found
+    from decoder2vec.report.result_files import Found
 
 
 def report(
@@ -26,7 +26,7 @@ def report(
     ] = None,
 ) -> None:
     """Compare evaluated encoders, or draw training runs: one page that holds everything, and its figures."""
-    from decoder2vec.analysis.comparison.gather import gather
+    from decoder2vec.report.result_files import gather
 
     first = places[0].parent if places[0].is_file() else places[0]
     folder = out or first / "report"
@@ -38,8 +38,8 @@ def report(
 
 
 def _compare(found: Found, places: Sequence[Path], folder: Path) -> None:
-    from decoder2vec.analysis.comparison.write import write_comparison
-    from decoder2vec.analysis.report.runs import runs_of_files
+    from decoder2vec.report.comparison_page import write_comparison
+    from decoder2vec.report.runs import runs_of_files
 
     for line in found.left_out:
         say(f"left out: {line}")
@@ -58,8 +58,8 @@ def _compare(found: Found, places: Sequence[Path], folder: Path) -> None:
 
 
 def _draw_runs(places: Sequence[Path], folder: Path) -> None:
-    from decoder2vec.analysis.report.runs import find_runs
-    from decoder2vec.analysis.report.write import write_report
+    from decoder2vec.report.run_page import write_report
+    from decoder2vec.report.runs import find_runs
 
     runs = find_runs(*places)
     with bars() as progress:

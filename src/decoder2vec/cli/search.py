@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device, open_encoder
-from decoder2vec.cli.show import say
+from decoder2vec.cli.output import say
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def search(
 
 
 def _reranker(opened: Index, name: str | None, device: str | None) -> Reranker | None:
-    from decoder2vec.search.pair_head import PairHead
-    from decoder2vec.search.rerank import PairReranker
+    from decoder2vec.search.rerank import PairHead, PairReranker
 
     if name == "own":
         return PairHead.load(opened.pair_head, opened.encoder)

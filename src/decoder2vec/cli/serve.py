@@ -17,7 +17,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.show import say
+from decoder2vec.cli.output import say
 from decoder2vec.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -56,9 +56,8 @@ def serve(
 ) -> None:
     """Serve an encoder: OpenAI's /v1/embeddings, /search, /match, /rerank, and a page at /."""
     try:
-        from decoder2vec.serving.app import create_app
+        from decoder2vec.serving.app import bind, create_app, is_local, server_of
         from decoder2vec.serving.limits import Limits
-        from decoder2vec.serving.run import bind, is_local, server_of
         from decoder2vec.serving.service import Offer
     except ImportError as error:
         raise MissingExtraError(error.name or "FastAPI and uvicorn", "serve") from error

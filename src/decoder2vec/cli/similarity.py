@@ -16,11 +16,11 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.show import say, table
+from decoder2vec.cli.output import say, table
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
-    from decoder2vec.explanation import Explanation
+    from decoder2vec.heads.layerwise import Explanation
 
 
 def similarity(
@@ -55,7 +55,7 @@ def _explain(found: Explanation, texts: tuple[str, str], plot: Path | None) -> N
     table(("reading", "cosine", "contribution"), rows)
     typer.echo(f"score between 0 and 1: {found.score:.4f}")
     if plot:
-        from decoder2vec.analysis.explanation_plot import draw_explanation
+        from decoder2vec.report.analysis_figures import draw_explanation
 
         draw_explanation(found, plot, texts)
         say(f"wrote {plot}")

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import Columns, Device, Limit, Model, SkipBad, split_names
-from decoder2vec.cli.show import bars, say, table
+from decoder2vec.cli.output import bars, say, table
 
 if TYPE_CHECKING:
-    from decoder2vec.analysis.layer_sweep import Sweep, SweepPlan
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.analysis.sweep import Sweep, SweepPlan
+    from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.text.files import Pairs
 
 
@@ -32,9 +32,9 @@ def sweep(
     device: Device = None,
 ) -> None:
     """Try every layer x pooling x prompt x direction on your own pairs, and keep the best as an encoder."""
-    from decoder2vec.analysis.layer_sweep import SweepPlan
-    from decoder2vec.backbone.load import Backbone
-    from decoder2vec.evaluation.sts import load_pairs
+    from decoder2vec.analysis.sweep import SweepPlan
+    from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.evaluation.similarity import load_pairs
 
     names = split_names(columns)
     pairs = load_pairs(data, names, skip_bad=skip_bad, limit=limit)
@@ -54,7 +54,7 @@ def sweep(
 
 def sweep_with_bars(model: str, backbone: Backbone, pairs: Pairs, plan: SweepPlan) -> Sweep:
     """Run a sweep with one bar for each pass over the texts."""
-    from decoder2vec.analysis.layer_sweep import run_sweep
+    from decoder2vec.analysis.sweep import run_sweep
 
     tasks: dict[str, Any] = {}
     with bars() as progress:
@@ -72,9 +72,9 @@ def sweep_with_bars(model: str, backbone: Backbone, pairs: Pairs, plan: SweepPla
 
 def write_sweep(result: Sweep, out: Path, test: Pairs | None = None) -> dict[str, Any]:
     """Save encoder, JSON and picture; score the winner on the test pairs, once."""
-    from decoder2vec.analysis.sweep_plot import draw_sweep
-    from decoder2vec.evaluation.sts import evaluate_sts
-    from decoder2vec.evaluation.versions import versions
+    from decoder2vec.evaluation.similarity import evaluate_sts
+    from decoder2vec.report.sweep_figures import draw_sweep
+    from decoder2vec.storage import versions
 
     out.mkdir(parents=True, exist_ok=True)
     encoder = result.encoder()
@@ -98,7 +98,7 @@ def write_sweep(result: Sweep, out: Path, test: Pairs | None = None) -> dict[str
 
 def print_sweep(result: Sweep, count: int = 12) -> None:
     """The best row of every prompt, direction and pooling, best first."""
-    from decoder2vec.analysis.sweep_rows import best_by
+    from decoder2vec.analysis.sweep import best_by
 
     best = best_by(result.rows, "template", "attention", "pooling", "head")[:count]
     rows = [

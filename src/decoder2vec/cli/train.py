@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import Device, split_names
-from decoder2vec.cli.show import bars, say, table
-from decoder2vec.cli.targets import check_target, write_json
-from decoder2vec.cli.training_watch import TrainingWatch
+from decoder2vec.cli.output import TrainingWatch, bars, say, table
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.storage import check_target, write_json
 
 if TYPE_CHECKING:
-    from decoder2vec.backbone.load import Backbone
+    from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.plan import Plan
     from decoder2vec.training.run import Outcome
@@ -266,7 +265,7 @@ def _given_files(folder: Path, learned: dict[str, str | None], dev: list[str], t
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    from decoder2vec.folder import check_free, is_encoder
+    from decoder2vec.encoder import check_free, is_encoder
 
     if is_encoder(out) and not overwrite:
         raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")

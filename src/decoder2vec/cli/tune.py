@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Columns, Device, open_encoder, split_names
-from decoder2vec.cli.show import say, table
-from decoder2vec.cli.targets import check_target, write_json
+from decoder2vec.cli.output import say, table
 from decoder2vec.errors import InputError
+from decoder2vec.storage import check_target, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.search.index import Index
@@ -43,7 +43,7 @@ def tune(
 
 
 def _learn(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
-    from decoder2vec.search.pair_head import PairHead
+    from decoder2vec.search.rerank import PairHead
     from decoder2vec.text.files import read_pairs
 
     pairs = read_pairs(file, columns)
@@ -53,7 +53,7 @@ def _learn(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
 
 
 def _fuse(opened: Index, queries: Path, judgements: Path, json_file: Path | None) -> None:
-    from decoder2vec.search.tune import read_judgements, read_queries, tune
+    from decoder2vec.search.tuning import read_judgements, read_queries, tune
 
     asked, judged = read_queries(queries), read_judgements(judgements)
     say(f"searching for {len(asked)} queries")

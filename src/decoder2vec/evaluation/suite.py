@@ -1,12 +1,9 @@
-"""Every task for one encoder: each text embedded once for all of them, every finished task kept at once.
-
-A result file holds one encoder. Run again, it takes over the tasks whose data, protocol, prompts and encoder have not
-changed, and adds the others.
-"""
+"""What a result file says about the encoder and what it costs, for anything with `encode`."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,17 +13,124 @@ from typing import Any
 
 import numpy as np
 
+from decoder2vec.config import fingerprint
+from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.description import describe, fingerprint_of, peak_megabytes
-from decoder2vec.evaluation.prompts import Way, way_for
-from decoder2vec.evaluation.sts import CanEncode
+from decoder2vec.evaluation.similarity import CanEncode
 from decoder2vec.evaluation.tasks.layout import TUNING
 from decoder2vec.evaluation.tasks.task import Role, Task, Vectors, finds_by_words, spread
-from decoder2vec.evaluation.vectors import VectorCache, token_count
-from decoder2vec.evaluation.versions import versions
-from decoder2vec.places import whole_file
-from decoder2vec.spec import fingerprint
-from decoder2vec.text.overlap import Hashes, overlapping
+from decoder2vec.evaluation.vector_cache import VectorCache, token_count
+from decoder2vec.storage import versions, whole_file
+from decoder2vec.text.data_check import Hashes, overlapping
+
+
+def describe(encoder: object, name: str) -> dict[str, Any]:
+    """Name, fingerprint, kind, dimensions, parameters and layers, as far as the encoder can tell."""
+    spec: Any = getattr(encoder, "spec", None)
+    described = {
+        "name": name or type(encoder).__name__,
+        "fingerprint": fingerprint_of(encoder),
+        "kind": kind_of(encoder),
+        "dim": _number(encoder, "dim") or _number(encoder, "get_embedding_dimension"),
+        "parameters": parameters_of(encoder),
+        "layers": _layers(encoder),
+    }
+    return {**described, "spec": spec.to_json()} if hasattr(spec, "to_json") else described
+
+
+def kind_of(encoder: object) -> str:
+    """One word for tables: bm25, random, static, sentence-transformers, decoder2vec, or the name of its class."""
+    own = "decoder2vec" if isinstance(encoder, Encoder) else type(encoder).__name__
+    return str(getattr(encoder, "kind", None) or own)
+
+
+def fingerprint_of(encoder: object) -> str | None:
+    """Names the embedding space, if the encoder has a name for it."""
+    found = getattr(encoder, "fingerprint", None)
+    return found if isinstance(found, str) else None
+
+
+def parameters_of(encoder: object) -> int | None:
+    """All weights that are loaded: those of the model, an adapter and a head."""
+    backbone = getattr(encoder, "backbone", None)
+    if backbone is None:
+        own: Any = getattr(encoder, "parameters", None)
+        count = sum(weight.numel() for weight in own()) if callable(own) else own
+        return count if isinstance(count, int) else None
+    head = getattr(encoder, "head", None)
+    parts = (
+        getattr(backbone, "model", None),
+        getattr(backbone, "adapter", None),
+        *(vars(head) if head else {}).values(),
+    )
+    weights: dict[int, int] = {
+        id(weight): weight.numel() for part in parts for weight in _weights(part)
+    }  # an adapter may share some
+    return sum(weights.values())
+
+
+def peak_megabytes() -> float:
+    """The most memory that was held at once so far: on the GPU if there is one, else by the process."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return round(torch.cuda.max_memory_allocated() / 2**20, 1)
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0.0
+    unit = 2**20 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
+
+
+def _weights(part: object) -> list[Any]:
+    found = getattr(part, "parameters", None)
+    return list(found()) if callable(found) else []
+
+
+def _layers(encoder: object) -> int | None:
+    """How many blocks run: those up to the highest layer that is read."""
+    readings = getattr(getattr(encoder, "spec", None), "readings", None)
+    return max(reading.layer for reading in readings) if readings else _number(encoder, "layers")
+
+
+def _number(encoder: object, name: str) -> int | None:
+    found = getattr(encoder, name, None)
+    found = found() if callable(found) else found
+    return found if isinstance(found, int) else None
+
+
+_ROLES: dict[Role, tuple[str, ...]] = {"plain": (), "query": ("query",), "document": ("document", "passage", "corpus")}
+
+
+@dataclass(frozen=True)
+class Way:
+    """How some texts are encoded. Equal ways give equal vectors for equal texts."""
+
+    prompt: str = ""
+    method: str = "encode"
+
+    def of(self, encoder: CanEncode) -> Callable[[list[str]], Any]:
+        """A function from texts to vectors."""
+        encode = getattr(encoder, self.method)
+        return (lambda texts: encode(texts, prompt=self.prompt)) if self.prompt else encode
+
+
+def way_for(encoder: CanEncode, task: Task, role: Role, prompts: Mapping[str, str] | None = None) -> Way:
+    """The first prompt that is there: for the task and role, the task, the kind and role, the kind, the role.
+
+    `prompts` come before those of the encoder. One that has methods for queries and documents, but no list of prompts,
+    is asked by these methods.
+    """
+    own = getattr(encoder, "prompts", None)
+    known = {**(own if isinstance(own, Mapping) else {}), **(prompts or {})}
+    names = (f"{task.name}-{role}", task.name, f"{task.kind}-{role}", task.kind, *_ROLES[role])
+    prompt = next((known[name] for name in names if name in known), None)
+    if prompt is not None:
+        return Way(prompt)
+    method = f"encode_{role}"
+    return Way(method=method) if not isinstance(own, Mapping) and hasattr(encoder, method) else Way()
+
 
 FOUR = ("retrieval", "sts", "clustering", "classification")
 """The families that the soft-prompt paper's Table 1 averages."""

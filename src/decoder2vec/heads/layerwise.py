@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,11 +17,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from decoder2vec.errors import InputError
+from decoder2vec.config import Reading
+from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.pair import PairHead
-from decoder2vec.places import whole_file
+from decoder2vec.storage import whole_file
 
 Vectors = NDArray[np.float32]
 
@@ -179,3 +181,36 @@ def _exact(device: torch.device) -> torch.device:
 def _all_cosines(left: list[Tensor], right: list[Tensor]) -> Tensor:
     """Cosines of all rows with all rows: [block, n, m]."""
     return torch.cat([a @ b.transpose(1, 2) for a, b in zip(left, right, strict=True)]).float()
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One row per reading, and what they make together."""
+
+    score: float
+    """Between 0 and 1."""
+    similarity: float
+    """Before calibration."""
+    readings: tuple[Reading, ...]
+    cosines: tuple[float, ...]
+    contributions: tuple[float, ...]
+    """Under the head "sum" they add up to the similarity, under "gated" to the similarity - 1; under "each" they are
+    the layers' own scores; under "mlp": what the similarity would lose if the layer only repeated the others."""
+
+
+def explain_pair(head: Any, readings: Sequence[Reading], vectors: Any) -> Explanation:
+    """The explanation of two embeddings of a layerwise encoder."""
+    if not isinstance(head, LayerwiseHead) or head.cut is not None or head.net.spec.mixing != "none":
+        raise UnsupportedError(
+            "Only an encoder with a block for each layer can explain a pair; train one: `d2v train`."
+        )
+    left, right = torch.from_numpy(vectors[:1]), torch.from_numpy(vectors[1:])
+    cosines, contributions = head.contributions(left, right)
+    similarity = head.similarity_pairwise(left, right)
+    return Explanation(
+        float(head.calibration(similarity)[0]),
+        float(similarity[0]),
+        tuple(readings),
+        tuple(cosines[0].tolist()),
+        tuple(contributions[0].tolist()),
+    )

@@ -8,14 +8,14 @@ from enum import Enum
 
 from torch import nn
 
-from decoder2vec.backbone.direction import parse_attention
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.attention import parse_attention
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.text.template import Template
 
 

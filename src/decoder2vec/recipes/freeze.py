@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.heads.codes import MIXINGS, CodeSpec
+from decoder2vec.heads.codes import MIXINGS, CodeSpec, spread
 from decoder2vec.heads.pair import PAIR_HEADS
-from decoder2vec.maths.layerwise import spread
 from decoder2vec.maths.losses import LOSSES
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.spec import DEFAULT_MAX_LENGTH, Reading
-from decoder2vec.text.changes import CHANGES
+from decoder2vec.text.augmentation import CHANGES
 from decoder2vec.text.template import Template
 
 PRETRAININGS = ("none", "autoencoder", "snli", "contrastive")

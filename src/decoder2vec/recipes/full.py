@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from decoder2vec.backbone.layers import find_blocks, keep_first
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import find_blocks, keep_first
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.recipes.schedule import Schedule

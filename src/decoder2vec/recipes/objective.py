@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.maths.objectives import PAIR_OBJECTIVES
+from decoder2vec.maths.losses import PAIR_OBJECTIVES
 
 STYLES = ("mask", "bert")
 FILLS = ("none", "random")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from decoder2vec.adapters.soft_prompt import OUTPUTS, PLACES, SoftPrompt
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.recipes.adapting import Adapting, Reads
 from decoder2vec.recipes.schedule import Schedule

@@ -1,28 +1,145 @@
-"""An index: documents go in with `add`, and come out again by what they say with `search`."""
+"""Which store an index lies in: a folder or a database."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.encoder import Encoder
+import numpy as np
+
+from decoder2vec.config import from_table, to_table
+from decoder2vec.encoder import Encoder, is_encoder
 from decoder2vec.errors import InputError, StoreError, unknown_name
-from decoder2vec.folder import is_encoder
-from decoder2vec.search.chunks import Chunking
-from decoder2vec.search.documents import Document, Skipped
+from decoder2vec.search.chunks import Chunking, Measure, measure_of
+from decoder2vec.search.documents import Document, Skipped, problem
 from decoder2vec.search.hybrid import Found, Fusion
-from decoder2vec.search.indexing import Changes, put_documents
-from decoder2vec.search.opening import open_store
 from decoder2vec.search.ranking import Rankings
 from decoder2vec.search.rerank import Reranker
 from decoder2vec.search.snippets import Snippet, snippets
-from decoder2vec.search.space import Space, vectors_of
-from decoder2vec.search.store import Filter, Store, Vectors
-from decoder2vec.search.verification import verify
-from decoder2vec.tables import from_table, to_table
+from decoder2vec.search.store import Chunk, Filter, Space, Store, Vectors, vectors_of
+
+
+def open_store(place: str | Path) -> Store:
+    """The store at a folder, or in a database at `postgresql://host/database#name`."""
+    if str(place).startswith(("postgresql://", "postgres://")):
+        from decoder2vec.search.postgres_store import PostgresStore
+
+        return PostgresStore(str(place))
+    if "://" in str(place):
+        raise InputError(f"{place} is no place for an index; give a folder or postgresql://host/database#name.")
+    from decoder2vec.search.lance_store import LanceStore
+
+    return LanceStore(Path(place))
+
+
+_AT_ONCE = 1000
+
+
+def verify(store: Store, dim: int) -> None:
+    """Every document is there once and whole, with a sound vector for each chunk; an error names what is not."""
+    keys, vectors = store.vectors()
+    if len(set(keys)) != len(keys):
+        twice = sorted(key for key in set(keys) if keys.count(key) > 1)
+        raise StoreError(f"The index holds {len(twice)} chunks twice, such as {twice[0]!r}; make it again.")
+    if vectors.shape != (len(keys), dim) or not np.isfinite(vectors).all():
+        raise StoreError("The index holds vectors that are damaged; make it again.")
+    documents: dict[str, list[Chunk]] = {}
+    for begin in range(0, len(keys), _AT_ONCE):
+        for chunk in store.chunks(keys[begin : begin + _AT_ONCE]).values():
+            documents.setdefault(chunk.document, []).append(chunk)
+    for name, chunks in documents.items():
+        if sorted(chunk.number for chunk in chunks) != list(range(chunks[0].total)):
+            raise StoreError(f"The index holds {name!r} in part only; delete it and index it again.")
+        if len({chunk.digest for chunk in chunks}) > 1:
+            raise StoreError(f"The index holds old and new parts of {name!r}; delete it and index it again.")
+    if sum(map(len, documents.values())) != len(keys):
+        raise StoreError("The index holds chunks that cannot be found by their keys; make it again.")
+
+
+_BATCH = 64
+"""Chunks that are encoded and stored together, at least: what a kill can lose."""
+
+
+@dataclass
+class Changes:
+    """What became of the documents so far."""
+
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    chunks: int = 0
+    """Chunks that were encoded."""
+
+    @property
+    def seen(self) -> int:
+        """Documents that were looked at."""
+        return self.added + self.updated + self.unchanged + len(self.skipped)
+
+
+def put_documents(
+    store: Store,
+    encoder: Any,
+    chunking: Chunking,
+    documents: Iterable[Document | Skipped],
+    progress: Callable[[Changes], object] = lambda _: None,
+) -> Changes:
+    """Store what is new or has changed; `progress` is called after every batch."""
+    changes = Changes()
+    with store.writing():
+        known = store.documents()
+        for batch in _batches(_wanted(documents, known, changes), chunking, measure_of(encoder)):
+            vectors = vectors_of(encoder, [chunk.text for chunk in batch], "document")
+            names = {chunk.document for chunk in batch}
+            old = names & known.keys()
+            store.put(batch, np.asarray(vectors), replace=bool(old))
+            changes.updated += len(old)
+            changes.added += len(names - old)
+            changes.chunks += len(batch)
+            progress(changes)
+    progress(changes)
+    return changes
+
+
+def _wanted(
+    documents: Iterable[Document | Skipped], known: dict[str, str], changes: Changes
+) -> Iterator[tuple[Document, str]]:
+    """Documents to be stored, with their digests; the others are counted."""
+    seen: set[str] = set()
+    for document in documents:
+        if isinstance(document, Skipped):
+            changes.skipped.append(document)
+        elif document.id in seen:
+            changes.skipped.append(Skipped(document.id, "another document has the same id; the first is kept"))
+        elif reason := problem(document):
+            changes.skipped.append(Skipped(document.id, reason))
+        else:
+            seen.add(document.id)
+            digest = document.digest()
+            if known.get(document.id) == digest:
+                changes.unchanged += 1
+            else:
+                yield document, digest
+
+
+def _batches(documents: Iterable[tuple[Document, str]], chunking: Chunking, measure: Measure) -> Iterator[list[Chunk]]:
+    """Chunks of whole documents: the parts of one are never stored apart."""
+    batch: list[Chunk] = []
+    for document, digest in documents:
+        pieces = chunking.cut(document.text, measure)
+        batch += [
+            Chunk(document.id, number, len(pieces), piece, document.metadata, digest)
+            for number, piece in enumerate(pieces)
+        ]
+        if len(batch) >= _BATCH:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
 
 MODES = ("dense", "lexical", "hybrid")
 _FORMAT = 1

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.errors import InputError, MissingExtraError, StoreError
-from decoder2vec.places import whole_file
 from decoder2vec.search.store import Chunk, Filter, Vectors, wanted_tags
+from decoder2vec.storage import whole_file
 
 _HEADER = "index.json"
 _TABLE = "chunks"

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.errors import InputError, MissingExtraError, StoreError
-from decoder2vec.places import cache_root
 from decoder2vec.search.store import Chunk, Filter, Vectors, wanted_tags
+from decoder2vec.storage import cache_root
 
 _OPERATORS = {"cosine": "<=>", "dot": "<#>", "euclidean": "<->"}
 _CLASSES = {"cosine": "halfvec_cosine_ops", "dot": "halfvec_ip_ops", "euclidean": "halfvec_l2_ops"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decoder2vec.search.dense import Dense
+from decoder2vec.search.ranking import Dense
 from decoder2vec.search.store import Vectors
 from decoder2vec.text.bm25 import words_of
 from decoder2vec.text.sentences import sentence_spans

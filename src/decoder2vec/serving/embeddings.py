@@ -10,12 +10,10 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from decoder2vec.serving.batcher import Vectors
-from decoder2vec.serving.clients import unless_gone
-from decoder2vec.serving.models import Served
-from decoder2vec.serving.problems import PROBLEMS, Problem
-from decoder2vec.serving.service import Service, service_of
-from decoder2vec.serving.token_ids import texts_of
+from decoder2vec.serving.api_errors import PROBLEMS, Problem
+from decoder2vec.serving.batcher import Vectors, unless_gone
+from decoder2vec.serving.service import Served, Service, service_of
+from decoder2vec.serving.tokens import texts_of
 from decoder2vec.serving.vectors import Key
 
 router = APIRouter(responses=PROBLEMS)

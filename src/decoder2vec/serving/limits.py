@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decoder2vec.errors import InputError
-from decoder2vec.serving.problems import Problem
+from decoder2vec.serving.api_errors import Problem
 
 _HOLDERS = 10_000
 """Holders whose rates are remembered; there are only as many as there are keys."""

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from decoder2vec.serving.vectors import Vectors
+from decoder2vec.serving.vectors import CachedVectors
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -16,7 +16,7 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 class _QueueNumbers(Collector):
     """Reads the queue and the cache when it is asked, so that they need not know of metrics."""
 
-    def __init__(self, vectors: Vectors) -> None:
+    def __init__(self, vectors: CachedVectors) -> None:
         self._vectors = vectors
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
@@ -39,7 +39,7 @@ class _QueueNumbers(Collector):
 class Metrics:
     """Requests by route and status, and how long they took; the queue and the cache."""
 
-    def __init__(self, vectors: Vectors) -> None:
+    def __init__(self, vectors: CachedVectors) -> None:
         self._registry = CollectorRegistry()
         self._registry.register(_QueueNumbers(vectors))
         self._requests = Counter(

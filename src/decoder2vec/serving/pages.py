@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from decoder2vec.serving.problems import PROBLEMS, Problem
+from decoder2vec.serving.api_errors import PROBLEMS, Problem
 from decoder2vec.serving.service import service_of
 
 PAGE = Path(__file__).parent / "page"

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.serving.batcher import Batcher
-from decoder2vec.serving.batcher import Vectors as Array
+from decoder2vec.serving.batcher import Batcher, Vectors
 
 _ENTRY = 300
 """Bytes that a vector takes in memory beside its numbers."""
@@ -34,13 +33,13 @@ class Cache:
 
     def __init__(self, megabytes: float) -> None:
         self._room = int(megabytes * 2**20)
-        self._vectors: OrderedDict[bytes, Array] = OrderedDict()
+        self._vectors: OrderedDict[bytes, Vectors] = OrderedDict()
         self._lock = threading.Lock()
         self.bytes = 0
         self.hits = 0
         self.misses = 0
 
-    def get(self, key: Key, text: str) -> Array | None:
+    def get(self, key: Key, text: str) -> Vectors | None:
         """The vector of a text, if it is remembered."""
         if not self._room:
             return None
@@ -54,7 +53,7 @@ class Cache:
                 self._vectors.move_to_end(name)
         return found
 
-    def put(self, key: Key, text: str, vector: Array) -> None:
+    def put(self, key: Key, text: str, vector: Vectors) -> None:
         """Remember a vector, in place of those not used for longest."""
         if not self._room:
             return
@@ -73,25 +72,25 @@ class Cache:
 class _Asked:
     """An answer of which a part is known."""
 
-    known: list[Array | None]
+    known: list[Vectors | None]
     missing: list[int]
-    future: Future[Array] | None
+    future: Future[Vectors] | None
 
 
-class Vectors:
+class CachedVectors:
     """Vectors for whoever asks, in a coroutine or in a thread."""
 
     def __init__(self, batcher: Batcher, cache: Cache) -> None:
         self.batcher, self.cache = batcher, cache
 
-    async def of(self, key: Key, texts: Sequence[str], sizes: Sequence[int], *, admitted: bool = False) -> Array:
+    async def of(self, key: Key, texts: Sequence[str], sizes: Sequence[int], *, admitted: bool = False) -> Vectors:
         """[n, dim] vectors of n texts, one or more, of so many tokens each."""
         asked = self._ask(key, texts, sizes, admitted)
         if asked.future is None:
             return self._answer(key, texts, asked, None)
         return self._answer(key, texts, asked, await asyncio.wrap_future(asked.future))
 
-    def wait_for(self, key: Key, texts: Sequence[str], sizes: Sequence[int]) -> Array:
+    def wait_for(self, key: Key, texts: Sequence[str], sizes: Sequence[int]) -> Vectors:
         """The same for a thread, on behalf of a request that was let in."""
         asked = self._ask(key, texts, sizes, True)
         return self._answer(key, texts, asked, asked.future.result() if asked.future else None)
@@ -104,7 +103,7 @@ class Vectors:
         parts = [texts[place] for place in missing], [sizes[place] for place in missing]
         return _Asked(known, missing, self.batcher.submit(key, *parts, admitted=admitted))
 
-    def _answer(self, key: Key, texts: Sequence[str], asked: _Asked, found: Any) -> Array:
+    def _answer(self, key: Key, texts: Sequence[str], asked: _Asked, found: Any) -> Vectors:
         if found is not None:
             if not np.isfinite(found).all():
                 raise UnsupportedError("The encoder gave numbers that are not finite; load it in float32.")
@@ -114,7 +113,7 @@ class Vectors:
         return np.stack([vector for vector in asked.known if vector is not None])
 
 
-def _size(vector: Array) -> int:
+def _size(vector: Vectors) -> int:
     return vector.nbytes + _ENTRY
 
 

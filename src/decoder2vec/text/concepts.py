@@ -1,21 +1,204 @@
-"""Words and phrases that matter in a field and are rare elsewhere: what to mask when a model shall learn the field.
-
-A concept is one to four words, lower-cased, with one space between; `concept_words` says what a word is.
-"""
+"""Words and the phrases made of them: where they stand in a text, and how often in many."""
 
 from __future__ import annotations
 
+import csv
 import math
-from collections.abc import Container, Iterable, Mapping
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.places import whole_file
-from decoder2vec.text.concept_graph import ConceptGraph
-from decoder2vec.text.concept_words import LONGEST, ConceptCounts, concept_name, count_concepts, word_runs
+from decoder2vec.storage import whole_file
 from decoder2vec.text.files import read_rows
+
+LONGEST = 4
+"""Words of the longest phrase that is counted; longer ones hardly ever come twice."""
+
+Word = tuple[str, int, int]
+"""The word in its plain form, and where it begins and ends in the text as it was given."""
+
+# What may stand between two words of one phrase. A hyphen parts words, so "dose-response", "dose–response" and
+# "dose response" are one concept, as in ConceptNet, and "state-of-the-art" is four words. Any other sign ends the
+# phrase: "cell membrane" does not stand in "in the cell. Membrane proteins".
+_BETWEEN = re.compile(r"\s+|[-\u2010\u2011\u2013]")
+
+
+@dataclass(frozen=True)
+class ConceptCounts:
+    """How often each phrase occurs in a corpus."""
+
+    counts: Counter[str]
+    words: int
+    """Words of the corpus, against which a count must be seen."""
+
+
+def count_concepts(texts: Iterable[str], longest: int = LONGEST, among: Container[str] | None = None) -> ConceptCounts:
+    """Count the phrases of 1 to `longest` words, also where they overlap; only those `among` some if given.
+
+    Without `among` every phrase of the corpus is kept in memory, which is many times more than its words.
+    """
+    if isinstance(texts, str):
+        raise InputError("A corpus is many texts, not one string; give a list of texts or read_texts(file).")
+    if longest < 1:
+        raise InputError(f"Phrases of at most {longest} words are none; give 1 or more.")
+    counts: Counter[str] = Counter()
+    words = 0
+    for text in texts:
+        for run in word_runs(text):
+            plain = [word for word, _, _ in run]
+            words += len(plain)
+            for length in range(1, min(longest, len(plain)) + 1):
+                phrases = map(" ".join, zip(*(plain[start:] for start in range(length)), strict=False))
+                counts.update(phrases if among is None else filter(among.__contains__, phrases))
+    return ConceptCounts(counts, words)
+
+
+def concept_name(text: str) -> str | None:
+    """The one form in which a concept is kept: plain words with a space between; None if other signs are in it."""
+    run = next(word_runs(text), None)
+    if run is None or (run[0][1], run[-1][2]) != (len(text) - len(text.lstrip()), len(text.rstrip())):
+        return None
+    return " ".join(word for word, _, _ in run)
+
+
+def word_runs(text: str) -> Iterator[list[Word]]:
+    """The words of a text, in runs within which a phrase may stand.
+
+    Words are found in the text as it is and made plain one by one: to lower the whole text first would move the
+    places behind a letter such as "İ", which becomes two.
+    """
+    run: list[Word] = []
+    end = 0
+    for match in _word().finditer(text):
+        between = text[end : match.start()]
+        if run and between != " " and not _BETWEEN.fullmatch(between):  # nearly always a space: quicker to ask first
+            yield run
+            run = []
+        start, end = match.span()
+        run.append((_plain(match.group()), start, end))
+    if run:
+        yield run
+
+
+def _plain(word: str) -> str:
+    """Lower-cased, and the same whether an accent is written as part of the letter or behind it."""
+    lower = word.lower()
+    return lower if lower.isascii() else unicodedata.normalize("NFC", lower).replace("’", "'")
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """Letters and digits of any script, with the marks that belong to them.
+
+    An apostrophe or underscore between letters is part of the word: "don't", "alzheimer's" and "snake_case" are one
+    word each, as no one wants the "t" or the "case" of them; the price is that "cell's" is not the word "cell".
+    Scripts without spaces come out as one long word: cut such texts into words first.
+    """
+    # Python's \w knows no combining marks, but Hindi vowels and decomposed accents are such; no script has any beyond
+    # this range. Two more signs join or part letters within a Persian or Hindi word.
+    marks = "".join(sign for sign in map(chr, range(0x300, 0x20000)) if unicodedata.category(sign).startswith("M"))
+    marks += "\u200c\u200d"
+    # The look ahead is for speed: the class of marks is a long one, and most words end before a space.
+    return re.compile(rf"[^\W_]+(?:['’_][^\W_]+|(?=[^\x00-\u02ff])[{marks}]+[^\W_]*)*+")
+
+
+@dataclass(frozen=True)
+class ConceptGraph:
+    """An undirected graph; edges have no weight and no kind."""
+
+    neighbours: Mapping[str, Set[str]]
+    """Of every concept, those it has an edge with."""
+
+    @classmethod
+    def from_edges(cls, edges: Iterable[tuple[str, str]]) -> ConceptGraph:
+        """The graph of these pairs of names; a pair that comes twice is one edge, a name with itself is none."""
+        known: dict[str, str] = {}
+        neighbours: dict[str, set[str]] = {}
+        for edge in edges:
+            left, right = (_concept(name, known) for name in edge)
+            ends = neighbours.setdefault(left, set()), neighbours.setdefault(right, set())
+            if left != right:
+                ends[0].add(right)
+                ends[1].add(left)
+        return cls(neighbours)
+
+    @classmethod
+    def read(cls, path: str | Path, language: str = "en") -> ConceptGraph:
+        """The graph of a file, plain or gzipped: two names a line, parted by a tab or comma, and no header.
+
+        ConceptNet's own file of assertions is read as it is; of nodes such as /c/en/heart_attack/n those in another
+        language are left out.
+        """
+        graph = cls.from_edges(_edges(path, language))
+        if not graph.neighbours:
+            raise DataFileError(f"{path} holds no edge between two concepts in the language {language!r}.")
+        return graph
+
+    def degree(self, concept: str) -> int:
+        """With how many others a concept has an edge."""
+        return len(self.neighbours.get(concept, ()))
+
+    def within(self, seeds: Iterable[str], hops: int) -> set[str]:
+        """The seeds and all that can be reached from any of them over at most so many edges."""
+        if hops < 0:
+            raise InputError(f"{hops} hops cannot be made; give 0 or more.")
+        reached = set(seeds)
+        newest = reached
+        for _ in range(hops):
+            newest = {other for concept in newest for other in self.neighbours.get(concept, ())} - reached
+            if not newest:
+                break
+            reached |= newest
+        return reached
+
+
+def _concept(name: str, known: dict[str, str]) -> str:
+    """The concept of a name, worked out and stored only once; big graphs say each name many times.
+
+    A name with other signs than words in it is found in no text, but paths may lead over it.
+    """
+    if name not in known:
+        spaced = " ".join(name.replace("_", " ").split())
+        concept = concept_name(spaced) or spaced.lower()
+        known[name] = known.setdefault(concept, concept)
+    return known[name]
+
+
+def _edges(path: str | Path, language: str) -> Iterator[tuple[str, str]]:
+    for number, row in read_rows(path, "txt"):
+        line = row["text"]
+        if not line.strip():
+            continue
+        fields = _fields(line)
+        if len(fields) == 5 and fields[1].startswith("/r/"):  # ConceptNet: assertion, relation, start, end, details
+            fields = fields[2:4]
+        if len(fields) != 2 or not all(field.strip(" _") for field in fields):
+            raise DataFileError(f"{path}, line {number}: an edge is two names parted by a tab or comma.")
+        left, right = (_name(field, language) for field in fields)
+        if left and right:
+            yield left, right
+
+
+def _fields(line: str) -> list[str]:
+    if "\t" in line:
+        return line.split("\t")
+    try:
+        return next(csv.reader([line], skipinitialspace=True))
+    except csv.Error:  # no table at all: a line too long to be one
+        return []
+
+
+def _name(field: str, language: str) -> str:
+    """The name in a node; empty if it is in another language, or no word at all, such as a link to another graph."""
+    if not field.startswith("/c/"):
+        return "" if field.startswith(("http://", "https://")) else field
+    own, _, rest = field.removeprefix("/c/").partition("/")
+    return rest.split("/")[0] if own == language else ""
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,16 @@ import csv
 import gzip
 import json
 import math
+import re
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, NamedTuple, TextIO
+
+import numpy as np
 
 from decoder2vec.errors import DataFileError
 
@@ -221,3 +224,168 @@ def _kind(path: Path) -> str:
 
 def _stem(path: Path) -> str:
     return path.name.removesuffix(".gz").rsplit(".", 1)[0]
+
+
+Kind = Literal["records", "scored pairs", "inferences", "pairs", "triplets", "labelled texts", "plain texts"]
+
+
+class DataRow(NamedTuple):
+    """One row. Rows that say the same differ in nothing but the line."""
+
+    line: int
+    first: str
+    beside: tuple[str, ...] = ()
+    """The positives of an anchor, or the other text of a pair."""
+    against: tuple[str, ...] = ()
+    """The negatives that are there; blank ones are left out, for that is how a table says that there is none."""
+    mark: str = ""
+    """Its label or score as written."""
+
+    def texts(self) -> tuple[str, ...]:
+        """Every text of the row."""
+        return (self.first, *self.beside, *self.against)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of texts, read."""
+
+    source: Path
+    kind: Kind
+    columns: tuple[str, ...]
+    rows: list[DataRow]
+
+    def texts(self) -> Iterator[str]:
+        """Every text of every row, as often as it stands there."""
+        return (text for row in self.rows for text in row.texts())
+
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """The two sides of every pair that a row puts together, be it to draw them together or apart."""
+        both = [(row.first, other) for row in self.rows for other in row.texts()[1:]]
+        return [left for left, _ in both], [right for _, right in both]
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Which columns make which kind of data."""
+
+    kind: Kind
+    first: str
+    beside: str = ""
+    mark: str = ""
+    against: tuple[str, ...] = ()
+
+    def needed(self) -> list[str]:
+        """The columns without which it is not this kind; a record does well without a label."""
+        names = [self.first, self.beside, "" if self.kind == "records" else self.mark]
+        return [name for name in names if name]
+
+
+_LAYOUTS = (  # the first that fits is taken
+    _Layout("records", "description", "pos", "label", ("neg",)),
+    _Layout("scored pairs", "sentence1", "sentence2", "score"),
+    _Layout("inferences", "premise", "hypothesis", "label"),
+    _Layout("pairs", "anchor", "positive"),
+    _Layout("labelled texts", "text", mark="label"),
+    _Layout("labelled texts", "sentence", mark="label"),
+    _Layout("plain texts", "text"),
+    _Layout("plain texts", "sentence"),
+)
+_NEGATIVE = re.compile(r"negative(_\d+)?")
+
+
+def read_data(source: str | Path) -> DataFile:
+    """All rows of a file, and the kind of data that its columns make; in JSONL a field may also hold several texts."""
+    found = list(read_rows(source))
+    if not found:
+        raise DataFileError(f"{source} holds no usable row.")
+    columns = tuple(dict.fromkeys(name for _, fields in found for name in fields))
+    layout = _layout(source, columns)
+    rows = [_row(line, fields, layout, source) for line, fields in found]
+    return DataFile(Path(source), layout.kind, columns, rows)
+
+
+def _layout(source: str | Path, columns: Sequence[str]) -> _Layout:
+    fitting = [layout for layout in _LAYOUTS if set(layout.needed()) <= set(columns)]
+    if not fitting:
+        wanted = "; ".join(", ".join(layout.needed()) for layout in _LAYOUTS)
+        raise DataFileError(f"{source} has the columns {', '.join(columns)}; rename them to one of: {wanted}.")
+    negatives = tuple(name for name in columns if _NEGATIVE.fullmatch(name))
+    if fitting[0].kind == "pairs" and negatives:
+        return replace(fitting[0], kind="triplets", against=negatives)
+    return fitting[0]
+
+
+def _row(line: int, fields: dict[str, Any], layout: _Layout, source: str | Path) -> DataRow:
+    where = f"{source}, line {line}"
+    first = fields.get(layout.first)
+    if not isinstance(first, str):
+        raise _refused(where, layout.first, first, "a text")
+    beside = _texts(where, layout.beside, fields.get(layout.beside)) if layout.beside else ()
+    against = [
+        text
+        for name in layout.against
+        if fields.get(name) is not None
+        for text in _texts(where, name, fields[name])
+        if text.strip()
+    ]
+    mark = fields.get(layout.mark)
+    if mark is None and layout.mark not in layout.needed():
+        mark = ""
+    if not isinstance(mark, str | int | float):
+        raise _refused(where, layout.mark, mark, "a word or number")
+    return DataRow(line, first, beside, tuple(against), str(mark))
+
+
+def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
+    several = value if isinstance(value, list) else [value]
+    for text in several:
+        if not isinstance(text, str):
+            raise _refused(where, name, text, "a text")
+    return tuple(several)
+
+
+def _refused(where: str, name: str, value: Any, wanted: str) -> DataFileError:
+    found = "missing" if value is None else type(value).__name__
+    return DataFileError(f"{where}: {name} is {found}, not {wanted}.")
+
+
+@dataclass(frozen=True)
+class Triples:
+    """Rows of anchor, positive and hard negative."""
+
+    name: str
+    rows: list[tuple[str, str, str]]
+    left_out: int = 0
+    """Rows that do not hold three different texts: they say the same about every layer, or nothing."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def drawn(self, count: int, seed: int) -> Triples:
+        """So many of them by chance, in an order made by chance; all of them where there are fewer."""
+        order = np.random.default_rng(seed).permutation(len(self.rows))[:count]
+        return Triples(self.name, [self.rows[number] for number in order], self.left_out)
+
+    def texts(self) -> list[str]:
+        """Every different text."""
+        return list(dict.fromkeys(text for row in self.rows for text in row))
+
+
+def read_triples(source: str | Path) -> Triples:
+    """Columns anchor, positive, negative, or records; of several positives or negatives the first is taken."""
+    file = read_data(source)
+    if file.kind not in ("triplets", "records"):
+        raise DataFileError(f"{source} holds {file.kind}; give triples: columns anchor, positive and negative.")
+    rows = [triple for row in file.rows if (triple := _triple(row))]
+    if not rows:
+        raise DataFileError(f"{source} has no row of three different texts: anchor, positive and negative.")
+    return Triples(file.source.name.split(".")[0], rows, len(file.rows) - len(rows))
+
+
+def _triple(row: DataRow) -> tuple[str, str, str] | None:
+    positive = next((text for text in row.beside if text.strip()), "")
+    negative = next(iter(row.against), "")
+    triple = (row.first, positive, negative)
+    whole = all(text.strip() for text in triple) and len(set(triple)) == 3
+    return triple if whole else None

@@ -15,17 +15,15 @@ import torch
 from torch import nn
 
 from decoder2vec.activations.extract import Progress, check_texts
-from decoder2vec.backbone.checkpointing import checkpointed_blocks
-from decoder2vec.backbone.compiling import CompiledBlocks
-from decoder2vec.backbone.direction import parse_attention
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.attention import parse_attention
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.training_modes import CompiledBlocks, checkpointed_blocks
+from decoder2vec.config import EncoderSpec, Reading, fingerprint, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
+from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.recipes.adapting import Adapting
-from decoder2vec.sharing.transformers_folder import write_model
-from decoder2vec.spec import EncoderSpec, Reading, fingerprint
-from decoder2vec.tables import to_table
 from decoder2vec.text.files import Pairs
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from decoder2vec.errors import InputError
-from decoder2vec.places import whole_file
+from decoder2vec.storage import whole_file
 
 _SAVE_EVERY = 10.0
 """Seconds between checkpoints: what a kill can cost, where they are quickly written."""

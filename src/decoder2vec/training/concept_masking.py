@@ -10,11 +10,10 @@ from collections.abc import Sequence
 
 import torch
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.recipes.objective import Masking
 from decoder2vec.text.concepts import ConceptSet
-from decoder2vec.text.spans import token_places
-from decoder2vec.text.tokens import Prompt
+from decoder2vec.text.tokens import Prompt, token_places
 from decoder2vec.training.masking import Hidden, RandomMasking
 
 Occurrence = list[int]

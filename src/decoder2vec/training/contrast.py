@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.text.files import Pairs
-from decoder2vec.text.rows import DataRow, read_data
+from decoder2vec.text.files import DataRow, Pairs, read_data
 
 Numbers = NDArray[np.intp]
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.concepts import ConceptSet
+from decoder2vec.text.data_check import overlapping, pair_hashes
 from decoder2vec.text.files import CALL_IT_TEXT, PAIR_COLUMNS, Pairs, read_columns, read_pairs, read_texts
-from decoder2vec.text.overlap import overlapping, pair_hashes
 from decoder2vec.training.contrast import Contrast, read_contrast
 
 log = logging.getLogger(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from decoder2vec.text.changes import full_stop_pairs
+from decoder2vec.text.augmentation import full_stop_pairs
 
 EXAMPLES: tuple[tuple[str, str, float, float], ...] = (
     ("Not 'hiding the ball' on Russia: Obama", "Obama says he's not 'hiding the ball' on Russia", 0.88, 0.21),

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import with_settings
 from decoder2vec.errors import InputError
-from decoder2vec.tables import with_settings
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Watch
 from decoder2vec.training.plan import Plan

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.objective import Masking
 

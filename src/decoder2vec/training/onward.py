@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.backbone.builtin import Say
-from decoder2vec.backbone.four_bit import FOUR_BIT
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.encoder import Encoder
+from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
+from decoder2vec.backbone.sources import Say
+from decoder2vec.encoder import Encoder, is_encoder
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.folder import is_encoder
-from decoder2vec.places import cache_root, whole_folder
-from decoder2vec.sharing.transformers_folder import write_model
+from decoder2vec.export.transformers import write_model
+from decoder2vec.storage import cache_root, whole_folder
 
 
 def start_from(

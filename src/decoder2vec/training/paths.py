@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.prefix_kv import Memory, prefix_memory
 from decoder2vec.adapters.soft_prompt import SoftPrompt
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
-from decoder2vec.backbone.load import Backbone
 from decoder2vec.backbone.machine import batch_overhead, training_budget
+from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.recipes.adapting import Adapting, Reads
-from decoder2vec.spec import Reading
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.processes import gather, own_part

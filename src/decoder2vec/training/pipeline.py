@@ -10,18 +10,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.backbone.builtin import Say
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.encoder import Encoder
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.sources import Say
+from decoder2vec.config import fingerprint, to_table
+from decoder2vec.encoder import Encoder, check_free, is_encoder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
-from decoder2vec.folder import check_free, is_encoder
-from decoder2vec.places import cache_root, whole_file
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.kv_prefix import PrefixTuning
 from decoder2vec.recipes.registry import recipes
 from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-from decoder2vec.spec import fingerprint
-from decoder2vec.tables import to_table
+from decoder2vec.storage import cache_root, whole_file
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.onward import called, start_from
 from decoder2vec.training.plan import Plan, plan_of, read_table

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from decoder2vec.config import from_table, override, to_table
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.recipes.freeze import EMBEDDING, Freeze
 from decoder2vec.recipes.objective import FROM_TEXTS
 from decoder2vec.recipes.registry import recipe_named, recipes
-from decoder2vec.tables import from_table, override, to_table
 from decoder2vec.training.data import DataFiles, TrainingData
 
 Recipe = Freeze | Adapting

@@ -14,15 +14,14 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.activations.extract import Progress
-from decoder2vec.backbone.load import Backbone
-from decoder2vec.backbone.size import trained_share
-from decoder2vec.encoder import Encoder
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.blocks import trained_share
+from decoder2vec.config import EncoderSpec, Reading
+from decoder2vec.encoder import Encoder, check_free, is_encoder
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.versions import versions
-from decoder2vec.folder import check_free, is_encoder
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.spec import EncoderSpec, Reading
-from decoder2vec.text.overlap import SEEN_FILE
+from decoder2vec.storage import versions
+from decoder2vec.text.data_check import SEEN_FILE
 from decoder2vec.training.adapting import AdapterTraining, reading_and_lesson
 from decoder2vec.training.card import write_card
 from decoder2vec.training.data import TrainingData

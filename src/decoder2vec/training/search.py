@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import with_settings
 from decoder2vec.errors import InputError, MissingExtraError, UnknownNameError
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.tables import with_settings
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.frozen.training import FreezeTraining
 from decoder2vec.training.loop import Watch

@@ -20,7 +20,7 @@ from decoder2vec.evaluation.tasks.task import (
     spread,
     text_rows,
 )
-from decoder2vec.maths.decisions import average_precision, average_precision_interval, best_accuracy, best_f1
+from decoder2vec.maths.metrics import average_precision, average_precision_interval, best_accuracy, best_f1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ import numpy as np
 
 from decoder2vec.activations.store import text_key
 from decoder2vec.errors import DataFileError
-from decoder2vec.evaluation.tasks.beir import read_beir
-from decoder2vec.evaluation.tasks.retrieval import ranking_outcome
+from decoder2vec.evaluation.tasks.retrieval import ranking_outcome, read_beir
 from decoder2vec.evaluation.tasks.task import SEED, Outcome, Role, Task, Vectors, different, limited, spread
 from decoder2vec.maths.ranking import ranking_scores, ranks_of
 from decoder2vec.text.files import read_rows

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
+from decoder2vec.config import fingerprint
 from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.similarity import Matrix, similarities, similarity_table
-from decoder2vec.spec import fingerprint
 from decoder2vec.text.files import read_rows
 
 Role = Literal["plain", "query", "document"]

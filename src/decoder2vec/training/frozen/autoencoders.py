@@ -8,9 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decoder2vec.activations.table import LatentTable
-from decoder2vec.heads.codes import CodeNet, CodeSpec
-from decoder2vec.maths.layerwise import LayerwiseMLP
+from decoder2vec.activations.latent_table import LatentTable
+from decoder2vec.heads.codes import CodeNet, CodeSpec, LayerwiseMLP
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows, Task

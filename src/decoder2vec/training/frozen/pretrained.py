@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from decoder2vec.heads.codes import CodeNet
-from decoder2vec.places import whole_file
+from decoder2vec.storage import whole_file
 
 
 def save_state(net: CodeNet, file: Path, note: dict[str, Any], *, with_head: bool) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from decoder2vec.backbone.size import trained_share
+from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder2vec.activations.table import LatentTable
+from decoder2vec.activations.latent_table import LatentTable
+from decoder2vec.config import Reading
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.spec import Reading
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import random_pairs, stop_pairs

@@ -11,13 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from decoder2vec.activations.table import LatentTable
+from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.errors import InputError
-from decoder2vec.heads.codes import CodeNet
-from decoder2vec.maths.layerwise import LayerwiseLinear
-from decoder2vec.maths.losses import LOSSES
+from decoder2vec.heads.codes import CodeNet, LayerwiseLinear
+from decoder2vec.maths.losses import LOSSES, info_nce
 from decoder2vec.maths.metrics import METRICS
-from decoder2vec.maths.objectives import info_nce
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.text.files import Pairs
 from decoder2vec.training.data import NLI_LABELS, TrainingData

@@ -12,20 +12,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from decoder2vec.activations.extract import Progress
-from decoder2vec.activations.reader import Reader
-from decoder2vec.activations.table import LatentTable
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.activations.extract import Progress, Reader
+from decoder2vec.activations.latent_table import LatentTable
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import fingerprint, to_table
 from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.heads.pair import SumHead
 from decoder2vec.maths.metrics import METRICS
-from decoder2vec.places import pretrained_root
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.spec import fingerprint
-from decoder2vec.tables import to_table
-from decoder2vec.text.changes import changed_pairs
+from decoder2vec.storage import pretrained_root
+from decoder2vec.text.augmentation import changed_pairs
 from decoder2vec.text.template import Template
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import extra_texts

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder2vec.backbone.dropout import attention_dropout
+from decoder2vec.backbone.training_modes import attention_dropout
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.maths.objectives import info_nce, matryoshka
+from decoder2vec.maths.losses import info_nce, matryoshka
 from decoder2vec.recipes.adapting import Adapting, Reads
 from decoder2vec.training import processes
 from decoder2vec.training.data import TrainingData

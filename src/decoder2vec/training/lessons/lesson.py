@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 from torch import Tensor, nn
 
-from decoder2vec.backbone.load import Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.data import TrainingData

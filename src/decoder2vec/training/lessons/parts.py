@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.machine import steady_attention
-from decoder2vec.spec import Reading
+from decoder2vec.config import Reading
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training import processes

@@ -16,11 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.restoration import RestorationScore, score
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.text.batches import plan
-from decoder2vec.text.punctuation import NO_LABEL, Edit, EditVocabulary, attached_words, clear, edits, excerpts
-from decoder2vec.text.spans import token_places
+from decoder2vec.text.punctuation import (
+    NO_LABEL,
+    Edit,
+    EditVocabulary,
+    RestorationScore,
+    attached_words,
+    clear,
+    edits,
+    excerpts,
+    score,
+)
+from decoder2vec.text.tokens import token_places
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.corpus import FEWEST, CorpusLesson, check_reads_tokens
 from decoder2vec.training.lessons.lesson import Classroom, Loss

@@ -13,14 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoder2vec.backbone.direction import check_prefix_attention, parse_attention
+from decoder2vec.backbone.attention import check_prefix_attention, parse_attention, prefix_attention
 from decoder2vec.backbone.lm_head import LanguageHead
-from decoder2vec.backbone.masks import prefix_attention
 from decoder2vec.errors import InputError
-from decoder2vec.maths.restoration import RestorationScore, score
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.text.batches import plan
-from decoder2vec.text.punctuation import attached_words, clear
+from decoder2vec.text.punctuation import RestorationScore, attached_words, clear, score
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.lesson import Classroom, Loss

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decoder2vec.maths.objectives import PAIR_OBJECTIVES
+from decoder2vec.maths.losses import PAIR_OBJECTIVES
 from decoder2vec.training.lessons.contrast import ContrastLesson
 from decoder2vec.training.lessons.dropout import DropoutLesson
 from decoder2vec.training.lessons.lesson import Lesson

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.objectives import PAIR_OBJECTIVES, matryoshka
+from decoder2vec.maths.losses import PAIR_OBJECTIVES, matryoshka
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss

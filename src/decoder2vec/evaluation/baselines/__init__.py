@@ -1,1 +1,0 @@
-"""What every table should stand beside: BM25, sentence-transformers, static embeddings, chance."""

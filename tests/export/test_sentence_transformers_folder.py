@@ -1,0 +1,240 @@
+"""Folders for sentence-transformers: read by it in a fresh process they give the encoder's own vectors."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoTokenizer
+
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import BackboneError, InputError, UnknownNameError, UnsupportedError
+from decoder2vec.export import fresh_process
+from decoder2vec.export import sentence_transformers as sentence_transformers_folder
+from decoder2vec.export.formats import export
+from decoder2vec.export.fresh_process import TOLERANCE
+from decoder2vec.export.sentence_transformers import write_folder
+
+
+def content(folder, file):
+    return json.loads((folder / file).read_text(encoding="utf-8"))
+
+
+def test_every_folder_gives_the_vectors_of_its_encoder(off_by, encoders):
+    assert len(encoders) > 20
+    assert {name: off for name, off in off_by.items() if name in encoders and not off < 1e-5} == {}
+
+
+def test_every_broken_folder_is_noticed(off_by, encoders):
+    bad = {name: off for name, off in off_by.items() if name not in encoders}
+    assert len(bad) == 10
+    assert {name: off for name, off in bad.items() if off <= TOLERANCE} == {}
+
+
+def test_the_older_dialect_is_written(folders):
+    """What servers and older versions know: class paths, and a flag for each pooling beside the name."""
+    modules = content(folders["whiten"], "modules.json")
+    names = ("Transformer", "Pooling", "Dense", "Normalize")
+    assert [module["type"] for module in modules] == [f"sentence_transformers.models.{name}" for name in names]
+    assert [module["path"] for module in modules] == ["", "1_Pooling", "2_Dense", "3_Normalize"]
+    pooling = content(folders["weightedmean"], "1_Pooling/config.json")
+    flags = {key: value for key, value in pooling.items() if key.startswith("pooling_mode_")}
+    assert len(flags) == 6 and [key for key, value in flags.items() if value] == ["pooling_mode_weightedmean_tokens"]
+    assert pooling["pooling_mode"] == "weightedmean" and pooling["word_embedding_dimension"] == 32
+    assert content(folders["short"], "sentence_bert_config.json")["max_seq_length"] == 7
+    assert content(folders["lasttoken"], "config_sentence_transformers.json")["similarity_fn_name"] == "dot"
+
+
+def test_the_model_is_cut_to_what_is_read(folders):
+    assert content(folders["cut"], "config.json")["num_hidden_layers"] == 2
+    assert not [name for name in load_file(folders["cut"] / "model.safetensors") if "layers.2." in name]
+
+
+def test_direction_is_in_the_config_and_old_versions_are_kept_away(folders):
+    assert content(folders["bidirectional"], "config.json")["is_causal"] is False
+    needs = content(folders["bidirectional"], "config_sentence_transformers.json")["requirements"]
+    assert needs["transformers"]["specifier"] == ">=5.2" and "direction" in needs["transformers"]["reason"]
+    assert "requirements" not in content(folders["mean"], "config_sentence_transformers.json")
+
+
+def test_lora_is_merged_on_a_copy(with_lora, tmp_path):
+    encoder = with_lora("tiny-llama", pooling="lasttoken")
+    before, fingerprint = encoder.encode(["A dog runs."]), encoder.fingerprint
+    write_folder(encoder, tmp_path)
+    assert not [name for name in load_file(tmp_path / "model.safetensors") if "lora" in name or "base_layer" in name]
+    assert (encoder.encode(["A dog runs."]) == before).all() and encoder.fingerprint == fingerprint
+    bare = Encoder(encoder.backbone.with_adapter(None), encoder.spec).encode(["A dog runs."])
+    assert abs(bare - before).max() > 0.1
+
+
+def test_tokenizers_pad_on_the_right_and_know_no_chat(folders):
+    for name in ("max", "chat model", "forgotten bos"):
+        tokenizer = AutoTokenizer.from_pretrained(folders[name])
+        batch = tokenizer(["A dog runs.", "no"], padding=True)
+        assert set(batch) == {"input_ids", "attention_mask"}
+        assert [row[0] for row in batch["attention_mask"]] == [1, 1] and batch["attention_mask"][1][-1] == 0
+        assert tokenizer.chat_template is None
+    assert AutoTokenizer.from_pretrained(folders["forgotten bos"])("no")["input_ids"][0] == 1
+
+
+def test_prompts_stand_before_queries_and_documents_too(folders):
+    """There encode_query and encode_document would otherwise put nothing before a text."""
+    settings = content(folders["prompts"], "config_sentence_transformers.json")
+    assert settings["default_prompt_name"] == "default_"
+    assert settings["prompts"] == {
+        "query": "Find. About: ",
+        "passage": "Read. About: ",
+        "other": "Else: ",
+        "default": "D About: ",
+        "document": "Read. About: ",
+        "default_": "About: ",
+    }
+    assert content(folders["mean"], "config_sentence_transformers.json")["default_prompt_name"] is None
+    assert content(folders["template, mean"], "1_Pooling/config.json")["include_prompt"] is False
+
+
+def test_no_place_on_this_disk_is_told(folders, own_cache):
+    for folder in folders.values():
+        for file in folder.rglob("*.*"):
+            if file.suffix in (".json", ".md"):
+                text = file.read_text(encoding="utf-8")
+                assert own_cache not in text and str(folder.parent) not in text, file
+
+
+def test_the_card_says_what_it_is_and_its_example_runs(folders):
+    card = (folders["template"] / "README.md").read_text(encoding="utf-8")
+    _, front, body = card.split("---\n", 2)
+    for line in ("base_model: tiny-llama", "library_name: sentence-transformers", "pipeline_tag: sentence-similarity"):
+        assert line in front.splitlines()
+    assert "- sentence-transformers" in front and "Retrieve semantically similar text" in body
+    assert "base_model" not in (folders["chat model"] / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", body, re.S)
+    names = {}
+    exec(code.replace("this folder", str(folders["template"])), names)
+    assert names["vectors"].shape == (2, 32)
+    assert names["model"].max_seq_length == 256 and list(names["model"][0].modality_config) == ["text"]
+
+
+REFUSED = {
+    "goes on after the text": {"template": "prompteol"},
+    "holds the text 2 times": {"template": "echo"},
+    "reads 2 vectors of a text": {"layer": [2, 3]},
+    "Pooling has no 'sum'": {"pooling": "sum"},
+    "on_overflow='chunk'": {"on_overflow": "chunk"},
+    "on_overflow='error'": {"on_overflow": "error"},
+    "layer 0 is below the first block": {"layer": 0},
+    "normed=True": {"layer": 2, "normed": False},
+    "weightedmean counts positions": {"template": "Sentence:\n{text}", "pooling": "weightedmean"},
+    "not the same before 'dog'": {"template": "Sentence: {text}"},
+    "cannot be left out of 'max'": {"prompts": {"query": "Find: "}, "pooling": "max"},
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_a_folder_cannot_hold_is_refused_with_the_reason(reason, made_of, tmp_path):
+    with pytest.raises(UnsupportedError, match=re.escape(reason)) as error:
+        export(made_of(**REFUSED[reason]), "sentence-transformers", tmp_path / "out")
+    assert str(error.value).count(". ") == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"model": "tiny-gpt2", "pooling": "lasttoken", "normalize": True},  # its norm also centres
+        {"pooling": "mean", "normalize": True},  # tokens are rescaled before they are averaged
+        {"pooling": "lasttoken"},  # the length is part of the vector
+    ],
+)
+def test_a_state_before_the_norm_is_refused_where_the_norm_would_change_it(choices, made_of, tmp_path):
+    with pytest.raises(UnsupportedError, match="before the model's final norm"):
+        write_folder(made_of(**choices, layer=2, normed=False), tmp_path)
+
+
+def test_a_model_without_a_final_norm_needs_none(made_of, odd_folder, tmp_path):
+    """Old variants of OPT; both readings of the last layer are the same there."""
+    folder = odd_folder("tiny-opt")
+    config = content(folder, "config.json") | {"_remove_final_layer_norm": True}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    encoder = made_of(folder, normed=False)
+    write_folder(encoder, tmp_path)
+    ids = encoder.tokenizer("A dog runs.", return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        expected = AutoModel.from_pretrained(tmp_path)(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
+    assert abs(encoder.encode("A dog runs.") - expected).max() < 1e-5
+
+
+def test_adapters_beside_the_tokens_are_refused(made_of, tmp_path):
+    from decoder2vec.adapters.kv_prefix import KeyValuePrefix
+    from decoder2vec.adapters.soft_prompt import SoftPrompt
+
+    plain = made_of()
+    for kind in (SoftPrompt, KeyValuePrefix):
+        adapted = plain.backbone.with_adapter(kind.start(plain.backbone, 3))
+        with pytest.raises(UnsupportedError, match=kind.kind):
+            export(Encoder(adapted, plain.spec), "sentence-transformers", tmp_path / "out")
+
+
+def test_a_layerwise_head_is_refused(made_of, tmp_path):
+    from decoder2vec.heads.codes import CodeNet, CodeSpec
+    from decoder2vec.heads.layerwise import LayerwiseHead
+
+    plain = made_of()
+    head = LayerwiseHead(CodeNet(CodeSpec(dim=32, widths=(8,))))
+    with pytest.raises(UnsupportedError, match="layerwise head"):
+        export(Encoder(plain.backbone, plain.spec, head), "sentence-transformers", tmp_path / "out")
+
+
+def test_sixteen_bits_are_refused(tmp_path):
+    encoder = Encoder.from_pretrained("tiny-llama", template="plain", normed=True, device="cpu", dtype="bfloat16")
+    with pytest.raises(UnsupportedError, match="dtype='float32'"):
+        export(encoder, "sentence-transformers", tmp_path / "out")
+
+
+def test_a_tokenizer_without_anything_to_pad_with_is_refused(made_of, odd_folder, tmp_path):
+    with pytest.raises(UnsupportedError, match="neither a pad token nor an end token"):
+        write_folder(made_of(odd_folder("tiny-gpt2", eos_token=None)), tmp_path)
+
+
+def test_a_tokenizer_that_spells_differently_when_read_again_is_refused(made_of, odd_folder, tmp_path, monkeypatch):
+    """The faulty way: the BOS that we put before a text is left to a tokenizer that does not know of it."""
+    monkeypatch.setattr("decoder2vec.export.tokenizer._add_bos", lambda tokenizer: None)
+    with pytest.raises(UnsupportedError, match="spells 'no' as"):
+        write_folder(made_of(odd_folder("tiny-gemma3_text", {"post_processor": None})), tmp_path)
+
+
+def test_a_folder_with_other_vectors_does_not_stay(made_of, tmp_path, monkeypatch):
+    for off in (0.01, float("inf"), float("nan")):
+        monkeypatch.setattr(sentence_transformers_folder, "differences", lambda pairs, off=off: [off])
+        with pytest.raises(BackboneError, match="off by"):
+            export(made_of(), "sentence-transformers", tmp_path / "out")
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_read_does_not_stay_either(made_of, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "sentence_transformers.py").write_text("raise ImportError('is_causal needs more')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    with pytest.raises(BackboneError, match=r"cannot read what was written.*is_causal needs more"):
+        export(made_of(), "sentence-transformers", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+def test_without_sentence_transformers_the_folder_is_not_checked(made_of, tmp_path, monkeypatch):
+    monkeypatch.setattr(fresh_process, "find_spec", lambda name: None)
+    said = export(made_of(), "sentence-transformers", tmp_path / "out")
+    assert said == "Transformer + Pooling; not checked, since sentence-transformers is not installed"
+    assert (tmp_path / "out" / "modules.json").is_file()
+
+
+def test_other_formats_and_folders_in_use_are_refused(made_of, tmp_path):
+    with pytest.raises(UnknownNameError, match="sentence-transformers"):
+        export(made_of(), "sentence_transformer", tmp_path / "out")
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(InputError, match="choose another folder"):
+        export(made_of(), "sentence-transformers", tmp_path)
+    with pytest.raises(InputError, match="not the folder of a saved encoder"):
+        export(tmp_path, "peft", tmp_path / "out")

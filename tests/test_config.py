@@ -1,0 +1,199 @@
+"""Tables of a TOML file to dataclasses and back."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass, field
+
+import pytest
+
+from decoder2vec.config import from_table, override, to_table
+from decoder2vec.errors import InputError
+from decoder2vec.recipes.freeze import Freeze, Source
+from decoder2vec.recipes.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Wheel:
+    size: int = 26
+    tyre: str = "slick"
+
+
+@dataclass(frozen=True)
+class Bike:
+    name: str = "bike"
+    gears: int = 3
+    weight: float = 9.5
+    bell: bool = False
+    colours: tuple[str, ...] = ()
+    saddle: int | float = 1
+    route: str | tuple[int, ...] = "all"
+    rear: Wheel = field(default_factory=Wheel)
+    wheels: tuple[Wheel, ...] = (Wheel(),)
+
+
+FULL = """
+name = "racer"
+gears = 22
+weight = 7
+bell = true
+colours = ["red", "blue"]
+saddle = 0.5
+route = [1, 2, -1]
+
+[rear]
+size = 28
+
+[[wheels]]
+size = 20
+
+[[wheels]]
+tyre = "studded"
+"""
+
+
+def test_a_table_becomes_a_dataclass():
+    expected = Bike(
+        name="racer",
+        gears=22,
+        weight=7.0,
+        bell=True,
+        colours=("red", "blue"),
+        saddle=0.5,
+        route=(1, 2, -1),
+        rear=Wheel(28),
+        wheels=(Wheel(20), Wheel(tyre="studded")),
+    )
+    found = from_table(Bike, tomllib.loads(FULL))
+    assert found == expected
+    assert isinstance(found.weight, float)
+
+
+def test_what_a_table_does_not_say_is_the_default():
+    assert from_table(Bike, {}) == Bike()
+    assert from_table(Bike, {"rear": {}}) == Bike()
+
+
+@pytest.mark.parametrize("settings", [Bike(), from_table(Bike, tomllib.loads(FULL))])
+def test_there_and_back_through_json(settings):
+    assert from_table(Bike, json.loads(json.dumps(to_table(settings)))) == settings
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Freeze(),
+        Freeze(
+            latents=(Source("prompteol", "mean", (0, 3, -1), True), Source(layers="0.5:1.0")),
+            widths=(0.25, 512, 1.0),
+            hidden=0,
+            pretrain="none",
+            training=Schedule(epochs=3, rate=0.1),
+            changes=("identical", "case"),
+        ),
+    ],
+)
+def test_a_recipe_survives_the_way_through_json(recipe):
+    again = from_table(Freeze, json.loads(json.dumps(to_table(recipe))))
+    assert again == recipe
+    assert [type(width) for width in again.widths] == [type(width) for width in recipe.widths]
+
+
+@pytest.mark.parametrize(
+    ("table", "field_name", "expected"),
+    [
+        ({"colours": "red"}, "colours", ("red",)),
+        ({"route": 3}, "route", (3,)),
+        ({"route": "1:2"}, "route", "1:2"),
+        ({"saddle": 2}, "saddle", 2),
+        ({"wheels": {"size": 3}}, "wheels", (Wheel(3),)),
+    ],
+)
+def test_one_value_stands_for_a_list_of_one(table, field_name, expected):
+    found = getattr(from_table(Bike, table), field_name)
+    assert found == expected
+    assert type(found) is type(expected)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"gear": 3}, "Unknown setting 'gear'. Did you mean gears"),
+        ({"rear": {"sise": 3}}, r"Unknown setting in \[rear\] 'sise'. Did you mean size"),
+        ({"wheels": [{"size": 1}, {"colour": 3}]}, r"Unknown setting in \[wheels\] 'colour'"),
+    ],
+)
+def test_an_unknown_key_is_named_with_the_nearest(table, message):
+    with pytest.raises(InputError, match=message):
+        from_table(Bike, table)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"gears": 2.5}, "gears must be a whole number, not 2.5"),
+        ({"gears": "two"}, "gears must be a whole number, not 'two'"),
+        ({"gears": True}, "gears must be a whole number, not True"),
+        ({"weight": "light"}, "weight must be a number, not 'light'"),
+        ({"weight": False}, "weight must be a number, not False"),
+        ({"bell": 1}, "bell must be true or false, not 1"),
+        ({"name": 5}, "name must be a text, not 5"),
+        ({"colours": ["red", 5]}, "colours must be a text, not 5"),
+        ({"saddle": True}, "saddle must be a number, not True"),
+        ({"saddle": "high"}, "saddle must be a number, not 'high'"),
+        ({"route": [1, "x"]}, "route must be a whole number, not 'x'"),
+        ({"rear": 28}, "rear must be a table, not 28"),
+        ({"rear": {"size": "big"}}, "rear.size must be a whole number, not 'big'"),
+        ({"wheels": [5]}, "wheels must be a table, not 5"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(table, message):
+    with pytest.raises(InputError, match=message):
+        from_table(Bike, table)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "expected"),
+    [
+        ("gears=7", {"gears": 7}),
+        ("weight=1e-3", {"weight": 1e-3}),
+        ("bell=true", {"bell": True}),
+        ("name=racer", {"name": "racer"}),
+        ('name="7"', {"name": "7"}),
+        ("name=a=b", {"name": "a=b"}),
+        ("name=", {"name": ""}),
+        ("colours=['red', \"blue\"]", {"colours": ["red", "blue"]}),
+        ("route=0.67:1.0", {"route": "0.67:1.0"}),
+        ("saddle = 0.5", {"saddle": 0.5}),
+        ("rear.size=28", {"rear": {"size": 28}}),
+        ("a.b.c=1", {"a": {"b": {"c": 1}}}),
+    ],
+)
+def test_an_assignment_is_read_as_toml_or_as_a_bare_word(assignment, expected):
+    assert override({}, [assignment]) == expected
+
+
+def test_assignments_change_what_they_name_and_the_last_one_wins():
+    table = {"name": "racer", "rear": {"size": 28, "tyre": "slick"}}
+    found = override(table, ["rear.size=20", "gears=1", "gears=2"])
+    assert found == {"name": "racer", "rear": {"size": 20, "tyre": "slick"}, "gears": 2}
+
+
+@pytest.mark.parametrize("assignment", ["gears", "", "gears 7"])
+def test_what_is_no_assignment_is_refused(assignment):
+    with pytest.raises(InputError, match="not of the form key=value"):
+        override({}, [assignment])
+
+
+@pytest.mark.parametrize(
+    ("table", "assignment"), [({"gears": 3}, "gears.low=1"), ({"wheels": [{"size": 20}]}, "wheels.size=3")]
+)
+def test_a_setting_of_something_that_is_no_table_is_refused(table, assignment):
+    with pytest.raises(InputError, match="not a table"):
+        override(table, [assignment])
+
+
+def test_a_part_given_in_part_keeps_the_rest_of_the_fields_own_default():
+    assert from_table(Freeze, {"training": {"epochs": 2}}).training == Schedule(epochs=2, rate=3e-4)
+    assert from_table(Freeze, {"pretraining": {"rate": 0.5}}).pretraining == Schedule(epochs=6, batch=256, rate=0.5)
