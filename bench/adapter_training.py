@@ -24,7 +24,7 @@ def plain_loop(backbone, prompts):
     """Pad everything to the longest text, one pass, last token."""
     from decoder2vec.text.batches import collate
 
-    batch = collate(prompts, backbone.pad_id).to(backbone.device)
+    batch = collate(prompts, backbone.pad_token_id).to(backbone.device)
     rows = torch.arange(len(prompts), device=backbone.device)
 
     def vectors(model):
@@ -63,7 +63,7 @@ def step_of(way, backbone, prompts):
         path = Path(token_part(adapted, prompts, reading), [1] * len(prompts), backbone, 0)
 
     def step():
-        with adapted.adapter_on():
+        with adapted.adapter_enabled():
             loss(path(range(len(prompts)))).backward()
 
     return step

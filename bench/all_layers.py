@@ -43,7 +43,7 @@ def hidden_states(backbone: Backbone, texts: list[str]) -> list[torch.Tensor]:
     prompts = extractor.tokeniser(texts).prompts
     rows = []
     for numbers in plan([len(prompt.ids) for prompt in prompts], extractor.budget):
-        batch = collate([prompts[number] for number in numbers], backbone.pad_id)
+        batch = collate([prompts[number] for number in numbers], backbone.pad_token_id)
         states = backbone.model(batch.ids, attention_mask=batch.mask, use_cache=False, output_hidden_states=True)
         mask = batch.mask.unsqueeze(-1)
         rows.append(torch.stack([(s * mask).sum(1) / mask.sum(1) for s in states.hidden_states], 1))

@@ -27,7 +27,7 @@ def main() -> None:
         extractor = Extractor(backbone, every)
         peak = gemm_flops(backbone.device, torch.float32)
         seconds = best_seconds(lambda extractor=extractor, texts=texts: extractor(texts))
-        tokens = extractor.tally.tokens / 3
+        tokens = extractor.stats.tokens / 3
         share = tokens * flops_per_token(backbone) / seconds / peak
         rows.append(
             (
@@ -36,7 +36,7 @@ def main() -> None:
                 round(tokens / seconds),
                 f"{peak / 1e9:.0f}",
                 f"{share:.0%}",
-                f"{extractor.tally.padding:.1%}",
+                f"{extractor.stats.padding:.1%}",
             )
         )
     columns = ("texts", "tokens each", "tokens/s", "GEMM GFLOP/s", "share of GEMM", "padding")

@@ -51,11 +51,11 @@ def main() -> None:
             extractor = Extractor(backbone, [Reading(layer, "mean") for layer in layers])
             extractor(corpus[:2000])
             seconds = best_seconds(lambda extractor=extractor, corpus=corpus: extractor(corpus))
-            extractor.tally.tokens = extractor.tally.padded_tokens = 0
+            extractor.stats.tokens = extractor.stats.padded_tokens = 0
             extractor(corpus)
-            rate = extractor.tally.tokens / seconds
+            rate = extractor.stats.tokens / seconds
             share = rate * per_token / peak
-            padding = f"{extractor.tally.padding:.1%}"
+            padding = f"{extractor.stats.padding:.1%}"
             rows.append((words, name, round(rate), f"{share:.1%}", padding))
     columns = ("words", "layers", "tokens/s", "share of peak", "padding")
     report("gpu_throughput", columns, rows, dtype=str(backbone.dtype), peak_tflops=round(peak / 1e12))

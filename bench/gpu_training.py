@@ -42,7 +42,7 @@ def tokens_per_second(recipe, data, backbone, steps):
     training._dev_score = lambda *_: 0.0  # looks at dev are not what is measured
     marks = []
 
-    def watch(note):
+    def on_progress(note):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         marks.append(time.perf_counter())
@@ -50,7 +50,7 @@ def tokens_per_second(recipe, data, backbone, steps):
             raise Enough
 
     with suppress(Enough):
-        training.run(0, watch=watch)
+        training.run(0, on_progress=on_progress)
     tokens = sum(len(training.prompts[training.place[text]].ids) for text in data.contrast.texts)
     per_step = recipe.training.batch * tokens / len(data.contrast)
     return per_step * steps / (marks[-1] - marks[WARM_UP - 1])
@@ -60,7 +60,7 @@ def main() -> None:
     from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.recipes.adapting import ReadAs
     from decoder2vec.recipes.lora import LoraTuning
-    from decoder2vec.text.files import Pairs
+    from decoder2vec.text.files import ScoredPairs
     from decoder2vec.training.contrast import Contrast, Example
     from decoder2vec.training.data import TrainingData
 
@@ -70,7 +70,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     arguments = parser.parse_args()
     backbone = Backbone.load(arguments.backbone)
-    dev = Pairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
+    dev = ScoredPairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
     rows = []
     for batch in map(int, arguments.batches.split(",")):
         count = batch * (WARM_UP + arguments.steps)

@@ -45,9 +45,9 @@ def app_of(way: str, kind: str, model: str):
     encoder = Encoder.from_pretrained(model, template=KINDS[kind])
     if way == "served":
         from decoder2vec.serving.app import create_app
-        from decoder2vec.serving.service import Offer
+        from decoder2vec.serving.service import ServerConfig
 
-        return create_app(Offer(encoder, cache_megabytes=0))
+        return create_app(ServerConfig(encoder, cache_megabytes=0))
     app, lock = FastAPI(), threading.Lock()
 
     def answer(text: str) -> dict[str, object]:

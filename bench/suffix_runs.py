@@ -39,7 +39,7 @@ def seconds_of(way, epochs, arguments, backbone, data):
 
 def main() -> None:
     from decoder2vec.backbone.backbone import Backbone
-    from decoder2vec.text.files import Pairs
+    from decoder2vec.text.files import ScoredPairs
     from decoder2vec.training.contrast import Contrast, Example
     from decoder2vec.training.data import TrainingData
 
@@ -51,7 +51,7 @@ def main() -> None:
     backbone = Backbone.load(arguments.backbone)
     texts = texts_like_nli(3 * arguments.triplets)
     triplets = [Example(*texts[3 * n : 3 * n + 2], (texts[3 * n + 2],), n) for n in range(arguments.triplets)]
-    dev = Pairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
+    dev = ScoredPairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
     data = TrainingData(None, (dev,), contrast=Contrast.of(triplets))
     rows = []
     for epochs in (1, 4):

@@ -85,13 +85,13 @@ def all_logits_step(backbone, texts):
     """Ours, with every state through the head: what only masked positions save."""
     from decoder2vec.training.lessons import masked
 
-    plain = masked.LanguageHead.__call__
+    plain = masked.LMHead.__call__
 
     def every(self, states):
         # the states of all tokens, five for each masked one at a rate of 20 %
         return plain(self, states.repeat_interleave(5, dim=0))[::5]
 
-    masked.LanguageHead.__call__ = every
+    masked.LMHead.__call__ = every
     return our_step("mntp", backbone, texts)
 
 

@@ -54,12 +54,12 @@ def train(count: int) -> float:
     optimizer = torch.optim.AdamW(net.parameters(), fused=True)
     peaks, running = [private_megabytes()], True
 
-    def watch() -> None:
+    def on_progress() -> None:
         while running:
             peaks.append(private_megabytes())
             time.sleep(0.01)
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=on_progress)
     watcher.start()
     for begin in range(0, count, 128):
         optimizer.zero_grad()

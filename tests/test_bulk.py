@@ -14,7 +14,7 @@ from decoder2vec.bulk import embed_texts
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 TEXTS = [
     "A man plays a guitar.",
@@ -199,10 +199,10 @@ def test_a_stop_between_vectors_and_their_note_never_pairs_texts_with_others_vec
     def stop_at_the_note(target):
         if target.name == "00000000.json":
             raise KeyboardInterrupt
-        return whole_file(target)
+        return atomic_file(target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(bulk, "whole_file", stop_at_the_note)
+        patch.setattr(bulk, "atomic_file", stop_at_the_note)
         embed_texts(make(backbone), b, out)
     embed_texts(make(backbone), a, out)
     assert np.allclose(read(out)[1], make(backbone).encode(a), atol=1e-5)

@@ -23,7 +23,7 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import BackboneError, Decoder2VecError, InputError
+from decoder2vec.errors import BackboneError, Decoder2VecError, EncoderError, InputError
 from decoder2vec.heads.standardise import Head
 
 TEXTS = [
@@ -362,8 +362,8 @@ def test_the_tally_adds_up_over_calls(backbone):
     encoder = encoder_of(backbone)
     encoder.encode(TEXTS)
     encoder.encode("one more")
-    assert encoder.tally.texts == len(set(TEXTS)) + 1
-    assert encoder.tally.tokens > 0
+    assert encoder.stats.texts == len(set(TEXTS)) + 1
+    assert encoder.stats.tokens > 0
 
 
 def test_the_vectors_of_a_bfloat16_model_are_float32():
@@ -582,7 +582,7 @@ def test_a_choice_of_a_later_version_is_refused(backbone, tmp_path):
     description = json.loads(file.read_text())
     description["spec"]["magic"] = 7
     file.write_text(json.dumps(description))
-    with pytest.raises(InputError, match="magic"):
+    with pytest.raises(EncoderError, match="magic"):
         Encoder.load(tmp_path / "saved")
 
 

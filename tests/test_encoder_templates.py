@@ -86,7 +86,7 @@ def test_texts_are_counted_once_whatever_the_number_of_templates(make):
     encoder, plain = make(), make(PLAIN)
     for each in (encoder, plain):
         each.encode(TEXTS)
-    assert encoder.tally.texts == plain.tally.texts
+    assert encoder.stats.texts == plain.stats.texts
 
 
 def test_a_template_is_part_of_the_name_of_the_space(make):

@@ -35,7 +35,7 @@ def main() -> None:
         started = time.perf_counter()
         encoder.encode(texts)  # the vectors come back to the host, so a GPU has finished
         taken.append(time.perf_counter() - started)
-    tokens = encoder.tally.tokens
+    tokens = encoder.stats.tokens
     on_gpu = encoder.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     model = encoder.backbone.model

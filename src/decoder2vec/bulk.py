@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 _SHARD = 512
 
@@ -46,7 +46,7 @@ def embed_texts(
         _shard(encoder, shard, parts, owner, number, normalize)
         total, number = total + len(shard), number + 1
         progress(len(shard))
-    with whole_file(out) as temporary:
+    with atomic_file(out) as temporary:
         write(temporary, (_read(parts, n) for n in range(number)), total, encoder.dim)
     shutil.rmtree(parts, ignore_errors=True)
     return total
@@ -77,9 +77,9 @@ def _shard(encoder: Encoder, texts: list[str], parts: Path, owner: str, number: 
     parts.mkdir(parents=True, exist_ok=True)
     (parts / "encoder").write_text(owner, encoding="utf-8")
     note.unlink(missing_ok=True)  # a stop between the two files below must not leave old texts beside new vectors
-    with whole_file(parts / f"{number:08d}.npy") as temporary, temporary.open("wb") as handle:
+    with atomic_file(parts / f"{number:08d}.npy") as temporary, temporary.open("wb") as handle:
         np.save(handle, vectors)
-    with whole_file(note) as temporary:
+    with atomic_file(note) as temporary:
         temporary.write_text(json.dumps({"sha256": digest, "texts": texts}), encoding="utf-8")
 
 

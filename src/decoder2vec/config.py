@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.errors import EncoderError, InputError, unknown_name
 
 DEFAULT_MAX_LENGTH = 512
 
@@ -65,7 +65,7 @@ class EncoderSpec:
             prompts = tuple(dict(fields.pop("prompts", {})).items())
             return cls(readings=readings, prompts=prompts, **fields)
         except (TypeError, KeyError) as error:
-            raise InputError(f"This is not an encoder description of this version: {error}.") from error
+            raise EncoderError(f"This is not an encoder description of this version: {error}.") from error
 
 
 def fingerprint(*parts: Any) -> str:

@@ -19,18 +19,18 @@ from safetensors import SafetensorError
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from decoder2vec.activations.extract import Reader, Tally, check_texts
+from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
 from decoder2vec.adapters.saving import read_adapter, write_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import resolve
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
-from decoder2vec.errors import BackboneError, InputError, unknown_name
+from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
 from decoder2vec.heads.standardise import Head
 from decoder2vec.maths.similarity import PRECISIONS, SIMILARITIES, all_pairs, quantise, row_by_row, rows_of
-from decoder2vec.storage import check_writable, whole_folder
+from decoder2vec.storage import atomic_folder, check_writable
 from decoder2vec.text.template import Template
 from decoder2vec.version import __version__
 
@@ -71,14 +71,14 @@ _ADAPTERS = "adapters"
 AnyHead = Head | LayerwiseHead
 
 
-def is_encoder(folder: str | Path) -> bool:
+def is_encoder_folder(folder: str | Path) -> bool:
     """Does an encoder live there?"""
     return (Path(folder) / _FILE).is_file()
 
 
-def check_free(target: Path) -> None:
+def check_output_folder(target: Path) -> None:
     """Refuse a place where something other than an encoder stands, or where nothing can be written."""
-    if target.exists() and not is_encoder(target) and (not target.is_dir() or any(target.iterdir())):
+    if target.exists() and not is_encoder_folder(target) and (not target.is_dir() or any(target.iterdir())):
         what = "is not empty and not an encoder" if target.is_dir() else "is a file"
         raise InputError(f"{target} {what}; choose another folder.")
     check_writable(target)
@@ -98,10 +98,10 @@ def write_encoder(
     card and the record of a training run.
     """
     target = target.resolve()  # a link to another disk stays a link
-    check_free(target)
+    check_output_folder(target)
     new = target.with_name(f".{target.name}.new")
     shutil.rmtree(new, ignore_errors=True)  # what a killed save left behind
-    with whole_folder(new) as temporary:
+    with atomic_folder(new) as temporary:
         text = json.dumps({**description, "head": head.kind if head else None}, indent=1)
         (temporary / _FILE).write_text(text + "\n", encoding="utf-8")
         if head:
@@ -129,7 +129,7 @@ def read_encoder(home: Path) -> tuple[dict[str, Any], AnyHead | None, Path | Non
     except OSError as error:
         raise InputError(f"{home} is not the folder of a saved encoder: it has no {_FILE}.") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{home} is not a saved encoder: {error}") from error
+        raise EncoderError(f"{home} is not a saved encoder: {error}") from error
     backbone = home / "backbone"
     return description, _read_head(home / "head.safetensors", kind), backbone if backbone.is_dir() else None
 
@@ -161,7 +161,7 @@ def _read_head(file: Path, kind: str | None) -> AnyHead | None:
     try:
         return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else Head.load(file, kind)
     except (SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise InputError(f"The head in {file} cannot be read ({error}); train or save the encoder again.") from error
+        raise EncoderError(f"The head in {file} cannot be read ({error}); train or save the encoder again.") from error
 
 
 log = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class Encoder:
         self.backbone = backbone
         self.spec = replace(spec, readings=readings, attention=backbone.attention)
         self.head = head.to(backbone.device) if isinstance(head, LayerwiseHead) else head
-        self.tally = Tally()
+        self.stats = EncodingStats()
         """Texts, tokens and seconds of everything encoded so far."""
         self._reader(None, None)  # a wrong pooling, template or length limit is refused now, not at first use
 
@@ -207,7 +207,7 @@ class Encoder:
         """
         choices |= {"layer": layer, "pooling": pooling, "normed": normed, "template": template, "attention": attention}
         choices = {key: value for key, value in choices.items() if value is not None}
-        if is_encoder(name):
+        if is_encoder_folder(name):
             if choices:
                 raise InputError(f"{name} is a saved encoder and its choices are made; leave out {', '.join(choices)}.")
             return cls.load(name, device=device, dtype=dtype)
@@ -419,7 +419,7 @@ class Encoder:
                 part = slice(begin, begin + reader.at_once)
                 latents = reader(texts[part], bar.update).reshape(len(texts[part]), -1)
                 vectors[part] = self.head(latents) if self.head else latents
-        self.tally += reader.tally
+        self.stats += reader.stats
         return vectors
 
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:

@@ -1,4 +1,4 @@
-"""The few exceptions a user can meet. Each carries one sentence that says what to do."""
+"""The exceptions a user can meet, one class for each cause. Each message is one sentence that says what to do."""
 
 from __future__ import annotations
 
@@ -7,42 +7,50 @@ from collections.abc import Iterable
 
 
 class Decoder2VecError(Exception):
-    """Anything this package refuses to do; catch this one to catch them all."""
+    """Base of all errors of this package."""
 
 
 class InputError(Decoder2VecError, ValueError):
-    """A text, name or number handed in cannot be used as it is."""
+    """The caller passed a text, name, number or combination of options that cannot be used."""
+
+
+class UnknownNameError(InputError):
+    """A name does not exist, whatever else is chosen."""
 
 
 class DataFileError(Decoder2VecError, ValueError):
-    """A file of texts or pairs cannot be read as asked."""
-
-
-class BackboneError(Decoder2VecError, RuntimeError):
-    """A language model could not be found, pulled, converted or loaded."""
+    """A data file is missing, malformed or of the wrong kind."""
 
 
 class UnsupportedError(Decoder2VecError, RuntimeError):
-    """A model family cannot do what was asked, for the reason given."""
+    """A model family, encoder or machine cannot do what was requested."""
 
 
-class StoreError(Decoder2VecError, RuntimeError):
-    """The latents store on disk is damaged or belongs to something else."""
+class DivergedError(Decoder2VecError, ArithmeticError):
+    """Training produced a loss or dev score that is not finite."""
+
+
+class StorageError(Decoder2VecError, RuntimeError):
+    """A file cannot be written (full disk, permissions, lock), or stored data is damaged or of something else."""
+
+
+class BackboneError(Decoder2VecError, RuntimeError):
+    """A language model cannot be found, downloaded, converted or loaded."""
+
+
+class EncoderError(Decoder2VecError, RuntimeError):
+    """A saved encoder is broken, or an encoder returns vectors that are not finite."""
 
 
 class MissingExtraError(Decoder2VecError, ImportError):
-    """An optional dependency is needed for this."""
+    """An optional dependency is not installed."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"This needs {package}: pip install 'decoder2vec[{extra}]'.")
 
 
-class UnknownNameError(InputError):
-    """A name that does not exist, whatever else is chosen."""
-
-
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """An error for a name that does not exist, with the nearest ones that do."""
+    """An error for a name that does not exist, with the nearest names that do."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=3, cutoff=0.5)
     hint = f"Did you mean {' or '.join(near)}?" if near else f"Known: {', '.join(names)}."

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.errors import DataFileError, InputError, StorageError
 from decoder2vec.version import __version__
 
 
@@ -49,11 +49,11 @@ def check_writable(target: Path) -> None:
         home = next(folder for folder in target.absolute().parents if folder.exists())
         tempfile.TemporaryDirectory(prefix=".tmp-", dir=home).cleanup()
     except OSError as error:
-        raise InputError(f"Cannot write to {target}: {error.strerror or error}; choose another place.") from None
+        raise StorageError(f"Cannot write to {target}: {error.strerror or error}; choose another place.") from None
 
 
 @contextmanager
-def whole_file(target: Path) -> Iterator[Path]:
+def atomic_file(target: Path) -> Iterator[Path]:
     """A temporary path that becomes `target` when the block ends well, and vanishes when it does not.
 
     Readers see the old file or the new one, never a half; a kill leaves only a `.tmp-` file behind.
@@ -73,7 +73,7 @@ def whole_file(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path) -> Iterator[Path]:
     """A temporary folder that becomes `target` when the block ends well.
 
     If another process finished the same folder first, its result stands and ours is dropped.
@@ -114,7 +114,7 @@ def check_target(target: Path | None, *endings: str, sources: Iterable[Path | st
 
 def write_json(target: Path, document: Any, *, allow_nan: bool = True) -> None:
     """The document as a file, one that is there already replaced."""
-    with whole_file(target) as temporary:
+    with atomic_file(target) as temporary:
         temporary.write_text(json.dumps(document, indent=1, allow_nan=allow_nan) + "\n", encoding="utf-8")
 
 

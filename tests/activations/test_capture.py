@@ -46,7 +46,7 @@ def hooks_of(model):
 
 def run(model, readings, prompts=PROMPTS, side="right"):
     with torch.inference_mode():
-        return Capture(model, readings)(collate(prompts, model.pad_id, side=side))
+        return Capture(model, readings)(collate(prompts, model.pad_token_id, side=side))
 
 
 def plain_hidden_states(name, ids):

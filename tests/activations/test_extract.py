@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.activations import extract
 from decoder2vec.activations.capture import Capture
-from decoder2vec.activations.extract import Extractor, Tally, check_texts
+from decoder2vec.activations.extract import EncodingStats, Extractor, check_texts
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import Reading
@@ -210,7 +210,7 @@ def test_a_cut_text_has_the_vector_of_the_shorter_text(template, backbone):
 def test_texts_cut_are_counted_and_reported(backbone, caplog):
     extractor = Extractor(backbone("tiny-gpt2"), READINGS, max_length=32)
     extractor(["a", LONG, "b", LONG + "!"])
-    assert extractor.tally.overlong == 2
+    assert extractor.stats.overlong == 2
     assert re.search(r"2 text\(s\) over 32 tokens were cut \(number 1, 3\); raise max_length", caplog.text)
     Extractor(backbone("tiny-gpt2"), READINGS)([LONG * 9])
     assert re.search(r"1 text\(s\) over 256 tokens were cut \(number 0\); the model takes no more", caplog.text)
@@ -220,7 +220,7 @@ def test_nothing_is_reported_where_nothing_is_cut(backbone, caplog):
     caplog.set_level(logging.WARNING)
     extractor = Extractor(backbone("tiny-gpt2"), READINGS)
     extractor(TEXTS)
-    assert extractor.tally.overlong == 0
+    assert extractor.stats.overlong == 0
     assert caplog.text == ""
 
 
@@ -247,18 +247,18 @@ def test_the_tally_counts_texts_and_tokens(backbone, seen):
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder("tiny-gpt2"))
     tokens = sum(len(tokenizer(text)["input_ids"]) for text in TEXTS)
     padded = sum(rows * width for rows, width in seen)
-    tally = extractor.tally
-    assert (tally.texts, tally.tokens, tally.padded_tokens) == (len(TEXTS), tokens, padded)
-    assert tally.padding == pytest.approx(1 - tokens / padded)
-    assert tally.tokens_per_second == pytest.approx(tokens / tally.seconds)
+    stats = extractor.stats
+    assert (stats.texts, stats.tokens, stats.padded_tokens) == (len(TEXTS), tokens, padded)
+    assert stats.padding == pytest.approx(1 - tokens / padded)
+    assert stats.tokens_per_second == pytest.approx(tokens / stats.seconds)
 
 
 def test_tallies_add_up_and_an_empty_one_divides_nothing():
-    total = Tally()
+    total = EncodingStats()
     assert (total.padding, total.tokens_per_second) == (0.0, 0.0)
-    total += Tally(1, 2, 3, 4, 5.0)
-    total += Tally(1, 2, 3, 4, 5.0)
-    assert total == Tally(2, 4, 6, 8, 10.0)
+    total += EncodingStats(1, 2, 3, 4, 5.0)
+    total += EncodingStats(1, 2, 3, 4, 5.0)
+    assert total == EncodingStats(2, 4, 6, 8, 10.0)
 
 
 def test_the_limit_is_never_over_the_models_context(backbone):

@@ -88,8 +88,8 @@ def test_the_tally_counts_a_text_once_and_its_tokens_in_every_pass(backbone):
     reader(TEXTS)
     for extractor in alone:
         extractor(TEXTS)
-    assert reader.tally.texts == alone[0].tally.texts == 4, "the same text twice is computed once"
-    assert reader.tally.tokens == sum(extractor.tally.tokens for extractor in alone)
+    assert reader.stats.texts == alone[0].stats.texts == 4, "the same text twice is computed once"
+    assert reader.stats.tokens == sum(extractor.stats.tokens for extractor in alone)
 
 
 def test_a_prefix_stands_before_every_template(backbone):

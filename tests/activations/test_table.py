@@ -13,7 +13,7 @@ from decoder2vec.activations.extract import Extractor, Reader
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.activations.store import Store, covering, space_name, spaces, text_key
 from decoder2vec.config import Reading
-from decoder2vec.errors import InputError, StoreError
+from decoder2vec.errors import InputError, StorageError
 from decoder2vec.text.template import Template
 
 PLAIN = Template("{text}")
@@ -227,7 +227,7 @@ def test_rows_of_several_segments_are_read_into_place(root):
 def test_a_folder_that_says_it_holds_another_space_is_refused(note, root):
     store = filled(SPACE)
     (store.folder / "space.json").write_text(note)
-    with pytest.raises(StoreError, match="holds latents of another model, template or reading"):
+    with pytest.raises(StorageError, match="holds latents of another model, template or reading"):
         Store(SPACE)
     assert [report.texts for report in spaces()] == [0]
 
@@ -236,7 +236,7 @@ def test_a_folder_renamed_to_another_space_is_refused(root):
     """Vectors of one template would else be taken for those of another."""
     other = {**SPACE, "template": "x {text}"}
     filled(SPACE).folder.rename(root / space_name(other))
-    with pytest.raises(StoreError, match=r"\(x, '\{text\}'\); remove that folder"):
+    with pytest.raises(StorageError, match=r"\(x, '\{text\}'\); remove that folder"):
         Store(other)
 
 

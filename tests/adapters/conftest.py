@@ -29,7 +29,7 @@ def prompts_of():
 @pytest.fixture(scope="session")
 def batch_of(prompts_of):
     """batch_of(backbone, side) -> all of them in one padded batch."""
-    return lambda backbone, side="right": collate(prompts_of(backbone), backbone.pad_id, side=side)
+    return lambda backbone, side="right": collate(prompts_of(backbone), backbone.pad_token_id, side=side)
 
 
 @pytest.fixture

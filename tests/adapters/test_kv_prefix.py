@@ -9,7 +9,7 @@ from transformers import AutoModel, DynamicCache
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.kv_cache import fixed_cache, read_keys_values
+from decoder2vec.backbone.kv_cache import capture_keys_values, static_cache
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
@@ -31,7 +31,7 @@ def prefix_on(backbone, shaken):
 def last_states(model, prefix, prompts):
     """[text, dim] the last token's state of each text, all in one padded batch."""
     capture = Capture(model.with_adapter(prefix), [Reading(-1, "lasttoken", True)])
-    return capture(collate(prompts, model.pad_id))[:, 0]
+    return capture(collate(prompts, model.pad_token_id))[:, 0]
 
 
 def turned(keys, model, places):
@@ -94,7 +94,7 @@ def test_a_prefix_of_what_was_read_continues_it(backbone):
     model = backbone("tiny-llama")
     ids = model.tokenizer("the cats sleep often", add_special_tokens=False)["input_ids"]
     prefix = KeyValuePrefix.start(model, len(ids), "the cats sleep often")
-    for layer, pair in zip(prefix.layers, read_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
+    for layer, pair in zip(prefix.layers, capture_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
         assert torch.equal(layer, torch.cat(pair))
     longer = KeyValuePrefix.start(model, 2 * len(ids) + 1, "the cats sleep often")
     assert torch.equal(longer.layers[0][:, :, len(ids) : 2 * len(ids)], prefix.layers[0])
@@ -106,7 +106,7 @@ def test_noise_is_as_wide_as_what_the_layers_hold(backbone):
     ids = model.tokenizer("A text of some words.", add_special_tokens=False)["input_ids"]
     torch.manual_seed(0)
     prefix = KeyValuePrefix.start(model, 200)
-    for layer, pair in zip(prefix.layers, read_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
+    for layer, pair in zip(prefix.layers, capture_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
         spread = torch.cat(pair).std(dim=2)
         torch.testing.assert_close(layer.detach().std(dim=2), spread, rtol=0.25, atol=0.02)
 
@@ -124,8 +124,8 @@ def test_only_the_layers_that_run_have_a_prefix(family, backbone, batch_of):
 
 def test_the_cache_does_not_grow(backbone):
     model = backbone("tiny-llama")
-    pairs = read_keys_values(model, input_ids=torch.tensor([[5, 6]]))
-    cache, ids = fixed_cache(pairs), torch.tensor([[7, 8, 9]])
+    pairs = capture_keys_values(model, input_ids=torch.tensor([[5, 6]]))
+    cache, ids = static_cache(pairs), torch.tensor([[7, 8, 9]])
     with torch.no_grad():
         one, two = (model.model(input_ids=ids, past_key_values=cache, use_cache=True)[0] for _ in range(2))
     assert torch.equal(one, two) and cache.get_seq_length() == 2

@@ -23,7 +23,7 @@ FAMILIES = ["tiny-llama", "tiny-gpt2", "tiny-opt", "tiny-phi3", "tiny-falcon", "
 @torch.no_grad()
 def states_of(backbone, batch):
     """[text, token, dim] of a padded batch; the padding is the same for everyone."""
-    with backbone.adapter_on():
+    with backbone.adapter_enabled():
         return backbone.model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).last_hidden_state
 
 
@@ -93,7 +93,7 @@ def test_both_ways_have_the_states_and_gradients_of_the_changed_weights(family, 
     expected = by_torch(model, lora, batch)
     for compiled in (False, True):
         lora.compiled = compiled
-        with lora.switched_on():
+        with lora.enabled():
             found = model.model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).last_hidden_state
             assert_same(learned(lora, found), expected)
     assert ways == ["added" if "mamba" in family else "beside", "added"]
@@ -107,7 +107,7 @@ def test_a_step_has_the_gradients_of_peft(family, backbone, batch_of, shaken, tm
     write_adapter(lora, tmp_path, model)
     theirs = PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder(family)), tmp_path, is_trainable=True)
     loss_of(theirs.eval()(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state).backward()
-    with lora.switched_on():
+    with lora.enabled():
         loss_of(model.model(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state).backward()
     expected = {name: parameter.grad for name, parameter in theirs.named_parameters() if "lora" in name}
     for name, members in lora.groups.items():
@@ -122,7 +122,7 @@ def test_layers_whose_weights_are_taken_without_a_call_are_learned_too(backbone,
     lora = shaken(Lora(model, LoraShape(4, 8, targets=("dt_proj", "out_proj")))).requires_grad_(True)
     batch = batch_of(model)
     expected = by_torch(model, lora, batch)
-    with lora.switched_on():
+    with lora.enabled():
         found = model.model(input_ids=batch.ids, attention_mask=batch.mask, use_cache=False).last_hidden_state
         assert_same(learned(lora, found), expected)
     assert all(gradient.abs().max() > 0 for gradient in expected.values())
@@ -152,7 +152,7 @@ def test_the_model_is_left_as_it_was_found_even_after_an_error(backbone, batch_o
     before = states_of(model, batch_of(model))
     names = [name for name, _ in model.model.named_parameters()]
     lora = shaken(Lora.start(model, 4, 8))
-    with pytest.raises(ZeroDivisionError), lora.switched_on(), lora.switched_on():
+    with pytest.raises(ZeroDivisionError), lora.enabled(), lora.enabled():
         assert not torch.equal(states_of(model, batch_of(model)), before)
         raise ZeroDivisionError
     assert torch.equal(states_of(model, batch_of(model)), before)

@@ -41,7 +41,7 @@ def test_a_padded_batch_equals_rows_built_one_by_one(family, place, output, back
     prompts = prompts_of(model)
     for side in ("right", "left"):
         with torch.no_grad():
-            found = capture(collate(prompts, model.pad_id, side=side))
+            found = capture(collate(prompts, model.pad_token_id, side=side))
         for row, text in enumerate(prompts):
             for column, reading in enumerate(readings):
                 expected = row_by_row(model, prompt, text.ids, reading.pooling, text.start)
@@ -58,7 +58,7 @@ def test_a_bidirectional_model_sees_the_prompt_from_everywhere(own_cache, prompt
         capture = Capture(model.with_adapter(prompt), [Reading(-1, "mean", True)])
         for side in ("right", "left"):
             with torch.no_grad():
-                found = capture(collate(prompts_of(model), model.pad_id, side=side))[:, 0]
+                found = capture(collate(prompts_of(model), model.pad_token_id, side=side))[:, 0]
             for row, text in zip(found, prompts_of(model), strict=True):
                 expected = row_by_row(model, prompt, text.ids, "mean", text.start)
                 torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)

@@ -13,7 +13,7 @@ import torch
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, differences, dimension_curve, measure, read_curves
-from decoder2vec.analysis.layer_embeddings import Clouds, in_curve, spread
+from decoder2vec.analysis.layer_embeddings import LayerEmbeddings, in_curve, spread
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import keep_first
 from decoder2vec.config import Reading
@@ -38,7 +38,7 @@ def encoder(own_cache):
 
 @pytest.fixture(scope="module")
 def clouds(encoder):
-    return Clouds(encoder, TEXTS)
+    return LayerEmbeddings(encoder, TEXTS)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def cloud(rows=400, columns=5, seed=0):
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("pooling", ["mean", "lasttoken"])
 def test_layer_l_is_what_block_l_returns_under_either_padding(encoder, pooling, padding):
-    found = Clouds(encoder, TEXTS, pooling)
+    found = LayerEmbeddings(encoder, TEXTS, pooling)
     model, tokenizer = encoder.backbone.model, encoder.backbone.tokenizer
     kept = {}
     hooks = [
@@ -93,13 +93,13 @@ def test_the_curve_is_layers_one_to_last_with_the_last_normed(clouds):
 def test_embeddings_are_those_of_encode(encoder, clouds, gap):
     assert gap(clouds.embeddings(), encoder.encode(TEXTS)) < 1e-3  # the store keeps 11 bits
     headed = encoder.with_head("standardise", TEXTS)
-    assert gap(Clouds(headed, TEXTS).embeddings(), headed.encode(TEXTS)) < 2e-2
+    assert gap(LayerEmbeddings(headed, TEXTS).embeddings(), headed.encode(TEXTS)) < 2e-2
     two = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32", layer=[1, 3], normalize=True)
-    assert gap(Clouds(two, TEXTS).embeddings(), two.encode(TEXTS)) < 1e-3
+    assert gap(LayerEmbeddings(two, TEXTS).embeddings(), two.encode(TEXTS)) < 1e-3
 
 
 def test_a_text_that_stands_there_twice_is_one_point(encoder):
-    assert len(Clouds(encoder, [*TEXTS, *TEXTS[:7]]).texts) == len(TEXTS)
+    assert len(LayerEmbeddings(encoder, [*TEXTS, *TEXTS[:7]]).texts) == len(TEXTS)
 
 
 def test_texts_are_spread_evenly_without_blanks_and_repetitions():
@@ -205,16 +205,16 @@ def test_a_lattice_is_flagged_and_has_no_number():
 def test_a_layer_without_dimension_leaves_no_area(own_cache):
     """One word under a causal model and a suffix: layer 0 is constant, and that one is not in the area."""
     encoder = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
-    found = dimension_curve(Clouds(encoder, TEXTS), QUICK)
+    found = dimension_curve(LayerEmbeddings(encoder, TEXTS), QUICK)
     assert found["layers"][0]["flags"] == ["constant"] and found["area"]["paper"] is not None
-    first = dimension_curve(Clouds(encoder, TEXTS, "cls"), QUICK)
+    first = dimension_curve(LayerEmbeddings(encoder, TEXTS, "cls"), QUICK)
     assert first["layers"][1]["flags"] == ["constant"]  # the first token sees no text
     assert first["area"]["paper"] is None and first["area_samples"] == []
 
 
 def test_fewer_than_ten_texts_are_refused(encoder):
     with pytest.raises(InputError, match="10 or more"):
-        dimension_curve(Clouds(encoder, TEXTS[:9]), QUICK)
+        dimension_curve(LayerEmbeddings(encoder, TEXTS[:9]), QUICK)
 
 
 @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ def variants(encoder):
 
 
 def test_base_lora_bidirectional_and_cut_models_are_compared_on_the_same_texts(encoder, document):
-    curves = [document, *(dimension_curve(Clouds(each, TEXTS), QUICK) for each in variants(encoder))]
+    curves = [document, *(dimension_curve(LayerEmbeddings(each, TEXTS), QUICK) for each in variants(encoder))]
     assert [curve["depth"] for curve in curves] == [4, 4, 4, 2]
     for curve, found in zip(curves[1:], differences([named(each, "x") for each in curves]), strict=True):
         value = curve["area"]["unit"] - document["area"]["unit"]
@@ -274,8 +274,8 @@ def test_base_lora_bidirectional_and_cut_models_are_compared_on_the_same_texts(e
 
 def test_other_texts_or_settings_are_not_compared_in_silence(clouds, document, encoder):
     other_plan = dimension_curve(clouds, DimensionPlan(neighbours=5, halves=30, quarters=3, samples=30, discard=0.2))
-    fewer = dimension_curve(Clouds(encoder, TEXTS[:50]), QUICK)
-    changed = dimension_curve(Clouds(encoder, [*TEXTS[1:], "Something else."]), QUICK)
+    fewer = dimension_curve(LayerEmbeddings(encoder, TEXTS[:50]), QUICK)
+    changed = dimension_curve(LayerEmbeddings(encoder, [*TEXTS[1:], "Something else."]), QUICK)
     found = differences([named(each, "x") for each in (document, other_plan, fewer, changed)])
     assert [each["comparable"] for each in found] == [False, False, True]
     assert [each["area_unit_95"] for each in found] == [None, None, None]

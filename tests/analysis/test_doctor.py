@@ -10,7 +10,7 @@ import torch
 from decoder2vec.activations import capture as capture_module
 from decoder2vec.activations.capture import Capture
 from decoder2vec.analysis import doctor
-from decoder2vec.analysis.doctor import examine
+from decoder2vec.analysis.doctor import run_doctor
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY, build_tiny
 from decoder2vec.encoder import Encoder
@@ -37,7 +37,7 @@ def fresh(name, attention=None):
 
 
 def failed(model):
-    checks = list(examine(model))
+    checks = list(run_doctor(model))
     assert {check.name for check in checks} == CHECKS
     assert all(check.detail for check in checks)
     return {check.name: check.detail for check in checks if not check.passed}
@@ -64,7 +64,7 @@ def test_a_sound_model_in_16_bits_passes_every_check():
 @pytest.mark.parametrize(("name", "words"), [("tiny-llama", "can be switched"), ("tiny-mamba", "left to right")])
 def test_the_direction_check_says_what_the_family_can_do_and_leaves_it_as_it_was(name, words):
     model = fresh(name)
-    check = next(check for check in examine(model) if check.name == "attention direction")
+    check = next(check for check in run_doctor(model) if check.name == "attention direction")
     assert check.passed and words in check.detail
     assert model.attention == "causal"
     assert model.model.config.is_causal is True

@@ -26,7 +26,7 @@ from decoder2vec.cli.sweep import write_sweep
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.report.sweep_figures import describe, draw_sweep
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 
 SMALL = SweepPlan(templates=("plain", "prompteol"), poolings=("lasttoken", "mean"))
 
@@ -35,7 +35,7 @@ def demo_pairs(begin, end, name):
     text = (resources.files("decoder2vec") / "demo" / "pairs.tsv").read_text(encoding="utf-8")
     rows = list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))[begin:end]
     sides = ([row[key] for row in rows] for key in ("sentence1", "sentence2"))
-    return Pairs(name, *sides, [float(row["score"]) for row in rows])
+    return ScoredPairs(name, *sides, [float(row["score"]) for row in rows])
 
 
 PAIRS = demo_pairs(0, 40, "chosen-on")
@@ -213,12 +213,12 @@ def test_texts_are_read_once_for_each_prompt_and_direction_and_never_again(own, 
     texts = len(unique(PAIRS))
     first = run_sweep("tiny-llama", PAIRS, SMALL, backbone=own)
     assert passes["texts"] == texts * 2 * 2
-    assert first.tally.texts == texts * 2 * 2
+    assert first.stats.texts == texts * 2 * 2
 
     second = run_sweep("tiny-llama", PAIRS, SMALL, backbone=own)
     assert passes["texts"] == texts * 2 * 2
     assert second.rows == first.rows
-    assert second.tally.tokens == 0
+    assert second.stats.tokens == 0
 
 
 def test_only_texts_that_are_new_are_read(own, fresh_store, passes):
@@ -233,7 +233,9 @@ def test_progress_comes_to_every_text_of_every_pass_computed_or_not(own, fresh_s
     wanted = {f"{t}, {a}": len(unique(PAIRS)) for t in SMALL.templates for a in SMALL.attentions}
     for _ in range(2):
         seen = Counter()
-        run_sweep("tiny-llama", PAIRS, SMALL, backbone=own, watch=lambda what, n, seen=seen: seen.update({what: n}))
+        run_sweep(
+            "tiny-llama", PAIRS, SMALL, backbone=own, on_progress=lambda what, n, seen=seen: seen.update({what: n})
+        )
         assert seen == wanted
 
 
@@ -241,7 +243,9 @@ def test_an_interrupted_sweep_keeps_its_finished_windows(own, fresh_store, passe
     monkeypatch.setattr("decoder2vec.activations.extract._WINDOW_BYTES", 1)  # then a window is 256 texts
     count = 350
     rng = np.random.default_rng(0)
-    pairs = Pairs("many", [f"l {i}" for i in range(count)], [f"r {i}" for i in range(count)], list(rng.random(count)))
+    pairs = ScoredPairs(
+        "many", [f"l {i}" for i in range(count)], [f"r {i}" for i in range(count)], list(rng.random(count))
+    )
     plan = SweepPlan(("plain",), ("mean",), ("causal", "bidirectional"), ("none",))
     real, runs = Extractor._run, []
 

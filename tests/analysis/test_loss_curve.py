@@ -13,12 +13,12 @@ from decoder2vec.analysis.pruning import CurvePlan, LossCurve, batch_losses, los
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError
 from decoder2vec.report.analysis_figures import draw_curve
-from decoder2vec.text.files import Triples
+from decoder2vec.text.files import Triplets
 from toys.contrast import toy_examples
 from toys.texts import built
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}
-TRIPLES = Triples("toy", [(one.anchor, one.positive, one.negatives[0]) for one in toy_examples()])
+TRIPLES = Triplets("toy", [(one.anchor, one.positive, one.negatives[0]) for one in toy_examples()])
 PLAN = CurvePlan(samples=24, batch=8, seed=3)
 
 
@@ -108,7 +108,7 @@ def test_the_record_says_what_was_measured(backbone):
 
 def test_one_triple_is_refused(backbone):
     with pytest.raises(InputError, match="one triple"):
-        loss_curve(backbone("tiny-llama"), Triples("toy", TRIPLES.rows[:1]))
+        loss_curve(backbone("tiny-llama"), Triplets("toy", TRIPLES.rows[:1]))
 
 
 def test_a_model_of_one_layer_is_refused(tmp_path):

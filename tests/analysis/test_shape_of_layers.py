@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decoder2vec.analysis.geometry import Together, read_together, shape_of_layers
+from decoder2vec.analysis.geometry import RelatedPairs, layer_geometry, read_related_pairs
 from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, dimension_curve
-from decoder2vec.analysis.layer_embeddings import Clouds
+from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.report import figures as drawing
@@ -22,7 +22,7 @@ TEXTS = [
     for does in ("sees", "eats", "likes")
     for what in ("fish", "bread", "the sea")
 ]
-PAIRS = Together("pairs", ["A dog.", "The sea."], ["One dog.", "Some sea."])
+PAIRS = RelatedPairs("pairs", ["A dog.", "The sea."], ["One dog.", "Some sea."])
 
 
 @pytest.fixture(scope="module")
@@ -32,12 +32,12 @@ def encoder(own_cache):
 
 @pytest.fixture(scope="module")
 def clouds(encoder):
-    return Clouds(encoder, TEXTS)
+    return LayerEmbeddings(encoder, TEXTS)
 
 
 @pytest.fixture(scope="module")
 def shape(clouds):
-    return {"encoder": "tiny", **shape_of_layers(clouds, PAIRS)}
+    return {"encoder": "tiny", **layer_geometry(clouds, PAIRS)}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def cosines(vectors):
 
 
 def test_every_layer_has_the_shape_of_its_vectors(clouds, shape, encoder):
-    pairs = Clouds(encoder, PAIRS.texts())
+    pairs = LayerEmbeddings(encoder, PAIRS.texts())
     above = np.triu_indices(len(TEXTS), 1)
     for number, row in enumerate(shape["layers"][1:], 1):
         found = cosines(clouds.layer(number))[above]
@@ -83,12 +83,12 @@ def test_a_constant_layer_is_flagged_and_has_no_likeness(shape):
 
 def test_vectors_that_are_not_finite_are_flagged(clouds, monkeypatch):
     def broken(number, rows=None):
-        vectors = Clouds.layer(clouds, number, rows).copy()
+        vectors = LayerEmbeddings.layer(clouds, number, rows).copy()
         vectors[0, 0] = np.nan if number == 2 else vectors[0, 0]
         return vectors
 
     monkeypatch.setattr(clouds, "layer", broken)
-    found = shape_of_layers(clouds)
+    found = layer_geometry(clouds)
     assert found["layers"][2]["flags"] == ["not finite"] and found["layers"][2]["anisotropy"] is None
     assert found["cka"][2][3] is None and found["cka"][3][4] is not None
     assert found["layers"][3]["alignment"] is None and found["pairs"] is None
@@ -96,7 +96,7 @@ def test_vectors_that_are_not_finite_are_flagged(clouds, monkeypatch):
 
 def test_one_text_has_no_shape(encoder):
     with pytest.raises(InputError, match="two different texts"):
-        shape_of_layers(Clouds(encoder, ["One."]))
+        layer_geometry(LayerEmbeddings(encoder, ["One."]))
 
 
 # which pairs belong together
@@ -106,14 +106,14 @@ def test_scored_pairs_belong_together_above_four_fifths_of_the_scale(tmp_path):
     file = tmp_path / "scored.tsv"
     rows = [("a", "b", 0), ("c", "d", 4), ("e", "f", 4.2), ("g", "g", 5), ("h", "i", 5)]
     file.write_text("sentence1\tsentence2\tscore\n" + "".join(f"{a}\t{b}\t{s}\n" for a, b, s in rows))
-    found = read_together(file)
+    found = read_related_pairs(file)
     assert (found.left, found.right, found.left_out) == (["e", "h"], ["f", "i"], 3)
 
 
 def test_anchors_belong_to_their_positives_and_not_to_negatives(tmp_path):
     file = tmp_path / "triplets.csv"
     file.write_text("anchor,positive,negative\na,b,c\nd,e,f\n")
-    found = read_together(file)
+    found = read_related_pairs(file)
     assert (found.left, found.right) == (["a", "d"], ["b", "e"]) and found.texts() == ["a", "d", "b", "e"]
 
 
@@ -131,7 +131,7 @@ def test_anchors_belong_to_their_positives_and_not_to_negatives(tmp_path):
 def test_files_without_such_pairs_are_refused(tmp_path, name, content, match):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataFileError, match=match):
-        read_together(tmp_path / name)
+        read_related_pairs(tmp_path / name)
 
 
 # pictures
@@ -181,5 +181,5 @@ def test_the_geometry_of_encoders_is_drawn_with_a_map_for_each(shape, tmp_path, 
 
 
 def test_without_pairs_there_is_no_panel_of_alignment(clouds, tmp_path, figures):
-    draw_geometry([{"encoder": "tiny", **shape_of_layers(clouds)}], tmp_path / "geometry.png")
+    draw_geometry([{"encoder": "tiny", **layer_geometry(clouds)}], tmp_path / "geometry.png")
     assert "alignment" not in [axes.get_title() for axes in figures[0].axes]

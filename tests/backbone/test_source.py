@@ -318,5 +318,5 @@ def test_a_tokenizer_setting_that_changes_the_tokens_changes_the_fingerprint(tmp
     model = Path(shutil.copytree(tiny_folder("tiny-gpt2"), tmp_path / "model"))
     before = Backbone.load(model)
     after = edited(model, "tokenizer_config.json", {"bos_token": "<pad>"})
-    assert after.token_for_nothing != before.token_for_nothing
+    assert after.empty_text_token_id != before.empty_text_token_id
     assert after.fingerprint != before.fingerprint

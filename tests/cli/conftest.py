@@ -21,7 +21,7 @@ def trained(backbone, tmp_path_factory):
     """trained(name, **settings of the recipe) -> the folder of an encoder; each is trained once."""
     from decoder2vec.recipes.freeze import Freeze
     from decoder2vec.recipes.schedule import Schedule
-    from decoder2vec.text.files import Pairs
+    from decoder2vec.text.files import ScoredPairs
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.plan import Plan
     from decoder2vec.training.run import train
@@ -29,7 +29,7 @@ def trained(backbone, tmp_path_factory):
     rows = [(f"A {a} waits.", f"The {b} waits there.", 5.0 * (a == b)) for a in NOUNS for b in NOUNS]
 
     def pairs(name, step):
-        return Pairs(name, *map(list, zip(*rows[::step], strict=True)))
+        return ScoredPairs(name, *map(list, zip(*rows[::step], strict=True)))
 
     train_pairs = pairs("train", 1)
     texts = tuple(train_pairs.texts())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.errors import InputError
+from decoder2vec.errors import InputError, StorageError
 from decoder2vec.storage import check_target
 
 ROWS = "sentence1\tsentence2\tscore\nA dog runs.\tA dog is running.\t4\nA cat.\tA boat.\t1\nOne.\tTwo.\t2\n"
@@ -55,7 +55,7 @@ def test_a_folder_and_another_kind_of_file_are_refused(tmp_path):
 @pytest.mark.parametrize("place", ["notes.txt/scores.json", "/proc/nope/scores.json"])
 def test_a_place_that_cannot_be_written_is_refused_in_time(place, tmp_path):
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(InputError, match=r"Cannot write to .*; choose another place"):
+    with pytest.raises(StorageError, match=r"Cannot write to .*; choose another place"):
         check_target(tmp_path / place, ".json")
     check_target(tmp_path / "new" / "folders" / "scores.json", ".json")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

@@ -79,7 +79,7 @@ def plain_encoder(backbone):
     return Encoder(backbone.with_adapter(None), EncoderSpec(backbone.name, (Reading(-1, "lasttoken", True),)))
 
 
-def run_watched(run, recipe, watch=lambda _: None):
+def run_watched(run, recipe, on_progress=lambda _: None):
     """Train, and note start, gradients and the state after three steps on the way."""
     seen = {}
     plain_fit = adapting.fit
@@ -97,12 +97,12 @@ def run_watched(run, recipe, watch=lambda _: None):
             own = {id(parameter) for parameter in module.parameters()}
             given = run.backbone.model.named_parameters()
             run.others |= {name for name, tensor in given if tensor.grad is not None and id(tensor) not in own}
-        watch(note)
+        on_progress(note)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapting, "fit", fit)
         patch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
-        run.outcome = train(Plan("toy", recipe=recipe), toy_data(), run.backbone, run.folder, watch=look)
+        run.outcome = train(Plan("toy", recipe=recipe), toy_data(), run.backbone, run.folder, on_progress=look)
     return run
 
 
@@ -156,7 +156,7 @@ def padded():
     def read(encoder, texts, side):
         backbone, spec = encoder.backbone, encoder.spec
         prompts = Tokeniser(backbone, Template(spec.template), encoder.max_seq_length)(list(texts)).prompts
-        batch = collate(prompts, backbone.pad_id, side=side)
+        batch = collate(prompts, backbone.pad_token_id, side=side)
         assert batch.padding == side
         return Capture(backbone, spec.readings)(batch)[:, 0].numpy()
 

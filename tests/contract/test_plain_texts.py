@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.backbone.attention import fault_of
+from decoder2vec.backbone.attention import attention_fault
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.recipes.adapting import ReadAs
@@ -61,7 +61,7 @@ def test_a_saved_encoder_gives_identical_vectors_and_still_looks_both_ways(train
     assert (loaded.encode(TEXTS) == encoder.encode(TEXTS)).all()
     assert loaded.fingerprint == encoder.fingerprint
     assert loaded.spec.attention == loaded.backbone.attention == "bidirectional"
-    assert not fault_of(loaded.backbone.model, "bidirectional") and not fault_of(
+    assert not attention_fault(loaded.backbone.model, "bidirectional") and not attention_fault(
         encoder.backbone.model, "bidirectional"
     )
 
@@ -89,10 +89,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(objective, every, o
             raise Killed
 
     with pytest.raises(Killed):
-        training.run(0, work=tmp_path, watch=kill)
+        training.run(0, work=tmp_path, on_progress=kill)
     assert not any(module.training for module in training.backbone.model.modules())
     again, other = (begin("tiny-llama", objective, every=every) for _ in range(2))
-    resumed, whole = again.run(0, work=tmp_path, watch=lambda note: steps.append(note.step)), other.run(0)
+    resumed, whole = again.run(0, work=tmp_path, on_progress=lambda note: steps.append(note.step)), other.run(0)
     assert steps[0] == 4, "it did not begin anew"
     assert resumed.notes == whole.notes
     assert resumed.encoder.fingerprint == whole.encoder.fingerprint

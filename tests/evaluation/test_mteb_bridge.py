@@ -90,11 +90,13 @@ def test_a_task_without_roles_gets_no_prompt(backbone, task):
 
 def test_similarities_are_the_encoders(backbone):
     encoder = make(backbone)
-    bridge = MTEBEncoder(encoder)
+    as_mteb_model = MTEBEncoder(encoder)
     a, b = encoder.encode(TEXTS[:2]), encoder.encode(TEXTS[2:])
     expected = [[float(x @ y / np.linalg.norm(x) / np.linalg.norm(y)) for y in b] for x in a]
-    assert np.allclose(np.asarray(bridge.similarity(a, b)), expected, atol=1e-5)
-    assert np.allclose(np.asarray(bridge.similarity_pairwise(a, b[:2])), np.diag(np.array(expected)[:, :2]), atol=1e-5)
+    assert np.allclose(np.asarray(as_mteb_model.similarity(a, b)), expected, atol=1e-5)
+    assert np.allclose(
+        np.asarray(as_mteb_model.similarity_pairwise(a, b[:2])), np.diag(np.array(expected)[:, :2]), atol=1e-5
+    )
 
 
 def test_without_mteb_the_extra_is_named(backbone, monkeypatch):
@@ -105,12 +107,12 @@ def test_without_mteb_the_extra_is_named(backbone, monkeypatch):
             raise ModuleNotFoundError("No module named 'mteb'", name="mteb")
         return real(name, *args, **kwargs)
 
-    bridge = MTEBEncoder(make(backbone))  # making one and encoding need no mteb
+    as_mteb_model = MTEBEncoder(make(backbone))  # making one and encoding need no mteb
     for module in [name for name in sys.modules if name.split(".")[0] == "mteb"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingExtraError, match=r"mteb.*pip install 'decoder2vec\[mteb\]'"):
-        _ = bridge.mteb_model_meta
+        _ = as_mteb_model.mteb_model_meta
 
 
 def test_two_encoders_are_two_models_to_mteb(backbone, mteb):

@@ -13,15 +13,15 @@ from sklearn.metrics import accuracy_score, average_precision_score, v_measure_s
 
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError
-from decoder2vec.evaluation.baselines import open_any
-from decoder2vec.evaluation.mteb import MTEBCrossEncoder, MTEBEncoder, MTEBSearch, bridge
+from decoder2vec.errors import EncoderError, InputError
+from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.evaluation.mteb import MTEBCrossEncoder, MTEBEncoder, MTEBSearch, as_mteb_model
 from decoder2vec.evaluation.similarity import evaluate_sts, similarities
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
 from decoder2vec.text.bm25 import BM25
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from toys.mteb_tasks import (
     CANDIDATES,
     DOCUMENTS,
@@ -93,8 +93,8 @@ def ranked_by_mteb(model, task, candidates):
 
 @pytest.mark.parametrize("name", ["tiny", "bm25", "random:32", "static:tiny-llama"])
 def test_sts_is_our_own_number(name, encoder, evaluate):
-    model = encoder if name == "tiny" else open_any(name, device="cpu")
-    found = evaluate(bridge(model, "me/it"), "STS")
+    model = encoder if name == "tiny" else load_encoder(name, device="cpu")
+    found = evaluate(as_mteb_model(model, "me/it"), "STS")
     left, right = rows_of(model, LEFT), rows_of(model, RIGHT)
     assert found["main_score"] == found["cosine_spearman"]
     assert abs(found["cosine_pearson"] - pearson(cosine_pairs(left, right), SCORES)) < 1e-6
@@ -102,7 +102,7 @@ def test_sts_is_our_own_number(name, encoder, evaluate):
     assert abs(found["pearson"] - pearson(own, SCORES)) < 1e-6
     if name != "bm25":  # pairs that share as many words have equal cosines, which mteb's last digits tell apart
         assert abs(found["cosine_spearman"] - spearman(cosine_pairs(left, right), SCORES)) < 1e-6
-        ours = evaluate_sts(model, Pairs("local", LEFT, RIGHT, SCORES))
+        ours = evaluate_sts(model, ScoredPairs("local", LEFT, RIGHT, SCORES))
         assert abs(100 * found["spearman"] - ours["spearman"]) <= 0.005 + 1e-6  # ours is rounded to 2 digits
 
 
@@ -115,7 +115,7 @@ def test_a_pair_head_speaks_through_similarity_pairwise(backbone, evaluate):
             weights.normal_()
     head, readings = LayerwiseHead(net), (Reading(1, "mean"), Reading(2, "mean"))
     encoder = Encoder(backbone("tiny-llama"), EncoderSpec("tiny-llama", readings), head)
-    found = evaluate(bridge(encoder, "me/pair"), "STS")
+    found = evaluate(as_mteb_model(encoder, "me/pair"), "STS")
     left, right = rows_of(encoder, LEFT), rows_of(encoder, RIGHT)
     assert abs(found["spearman"] - spearman(np.asarray(encoder.similarity_pairwise(left, right)), SCORES)) < 1e-6
     assert abs(found["pearson"] - pearson(encoder.score(LEFT, RIGHT), SCORES)) < 1e-6  # no calibration: the same
@@ -124,7 +124,7 @@ def test_a_pair_head_speaks_through_similarity_pairwise(backbone, evaluate):
 
 
 def test_pair_classification_is_average_precision(encoder, evaluate):
-    found = evaluate(bridge(encoder, "me/it"), "PairClassification")
+    found = evaluate(as_mteb_model(encoder, "me/it"), "PairClassification")
     left, right = rows_of(encoder, LEFT), rows_of(encoder, RIGHT)
     cosines = cosine_pairs(left, right)
     assert abs(found["cosine_ap"] - average_precision_score(SAME_NOUN, cosines)) < 1e-6
@@ -135,7 +135,7 @@ def test_pair_classification_is_average_precision(encoder, evaluate):
 
 def test_classification_is_the_published_protocol(encoder, evaluate):
     """Some draws of so many texts for each label, logistic regression, mean accuracy."""
-    found = evaluate(bridge(encoder, "me/it"), "Classification")
+    found = evaluate(as_mteb_model(encoder, "me/it"), "Classification")
     rows, labels = encoder.encode(SENTENCES), np.array(LABELS)
     order, scores = list(range(len(labels))), []
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_classification_is_the_published_protocol(encoder, evaluate):
 
 def test_clustering_is_the_published_protocol(encoder, evaluate):
     """Mini-batch k-means of 500 with as many clusters as labels, V-measure, mean over sets."""
-    found = evaluate(bridge(encoder, "me/it"), "Clustering")
+    found = evaluate(as_mteb_model(encoder, "me/it"), "Clustering")
     scores = []
     for begin in (0, 3, 10):
         labels = LABELS[begin:]
@@ -164,7 +164,7 @@ def test_retrieval_ranks_by_our_similarities(encoder, tasks):
         EncoderSpec("tiny-llama", (Reading(2, "mean"),), prompts=(("query", "Find: "), ("document", "Page: "))),
     )
     for model in (encoder, prompted):
-        found = ranked_by_mteb(bridge(model, "me/it"), tasks["Retrieval"], None)
+        found = ranked_by_mteb(as_mteb_model(model, "me/it"), tasks["Retrieval"], None)
         expected = model.similarity(model.encode_query(list(QUERIES.values())), model.encode_document(TEXTS)).numpy()
         for row, query in zip(expected, QUERIES, strict=True):
             assert set(found[query]) == set(DOCUMENTS)
@@ -172,7 +172,7 @@ def test_retrieval_ranks_by_our_similarities(encoder, tasks):
 
 
 def test_bm25_searches_with_its_real_scores(tasks):
-    model = bridge(open_any("bm25"), "me/bm25")
+    model = as_mteb_model(load_encoder("bm25"), "me/bm25")
     assert isinstance(model, MTEBSearch)
     expected = BM25(TEXTS).scores(list(QUERIES.values()))
     assert np.count_nonzero(expected)
@@ -188,13 +188,13 @@ def test_bm25_is_mtebs_own(tasks):
     from mteb.models.model_implementations.bm25 import BM25Search
 
     theirs = ranked_by_mteb(BM25Search(), tasks["Retrieval"], None)
-    ours = ranked_by_mteb(bridge(open_any("bm25"), "me/bm25"), tasks["Retrieval"], None)
+    ours = ranked_by_mteb(as_mteb_model(load_encoder("bm25"), "me/bm25"), tasks["Retrieval"], None)
     for query in QUERIES:
         assert ours[query] == pytest.approx(theirs[query], abs=1e-6)
 
 
 def test_a_search_gives_as_many_as_are_asked_for(tasks):
-    model, task = MTEBSearch(open_any("bm25"), "me/bm25"), tasks["Retrieval"]
+    model, task = MTEBSearch(load_encoder("bm25"), "me/bm25"), tasks["Retrieval"]
     task.load_data()
     data = task.dataset["default"]["test"]
     said = {"task_metadata": task.metadata, "hf_split": "test", "hf_subset": "default", "encode_kwargs": {}}
@@ -213,7 +213,7 @@ def test_a_cross_encoder_scores_the_pairs_to_rerank(kind, encoder, tasks):
 
     prompts = (("query", "Find: "), ("document", "Page: "))
     prompted = Encoder(encoder.backbone, EncoderSpec("tiny-llama", (Reading(2, "mean"),), prompts=prompts))
-    model = {"plain": encoder, "prompted": prompted, "bm25": open_any("bm25"), "encode only": EncodeOnly()}[kind]
+    model = {"plain": encoder, "prompted": prompted, "bm25": load_encoder("bm25"), "encode only": EncodeOnly()}[kind]
     found = ranked_by_mteb(MTEBCrossEncoder(model, "me/cross"), tasks["Reranking"], CANDIDATES)
     for query, names in CANDIDATES.items():
         documents = [" ".join(DOCUMENTS[name]) for name in names]
@@ -243,13 +243,13 @@ def test_with_the_real_pytrec_eval_retrieval_runs_to_the_end(kind, encoder, eval
 
     from toys.mteb_tasks import RELEVANT
 
-    for model in (encoder, open_any("bm25"), open_any("random:32")):
-        found = evaluate(bridge(model, "me/it"), kind)
+    for model in (encoder, load_encoder("bm25"), load_encoder("random:32")):
+        found = evaluate(as_mteb_model(model, "me/it"), kind)
         assert 0 <= found["main_score"] <= 1
     scores = encoder.similarity(encoder.encode(list(QUERIES.values())), encoder.encode(TEXTS)).numpy()
     truth = np.array([[int(name in RELEVANT[query]) for name in DOCUMENTS] for query in QUERIES])
     if kind == "Retrieval":
-        found = evaluate(bridge(encoder, "me/it"), kind)
+        found = evaluate(as_mteb_model(encoder, "me/it"), kind)
         assert abs(found["ndcg_at_10"] - ndcg_score(truth, scores, k=10)) < 1e-4  # mteb rounds to 5 digits
 
 
@@ -259,7 +259,7 @@ def test_the_stand_in_refuses_retrieval_metrics_in_one_sentence(encoder, evaluat
     if "stand_in" not in pytrec_eval.__file__:
         pytest.skip("the real pytrec_eval is installed")
     with pytest.raises(RuntimeError, match="Retrieval metrics need the real pytrec_eval"):
-        evaluate(bridge(encoder, "me/it"), "Retrieval")
+        evaluate(as_mteb_model(encoder, "me/it"), "Retrieval")
 
 
 def test_every_mock_task_for_texts_runs(encoder, mteb):
@@ -267,7 +267,7 @@ def test_every_mock_task_for_texts_runs(encoder, mteb):
     from mteb.mocks.mock_run import mock_run
     from mteb.results.task_result import TaskError
 
-    done = {name: status for name, status in mock_run(bridge(encoder, "me/it")).items() if status is not None}
+    done = {name: status for name, status in mock_run(as_mteb_model(encoder, "me/it")).items() if status is not None}
     failed = {name: status.exception for name, status in done.items() if isinstance(status, TaskError)}
     assert len(done) >= 20 and len(done) - len(failed) >= 12
     assert all("Retrieval metrics need the real pytrec_eval" in reason for reason in failed.values()), failed
@@ -276,7 +276,7 @@ def test_every_mock_task_for_texts_runs(encoder, mteb):
 def test_the_protocols_are_mtebs(encoder, mteb):
     from mteb.models.models_protocols import CrossEncoderProtocol, EncoderProtocol, SearchProtocol
 
-    plain, search, cross = bridge(encoder), bridge(open_any("bm25")), MTEBCrossEncoder(encoder)
+    plain, search, cross = as_mteb_model(encoder), as_mteb_model(load_encoder("bm25")), MTEBCrossEncoder(encoder)
     protocols = (EncoderProtocol, SearchProtocol, CrossEncoderProtocol)
     told = [[isinstance(model, protocol) for protocol in protocols] for model in (plain, search, cross)]
     assert told == [[True, False, False], [True, True, False], [False, False, True]]
@@ -286,7 +286,7 @@ def test_results_are_kept_by_name_and_fingerprint(encoder, mteb, evaluate, tmp_p
     """Two encoders under one name: the second is not given the scores of the first, and what is done is not redone."""
     cache = mteb.ResultCache(cache_path=tmp_path)
     other = Encoder(encoder.backbone, EncoderSpec("tiny-llama", (Reading(0, "mean"),)))
-    first, second = (evaluate(bridge(model, "me/it"), "STS", cache=cache) for model in (encoder, other))
+    first, second = (evaluate(as_mteb_model(model, "me/it"), "STS", cache=cache) for model in (encoder, other))
     assert first["cosine_spearman"] != second["cosine_spearman"]
     assert {folder.name for folder in tmp_path.glob("results/*/*/")} == {encoder.fingerprint, other.fingerprint}
     meta = json.loads(next(tmp_path.glob(f"results/*/{encoder.fingerprint}/model_meta.json")).read_text())
@@ -303,8 +303,8 @@ def test_results_are_kept_by_name_and_fingerprint(encoder, mteb, evaluate, tmp_p
 
 def test_an_instruction_makes_another_experiment(encoder, mteb, evaluate, tmp_path):
     cache = mteb.ResultCache(cache_path=tmp_path)
-    plain = evaluate(bridge(encoder, "me/it"), "STS", cache=cache)
-    told = evaluate(bridge(encoder, "me/it", "Instruct: {instruction}\nText: "), "STS", cache=cache)
+    plain = evaluate(as_mteb_model(encoder, "me/it"), "STS", cache=cache)
+    told = evaluate(as_mteb_model(encoder, "me/it", "Instruct: {instruction}\nText: "), "STS", cache=cache)
     said = encoder.encode(LEFT, prompt="Instruct: Retrieve semantically similar text.\nText: ")
     right = encoder.encode(RIGHT, prompt="Instruct: Retrieve semantically similar text.\nText: ")
     assert abs(told["cosine_spearman"] - spearman(cosine_pairs(said, right), SCORES)) < 1e-6
@@ -338,7 +338,7 @@ def test_prompts_are_chosen_in_mtebs_order(encoder, tasks, mteb):
 
         Listens.prompts = prompts
         for role in (None, PromptType.query, PromptType.document):
-            bridge(Listens()).encode([{"text": ["a"]}], task_metadata=tasks["STS"].metadata, prompt_type=role)
+            as_mteb_model(Listens()).encode([{"text": ["a"]}], task_metadata=tasks["STS"].metadata, prompt_type=role)
             assert used["name"] == get_prompt_name(prompts, tasks["STS"].metadata, role), (prompts, role)
 
 
@@ -349,12 +349,12 @@ def test_vectors_that_are_not_finite_are_refused(encoder):
         def encode(self, texts):
             return np.full((len(texts), 2), np.nan)
 
-    with pytest.raises(InputError, match="not finite"):
-        bridge(Broken(), "me/broken").encode([{"text": ["a"]}])
+    with pytest.raises(EncoderError, match="not finite"):
+        as_mteb_model(Broken(), "me/broken").encode([{"text": ["a"]}])
 
 
 def test_a_name_without_organisation_or_an_instruction_without_its_place_is_refused(encoder):
     with pytest.raises(InputError, match="me/mine"):
-        bridge(encoder, "mine")
+        as_mteb_model(encoder, "mine")
     with pytest.raises(InputError, match=r"\{instruction\}"):
-        bridge(encoder, "me/mine", "Find: ")
+        as_mteb_model(encoder, "me/mine", "Find: ")

@@ -13,10 +13,10 @@ from scipy import stats
 
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.errors import EncoderError, MissingExtraError
 from decoder2vec.evaluation import similarity as sts
 from decoder2vec.evaluation.similarity import evaluate_sts, similarities, sts_from_hub
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 
 
 class Lookup:
@@ -38,7 +38,7 @@ def random_pairs(count, seed=0, name="pairs"):
     vectors = {text: rng.normal(size=4) * rng.uniform(0.1, 10) for text in left + right}
     cosines = [plain_cosine(vectors[a], vectors[b]) for a, b in zip(left, right, strict=True)]
     scores = [float(np.round(2 * (cosine + rng.normal(0, 0.7))) / 2) for cosine in cosines]
-    return Lookup(vectors), Pairs(name, left, right, scores), np.array(cosines)
+    return Lookup(vectors), ScoredPairs(name, left, right, scores), np.array(cosines)
 
 
 def plain_cosine(a, b):
@@ -85,11 +85,11 @@ def test_a_perfect_encoder_scores_100():
     for score in scores:
         cosine = score / 5
         vectors[f"t{score}"] = np.array([cosine, np.sqrt(1 - cosine**2)])
-    pairs = Pairs("perfect", ["same"] * 5, [f"t{score}" for score in scores], scores)
+    pairs = ScoredPairs("perfect", ["same"] * 5, [f"t{score}" for score in scores], scores)
     found = evaluate_sts(Lookup(vectors), pairs)
     assert (found["spearman"], found["pearson"]) == (100.0, 100.0)
 
-    upside_down = Pairs("wrong way", pairs.left, pairs.right, [-score for score in scores])
+    upside_down = ScoredPairs("wrong way", pairs.left, pairs.right, [-score for score in scores])
     assert evaluate_sts(Lookup(vectors), upside_down)["spearman"] == -100.0
 
 
@@ -105,7 +105,7 @@ def test_a_constant_encoder_scores_0_and_not_nan(vector):
 def test_vectors_that_are_not_finite_are_refused_by_name(value):
     encoder, pairs, _ = random_pairs(10, name="broken-set")
     encoder.vectors["r7"] = np.array([0.0, value, 0.0, 0.0])
-    with pytest.raises(InputError, match="not finite on broken-set"):
+    with pytest.raises(EncoderError, match="not finite on broken-set"):
         evaluate_sts(encoder, pairs)
 
 
@@ -113,7 +113,7 @@ def test_every_text_is_encoded_once_in_one_call():
     left, right = ["a", "b", "a", "c"], ["b", "a", "a", "d"]
     rng = np.random.default_rng(0)
     encoder = Lookup({text: rng.normal(size=3) for text in "abcd"})
-    pairs = Pairs("repeats", left, right, [1.0, 1.0, 5.0, 0.0])
+    pairs = ScoredPairs("repeats", left, right, [1.0, 1.0, 5.0, 0.0])
     found = evaluate_sts(encoder, pairs, batch_size=7, show_progress_bar=False)
     assert encoder.asked == [["a", "b", "c", "d"]]
     assert encoder.options == [{"batch_size": 7, "show_progress_bar": False}]
@@ -126,7 +126,7 @@ def test_one_correlation_over_all_pairs_differs_from_the_mean_over_parts():
     parts = [random_pairs(30, seed) for seed in (1, 2)]
     shifted = [score + 4.0 for score in parts[1][1].scores]  # the second source was judged more kindly
     vectors = {f"{number}{text}": v for number, part in enumerate(parts) for text, v in part[0].vectors.items()}
-    whole = Pairs(
+    whole = ScoredPairs(
         "all",
         [f"{number}{text}" for number, part in enumerate(parts) for text in part[1].left],
         [f"{number}{text}" for number, part in enumerate(parts) for text in part[1].right],
@@ -174,7 +174,7 @@ def test_our_own_encoder_is_scored_by_the_similarity_it_is_made_for(backbone, si
     }[similarity]
     vectors = [(encoder.encode(a).tolist(), encoder.encode(b).tolist()) for a, b in zip(left, right, strict=True)]
     predicted = [by_hand(a, b) for a, b in vectors]
-    found = evaluate_sts(encoder, Pairs("own", left, right, scores))
+    found = evaluate_sts(encoder, ScoredPairs("own", left, right, scores))
     assert found["pearson"] == pytest.approx(100 * stats.pearsonr(predicted, scores).statistic, abs=0.01)
 
 
@@ -212,7 +212,7 @@ def test_splits_of_the_hub_are_mapped(monkeypatch, split, theirs):
     fake = ModuleType("datasets")
     fake.load_dataset = load_dataset
     monkeypatch.setitem(sys.modules, "datasets", fake)
-    assert sts_from_hub(split) == Pairs(f"stsb-{split}", ["a", "b"], ["c", "d"], [0.25, 1.0])
+    assert sts_from_hub(split) == ScoredPairs(f"stsb-{split}", ["a", "b"], ["c", "d"], [0.25, 1.0])
     assert asked == [("sentence-transformers/stsb", theirs)]
 
 

@@ -14,7 +14,7 @@ from scipy import sparse
 
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError
+from decoder2vec.errors import EncoderError, InputError
 from decoder2vec.evaluation.suite import Suite, summary
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.text.data_check import pair_hashes
@@ -101,7 +101,7 @@ def test_our_own_encoder_goes_through_all_of_it(tasks, backbone, tmp_path):
     described = {"name": "tiny", "fingerprint": encoder.fingerprint, "kind": "decoder2vec", "dim": 32, "layers": 2}
     assert document["encoder"] == {**described, "parameters": weights, "spec": encoder.spec.to_json()}
     cost = document["cost"]
-    assert cost["tokens"] == pytest.approx(encoder.tally.tokens, abs=2)
+    assert cost["tokens"] == pytest.approx(encoder.stats.tokens, abs=2)
     assert cost["tokens_per_second"] == pytest.approx(cost["tokens"] / cost["seconds"], rel=0.1)
     assert cost["parameters"] == weights and cost["peak_megabytes"] > 50
     for name, result in document["tasks"].items():
@@ -236,7 +236,7 @@ def test_vectors_that_are_not_finite_are_refused_and_what_is_finished_stays(task
             return np.full_like(found, value) if text.startswith("What of") else found
 
     order = sorted(tasks, key=lambda task: task.name in ("mini", "mini-reranking"))
-    with pytest.raises(InputError, match=r"not finite for 1[0-9] of 1[0-9] texts; run `d2v doctor`"):
+    with pytest.raises(EncoderError, match=r"not finite for 1[0-9] of 1[0-9] texts; run `d2v doctor`"):
         Suite(Broken(), order, json_file=tmp_path / "out.json").run()
     done = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["tasks"]
     assert set(done) == {task.name for task in tasks} - {"mini", "mini-reranking"}

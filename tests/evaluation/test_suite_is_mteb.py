@@ -6,7 +6,7 @@ import pytest
 
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.evaluation.mteb import bridge
+from decoder2vec.evaluation.mteb import as_mteb_model
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.classification import DRAWS, Classification
 from decoder2vec.evaluation.tasks.clustering import Clustering
@@ -71,7 +71,7 @@ def test_both_say_the_same(both, backbone, mteb, tmp_path, monkeypatch):
     encoder = Encoder(backbone("tiny-llama"), EncoderSpec("tiny-llama", (Reading(2, "mean"),)))
     ours, theirs, metric = both()
     done = mteb.evaluate(
-        bridge(encoder, "me/it"), theirs, cache=None, co2_tracker=False, show_progress_bar=False
+        as_mteb_model(encoder, "me/it"), theirs, cache=None, co2_tracker=False, show_progress_bar=False
     ).task_results[0]
     found = Suite(encoder, [ours]).run()["tasks"]["local"]
     assert found["score"] == pytest.approx(100 * done.scores["test"][0][metric], abs=1e-4)  # four digits are kept

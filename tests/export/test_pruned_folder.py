@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import parameters_by_depth
-from decoder2vec.backbone.lm_head import LanguageHead
+from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.encoder import Encoder
@@ -103,7 +103,7 @@ def test_the_head_that_predicts_words_stays_behind_the_last_layer_kept(tied, tmp
     ids = torch.tensor([[5, 60, 7, 8]])
     with torch.no_grad():
         states = cut.model(input_ids=ids).last_hidden_state[0]
-        assert gap(LanguageHead(cut)(states), found(input_ids=ids).logits[0]) < 1e-5
+        assert gap(LMHead(cut)(states), found(input_ids=ids).logits[0]) < 1e-5
 
 
 def test_a_folder_without_a_head_stays_without_one(backbone, tmp_path):
@@ -171,7 +171,7 @@ def test_an_encoder_with_lora_is_cut_with_what_it_learned(backbone, tmp_path, ga
     merged, _ = start_from(tmp_path / "enc", device="cpu", dtype="float32")
     write_pruned(merged, 2, tmp_path / "cut")
     trained = outcome.encoder.backbone
-    with torch.no_grad(), trained.adapter_on():
+    with torch.no_grad(), trained.adapter_enabled():
         ids = torch.arange(5, 25)[None]
         states = trained.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[2]
         expected = trained.final_norm(states)

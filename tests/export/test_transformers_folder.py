@@ -40,7 +40,7 @@ def states_of(model, mask=None):
 
 
 def adapted_states(encoder, mask=None):
-    with encoder.backbone.adapter_on():
+    with encoder.backbone.adapter_enabled():
         return states_of(encoder.backbone.model, mask)
 
 
@@ -56,7 +56,7 @@ def config_of(folder):
 
 
 def in_direction(encoder, attention):
-    encoder.backbone.read_as(attention)
+    encoder.backbone.set_attention(attention)
     return Encoder(encoder.backbone, encoder.spec)
 
 
@@ -150,7 +150,7 @@ def test_a_fresh_process_without_this_package_reads_the_same(encoder_of, tmp_pat
     subprocess.run(words, check=True, capture_output=True, timeout=120)
     batch = encoder.tokenizer(["The dog runs.", "no"], padding=True, return_tensors="pt")
     mask = batch["attention_mask"]
-    with torch.no_grad(), encoder.backbone.adapter_on():
+    with torch.no_grad(), encoder.backbone.adapter_enabled():
         own = encoder.backbone.model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
     assert mask.min() == 0 and gap(np.load(tmp_path / "states.npy"), own * mask[..., None]) < 1e-5
 

@@ -21,7 +21,7 @@ from decoder2vec.matching.evaluation import (
 )
 from decoder2vec.matching.section_scores import full_text
 from decoder2vec.matching.terms import tokens
-from decoder2vec.text.files import read_data, read_pairs
+from decoder2vec.text.files import read_data_file, read_pairs
 
 ROOT = Path(__file__).parents[2]
 
@@ -151,7 +151,7 @@ def test_the_committed_records_are_those_of_the_labels_and_the_trainer_reads_the
     for name, rows in (("train", labelled.records("train")), ("dev", labelled.scored_pairs("dev"))):
         lines = (folder / f"{name}.jsonl").read_text("utf-8").splitlines()
         assert [json.loads(line) for line in lines] == list(rows)
-    read = read_data(folder / "train.jsonl")
+    read = read_data_file(folder / "train.jsonl")
     assert (read.kind, len(read.rows)) == ("records", 50)
     pairs = read_pairs(folder / "dev.jsonl")
     assert len(pairs) > 100 and set(pairs.scores) == {0.0, 1.0}

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 from decoder2vec.matching.match import MatchChoices, fuse, match_sides, score_sides
 from decoder2vec.matching.section_scores import Similarities, document_sections, full_text
 from decoder2vec.matching.sides import Document, Side
@@ -186,7 +186,7 @@ def test_what_cannot_be_matched_is_refused():
         def encode(self, texts, **_):
             return np.full((len(texts), 3), np.nan)
 
-    with pytest.raises(InputError, match="not finite") as caught:
+    with pytest.raises(EncoderError, match="not finite") as caught:
         match_sides(JOBS, RESUMES, Broken())
     assert "rolls" not in str(caught.value)
 

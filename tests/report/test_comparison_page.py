@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from decoder2vec.errors import InputError
+from decoder2vec.errors import StorageError
 from decoder2vec.report import figures as drawing
 from decoder2vec.report.comparison_page import write_comparison
 from decoder2vec.report.result_files import gather
@@ -252,7 +252,7 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_drawn(put, tm
     several(put)
     (tmp_path / "taken").write_text("x", encoding="utf-8")
     monkeypatch.setattr("decoder2vec.report.comparison_page.fill_contents", lambda *_: pytest.fail("drawn"))
-    with pytest.raises(InputError, match=r"Cannot write to .*taken.*--out"):
+    with pytest.raises(StorageError, match=r"Cannot write to .*taken.*--out"):
         write_comparison(gather([tmp_path / "in"]), [], tmp_path / "taken")
 
 

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from decoder2vec.errors import InputError
+from decoder2vec.errors import StorageError
 from decoder2vec.report.run_page import write_report
 from decoder2vec.report.runs import find_runs
 from toys.html_page import EVIL, Page
@@ -67,7 +67,7 @@ def test_many_runs_are_folded(tmp_path):
             del seed["notes"]
         (tmp_path / "runs" / f"{name}.json").write_text(json.dumps(results), encoding="utf-8")
     heard = []
-    page = Page(write_report(find_runs(tmp_path / "runs"), tmp_path / "out", watch=heard.append))
+    page = Page(write_report(find_runs(tmp_path / "runs"), tmp_path / "out", on_progress=heard.append))
     assert page.tags.count("details") == 4 and "Report on 4 runs" in page.text
     assert heard == ["step0", "step1", "step2", "other"]
 
@@ -77,5 +77,5 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_drawn(a_run, 
     (tmp_path / "taken").write_text("x", encoding="utf-8")
     monkeypatch.setattr("decoder2vec.report.run_page.draw_overview", lambda *_: pytest.fail("drawn"))
     for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
-        with pytest.raises(InputError, match=r"Cannot write to .*taken.*--out"):
+        with pytest.raises(StorageError, match=r"Cannot write to .*taken.*--out"):
             write_report(runs, place)

@@ -66,7 +66,7 @@ def test_chunks_are_measured_in_the_tokens_of_the_encoder_and_are_never_cut_by_i
     chunks = Chunking(5000, 100).within(encoder).cut(story(200), measure_of(encoder))
     assert len(chunks) > 1
     encoder.encode(chunks)
-    assert encoder.tally.overlong == 0
+    assert encoder.stats.overlong == 0
 
 
 def test_impossible_sizes_are_refused():

@@ -12,7 +12,7 @@ import Stemmer
 
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, StoreError
+from decoder2vec.errors import InputError, StorageError
 from decoder2vec.search import ranking
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document, Skipped
@@ -255,7 +255,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
 def test_two_writers_at_once_are_refused(place, opened):
     first = opened(Index.create(place, WordEncoder()))
     second = opened(Index.open(place, WordEncoder()))
-    with first.store.writing(), pytest.raises(StoreError, match="Another process"):
+    with first.store.writing(), pytest.raises(StorageError, match="Another process"):
         second.add([Document("a", "text")])
     assert second.add([Document("a", "text")]).added == 1
     assert [hit.id for hit in first.search("text", 1)] == ["a"]  # and the first sees it
@@ -264,7 +264,7 @@ def test_two_writers_at_once_are_refused(place, opened):
 def test_verify_finds_what_is_wrong(place, opened):
     made = opened(Index.create(place, WordEncoder()))
     made.store.put([Chunk("a", 0, 2, "half a document", {}, "x")], WordEncoder().encode(["x"]), replace=False)
-    with pytest.raises(StoreError, match="in part only"):
+    with pytest.raises(StorageError, match="in part only"):
         made.verify()
 
 
@@ -284,5 +284,5 @@ def test_approximate_search_finds_nearly_the_same(place, opened, monkeypatch):
 def test_a_damaged_header_or_table_is_one_sentence(tmp_path):
     Index.create(tmp_path / "index", WordEncoder())
     (tmp_path / "index" / "index.json").write_text("{", encoding="utf-8")
-    with pytest.raises(StoreError, match="make the index again"):
+    with pytest.raises(StorageError, match="make the index again"):
         Index.open(tmp_path / "index", WordEncoder())

@@ -15,7 +15,7 @@ from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
 from decoder2vec.search.rerank import PairHead, PairReranker
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from toys.encoder import WordEncoder
 
 TEXTS = ["A cat sleeps on the sofa.", "Stocks fell sharply.", "The kitten is napping.", "Rain in the afternoon."]
@@ -74,7 +74,7 @@ def noisy_pairs(count, seed):
 
     subjects = rng.integers(0, 6, (count, 2))
     left, right = ([text(one) for one in column] for column in subjects.T)
-    return Pairs("made up", left, right, [5.0 * (a == b) for a, b in subjects])
+    return ScoredPairs("made up", left, right, [5.0 * (a == b) for a, b in subjects])
 
 
 def test_a_head_learned_on_any_encoder_ranks_new_pairs_better_than_the_cosine(tmp_path):
@@ -96,4 +96,4 @@ def test_a_head_learned_on_any_encoder_ranks_new_pairs_better_than_the_cosine(tm
 
 def test_pairs_that_all_score_the_same_teach_nothing():
     with pytest.raises(InputError, match="nothing to learn"):
-        PairHead.fit(WordEncoder(), Pairs("flat", ["a", "b"], ["c", "d"], [1.0, 1.0]))
+        PairHead.fit(WordEncoder(), ScoredPairs("flat", ["a", "b"], ["c", "d"], [1.0, 1.0]))

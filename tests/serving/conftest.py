@@ -14,7 +14,7 @@ pytest.importorskip("fastapi", reason="no server: pip install 'decoder2vec[serve
 from decoder2vec.encoder import Encoder
 from decoder2vec.search.index import Index
 from decoder2vec.serving.app import bind, create_app, server_of
-from decoder2vec.serving.service import Offer
+from decoder2vec.serving.service import ServerConfig
 from toys.documents import DOCUMENTS
 
 
@@ -66,7 +66,7 @@ def serving(encoder):
 
     @contextmanager
     def serve(keys=(), **offer):
-        with running(create_app(Offer(**{"encoder": encoder, "name": "tiny", **offer}), keys)) as url:
+        with running(create_app(ServerConfig(**{"encoder": encoder, "name": "tiny", **offer}), keys)) as url:
             yield url
 
     return serve
@@ -77,7 +77,7 @@ def url(encoder, index_folder, tmp_path_factory):
     """A server with everything on it."""
     sweep = tmp_path_factory.mktemp("sweep") / "sweep.json"
     sweep.write_text('{"rows": [1, 2]}', encoding="utf-8")
-    with running(create_app(Offer(encoder, "tiny", index_folder, sweep))) as address:
+    with running(create_app(ServerConfig(encoder, "tiny", index_folder, sweep))) as address:
         yield address
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from decoder2vec.errors import InputError
 from decoder2vec.serving import batcher as queue
-from decoder2vec.serving.api_errors import Problem
+from decoder2vec.serving.api_errors import APIError
 from decoder2vec.serving.batcher import CURRENT, Batcher, Client
 
 
@@ -138,7 +138,7 @@ def test_what_nobody_waits_for_is_never_read(model, batcher):
     model.door.set()
     kept.result(10)
     assert [texts for _, texts in model.batches] == [["0"], ["3"]]
-    assert (batcher.tally.dropped, batcher.waiting) == (2, 0)
+    assert (batcher.stats.dropped, batcher.waiting) == (2, 0)
 
 
 def test_a_client_that_leaves_takes_with_it_what_its_threads_still_begin(model, batcher):
@@ -167,7 +167,7 @@ def test_an_error_meets_only_the_request_that_made_it(model, batcher):
 def test_a_full_queue_says_when_to_come_back(model, batcher):
     occupied(model, batcher)
     batcher.submit("k", ["1"], [90])
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(APIError) as caught:
         batcher.submit("k", ["2"], [11])
     assert caught.value.status == 429 and 0 < caught.value.wait <= 60
     batcher.submit("k", ["3"], [10])
@@ -183,9 +183,9 @@ def test_closing_finishes_the_batch_that_runs_and_fails_the_rest(model, batcher)
     model.door.set()
     closer.join(10)
     assert first.result(1)[0, 0] == 0
-    with pytest.raises(Problem, match="stopping"):
+    with pytest.raises(APIError, match="stopping"):
         second.result(1)
-    with pytest.raises(Problem, match="stopping"):
+    with pytest.raises(APIError, match="stopping"):
         batcher.submit("k", ["2"], [1])
 
 

@@ -32,9 +32,9 @@ def test_the_openai_client_gets_the_vectors_of_the_encoder(asked, offline):
 
 
 def test_tokens_are_counted_as_the_model_reads_them(asked, offline):
-    before = offline.tally.tokens
+    before = offline.stats.tokens
     offline.encode(TEXTS)
-    read = offline.tally.tokens - before
+    read = offline.stats.tokens - before
     usage = asked.embeddings.create(model="tiny", input=TEXTS).usage
     assert usage.prompt_tokens == usage.total_tokens == read
     long = "word " * 5000

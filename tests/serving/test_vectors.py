@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.serving.api_errors import Problem
+from decoder2vec.serving.api_errors import APIError
 from decoder2vec.serving.batcher import Batcher
 from decoder2vec.serving.limits import Limits, Rates
 from decoder2vec.serving.middleware import Keys
@@ -86,14 +86,14 @@ def test_rates_refill_evenly_and_say_when():
     rates = Rates(Limits(requests_per_minute=60, tokens_per_minute=600), lambda: now[0])
     for _ in range(60):
         rates.take("ann", "requests", 1)
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(APIError) as caught:
         rates.take("ann", "requests", 1)
     assert caught.value.status == 429 and caught.value.wait == pytest.approx(1)
     rates.take("bob", "requests", 1)
     now[0] = 1.001
     rates.take("ann", "requests", 1)
     rates.take("ann", "tokens", 5000)  # more than a minute's worth: once, and then long nothing
-    with pytest.raises(Problem) as caught:
+    with pytest.raises(APIError) as caught:
         rates.take("ann", "tokens", 1)
     assert caught.value.wait == pytest.approx(440.1, abs=0.1)
 

@@ -10,7 +10,7 @@ import pytest
 from sklearn.metrics import ndcg_score
 
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.baselines import open_any
+from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
 from decoder2vec.text.files import read_columns, read_rows
 
@@ -27,7 +27,7 @@ def data():
 
 def test_all_minilm_scores_on_stsb_what_was_published(data):
     try:
-        encoder = open_any("all-minilm-l6-v2")
+        encoder = load_encoder("all-minilm-l6-v2")
     except InputError as error:
         pytest.skip(str(error))
     assert evaluate_sts(encoder, load_pairs(data / "sts" / "stsb-test.tsv"))["spearman"] == pytest.approx(
@@ -40,7 +40,7 @@ def test_bm25_finds_in_scifact_what_others_report(data):
     home = data / "retrieval" / "scifact"
     documents, queries = ([row for _, row in read_rows(home / f"{name}.jsonl.gz")] for name in ("corpus", "queries"))
     relevant = set(read_columns(home / "qrels-test.tsv", ("query-id", "corpus-id")))
-    scores = open_any("bm25").relevance(
+    scores = load_encoder("bm25").relevance(
         [query["text"] for query in queries], [f"{document['title']} {document['text']}" for document in documents]
     )
     truth = np.array([[(query["_id"], document["_id"]) in relevant for document in documents] for query in queries])

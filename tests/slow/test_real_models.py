@@ -5,7 +5,7 @@ from importlib import resources
 import pytest
 
 from decoder2vec import Backbone, Encoder
-from decoder2vec.analysis.doctor import examine
+from decoder2vec.analysis.doctor import run_doctor
 from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.text.files import read_pairs
@@ -22,7 +22,7 @@ def smollm2():
 
 
 def test_the_built_in_model_is_read_correctly(smollm2):
-    assert [check.name for check in examine(smollm2) if not check.passed] == []
+    assert [check.name for check in run_doctor(smollm2) if not check.passed] == []
 
 
 def test_the_tokenizer_splits_digits_as_the_original_does(smollm2):

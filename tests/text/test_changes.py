@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.text.augmentation import CHANGES, changed_pairs
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.augmentation import AUGMENTATIONS, augmented_pairs
+from decoder2vec.text.files import ScoredPairs
 
-TRAIN = Pairs(
+TRAIN = ScoredPairs(
     "train",
     ["A dog runs home now.", "It rains", ".", "A dog runs home now."],
     ["The cat sat on it.", "Snow.", "Rain falls on the roof", "It rains"],
@@ -18,7 +18,7 @@ SCALE = (0.0, 5.0)
 
 def added(*changes, seed=0):
     """The pairs behind the training pairs, which must be as they were."""
-    found = changed_pairs(TRAIN, changes, SCALE, seed)
+    found = augmented_pairs(TRAIN, changes, SCALE, seed)
     assert (found.left[:4], found.right[:4], found.scores[:4]) == (TRAIN.left, TRAIN.right, TRAIN.scores)
     assert found.name == "train"
     return list(zip(found.left, found.right, found.scores, strict=True))[4:]
@@ -31,7 +31,7 @@ def test_no_change_adds_nothing_and_leaves_the_pairs_alone():
 
 def test_identical_pairs_have_the_highest_score_of_the_scale():
     assert added("identical") == [(text, text, 5.0) for text in TRAIN.texts()]
-    assert changed_pairs(TRAIN, ("identical",), (0.0, 10.0)).scores[-1] == 10.0
+    assert augmented_pairs(TRAIN, ("identical",), (0.0, 10.0)).scores[-1] == 10.0
 
 
 def test_punctuation_pairs_differ_by_the_full_stop_alone():
@@ -61,7 +61,7 @@ def test_word_changes_drop_one_word_or_swap_two_neighbours():
     assert kinds == {4, 5}
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", AUGMENTATIONS)
 def test_changes_are_the_same_every_time(change):
     assert added(change) == added(change)
 

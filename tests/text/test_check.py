@@ -8,14 +8,14 @@ import pytest
 
 from decoder2vec.errors import DataFileError
 from decoder2vec.text.data_check import Shared, check_file, shared_with
-from decoder2vec.text.files import read_data
+from decoder2vec.text.files import read_data_file
 
 
 @pytest.fixture
 def read(tmp_path):
     def write_and_read(name, content):
         (tmp_path / name).write_text(content, encoding="utf-8")
-        return read_data(tmp_path / name)
+        return read_data_file(tmp_path / name)
 
     return write_and_read
 

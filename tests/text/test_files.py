@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.text.files import Pairs, read_pairs, read_texts
+from decoder2vec.text.files import ScoredPairs, read_pairs, read_texts
 
 ROWS = [
     ("A man plays a guitar.", "Someone is playing music.", 4.2),
@@ -160,7 +160,7 @@ def test_texts_are_read_one_by_one(tmp_path):
 
 
 def test_unique_texts_keep_the_order_of_appearance():
-    assert Pairs("x", ["b", "a", "b"], ["c", "a", "d"], [0.0, 1.0, 2.0]).texts() == ["b", "a", "c", "d"]
+    assert ScoredPairs("x", ["b", "a", "b"], ["c", "a", "d"], [0.0, 1.0, 2.0]).texts() == ["b", "a", "c", "d"]
 
 
 # what cannot be read, and what the user is told

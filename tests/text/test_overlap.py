@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder2vec.text.data_check import overlapping, pair_hashes
+from decoder2vec.text.data_check import count_overlap, pair_hashes
 
 LEFT = ["A dog runs.", "It rains.", "The sun shines."]
 RIGHT = ["A cat sleeps.", "It snows.", "The moon is up."]
@@ -33,15 +33,15 @@ def test_another_text_is_another_pair():
 
 def test_seen_pairs_are_counted():
     seen = pair_hashes(LEFT[:2], RIGHT[:2])
-    assert overlapping([RIGHT[1], LEFT[2], LEFT[0]], [LEFT[1], RIGHT[2], RIGHT[0].lower()], seen) == 2
-    assert overlapping(LEFT[:2], RIGHT[:2][::-1], seen) == 0, "the same texts in other pairs"
-    assert overlapping(LEFT[:1] * 3, RIGHT[:1] * 3, seen) == 3
+    assert count_overlap([RIGHT[1], LEFT[2], LEFT[0]], [LEFT[1], RIGHT[2], RIGHT[0].lower()], seen) == 2
+    assert count_overlap(LEFT[:2], RIGHT[:2][::-1], seen) == 0, "the same texts in other pairs"
+    assert count_overlap(LEFT[:1] * 3, RIGHT[:1] * 3, seen) == 3
 
 
 def test_nothing_overlaps_with_nothing():
     none = pair_hashes([], [])
     assert none.dtype == np.uint64 and len(none) == 0
-    assert overlapping(LEFT, RIGHT, none) == overlapping([], [], none) == 0
+    assert count_overlap(LEFT, RIGHT, none) == count_overlap([], [], none) == 0
 
 
 def test_sides_of_different_length_are_no_pairs():

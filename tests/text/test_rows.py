@@ -8,7 +8,7 @@ import json
 import pytest
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.text.files import DataRow, read_data
+from decoder2vec.text.files import DataRow, read_data_file
 
 
 def save(folder, name, content):
@@ -39,22 +39,22 @@ def lines(*records):
     ],
 )
 def test_the_columns_say_the_kind(name, content, kind, row, tmp_path):
-    found = read_data(save(tmp_path, name, content))
+    found = read_data_file(save(tmp_path, name, content))
     assert found.kind == kind
     assert [one[1:] for one in found.rows] == [row]
 
 
 def test_a_negative_may_be_missing(tmp_path):
     file = save(tmp_path, "d.tsv", "anchor\tpositive\tnegative_1\tnegative_2\na\tb\t\td\ne\tf\ng\th\ti\n")
-    assert [row.against for row in read_data(file).rows] == [("d",), (), ("i",)]
+    assert [row.against for row in read_data_file(file).rows] == [("d",), (), ("i",)]
     records = {"anchor": "a", "positive": "b"}, {"anchor": "c", "positive": "d", "negative": "n"}
     file = save(tmp_path, "d.jsonl", lines(*records))
-    assert read_data(file).columns == ("anchor", "positive", "negative")
-    assert read_data(file).rows == [DataRow(1, "a", ("b",)), DataRow(2, "c", ("d",), ("n",))]
+    assert read_data_file(file).columns == ("anchor", "positive", "negative")
+    assert read_data_file(file).rows == [DataRow(1, "a", ("b",)), DataRow(2, "c", ("d",), ("n",))]
 
 
 def test_texts_and_pairs_of_a_file(tmp_path):
-    file = read_data(save(tmp_path, "d.jsonl", lines({"description": "a", "pos": ["b", "c"], "neg": ["d"]})))
+    file = read_data_file(save(tmp_path, "d.jsonl", lines({"description": "a", "pos": ["b", "c"], "neg": ["d"]})))
     assert list(file.texts()) == ["a", "b", "c", "d"]
     assert file.pairs() == (["a", "a", "a"], ["b", "c", "d"])
 
@@ -78,9 +78,9 @@ def test_texts_and_pairs_of_a_file(tmp_path):
 )
 def test_what_cannot_be_used_is_said_with_its_line(name, content, message, tmp_path):
     with pytest.raises(DataFileError, match=message):
-        read_data(save(tmp_path, name, content))
+        read_data_file(save(tmp_path, name, content))
 
 
 def test_a_missing_file_is_one_sentence(tmp_path):
     with pytest.raises(DataFileError, match="Cannot read"):
-        read_data(tmp_path / "none.tsv")
+        read_data_file(tmp_path / "none.tsv")

@@ -12,7 +12,7 @@ from tokenizers import normalizers, processors
 
 from decoder2vec.backbone.tiny import tiny_tokenizer
 from decoder2vec.text.template import Template
-from decoder2vec.text.tokens import Tokeniser, token_places
+from decoder2vec.text.tokens import Tokeniser, token_positions
 
 MODELS = ("no BOS", "own BOS", "BOS to add", "EOS behind", "BOS to add, EOS behind")
 
@@ -39,7 +39,7 @@ def model(request, backbone):
         behind = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 0)])
         tokenizer.backend_tokenizer.post_processor = behind
     made = replace(backbone("tiny-gemma3_text" if "BOS" in request.param else "tiny-llama"), tokenizer=tokenizer)
-    assert (made.bos_to_add is not None) == ("BOS" in request.param)
+    assert (made.missing_bos_token_id is not None) == ("BOS" in request.param)
     return made
 
 
@@ -69,14 +69,14 @@ def by_characters(model, text, spans):
     """Character by character, in a text that was not cut: the tokens of which it is a part."""
     encoding = model.tokenizer(text, return_offsets_mapping=True)
     parts = [set(range(*offsets)) for offsets in encoding["offset_mapping"]]
-    shift = int(model.bos_to_add is not None)
+    shift = int(model.missing_bos_token_id is not None)
     return [[place + shift for place, part in enumerate(parts) if part & set(range(*span))] for span in spans]
 
 
 @pytest.mark.parametrize("spans", [words, random_spans], ids=["words", "random"])
 def test_every_span_has_the_tokens_that_hold_one_of_its_characters(spans, model):
     texts = [*TEXTS, *random_texts()]
-    found = token_places(texts, prompts_of(model, texts), model, spans)
+    found = token_positions(texts, prompts_of(model, texts), model, spans)
     assert found == [by_characters(model, text, spans(text)) for text in texts]
     assert all(places for own in found for places in own), "this tokenizer loses no character"
 
@@ -85,7 +85,7 @@ def test_the_tokens_of_a_word_spell_it(model):
     """They may begin with the space before it, and nothing else."""
     texts = [*TEXTS[:5], *random_texts()]
     prompts = prompts_of(model, texts)
-    for text, prompt, own in zip(texts, prompts, token_places(texts, prompts, model, words), strict=True):
+    for text, prompt, own in zip(texts, prompts, token_positions(texts, prompts, model, words), strict=True):
         told = [model.tokenizer.decode([prompt.ids[place] for place in places]) for places in own]
         assert [word.lstrip() for word in told] == text.split()
 
@@ -95,7 +95,7 @@ def test_spans_are_looked_for_in_each_text_by_itself_and_in_their_own_order(mode
         return [(4, 8), (0, 3), (0, 8), (5, 6)] if text.startswith("the") else []
 
     texts = [TEXTS[0], "a b c d e f", TEXTS[0]]
-    found = token_places(texts, prompts_of(model, texts), model, some)
+    found = token_positions(texts, prompts_of(model, texts), model, some)
     assert found == [by_characters(model, texts[0], some(texts[0])), [], found[0]]
     assert set(found[0][2]) == {*found[0][0], *found[0][1]} and set(found[0][3]) < set(found[0][0])
 
@@ -105,7 +105,7 @@ def test_a_text_that_was_cut_has_the_spans_that_stand_whole_in_what_is_left(max_
     """What is left is what its prompt spells; a span there has the tokens that it had in the whole text."""
     texts = [*TEXTS[:5], *random_texts()]
     prompts = prompts_of(model, texts, max_length)
-    found = token_places(texts, prompts, model, words)
+    found = token_positions(texts, prompts, model, words)
     cut = 0
     for text, prompt, own in zip(texts, prompts, found, strict=True):
         left = model.tokenizer.decode(prompt.ids, skip_special_tokens=True)
@@ -123,13 +123,13 @@ def test_spans_beyond_a_cut_or_beyond_the_text_are_left_out(model):
     (prompt,) = prompts_of(model, [text], 12)
     left = len(model.tokenizer.decode(prompt.ids, skip_special_tokens=True))
     assert 8 < left < 50
-    (found,) = token_places([text], [prompt], model, lambda _: [inside, across, behind, outside])
+    (found,) = token_positions([text], [prompt], model, lambda _: [inside, across, behind, outside])
     assert found == by_characters(model, text, [inside])
 
 
 def test_nothing_has_no_spans_and_no_texts_have_no_answer(model):
-    assert token_places(["", " "], prompts_of(model, ["", " "]), model, words) == [[], []]
-    assert token_places([], [], model, words) == []
+    assert token_positions(["", " "], prompts_of(model, ["", " "]), model, words) == [[], []]
+    assert token_positions([], [], model, words) == []
 
 
 def test_every_character_of_unicode_is_found_again(backbone):
@@ -138,7 +138,7 @@ def test_every_character_of_unicode_is_found_again(backbone):
     seen = [chr(code) for code in range(0, sys.maxunicode + 1, 997) if not 0xD800 <= code < 0xE000]
     texts = [" ".join(seen[begin : begin + 30]) for begin in range(0, len(seen), 30)]
     prompts = prompts_of(model, texts)
-    for text, prompt, own in zip(texts, prompts, token_places(texts, prompts, model, words), strict=True):
+    for text, prompt, own in zip(texts, prompts, token_positions(texts, prompts, model, words), strict=True):
         told = [model.tokenizer.decode([prompt.ids[place] for place in places]).strip() for places in own]
         assert told == text.split()
 
@@ -149,7 +149,7 @@ def test_a_word_of_which_the_tokenizer_keeps_nothing_has_no_tokens(backbone):
     tokenizer.backend_tokenizer.normalizer = normalizers.Replace("\u200b", "")
     model = replace(backbone("tiny-llama"), tokenizer=tokenizer)
     texts = ["the \u200b cat", "\u200b"]
-    first, second = token_places(texts, prompts_of(model, texts), model, words)
+    first, second = token_positions(texts, prompts_of(model, texts), model, words)
     assert [bool(places) for places in first] == [True, False, True] and second == [[]]
     ids = prompts_of(model, texts[:1])[0].ids
     assert tokenizer.decode([ids[place] for place in first[2]]).strip() == "cat"
@@ -158,6 +158,6 @@ def test_a_word_of_which_the_tokenizer_keeps_nothing_has_no_tokens(backbone):
 def test_padding_and_truncation_that_someone_left_switched_on_change_nothing(backbone):
     model = backbone("tiny-llama")
     prompts = prompts_of(model, TEXTS)
-    expected = token_places(TEXTS, prompts, model, words)
+    expected = token_positions(TEXTS, prompts, model, words)
     model.tokenizer(list(TEXTS), padding="max_length", truncation=True, max_length=5)
-    assert token_places(TEXTS, prompts, model, words) == expected
+    assert token_positions(TEXTS, prompts, model, words) == expected

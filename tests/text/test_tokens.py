@@ -255,7 +255,9 @@ def test_an_unknown_way_to_handle_overflow_suggests_the_nearest(backbone):
 @pytest.mark.parametrize("template", TEMPLATES_TRIED)
 def test_a_bos_token_that_the_tokenizer_forgets_is_added_and_counted(template, backbone):
     model = backbone("tiny-gpt2")
-    forgetful = SimpleNamespace(tokenizer=model.tokenizer, context_length=256, bos_to_add=1, token_for_nothing=1)
+    forgetful = SimpleNamespace(
+        tokenizer=model.tokenizer, context_length=256, missing_bos_token_id=1, empty_text_token_id=1
+    )
     prompt = Tokeniser(forgetful, Template.of(template), 256)([TEXT]).prompts[0]
     without = Tokeniser(model, Template.of(template), 256)([TEXT]).prompts[0]
     assert prompt.ids == [1, *without.ids]

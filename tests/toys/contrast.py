@@ -9,7 +9,7 @@ import torch
 
 from decoder2vec.recipes.registry import recipe_named
 from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.contrast import Contrast, Example
 from decoder2vec.training.data import TrainingData, check_data
@@ -36,12 +36,12 @@ def toy_examples() -> list[Example]:
     ]
 
 
-def toy_pairs(name: str = "dev") -> Pairs:
+def toy_pairs(name: str = "dev") -> ScoredPairs:
     """Five pairs of one topic and five of two, all of whose texts stand in the examples."""
     left = [f"the {topic} {WHEN[number % 3]}" for number, topic in enumerate(TOPICS[:5])]
     right = [f"{topic} {WHEN[1 + number % 3]}" for number, topic in enumerate(TOPICS[:5])]
     scores = [1 - number / 100 for number in range(5)] + [number / 100 for number in range(5)]
-    return Pairs(name, left + left, right + right[2:] + right[:2], scores)
+    return ScoredPairs(name, left + left, right + right[2:] + right[:2], scores)
 
 
 def toy_data(**changes: object) -> TrainingData:

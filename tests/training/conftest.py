@@ -9,7 +9,7 @@ import pytest
 
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.frozen.training import FreezeTraining
 from toys.sentences import NOUNS, VERBS
@@ -44,7 +44,7 @@ def toy_pairs(name="train", count=40, seed=0):
         left.append("The {} {} near the {}.".format(*first))
         right.append("The {} {} near the {}.".format(*second))
         scores.append(5.0 if shared == 3 else round(1.5 * shared + (number % 7) / 10, 2))
-    return Pairs(name, left, right, scores)
+    return ScoredPairs(name, left, right, scores)
 
 
 @pytest.fixture

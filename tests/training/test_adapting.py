@@ -9,7 +9,7 @@ import pytest
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, UnknownNameError, UnsupportedError
+from decoder2vec.errors import DivergedError, InputError, StorageError, UnknownNameError, UnsupportedError
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
@@ -127,8 +127,10 @@ def run(model, tmp_path, monkeypatch):
             return spoil(plain, roles[0]) if spoil and len(calls) == 4 else plain
 
         monkeypatch.setattr("decoder2vec.training.lessons.contrast.info_nce", loss)
-        watch = (lambda note: steps.append(note.step)) if steps is not None else lambda _: None
-        return AdapterTraining(small("soft_prompt", every=1), toy_data(), model).run(0, work=folder, watch=watch)
+        on_progress = (lambda note: steps.append(note.step)) if steps is not None else lambda _: None
+        return AdapterTraining(small("soft_prompt", every=1), toy_data(), model).run(
+            0, work=folder, on_progress=on_progress
+        )
 
     go.files = lambda: list(work.glob("*.safetensors"))
     return go
@@ -151,7 +153,7 @@ def infinite_slope(loss, vectors):
     ids=["loss", "gradient"],
 )
 def test_a_run_that_is_not_finite_stops_and_keeps_what_was_good(spoil, said, run, tmp_path):
-    with pytest.raises(InputError, match=said) as caught:
+    with pytest.raises(DivergedError, match=said) as caught:
         run(spoil)
     assert f"the state before it is kept in {run.files()[0]}" in str(caught.value)
     steps = []
@@ -172,7 +174,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_survives(run, monkeypatch, 
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", until_full)
-        with pytest.raises(InputError, match=r"cannot be written \(.*No space left.*\); make room and start again"):
+        with pytest.raises(StorageError, match=r"cannot be written \(.*No space left.*\); make room and start again"):
             run()
     assert len(run.files()) == 1, "and nothing half-written beside it"
     steps = []
@@ -198,12 +200,12 @@ def logged(model, tmp_path, monkeypatch):
     def go(recipe, seeds=(0,), out="encoder", after=None):
         heard = []
 
-        def watch(note):
+        def on_progress(note):
             heard.append(note)
             if len(heard) == after:
                 raise KeyboardInterrupt
 
-        train(Plan("toy", recipe=recipe), toy_data(), model, tmp_path / out, seeds=seeds, watch=watch)
+        train(Plan("toy", recipe=recipe), toy_data(), model, tmp_path / out, seeds=seeds, on_progress=on_progress)
         return logs_of(tmp_path / out)
 
     return go

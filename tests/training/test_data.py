@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.text.data_check import overlapping
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.data_check import count_overlap
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import DataFiles, TrainingData, check_data, guess_scale, load_data
 
-DEV = Pairs("dev", ["d1", "d2"], ["e1", "e2"], [0.0, 1.0])
+DEV = ScoredPairs("dev", ["d1", "d2"], ["e1", "e2"], [0.0, 1.0])
 
 
 def pairs_with(scores, name="train"):
     count = range(len(scores))
-    return Pairs(name, [f"a{n}" for n in count], [f"b{n}" for n in count], list(map(float, scores)))
+    return ScoredPairs(name, [f"a{n}" for n in count], [f"b{n}" for n in count], list(map(float, scores)))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_pairs_that_cannot_be_ranked_are_refused(scores, role):
 
 def test_pairs_that_stand_in_training_too_are_counted_and_said():
     train = pairs_with([0, 1, 2, 3])
-    test = Pairs("test", ["b1", "A2 ", "new"], ["a1", "b2", "b3"], [1, 2, 3])
+    test = ScoredPairs("test", ["b1", "A2 ", "new"], ["a1", "b2", "b3"], [1, 2, 3])
     data = check_data(TrainingData(train, (DEV,), (test,)))
     assert "2 of 3 pairs of test also stand in the training data" in data.notes
     assert not any("pairs of dev" in note for note in data.notes)
@@ -107,8 +107,8 @@ def test_pairs_that_stand_in_training_too_are_counted_and_said():
 
 def test_triplets_and_inferences_were_seen_too():
     data = TrainingData(None, (DEV,), triplets=(("a", "p", "n"),), nli=(("neutral", "x", "y"),))
-    assert overlapping(["a", "x", "a", "p"], ["p", "y", "n", "n"], data.seen()) == 2
-    assert check_data(replace(data, test=(Pairs("test", ["y", "q"], ["x", "r"], [0, 1]),))).notes
+    assert count_overlap(["a", "x", "a", "p"], ["p", "y", "n", "n"], data.seen()) == 2
+    assert check_data(replace(data, test=(ScoredPairs("test", ["y", "q"], ["x", "r"], [0, 1]),))).notes
 
 
 def test_every_text_is_named_once(data):

@@ -11,7 +11,7 @@ from scipy import stats
 
 from decoder2vec.activations.extract import Reader
 from decoder2vec.activations.latent_table import LatentTable
-from decoder2vec.errors import InputError
+from decoder2vec.errors import DivergedError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.text.template import Template
@@ -149,7 +149,7 @@ def test_under_the_head_each_the_best_layer_over_all_dev_files_counts(backbone, 
 def test_scores_that_are_not_finite_are_refused_rather_than_called_uncorrelated(backbone, table, data):
     net, _ = net_of(backbone, table)
     net.pair.logits.data[0] = float("nan")
-    with pytest.raises(InputError, match="no longer finite; try a lower learning rate"):
+    with pytest.raises(DivergedError, match="no longer finite; try a lower learning rate"):
         predict(net, table, ScoredRows.of(table, data.dev[0]))
 
 

@@ -49,7 +49,9 @@ def test_every_combination_is_tried_and_dev_chooses(backbone, monkeypatch):
 def test_a_combination_that_fails_is_left_out_and_told(backbone):
     said = []
     plan = Plan("toy", recipe=small("soft_prompt", epochs=1, batch=16))
-    chosen, tried = choose_from_grid(plan, [("tokens", [5000, 2])], toy_data(), backbone("tiny-llama"), say=said.append)
+    chosen, tried = choose_from_grid(
+        plan, [("tokens", [5000, 2])], toy_data(), backbone("tiny-llama"), notify=said.append
+    )
     assert chosen.recipe.tokens == 2 and tried[0]["dev"] is None and "left out" in said[0]
     with pytest.raises(InputError, match="No combination"):
         choose_from_grid(plan, [("tokens", [5000])], toy_data(), backbone("tiny-llama"))

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from decoder2vec.cli.output import TrainingWatch
-from decoder2vec.errors import InputError
+from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training import checkpoint, loop
 from decoder2vec.training.loop import Task, fit
@@ -213,11 +213,11 @@ def test_an_interrupted_run_goes_on_from_its_last_whole_step_to_the_same_numbers
 
 
 def interrupted_watch(at):
-    def watch(note):
+    def on_progress(note):
         if note.step == at:
             raise KeyboardInterrupt
 
-    return watch
+    return on_progress
 
 
 def test_a_run_that_is_interrupted_again_and_again_ends_with_the_same_numbers(tmp_path):
@@ -226,7 +226,7 @@ def test_a_run_that_is_interrupted_again_and_again_ends_with_the_same_numbers(tm
     for at in (1, 2, 6, 7, 8, 23):
         module = Line()
         with pytest.raises(KeyboardInterrupt):
-            fit(module, task_for(module), 7, checkpoint=file, watch=interrupted_watch(at))
+            fit(module, task_for(module), 7, checkpoint=file, on_progress=interrupted_watch(at))
     module, seen = Line(), []
     assert fit(module, task_for(module, seen=seen), 7, checkpoint=file) == expected
     assert len(seen) == 1 and same(state(module), state(whole))
@@ -257,15 +257,15 @@ def test_half_a_step_is_not_kept(tmp_path, monkeypatch):
 def test_an_interrupted_run_without_a_file_just_ends():
     module = Line()
     with pytest.raises(KeyboardInterrupt):
-        fit(module, task_for(module), 7, watch=interrupted_watch(3))
+        fit(module, task_for(module), 7, on_progress=interrupted_watch(3))
 
 
 def test_a_run_that_is_taken_up_says_from_where_and_a_finished_one_says_nothing(tmp_path, capsys):
     file, module = tmp_path / "run.safetensors", Line()
     with pytest.raises(KeyboardInterrupt):
-        fit(module, task_for(module), 7, checkpoint=file, watch=interrupted_watch(6))
+        fit(module, task_for(module), 7, checkpoint=file, on_progress=interrupted_watch(6))
     for _ in range(2):
-        fit(module, task_for(module), 7, checkpoint=file, watch=TrainingWatch(MagicMock()))
+        fit(module, task_for(module), 7, checkpoint=file, on_progress=TrainingWatch(MagicMock()))
     assert capsys.readouterr().err == "line: going on from step 6 of 24\n"
 
 
@@ -285,7 +285,7 @@ def test_a_state_that_went_wrong_between_two_looks_is_not_kept(wrong, tmp_path, 
         return found * math.nan if wrong == "loss" else found + (module.line.weight.sum() * 0).sqrt()
 
     with pytest.raises(
-        InputError, match=f"in step {6 if wrong == 'loss' else 7} of 24; .*; the state before it is kept"
+        DivergedError, match=f"in step {6 if wrong == 'loss' else 7} of 24; .*; the state before it is kept"
     ):
         fit(module, replace(task, loss=loss), 7, checkpoint=file)
     again, whole = Line(), Line()
@@ -396,7 +396,7 @@ def test_a_loss_that_is_not_finite_is_refused():
     module = Line()
     task = task_for(module)
     broken = Task("line", 50, lambda rows: task.loss(rows) * math.nan, task.score, task.schedule)
-    with pytest.raises(InputError, match=r"loss of line is not finite in step 1 of \d+; try a lower"):
+    with pytest.raises(DivergedError, match=r"loss of line is not finite in step 1 of \d+; try a lower"):
         fit(module, broken, 0)
 
 
@@ -417,7 +417,7 @@ def _bare(batch):
 
 def test_the_watcher_hears_of_every_step_and_of_the_end():
     module, notes = Line(), []
-    history = fit(module, task_for(module), 0, watch=notes.append)
+    history = fit(module, task_for(module), 0, on_progress=notes.append)
     assert [note.step for note in notes] == [*range(1, 25), 24]
     assert {(note.stage, note.steps) for note in notes} == {("line", 24)}
     assert (notes[0].loss, notes[0].score) == (None, None)
@@ -455,10 +455,10 @@ def test_the_log_of_a_killed_run_is_that_of_an_unbroken_one(whole_log, tmp_path,
             raise Killed
 
     with pytest.raises(Killed):
-        fit(module, task_for(module), 7, checkpoint=file, log=log, watch=kill)
+        fit(module, task_for(module), 7, checkpoint=file, log=log, on_progress=kill)
     assert lines_of(log) == whole_log[:4]
     with pytest.raises(KeyboardInterrupt):
-        fit(module, task_for(module), 7, checkpoint=file, log=log, watch=interrupted_watch(11))
+        fit(module, task_for(module), 7, checkpoint=file, log=log, on_progress=interrupted_watch(11))
     assert lines_of(log) == whole_log[:2]
     fit(module, task_for(module), 7, checkpoint=file, log=log)
     assert lines_of(log) == whole_log

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.lm_head import LanguageHead
+from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError
@@ -165,8 +165,8 @@ def test_as_bert_tokens_that_stayed_are_told_too(prepared):
 
 def test_only_states_before_hidden_tokens_are_told_from_and_texts_share_a_padded_batch(prepared, monkeypatch):
     rows, shapes, told = 8, [], []
-    plain = LanguageHead.__call__
-    monkeypatch.setattr(LanguageHead, "__call__", lambda head, states: told.append(len(states)) or plain(head, states))
+    plain = LMHead.__call__
+    monkeypatch.setattr(LMHead, "__call__", lambda head, states: told.append(len(states)) or plain(head, states))
     monkeypatch.setattr("decoder2vec.training.paths.batch_overhead", lambda *_: 10**6)
     module, task, model = prepared("lora")
     texts = tokens_of(model, learned_and_apart(TEXTS)[0])[:rows]
@@ -379,7 +379,7 @@ def three_steps():
     backbone = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapting, "fit", fit)
-        result = AdapterTraining(recipe, plain_data(sentences(20)), backbone).run(0, watch=look)
+        result = AdapterTraining(recipe, plain_data(sentences(20)), backbone).run(0, on_progress=look)
     return result.notes["training"], seen["state"]
 
 

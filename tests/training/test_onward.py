@@ -138,14 +138,14 @@ def test_the_merged_model_reads_what_the_encoder_reads(attention, with_lora, gap
 def test_merged_weights_are_found_again_and_not_written_twice(with_lora, monkeypatch):
     before, said = merged_folders(), []
     folder = with_lora(seed=7)
-    first, _ = start_from(folder, device="cpu", say=said.append)
+    first, _ = start_from(folder, device="cpu", notify=said.append)
     (made,) = merged_folders() - before
     assert Path(first.name) == made.resolve() and said == [f"merging the LoRA of {folder} into its model, once"]
     stamps = {file: file.stat().st_mtime_ns for file in made.iterdir()}
     monkeypatch.setattr(onward, "write_model", lambda *_: pytest.fail("written a second time"))
     moved = folder.with_name("moved")
     folder.rename(moved)
-    again, copied = start_from(moved, device="cpu", say=said.append)
+    again, copied = start_from(moved, device="cpu", notify=said.append)
     assert (again.name, again.fingerprint, copied) == (first.name, first.fingerprint, True)
     assert len(said) == 1 and {file: file.stat().st_mtime_ns for file in made.iterdir()} == stamps
 

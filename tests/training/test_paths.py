@@ -285,7 +285,7 @@ def test_blocks_computed_again_look_where_they_should(backbone):
     model = backbone("tiny-gpt2")
     found, expected = compared("lora", model, {"checkpoint_blocks": True}, attention="bidirectional:2")
     assert_same_step(found, expected)
-    model.read_as("causal")
+    model.set_attention("causal")
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_what_cannot_be_compiled_is_said_in_words(backbone):
     blocks = CompiledBlocks(model, backend=broken)
     states = torch.zeros(1, 3, model.dim, requires_grad=True)
     with (
-        blocks.switched_on(),
+        blocks.enabled(),
         pytest.raises(UnsupportedError, match=r"cannot be compiled here .*leave out compile_blocks"),
     ):
         model.blocks[0](states)

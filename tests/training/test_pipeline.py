@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, UnknownNameError, UnsupportedError
+from decoder2vec.errors import InputError, StorageError, UnknownNameError, UnsupportedError
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.training import checkpoint, pipeline
 from decoder2vec.training.contrast import Contrast
@@ -241,7 +241,8 @@ def test_so_is_a_place_where_something_else_stands(place, stages, trained, tmp_p
     (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / place).write_text("all my work")
     with pytest.raises(
-        InputError, match=r"is a file; choose|is not empty and not an encoder; choose|Cannot write to .*Not a"
+        (InputError, StorageError),
+        match=r"is a file; choose|is not empty and not an encoder; choose|Cannot write to .*Not a",
     ):
         run(stages(), tmp_path / "enc")
     assert trained == [] and (tmp_path / place).read_text() == "all my work"
@@ -284,7 +285,7 @@ def test_stages_that_were_done_are_found_and_nothing_is_trained(once, again, tra
 
     plain, asked, said = load.pick_device, [], []
     monkeypatch.setattr(load, "pick_device", lambda name=None: plain(asked.append(name) or name))
-    outcome = again(stages(), say=said.append)
+    outcome = again(stages(), notify=said.append)
     assert trained == [] and same_encoder(outcome.encoder, once[1].encoder)
     assert outcome.results == once[1].results and outcome.record == once[1].record
     assert (once[1].trained, outcome.trained) == (True, False)
@@ -304,7 +305,7 @@ def test_what_comes_after_a_change_is_done_again_and_nothing_before_it(setting, 
     assert trained == []
 
 
-CHANGES = {
+AUGMENTATIONS = {
     "the texts": (lambda make: make(data=plain_data(sentences(25))), {}, "mntp"),
     "the order of the texts": (lambda make: make(data=plain_data(sentences(24)[::-1])), {}, "mntp"),
     "the second's texts": (lambda make: make(simcse=plain_data(sentences(25))), {}, "simcse"),
@@ -321,7 +322,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize(("make", "options", "expected"), CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize(("make", "options", "expected"), AUGMENTATIONS.values(), ids=AUGMENTATIONS)
 def test_a_change_of_anything_that_a_stage_depends_on_is_seen(make, options, expected, first_trained, stages):
     assert first_trained(make(stages), **options) == expected
 
@@ -358,7 +359,7 @@ def test_a_stage_that_was_done_for_another_encoder_is_taken_from_there(stages, t
     both = stages("mntp.training.steps=1", "simcse.training.steps=1")
     run(both[:1], tmp_path / "first")
     said = []
-    run(both, tmp_path / "other" / "enc", say=said.append)
+    run(both, tmp_path / "other" / "enc", notify=said.append)
     assert trained == ["mntp", "simcse"] and said[0] == f"mntp: found in {tmp_path / 'first'}"
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["enc"]
     (tmp_path / "first").rename(tmp_path / "moved")
@@ -394,11 +395,11 @@ def test_a_killed_run_is_taken_up_and_ends_as_if_it_had_not_been(stage, once, st
 
     out = tmp_path / "enc"
     with pytest.raises(Killed):
-        run(stages(), out, watch=kill)
+        run(stages(), out, on_progress=kill)
     assert not out.exists() and (tmp_path / "enc-stages" / "1-mntp").is_dir() == (stage == "texts")
     steps, said = [], []
     torch.manual_seed(99)
-    outcome = run(stages(), out, watch=lambda note: steps.append((note.stage, note.step)), say=said.append)
+    outcome = run(stages(), out, on_progress=lambda note: steps.append((note.stage, note.step)), notify=said.append)
     expected = [("masked texts", 3), ("masked texts", 3), ("texts", 1), ("texts", 2), ("texts", 3), ("texts", 3)]
     assert steps == (expected if stage == "masked texts" else expected[-2:])
     assert any(line.startswith("mntp: found in") for line in said) == (stage == "texts")

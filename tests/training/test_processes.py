@@ -28,7 +28,7 @@ class Killed(Exception):
     pass
 
 
-def three_steps(name, out, watch=lambda _: None, every=1):
+def three_steps(name, out, on_progress=lambda _: None, every=1):
     """Train on 21 examples in batches of 7; returns losses, and what was trained after the last step."""
     seen = {}
     plain = adapting.fit
@@ -40,7 +40,7 @@ def three_steps(name, out, watch=lambda _: None, every=1):
     def look(note):
         state = seen["module"].named_parameters()
         seen["state"] = {name: tensor.detach().clone() for name, tensor in state}
-        watch(note)
+        on_progress(note)
 
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     data = toy_data(contrast=Contrast.of(toy_examples()[:21]))
@@ -48,7 +48,7 @@ def three_steps(name, out, watch=lambda _: None, every=1):
         patch.setattr(adapting, "fit", fit)
         patch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
         plan = Plan("toy", recipe=small(name, epochs=1, batch=7, every=every))
-        outcome = train(plan, data, backbone, out, watch=look)
+        outcome = train(plan, data, backbone, out, on_progress=look)
     history = outcome.results["seeds"][0]["notes"]["training"]
     return {"history": history, "fingerprint": outcome.encoder.fingerprint, "state": seen["state"]}
 

@@ -16,7 +16,7 @@ from tokenizers import normalizers
 from torch.utils.checkpoint import checkpoint as computed_twice
 from transformers import AutoModel, AutoTokenizer, DynamicCache
 
-from decoder2vec.backbone.attention import fault_of
+from decoder2vec.backbone.attention import attention_fault
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
@@ -398,7 +398,7 @@ def test_marks_and_capitals_are_learned_and_the_encoder_still_looks_both_ways(ba
     after.encoder.save(tmp_path / "encoder")
     loaded = Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32")
     assert loaded.spec.attention == loaded.backbone.attention == "bidirectional"
-    assert not fault_of(loaded.backbone.model, "bidirectional")
+    assert not attention_fault(loaded.backbone.model, "bidirectional")
     assert (loaded.encode(texts[:3]) == after.encoder.encode(texts[:3])).all()
     assert not np.allclose(loaded.encode(texts[:3]), before.encoder.encode(texts[:3]), atol=1e-3)
 
@@ -456,9 +456,9 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(backbone, tmp_path,
             raise Killed
 
     with pytest.raises(Killed):
-        begin().run(0, work=tmp_path, watch=kill)
+        begin().run(0, work=tmp_path, on_progress=kill)
     steps = []
-    resumed, whole = begin().run(0, work=tmp_path, watch=lambda note: steps.append(note.step)), begin().run(0)
+    resumed, whole = begin().run(0, work=tmp_path, on_progress=lambda note: steps.append(note.step)), begin().run(0)
     assert steps[0] == 4, "it did not begin anew"
     assert resumed.notes == whole.notes
     assert resumed.encoder.fingerprint == whole.encoder.fingerprint

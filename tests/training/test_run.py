@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from decoder2vec.encoder import Encoder, is_encoder
-from decoder2vec.errors import InputError
-from decoder2vec.text.data_check import overlapping
+from decoder2vec.encoder import Encoder, is_encoder_folder
+from decoder2vec.errors import InputError, StorageError
+from decoder2vec.text.data_check import count_overlap
 from decoder2vec.training import checkpoint
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import read_plan
@@ -128,8 +128,8 @@ def test_what_is_known_of_the_data_stands_in_results_and_card(run, data, tmp_pat
 def test_pairs_seen_in_training_are_kept_with_the_encoder(run, data, tmp_path):
     run()
     seen = np.load(tmp_path / "encoder" / "seen.npy")
-    assert overlapping(data.train.right, [text.upper() for text in data.train.left], seen) == len(data.train)
-    unseen = len(data.test[0]) - overlapping(data.test[0].left, data.test[0].right, seen)
+    assert count_overlap(data.train.right, [text.upper() for text in data.train.left], seen) == len(data.train)
+    unseen = len(data.test[0]) - count_overlap(data.test[0].left, data.test[0].right, seen)
     assert unseen > 0
 
 
@@ -179,14 +179,14 @@ def test_an_encoder_where_the_state_would_be_kept_is_left_alone(run, tmp_path):
     run(out=tmp_path / "mine.unfinished")
     with pytest.raises(InputError, match=r"mine\.unfinished holds an encoder, and is where this run would keep"):
         run(out=tmp_path / "mine")
-    assert is_encoder(tmp_path / "mine.unfinished")
+    assert is_encoder_folder(tmp_path / "mine.unfinished")
 
 
 @pytest.mark.parametrize("place", ["notes.txt/encoder", "notes.txt/below/encoder", "/proc/nope", "/proc/nope/encoder"])
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(place, run, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("all my work")
     monkeypatch.setattr("decoder2vec.training.run.start_training", lambda *_: pytest.fail("it was begun"))
-    with pytest.raises(InputError, match=r"Cannot write to .*; choose another place"):
+    with pytest.raises(StorageError, match=r"Cannot write to .*; choose another place"):
         run(out=tmp_path / place)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -218,11 +218,11 @@ class Killed(Exception):
 
 
 def kill_at(step, stage):
-    def watch(note):
+    def on_progress(note):
         if note.stage == stage and note.step >= step:
             raise Killed
 
-    return watch
+    return on_progress
 
 
 @pytest.mark.parametrize("stage", ["autoencoders", "pairs"])
@@ -236,10 +236,10 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(stage, run, tmp_pat
         "dropout=0.1",
     ]
     with pytest.raises(Killed):
-        run(*settings, watch=kill_at(8, stage), out=tmp_path / "killed")
+        run(*settings, on_progress=kill_at(8, stage), out=tmp_path / "killed")
     assert not (tmp_path / "killed").exists()
     steps = []
-    resumed = run(*settings, watch=lambda note: steps.append((note.stage, note.step)), out=tmp_path / "killed")
+    resumed = run(*settings, on_progress=lambda note: steps.append((note.stage, note.step)), out=tmp_path / "killed")
     assert min(step for name, step in steps if name == stage) > 1, "it did not begin anew"
     for file in own_pretrained.iterdir():
         file.unlink()
@@ -253,7 +253,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(stage, run, tmp_pat
 def test_an_unfinished_run_of_something_else_is_not_taken_up(change, run, data, tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     with pytest.raises(Killed):
-        run("training.epochs=4", watch=kill_at(8, "pairs"), out=tmp_path / "killed")
+        run("training.epochs=4", on_progress=kill_at(8, "pairs"), out=tmp_path / "killed")
     other = {
         "dev": replace(data, dev=data.test, test=data.dev),
         "scale": replace(data, scale=(0.0, 10.0)),

@@ -76,7 +76,7 @@ def test_the_best_trial_on_dev_is_returned(plan, data, backbone, monkeypatch):
 
     monkeypatch.setattr(FreezeTraining, "run", run)
     said = []
-    found = search_plan(plan, data, backbone("tiny-llama"), 5, say=said.append)
+    found = search_plan(plan, data, backbone("tiny-llama"), 5, notify=said.append)
     assert tried[0][0] == plan.recipe, "the plan's own settings are tried first"
     assert len(tried) == len(said) == 5
     assert found.recipe == max(tried, key=lambda one: one[1])[0]

@@ -60,7 +60,7 @@ def test_examples_that_make_no_batch_end_the_run():
 @pytest.mark.parametrize(("every", "looks"), [(0, [4, 7]), (3, [3, 6, 7]), (7, [7]), (100, [7])])
 def test_dev_is_looked_at_after_the_last_step_wherever_that_is(every, looks, tmp_path):
     module, notes, log = Line(), [], tmp_path / "log.jsonl"
-    history = fit(module, task_for(module, short(7, evaluate_every=every)), 0, log=log, watch=notes.append)
+    history = fit(module, task_for(module, short(7, evaluate_every=every)), 0, log=log, on_progress=notes.append)
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["step"], line["of"]) for line in lines] == [(look, 7) for look in looks]
     assert len(history.scores) == len(looks)

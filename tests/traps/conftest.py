@@ -45,7 +45,7 @@ def read():
 
     @torch.inference_mode()
     def run(backbone, prompts, readings, side="right"):
-        return Capture(backbone, readings)(collate(prompts, backbone.pad_id, side=side)).numpy()
+        return Capture(backbone, readings)(collate(prompts, backbone.pad_token_id, side=side)).numpy()
 
     return run
 

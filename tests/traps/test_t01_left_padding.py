@@ -49,6 +49,8 @@ def test_encoder_pads_so_that_batch_mates_do_not_matter(name, backbone, texts, g
     from decoder2vec.activations import extract as shared_prefix
 
     right = shared_prefix.collate
-    monkeypatch.setattr(shared_prefix, "collate", lambda prompts, pad_id: right(prompts, pad_id, side="left"))
+    monkeypatch.setattr(
+        shared_prefix, "collate", lambda prompts, pad_token_id: right(prompts, pad_token_id, side="left")
+    )
     monkeypatch.setattr(capture, "_takes_positions", lambda _: False)
     assert gap(encoder.encode(texts), single) > 0.1

@@ -45,7 +45,7 @@ def test_slicing_by_length_zero_pools_the_padding(backbone):
     def faulty(batch):
         rows = [model.tokenizer.encode(text) for text in batch]
         width = max(map(len, rows))
-        ids = torch.tensor([[model.pad_id] * (width - len(row)) + row for row in rows])
+        ids = torch.tensor([[model.pad_token_id] * (width - len(row)) + row for row in rows])
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
         return np.stack([states[i, -len(row) :].mean(dim=0).numpy() for i, row in enumerate(rows)])
 
@@ -59,7 +59,7 @@ def test_dividing_by_the_number_of_tokens_turns_to_nan(backbone):
     model = backbone("tiny-gpt2")
     batch = model.tokenizer(["", LONG], padding=False)["input_ids"]
     width = max(map(len, batch))
-    ids = torch.tensor([row + [model.pad_id] * (width - len(row)) for row in batch])
+    ids = torch.tensor([row + [model.pad_token_id] * (width - len(row)) for row in batch])
     mask = torch.tensor([[1.0] * len(row) + [0.0] * (width - len(row)) for row in batch])
     states = model.model(input_ids=ids, use_cache=False).last_hidden_state
     faulty = (states * mask.unsqueeze(-1)).sum(1) / mask.sum(1, keepdim=True)

@@ -68,7 +68,7 @@ def test_first_token_of_a_left_padded_row_is_not_a_pad(backbone, texts, prompts_
     prompts = prompts_of(model, texts)
     expected = np.stack([alone(model, prompt.ids)[-1, 0] for prompt in prompts])
     width = max(len(prompt.ids) for prompt in prompts)
-    rows = [[model.pad_id] * (width - len(prompt.ids)) + prompt.ids for prompt in prompts]
+    rows = [[model.pad_token_id] * (width - len(prompt.ids)) + prompt.ids for prompt in prompts]
     mask = [[0] * (width - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts]
     with torch.inference_mode():
         states = model.model(input_ids=torch.tensor(rows), attention_mask=torch.tensor(mask)).last_hidden_state

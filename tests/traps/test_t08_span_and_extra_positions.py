@@ -21,7 +21,7 @@ def with_virtual_tokens(backbone):
 
     @torch.inference_mode()
     def run(prompts):
-        batch = collate(prompts, model.pad_id)
+        batch = collate(prompts, model.pad_token_id)
         tokens = model.model.get_input_embeddings()(batch.ids)
         rows = torch.cat([prefix.expand(len(prompts), -1, -1), tokens], dim=1)
         mask = torch.cat([torch.ones(len(prompts), VIRTUAL, dtype=torch.long), batch.mask], dim=1)

@@ -28,15 +28,15 @@ def appends(model, token):
 def test_text_with_the_pad_token_in_it_keeps_that_token(text, side, backbone, prompts_of, read, alone, by_loop, gap):
     """The mask comes from lengths; one made by `ids != pad` drops real tokens."""
     model = backbone("tiny-gpt2")
-    assert model.pad_id == model.tokenizer.eos_token_id
+    assert model.pad_token_id == model.tokenizer.eos_token_id
     prompts = prompts_of(model, [LONG, text])
     wanted = [Reading(-1, "lasttoken", True), Reading(-1, "mean", True)]
     states = alone(model, model.tokenizer.encode(text))[-1]
     expected = np.stack([by_loop("lasttoken", states), by_loop("mean", states)])
     assert gap(read(model, prompts, wanted, side)[1], expected) < 1e-5
 
-    assert collate(prompts, model.pad_id, side=side).mask[1].sum() == len(states)
-    kept = states[np.array(model.tokenizer.encode(text)) != model.pad_id]
+    assert collate(prompts, model.pad_token_id, side=side).mask[1].sum() == len(states)
+    kept = states[np.array(model.tokenizer.encode(text)) != model.pad_token_id]
     with np.errstate(invalid="ignore"):
         assert gap(kept.sum(axis=0) / np.float64(len(kept)), expected[1]) > 1e-2
     if len(kept) and text.endswith("<eos>"):

@@ -17,7 +17,7 @@ FAMILIES = ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gpt_neox", "tiny-mamb
 EVERYTHING = [Reading(layer, name, normed) for layer in range(5) for name in POOLINGS for normed in (False, True)]
 
 
-class Watch:
+class OnProgress:
     """Counts the blocks that run, and how many of their outputs are alive when the last one is done."""
 
     def __init__(self, blocks):
@@ -44,7 +44,11 @@ def watched(prompts_of):
 
     def make(family):
         model = Backbone.load(family, device="cpu", dtype="float32")
-        return model, collate(prompts_of(model, ["A long one", "Short", ""]), model.pad_id), Watch(model.blocks)
+        return (
+            model,
+            collate(prompts_of(model, ["A long one", "Short", ""]), model.pad_token_id),
+            OnProgress(model.blocks),
+        )
 
     return make
 
@@ -53,17 +57,17 @@ def watched(prompts_of):
 @torch.inference_mode()
 def test_states_of_a_layer_are_gone_when_the_next_but_one_is_computed(family, watched):
     """All 60 readings leave [batch, reading, dim]; output_hidden_states, the faulty way, keeps every block's output."""
-    model, batch, watch = watched(family)
+    model, batch, on_progress = watched(family)
     found = Capture(model, EVERYTHING)(batch)
     assert found.shape == (3, len(EVERYTHING), model.dim)
     assert found.untyped_storage().nbytes() == found.numel() * 4
-    assert watch.alive <= 2
-    assert all(each() is None for each in watch.outputs)
+    assert on_progress.alive <= 2
+    assert all(each() is None for each in on_progress.outputs)
 
-    model, batch, watch = watched(family)
+    model, batch, on_progress = watched(family)
     kept = model.model(input_ids=batch.ids, use_cache=False, output_hidden_states=True).hidden_states
     assert len(kept) == 5
-    assert watch.alive >= 4
+    assert on_progress.alive >= 4
 
 
 @pytest.mark.parametrize("family", ["tiny-gpt2", "tiny-llama", "tiny-mamba"])
@@ -71,14 +75,14 @@ def test_states_of_a_layer_are_gone_when_the_next_but_one_is_computed(family, wa
 @torch.inference_mode()
 def test_model_stops_after_the_last_layer_wanted(family, last, watched):
     """A forward that is left to run, the faulty way, computes all four blocks."""
-    model, batch, watch = watched(family)
+    model, batch, on_progress = watched(family)
     Capture(model, [Reading(0), Reading(last)])(batch)
-    assert len(watch.outputs) == last
-    assert watch.calls == list(range(max(last, 1)))[: len(watch.calls)]
+    assert len(on_progress.outputs) == last
+    assert on_progress.calls == list(range(max(last, 1)))[: len(on_progress.calls)]
 
-    watch.outputs.clear()
+    on_progress.outputs.clear()
     model.model(input_ids=batch.ids, use_cache=False)
-    assert len(watch.outputs) == 4
+    assert len(on_progress.outputs) == 4
 
 
 def hooks_of(model):
@@ -90,7 +94,7 @@ def hooks_of(model):
 def test_no_hook_stays_behind_even_after_an_error(broken, texts, prompts_of):
     """Hooks that outlive a call, the faulty way, read the next batch with this batch's spans."""
     model = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    batch = collate(prompts_of(model, texts), model.pad_id)
+    batch = collate(prompts_of(model, texts), model.pad_token_id)
     capture = Capture(model, EVERYTHING)
     before = hooks_of(model.model)
 
@@ -113,10 +117,10 @@ def test_no_hook_stays_behind_even_after_an_error(broken, texts, prompts_of):
 @torch.inference_mode()
 def test_no_key_value_cache_is_built(family, watched):
     """Left to its default, the faulty way, the model hands every block a cache to fill."""
-    model, batch, watch = watched(family)
+    model, batch, on_progress = watched(family)
     Capture(model, [Reading(4)])(batch)
-    assert len(watch.kwargs) == 4
-    assert not any(kwargs.get("past_key_values") is not None for kwargs in watch.kwargs)
+    assert len(on_progress.kwargs) == 4
+    assert not any(kwargs.get("past_key_values") is not None for kwargs in on_progress.kwargs)
 
     output = model.model(input_ids=batch.ids)
     assert output.past_key_values is not None and len(output.past_key_values) == 4

@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError
+from decoder2vec.errors import EncoderError
 from decoder2vec.evaluation.similarity import evaluate_sts, score_sts
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 
 
 class Table:
@@ -44,7 +44,7 @@ def test_numbers_are_scipys_over_all_pairs(noisy):
     """Cosine, one correlation over the whole file; ranks of ties are averaged."""
     cosines, scores = noisy
     table, left, right = at_angles(cosines)
-    found = evaluate_sts(table, Pairs("stsb-test", left, right, list(scores)))
+    found = evaluate_sts(table, ScoredPairs("stsb-test", left, right, list(scores)))
     assert found["spearman"] == pytest.approx(100 * stats.spearmanr(cosines, scores).statistic, abs=0.006)
     assert found["pearson"] == pytest.approx(100 * stats.pearsonr(cosines, scores).statistic, abs=0.006)
     assert (found["task"], found["pairs"], found["texts"]) == ("stsb-test", 60, 120)
@@ -58,7 +58,7 @@ def test_tiny_encoder_agrees_with_cosines_made_by_hand(texts):
     encoder = Encoder.from_pretrained("tiny-llama", template="plain", pooling="mean", device="cpu")
     left, right = [*texts, texts[0], "A loaf of bread"], [texts[1], texts[2], texts[0], texts[0], texts[1]]
     scores = [0.5, 1.0, 2.5, 5.0, 3.0]
-    found = evaluate_sts(encoder, Pairs("own", left, right, scores))
+    found = evaluate_sts(encoder, ScoredPairs("own", left, right, scores))
     vectors = zip(map(encoder.encode, left), map(encoder.encode, right), strict=True)
     cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in vectors]
     assert found["spearman"] == pytest.approx(100 * stats.spearmanr(cosines, scores).statistic, abs=0.006)
@@ -71,7 +71,7 @@ def test_spearman_and_pearson_keep_their_names():
     cosines = np.linspace(-0.9, 0.9, 30)
     table, left, right = at_angles(cosines)
     scores = list(5 * ((cosines + 0.9) / 1.8) ** 6)
-    found = evaluate_sts(table, Pairs("curved", left, right, scores))
+    found = evaluate_sts(table, ScoredPairs("curved", left, right, scores))
     assert found["spearman"] == 100.0
     assert found["pearson"] == pytest.approx(100 * stats.pearsonr(cosines, scores).statistic, abs=0.006)
     assert found["pearson"] < 90
@@ -83,7 +83,7 @@ def test_one_correlation_over_all_pairs_is_not_the_mean_over_parts():
     cosines = np.concatenate([inside, inside + 0.6])
     scores = np.concatenate([inside * 10, inside * 10])
     table, left, right = at_angles(cosines)
-    found = evaluate_sts(table, Pairs("two parts", left, right, list(scores)))
+    found = evaluate_sts(table, ScoredPairs("two parts", left, right, list(scores)))
     by_parts = np.mean([stats.spearmanr(cosines[part], scores[part]).statistic for part in (slice(20), slice(20, 40))])
     assert by_parts == pytest.approx(1.0)
     assert found["spearman"] == pytest.approx(100 * stats.spearmanr(cosines, scores).statistic, abs=0.006)
@@ -96,7 +96,7 @@ def test_nothing_is_fitted_on_the_scores():
     left, right = [f"l{i}" for i in range(60)], [f"r{i}" for i in range(60)]
     table = Table({text: rng.normal(size=40) for text in left + right})
     scores = rng.uniform(0, 5, 60)
-    found = evaluate_sts(table, Pairs("noise", left, right, list(scores)))
+    found = evaluate_sts(table, ScoredPairs("noise", left, right, list(scores)))
     assert abs(found["spearman"]) < 40
 
     features = np.stack([np.abs(table.vectors[a] - table.vectors[b]) for a, b in zip(left, right, strict=True)])
@@ -117,7 +117,9 @@ def test_length_of_a_vector_does_not_matter(noisy):
     cosines, scores = noisy
     lengths = np.random.default_rng(2).uniform(0.1, 10, len(cosines))
     plain, stretched = (at_angles(cosines, each) for each in (None, lengths))
-    numbers = [evaluate_sts(table, Pairs("x", left, right, list(scores))) for table, left, right in (plain, stretched)]
+    numbers = [
+        evaluate_sts(table, ScoredPairs("x", left, right, list(scores))) for table, left, right in (plain, stretched)
+    ]
     assert numbers[0]["spearman"] == numbers[1]["spearman"]
     assert abs(100 * stats.spearmanr(cosines * lengths, scores).statistic - numbers[0]["spearman"]) > 5
 
@@ -141,10 +143,10 @@ def test_vectors_that_are_not_finite_are_refused_and_constant_ones_score_zero():
     """SciPy, left to itself, makes NaN of both, and a table of results shows a hole."""
     table, left, right = at_angles(np.full(10, 0.5))
     scores = list(np.arange(10.0))
-    assert evaluate_sts(table, Pairs("constant", left, right, scores))["spearman"] == 0.0
+    assert evaluate_sts(table, ScoredPairs("constant", left, right, scores))["spearman"] == 0.0
     with pytest.warns(stats.ConstantInputWarning):
         assert np.isnan(stats.spearmanr(np.full(10, 0.5), scores).statistic)
 
     table.vectors["r3"] = np.array([np.nan, 1.0])
-    with pytest.raises(InputError, match="not finite on broken"):
-        evaluate_sts(table, Pairs("broken", left, right, scores))
+    with pytest.raises(EncoderError, match="not finite on broken"):
+        evaluate_sts(table, ScoredPairs("broken", left, right, scores))

@@ -156,8 +156,8 @@ def test_file_is_converted_once(files, empty_cache, monkeypatch):
     real = conversion.convert
     monkeypatch.setattr(conversion, "convert", lambda *args: (calls.append(args), real(*args))[1])
     said = []
-    first = Backbone.load(files(), device="cpu", say=said.append)
-    again = Backbone.load(files(), device="cpu", say=said.append)
+    first = Backbone.load(files(), device="cpu", notify=said.append)
+    again = Backbone.load(files(), device="cpu", notify=said.append)
     assert len(calls) == len(said) == 1
     assert first.fingerprint == again.fingerprint
     assert len(list(empty_cache.iterdir())) == 1
@@ -249,7 +249,7 @@ def test_cut_off_file_is_refused_and_nothing_is_kept(share, files, empty_cache, 
         load(file)
     assert not empty_cache.exists() or list(empty_cache.iterdir()) == []
 
-    monkeypatch.setattr(source, "whole_folder", in_place)
+    monkeypatch.setattr(source, "atomic_folder", in_place)
     with pytest.raises(BackboneError):
         load(file)
     assert list(empty_cache.iterdir()) != []
@@ -285,7 +285,7 @@ def test_half_made_folder_would_be_taken_for_a_model(files, empty_cache, monkeyp
         raise OSError("disk full")
 
     monkeypatch.setattr(conversion, "_mend_tokenizer", fail)
-    monkeypatch.setattr(source, "whole_folder", in_place)
+    monkeypatch.setattr(source, "atomic_folder", in_place)
     with pytest.raises(OSError, match="disk full"):
         load(files())
     monkeypatch.setattr(conversion, "_mend_tokenizer", real)

@@ -25,7 +25,7 @@ def test_right_padding_is_exact_without_a_mask(family, backbone, texts, prompts_
     """What follows a token cannot reach it, so no mask is handed over and none is needed."""
     model = backbone(family)
     prompts = prompts_of(model, texts)
-    capture, batch = Capture(model, [Reading(-1)]), collate(prompts, model.pad_id)
+    capture, batch = Capture(model, [Reading(-1)]), collate(prompts, model.pad_token_id)
     assert batch.padding == "right" and set(capture.model_inputs(batch)) == {"input_ids"}
     states = [alone(model, prompt.ids)[-1] for prompt in prompts]
     found = read(model, prompts, [Reading(-1, name, True) for name in POOLINGS])
@@ -57,7 +57,9 @@ def test_encoder_gives_the_same_vector_alone_and_in_a_batch(family, texts, gap, 
     for size in (1, 2, 64):
         assert gap(encoder.encode(texts, batch_size=size), single) < 1e-5
 
-    monkeypatch.setattr(shared_prefix, "collate", lambda prompts, pad_id: collate(prompts, pad_id, side="left"))
+    monkeypatch.setattr(
+        shared_prefix, "collate", lambda prompts, pad_token_id: collate(prompts, pad_token_id, side="left")
+    )
     monkeypatch.setattr(Capture, "model_inputs", lambda _, batch: {"input_ids": batch.ids})
     assert gap(encoder.encode(texts), single) > 1e-2
 

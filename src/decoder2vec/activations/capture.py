@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
-from decoder2vec.backbone.machine import steady_attention
+from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.pooling import POOLINGS, Pooler
@@ -60,7 +60,7 @@ class Capture:
 
         handles = self._hook(read)
         try:
-            with self.backbone.adapter_on(), steady_attention(self.backbone.device):
+            with self.backbone.adapter_enabled(), any_shape_attention(self.backbone.device):
                 self.backbone.model(**self.model_inputs(batch), use_cache=False)
         except _Enough:
             pass

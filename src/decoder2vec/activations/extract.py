@@ -20,7 +20,7 @@ from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Past, TokenBatch
-from decoder2vec.backbone.kv_cache import KeysValues, fixed_cache, read_keys_values
+from decoder2vec.backbone.kv_cache import KeysValues, capture_keys_values, static_cache
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.errors import InputError, UnsupportedError
@@ -49,11 +49,11 @@ class SharedPrefix:
         worth = saved > batch_overhead(self._backbone.device, self._backbone.dim)
         layers = self._read(prompts[0].ids[:length]) if worth else []
         if not layers:
-            return collate(prompts, self._backbone.pad_id)
+            return collate(prompts, self._backbone.pad_token_id)
         rest = [Prompt(one.ids[length:], one.start - length, one.end - length) for one in prompts]
-        batch = collate(rest, self._backbone.pad_id)
+        batch = collate(rest, self._backbone.pad_token_id)
         rows = len(prompts)
-        cache = fixed_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
+        cache = static_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
         positions = torch.arange(length, length + batch.width).expand(rows, -1)
         return replace(batch, past=Past(cache, batch.mask.new_ones(rows, length), positions))
 
@@ -61,7 +61,7 @@ class SharedPrefix:
         if self._known[0] != ids:
             try:
                 tokens = torch.tensor([ids], device=self._backbone.device)
-                self._known = (ids, read_keys_values(self._backbone, self._depth, input_ids=tokens))
+                self._known = (ids, capture_keys_values(self._backbone, self._depth, input_ids=tokens))
             except UnsupportedError:  # a family that keeps no keys and values
                 self._possible = False
                 return []
@@ -85,7 +85,7 @@ _WINDOW_BYTES = 64 << 20
 
 
 @dataclass
-class Tally:
+class EncodingStats:
     """What an extraction did: for reports, and for the rate that users see."""
 
     texts: int = 0
@@ -94,7 +94,7 @@ class Tally:
     overlong: int = 0
     seconds: float = 0.0
 
-    def __iadd__(self, other: Tally) -> Tally:
+    def __iadd__(self, other: EncodingStats) -> EncodingStats:
         for name, value in vars(other).items():
             setattr(self, name, getattr(self, name) + value)
         return self
@@ -128,7 +128,7 @@ class Extractor:
         self.capture = Capture(self.backbone, self.readings)
         self.tokeniser = Tokeniser(self.backbone, self.template, self.max_length, self.on_overflow)
         self.budget = self.budget or token_budget(self.backbone.device, self.backbone.dim)
-        self.tally = Tally()
+        self.stats = EncodingStats()
 
     def space(self) -> dict[str, object]:
         """Everything that changes a vector; its fingerprint names the space in the store."""
@@ -191,7 +191,9 @@ class Extractor:
             rows = slice(begin, min(begin + width, len(texts)))
             latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
             self._run(tokenised, latents, progress)
-            self.tally += Tally(len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started)
+            self.stats += EncodingStats(
+                len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started
+            )
             if tokenised.overlong and self.on_overflow == "truncate":
                 _warn_truncated([numbers[begin + number] for number in tokenised.overlong], self)
             yield rows, latents.numpy()
@@ -224,8 +226,8 @@ class Extractor:
                 arriving.land(latents)
             arriving = _Arriving(vectors, rows)
             progress(0 if chunked else len(rows))
-            self.tally.tokens += sum(lengths[row] for row in rows)
-            self.tally.padded_tokens += len(rows) * lengths[rows[0]]
+            self.stats.tokens += sum(lengths[row] for row in rows)
+            self.stats.padded_tokens += len(rows) * lengths[rows[0]]
         if arriving is not None:
             arriving.land(latents)
         if chunked:
@@ -371,11 +373,11 @@ class Reader:
         return len(self.parts)
 
     @property
-    def tally(self) -> Tally:
+    def stats(self) -> EncodingStats:
         """What all passes did together; a text counts once."""
-        total = Tally()
+        total = EncodingStats()
         for _, extractor in self.parts:
-            total += extractor.tally
+            total += extractor.stats
         total.texts //= max(1, self.passes)
         return total
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Past
-from decoder2vec.backbone.kv_cache import KeysValues, fixed_cache, read_keys_values
+from decoder2vec.backbone.kv_cache import KeysValues, capture_keys_values, static_cache
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import fingerprint
-from decoder2vec.storage import prefix_kv_root, whole_file
+from decoder2vec.storage import atomic_file, prefix_kv_root
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.text.tokens import Prompt
 
@@ -50,7 +50,7 @@ class Remembered:
         device = self.lengths.device
         mask = torch.arange(width, device=device) >= width - self.lengths[:, None]
         positions = self.lengths[:, None] + torch.arange(tokens, device=device)
-        return Past(fixed_cache(self.layers), mask.long(), positions)
+        return Past(static_cache(self.layers), mask.long(), positions)
 
 
 def prefix_memory(backbone: Backbone, prompts: Sequence[Prompt], depth: int, cap: int = DEFAULT_CAP) -> Memory:
@@ -76,8 +76,8 @@ class _Computed:
 
     @torch.no_grad()
     def __call__(self, rows: Sequence[int]) -> Remembered:
-        batch = collate([self.prompts[row] for row in rows], self.backbone.pad_id).to(self.backbone.device)
-        found = read_keys_values(self.backbone, self.depth, input_ids=batch.ids)
+        batch = collate([self.prompts[row] for row in rows], self.backbone.pad_token_id).to(self.backbone.device)
+        found = capture_keys_values(self.backbone, self.depth, input_ids=batch.ids)
         lengths = batch.mask.sum(dim=1)
         place = torch.arange(batch.width, device=lengths.device) - (batch.width - lengths[:, None])
         if (lengths == batch.width).all():
@@ -104,7 +104,7 @@ class _Kept:
         size = int(self.ends[-1]) * self.width * backbone.dtype.itemsize
         if not file.is_file() or file.stat().st_size != size:  # one that was cut short would be read as zeros
             _check_room(file.parent, size)
-            with whole_file(file) as temporary:
+            with atomic_file(file) as temporary:
                 self._fill(self._open(temporary), prompts)
         self.states = self._open(file)
 
@@ -118,8 +118,8 @@ class _Kept:
         device = self.backbone.device
         budget = token_budget(device, self.backbone.dim)
         for rows in plan(self.lengths.tolist(), budget, batch_overhead(device, self.backbone.dim)):
-            batch = collate([prompts[row] for row in rows], self.backbone.pad_id).to(device)
-            found = read_keys_values(self.backbone, len(self.shapes), input_ids=batch.ids)
+            batch = collate([prompts[row] for row in rows], self.backbone.pad_token_id).to(device)
+            found = capture_keys_values(self.backbone, len(self.shapes), input_ids=batch.ids)
             parts = [torch.stack(pair, dim=2).permute(0, 3, 2, 1, 4).flatten(2) for pair in found]
             together = torch.cat(parts, dim=2).cpu()
             for row, text in zip(rows, together, strict=True):
@@ -153,8 +153,8 @@ def _check_room(folder: Path, size: int) -> None:
 @torch.no_grad()
 def _shapes(backbone: Backbone, depth: int) -> list[torch.Size]:
     """[head, 1, width] of the keys of each layer."""
-    ids = torch.tensor([[backbone.pad_id]], device=backbone.device)
-    return [keys.shape[1:] for keys, _ in read_keys_values(backbone, depth, input_ids=ids)]
+    ids = torch.tensor([[backbone.pad_token_id]], device=backbone.device)
+    return [keys.shape[1:] for keys, _ in capture_keys_values(backbone, depth, input_ids=ids)]
 
 
 def _size(shape: torch.Size) -> int:

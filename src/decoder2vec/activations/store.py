@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from decoder2vec.config import fingerprint
-from decoder2vec.errors import StoreError, unknown_name
-from decoder2vec.storage import cache_root, whole_file
+from decoder2vec.errors import StorageError, unknown_name
+from decoder2vec.storage import atomic_file, cache_root
 
 log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class Store:
             self._seen.add(file.name)
             try:
                 self._take(open_segment(file))
-            except StoreError as error:
+            except StorageError as error:
                 log.warning("%s; its texts will be computed again", error)
 
     def _check_note(self) -> None:
@@ -121,7 +121,7 @@ class Store:
             return
         if not isinstance(note, dict) or space_name(note) != self.folder.name:
             note = note if isinstance(note, dict) else {}
-            raise StoreError(
+            raise StorageError(
                 f"{self.folder} holds latents of another model, template or reading "
                 f"({note.get('backbone')}, {note.get('template')!r}); remove that folder."
             )
@@ -173,10 +173,10 @@ class Store:
     def _write(self, name: str, segment: Segment) -> None:
         note = self.folder / "space.json"
         if not note.exists():
-            with whole_file(note) as temporary:
+            with atomic_file(note) as temporary:
                 temporary.write_text(json.dumps(self.space, indent=1, sort_keys=True), encoding="utf-8")
         tensors: dict[str, NDArray[Any]] = {"keys": segment.keys, "values": segment.values, "scales": segment.scales}
-        with whole_file(self.folder / name) as temporary:
+        with atomic_file(self.folder / name) as temporary:
             save_file(tensors, temporary, metadata={"sha256": segment.digest()})
 
     def _take(self, segment: Segment) -> None:
@@ -200,7 +200,7 @@ def covering(space: dict[str, Any], keys: Sequence[bytes], *, root: Path | None 
             if same and all(list(reading) in other["readings"] for reading in space["readings"]):
                 store = Store(other, root=root)
                 found.append((sum(key in store for key in keys), -len(other["readings"]), other["readings"]))
-        except (OSError, ValueError, KeyError, TypeError, StoreError):
+        except (OSError, ValueError, KeyError, TypeError, StorageError):
             continue
     return max(found, key=lambda each: each[:2])[2] if found else None
 
@@ -216,7 +216,7 @@ def open_segment(file: Path) -> Segment:
         parts, _ = _map_tensors(file)
         return Segment(parts["keys"], parts["values"], parts["scales"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{file} is damaged ({error})") from error
+        raise StorageError(f"{file} is damaged ({error})") from error
 
 
 def _map_tensors(file: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:

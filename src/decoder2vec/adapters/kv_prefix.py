@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, Past, TokenBatch
-from decoder2vec.backbone.kv_cache import fixed_cache, read_keys_values
+from decoder2vec.backbone.kv_cache import capture_keys_values, static_cache
 from decoder2vec.errors import InputError
 
 
@@ -35,9 +35,9 @@ class KeyValuePrefix(Adapter):
         The noise has the spread of the keys and values that each layer really makes. Only the first `depth` layers get
         one, if the model is never read above.
         """
-        backbone.check_room("A prefix", tokens)
-        ids = backbone.tokenizer(text or _ANY_TEXT, add_special_tokens=False)["input_ids"] or [backbone.pad_id]
-        found = read_keys_values(backbone, depth, input_ids=torch.tensor([ids], device=backbone.device))
+        backbone.check_token_count("A prefix", tokens)
+        ids = backbone.tokenizer(text or _ANY_TEXT, add_special_tokens=False)["input_ids"] or [backbone.pad_token_id]
+        found = capture_keys_values(backbone, depth, input_ids=torch.tensor([ids], device=backbone.device))
         layers = [torch.cat([keys, values]).float() for keys, values in found]
         if text:
             return cls([layer[:, :, torch.arange(tokens) % len(ids)] for layer in layers])
@@ -47,8 +47,8 @@ class KeyValuePrefix(Adapter):
     @torch.no_grad()
     def checked(cls, layers: Sequence[Tensor], backbone: Backbone) -> KeyValuePrefix:
         """A prefix with these numbers, if they are of the sizes that the model's layers take."""
-        one = torch.tensor([[backbone.pad_id]], device=backbone.device)
-        wanted = read_keys_values(backbone, min(len(layers), backbone.n_layers), input_ids=one)
+        one = torch.tensor([[backbone.pad_token_id]], device=backbone.device)
+        wanted = capture_keys_values(backbone, min(len(layers), backbone.n_layers), input_ids=one)
         sizes = {(layer.shape[2] if layer.ndim == 4 else 0) for layer in layers}
         for layer, (keys, _) in zip(layers, wanted, strict=True):
             if len(sizes) > 1 or [*layer.shape[:2], *layer.shape[3:]] != [2, keys.shape[1], keys.shape[3]]:
@@ -73,7 +73,7 @@ class KeyValuePrefix(Adapter):
         if batch.padding == "left":
             positions = (batch.mask.cumsum(1) - 1).clamp(min=0)
         mask = batch.mask.new_ones(rows, self.layers[0].shape[2])
-        return replace(batch, past=Past(fixed_cache([(pair[0], pair[1]) for pair in pairs]), mask, positions))
+        return replace(batch, past=Past(static_cache([(pair[0], pair[1]) for pair in pairs]), mask, positions))
 
 
 _ANY_TEXT = "A text of some words."

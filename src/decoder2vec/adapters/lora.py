@@ -97,7 +97,7 @@ class Lora(Adapter):
         }
 
     @contextmanager
-    def switched_on(self) -> Iterator[None]:
+    def enabled(self) -> Iterator[None]:
         """Every layer is changed; opened again inside, it does nothing more."""
         self._open += 1
         undo = (self._hook() if self._is_beside() else self._swap()) if self._open == 1 else []

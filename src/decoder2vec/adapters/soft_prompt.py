@@ -40,11 +40,11 @@ class SoftPrompt(Adapter):
 
         Random vectors have the mean and the spread of the model's own token embeddings.
         """
-        backbone.check_room("A soft prompt", tokens)
+        backbone.check_token_count("A soft prompt", tokens)
         embed = backbone.model.get_input_embeddings()  # type: ignore[operator]
         ids: Sequence[int] = range(embed.weight.shape[0])
         if text:
-            ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] or [backbone.pad_id]
+            ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] or [backbone.pad_token_id]
         with torch.no_grad():  # some families scale what they look up
             read = embed(torch.tensor(ids, device=embed.weight.device)).float()
         if text:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.attention import fault_of
+from decoder2vec.backbone.attention import attention_fault
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
@@ -42,7 +42,7 @@ class Check:
     detail: str
 
 
-def examine(backbone: Backbone) -> Iterator[Check]:
+def run_doctor(backbone: Backbone) -> Iterator[Check]:
     """Run every check, one after the other; a check that cannot run has failed."""
     for name, check in _CHECKS.items():
         try:
@@ -78,7 +78,7 @@ def _prompts(backbone: Backbone, template: str = "plain") -> list[Prompt]:
 
 @torch.inference_mode()
 def _read(backbone: Backbone, prompts: list[Prompt], side: str = "right") -> Tensor:
-    batch = collate(prompts, backbone.pad_id, side=side).to(backbone.device)
+    batch = collate(prompts, backbone.pad_token_id, side=side).to(backbone.device)
     return Capture(backbone, _everything(backbone))(batch)
 
 
@@ -102,7 +102,7 @@ def _padding_side(backbone: Backbone) -> tuple[bool, str]:
 def _last_token(backbone: Backbone) -> tuple[bool, str]:
     """The last real token of a padded row equals the last position of the same text run alone."""
     prompts = _prompts(backbone, "prompteol")
-    batch = collate(prompts, backbone.pad_id).to(backbone.device)
+    batch = collate(prompts, backbone.pad_token_id).to(backbone.device)
     found = Capture(backbone, [Reading(backbone.n_layers, "lasttoken", normed=True)])(batch)[:, 0]
     expected = [_plain_forward(backbone, prompt).last_hidden_state[0, -1] for prompt in prompts]
     return _same(backbone, found, torch.stack(expected))
@@ -119,7 +119,7 @@ def _layer_bookkeeping(backbone: Backbone) -> tuple[bool, str]:
         first = model.get_input_embeddings()(torch.tensor([prompt.ids], device=backbone.device))
         states = (first, *states[:-2], states[-1])
     readings = [Reading(layer, "mean", normed=layer == top) for layer in range(top + 1)]
-    found = Capture(backbone, readings)(collate([prompt], backbone.pad_id).to(backbone.device))[0]
+    found = Capture(backbone, readings)(collate([prompt], backbone.pad_token_id).to(backbone.device))[0]
     if len(states) != top + 1:
         return False, f"the model reports {len(states)} states for {top} blocks"
     return _same(backbone, found, torch.stack([state[0].float().mean(dim=0) for state in states]))
@@ -133,14 +133,14 @@ def _plain_forward(backbone: Backbone, prompt: Prompt, **kwargs: bool) -> Any:
 def _direction(backbone: Backbone) -> tuple[bool, str]:
     """A later token moves an earlier one, in every block, where attention is bidirectional, and nowhere else."""
     before = backbone.attention
-    if fault := fault_of(backbone.model, before):
+    if fault := attention_fault(backbone.model, before):
         return False, f"read as {before}, but {fault}"
     try:
-        backbone.read_as("bidirectional")
+        backbone.set_attention("bidirectional")
     except UnsupportedError as reason:
         return True, f"{before}; {reason}"
     finally:
-        backbone.read_as(before)
+        backbone.set_attention(before)
     return True, f"{before}, padded and unpadded; can be switched to bidirectional"
 
 

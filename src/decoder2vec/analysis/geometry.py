@@ -11,21 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.analysis.layer_embeddings import Clouds
+from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths.geometry import alignment, anisotropy, cka_matrix, effective_rank, uniformity
-from decoder2vec.text.files import read_data
+from decoder2vec.text.files import read_data_file
 
 _CLOSE = 0.8
 """How far up its scale a pair's score must be for the two to belong together: above 4 of 5 on STS-B, as SimCSE."""
 _COMPARED = 2000
 """Texts of which every one is compared with every other, for uniformity and CKA."""
 
-Watch = Callable[[str, int], object]
+OnProgress = Callable[[str, int], object]
 
 
 @dataclass(frozen=True)
-class Together:
+class RelatedPairs:
     """Pairs of texts that belong together, and how many rows of the file did not say so."""
 
     name: str
@@ -38,12 +38,12 @@ class Together:
         return list(dict.fromkeys([*self.left, *self.right]))
 
 
-def read_together(file: Path) -> Together:
+def read_related_pairs(file: Path) -> RelatedPairs:
     """Pairs that belong together: anchors and positives, or the scored pairs in the top fifth of the file's scale.
 
     A pair of equal texts says nothing about an encoder and is left out.
     """
-    data = read_data(file)
+    data = read_data_file(file)
     rows = data.rows
     if data.kind == "scored pairs":
         scores = [_score(row.mark, f"{file}, line {row.line}") for row in rows]
@@ -56,14 +56,16 @@ def read_together(file: Path) -> Together:
     if not kept:
         raise DataFileError(f"{file} holds no pair of different texts that belong together.")
     left, right = zip(*kept, strict=True)
-    return Together(file.name, list(left), list(right), len(data.rows) - len(rows) + len(pairs) - len(kept))
+    return RelatedPairs(file.name, list(left), list(right), len(data.rows) - len(rows) + len(pairs) - len(kept))
 
 
-def shape_of_layers(clouds: Clouds, pairs: Together | None = None, watch: Watch = lambda *_: None) -> dict[str, Any]:
+def layer_geometry(
+    clouds: LayerEmbeddings, pairs: RelatedPairs | None = None, on_progress: OnProgress = lambda *_: None
+) -> dict[str, Any]:
     """Anisotropy, effective rank, uniformity, alignment and CKA of every layer, as a document for JSON."""
     if len(clouds.texts) < 2:
         raise InputError("One text has no shape; give two different texts or more.")
-    paired = clouds.of(pairs.texts(), lambda count: watch("pairs", count)) if pairs else None
+    paired = clouds.of(pairs.texts(), lambda count: on_progress("pairs", count)) if pairs else None
     sides = (paired.rows(pairs.left), paired.rows(pairs.right)) if pairs and paired else None
 
     def aligned(vectors: NDArray[np.floating]) -> float | None:
@@ -76,7 +78,7 @@ def shape_of_layers(clouds: Clouds, pairs: Together | None = None, watch: Watch 
         found.append({"layer": reading.layer, "normed": reading.normed, **_shape(vectors, some)})
         found[-1]["alignment"] = aligned(paired.layer(number)) if paired else None
         views.append(vectors[some] if not found[-1]["flags"] else np.zeros((len(some), 1), np.float32))
-        watch("layers", 1)
+        on_progress("layers", 1)
     embedding = _shape(clouds.embeddings(), some)
     embedding["alignment"] = aligned(paired.embeddings()) if paired else None
     return {

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.analysis.layer_embeddings import Clouds, in_curve
+from decoder2vec.analysis.layer_embeddings import LayerEmbeddings, in_curve
 from decoder2vec.errors import DataFileError, InputError, unknown_name
 from decoder2vec.maths import intrinsic_dimension as dimension
 from decoder2vec.maths.geometry import anisotropy, effective_rank
@@ -88,12 +88,12 @@ class CloudDimension:
         return {key: _rounded(value) for key, value in asdict(self).items() if key != "samples"}
 
 
-Watch = Callable[[str, int], object]
+OnProgress = Callable[[str, int], object]
 """Called with what is being done and how much more of it is."""
 
 
 def dimension_curve(
-    clouds: Clouds, plan: DimensionPlan | None = None, watch: Watch = lambda *_: None
+    clouds: LayerEmbeddings, plan: DimensionPlan | None = None, on_progress: OnProgress = lambda *_: None
 ) -> dict[str, Any]:
     """The dimension of every layer and of the embeddings themselves, as a document for JSON."""
     plan = plan or DimensionPlan()
@@ -103,7 +103,7 @@ def dimension_curve(
     found = []
     for number in range(len(clouds)):
         found.append(measure(clouds.layer(number), plan))
-        watch("layers", 1)
+        on_progress("layers", 1)
     embedding = measure(clouds.embeddings(), plan)
     curve = [found[number] for number in in_curve(clouds.readings)]
     return {

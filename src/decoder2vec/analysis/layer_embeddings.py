@@ -19,7 +19,7 @@ _CHUNK = 1024
 Vectors = NDArray[np.float32]
 
 
-class Clouds:
+class LayerEmbeddings:
     """One cloud of vectors for each layer, read as the encoder reads its texts, and that of its own embeddings.
 
     `pooling` reads the layers in another way than the encoder does.
@@ -68,9 +68,9 @@ class Clouds:
         """Where some of the texts stand."""
         return self._table.rows(texts)
 
-    def of(self, texts: Sequence[str], progress: Progress = lambda _: None) -> Clouds:
+    def of(self, texts: Sequence[str], progress: Progress = lambda _: None) -> LayerEmbeddings:
         """The same readings of other texts."""
-        return Clouds(self.encoder, texts, self.readings[0].pooling, progress)
+        return LayerEmbeddings(self.encoder, texts, self.readings[0].pooling, progress)
 
     def describe(self) -> dict[str, object]:
         """What was read of what, for a result file."""

@@ -22,7 +22,7 @@ from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.maths.pooling import POOLINGS
-from decoder2vec.text.files import Triples
+from decoder2vec.text.files import Triplets
 from decoder2vec.text.template import Template
 
 
@@ -222,7 +222,7 @@ class LossCurve:
 
 def loss_curve(
     backbone: Backbone,
-    triples: Triples,
+    triples: Triplets,
     plan: CurvePlan | None = None,
     *,
     progress: Callable[[int], object] = lambda _: None,

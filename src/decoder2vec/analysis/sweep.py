@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.activations.extract import Extractor, Tally
+from decoder2vec.activations.extract import EncodingStats, Extractor
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
@@ -21,7 +21,7 @@ from decoder2vec.errors import UnsupportedError, unknown_name
 from decoder2vec.heads.standardise import HEADS, Head
 from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
 from decoder2vec.maths.pooling import POOLINGS
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.text.template import Template
 
 
@@ -93,11 +93,11 @@ class Sweep:
 
     model: str
     backbone: Backbone
-    data: Pairs
+    data: ScoredPairs
     plan: SweepPlan
     rows: list[SweepRow] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
-    tally: Tally = field(default_factory=Tally)
+    stats: EncodingStats = field(default_factory=EncodingStats)
     seconds: float = 0.0
 
     @property
@@ -108,7 +108,7 @@ class Sweep:
     def encoder(self) -> Encoder:
         """The winner as a ready encoder; a head is fitted on the sentences of the sweep's own data."""
         best = self.winner
-        self.backbone.read_as(best.attention)
+        self.backbone.set_attention(best.attention)
         spec = EncoderSpec(
             backbone=self.model,
             readings=(Reading(best.layer, best.pooling, best.normed),),
@@ -130,23 +130,23 @@ class Sweep:
             "winner": asdict(self.winner),
             "skipped": self.skipped,
             "seconds": round(self.seconds, 1),
-            "tokens": self.tally.tokens,
-            "tokens_per_second": round(self.tally.tokens_per_second),
+            "tokens": self.stats.tokens,
+            "tokens_per_second": round(self.stats.tokens_per_second),
             "rows": [asdict(row) for row in self.rows],
         }
 
 
-Watch = Callable[[str, int], object]
+OnProgress = Callable[[str, int], object]
 """Called with what is being read and the number of texts just finished."""
 
 
 def run_sweep(
     model: str,
-    data: Pairs,
+    data: ScoredPairs,
     plan: SweepPlan | None = None,
     *,
     backbone: Backbone | None = None,
-    watch: Watch = lambda _what, _count: None,
+    on_progress: OnProgress = lambda _what, _count: None,
 ) -> Sweep:
     """Score every combination of the plan on the pairs; what the family cannot do is skipped and said."""
     plan = plan or SweepPlan()
@@ -156,12 +156,12 @@ def run_sweep(
     result = Sweep(model, backbone, data, plan)
     for attention in plan.attentions:
         try:
-            backbone.read_as(attention)
+            backbone.set_attention(attention)
         except UnsupportedError as reason:
             result.skipped.append(str(reason))
             continue
         for template in plan.templates:
-            result.rows += _score_pass(result, template, watch)
+            result.rows += _score_pass(result, template, on_progress)
     if not result.rows:
         raise UnsupportedError(f"Nothing could be read: {' '.join(result.skipped)}")
     result.rows.sort(key=lambda row: -row.spearman)
@@ -169,7 +169,7 @@ def run_sweep(
     return result
 
 
-def _score_pass(sweep: Sweep, template: str, watch: Watch) -> Iterator[SweepRow]:
+def _score_pass(sweep: Sweep, template: str, on_progress: OnProgress) -> Iterator[SweepRow]:
     """One extraction, then every layer, pooling and head from the store."""
     backbone = sweep.backbone
     readings = sweep.plan.readings(backbone)
@@ -177,8 +177,8 @@ def _score_pass(sweep: Sweep, template: str, watch: Watch) -> Iterator[SweepRow]
     store = Store(extractor.space())
     texts = sweep.data.texts()
     what = f"{template}, {backbone.attention}"
-    extractor.fill(store, texts, lambda count: watch(what, count))
-    sweep.tally += extractor.tally
+    extractor.fill(store, texts, lambda count: on_progress(what, count))
+    sweep.stats += extractor.stats
     keys = [text_key(text) for text in texts]
     place = {text: row for row, text in enumerate(texts)}
     left = np.array([place[text] for text in sweep.data.left])

@@ -106,7 +106,7 @@ _ROUNDING = 1e-5
 
 
 @torch.inference_mode()
-def looks_ahead(model: nn.Module, padded: bool, changed: int = 2) -> Tensor:
+def attends_ahead(model: nn.Module, padded: bool, changed: int = 2) -> Tensor:
     """[block, text] booleans: does that block let the token before `changed` see it?
 
     Neighbours, so that no attention window is too small. In a padded batch, whose masks are made in another way, the
@@ -213,10 +213,10 @@ def set_attention(model: nn.Module, attention: str) -> None:
     kept = _keep_causal(model, 0)
     fault = "unproved"
     try:
-        fault = fault_of(model, kind)
+        fault = attention_fault(model, kind)
         if lower and not fault:
             _keep_causal(model, lower)
-            fault = fault_of(model, attention)
+            fault = attention_fault(model, attention)
     finally:
         if fault:
             text_config(config).is_causal = config.is_causal = True if before is None else before
@@ -226,7 +226,7 @@ def set_attention(model: nn.Module, attention: str) -> None:
         raise UnsupportedError(f"{family} cannot be read with {attention} attention: {_REASONS.get(family, fault)}.")
 
 
-def fault_of(model: nn.Module, attention: str) -> str:
+def attention_fault(model: nn.Module, attention: str) -> str:
     """What speaks against it that the model reads that way; nothing if every block is proved to.
 
     Asked with and without padding, which take different mask paths. Blocks without attention read from left to right,
@@ -238,7 +238,7 @@ def fault_of(model: nn.Module, attention: str) -> str:
     if kind == "bidirectional" and not both:
         return f"no layer above {lower} has attention"
     try:
-        seen = [looks_ahead(model, padded) for padded in (False, True)]
+        seen = [attends_ahead(model, padded) for padded in (False, True)]
     except RuntimeError:
         if not lower:
             raise
@@ -289,6 +289,6 @@ def check_prefix_attention(model: nn.Module) -> None:
 def _reads_prefixes(model: nn.Module, padded: bool) -> bool:
     blocks = find_blocks(model)[1]
     with prefix_attention(blocks, torch.tensor([2] * (1 + padded))):
-        inside, *ahead = (looks_ahead(model, padded, changed=place) for place in (1, 2, 3))
+        inside, *ahead = (attends_ahead(model, padded, changed=place) for place in (1, 2, 3))
     attention = [number for number, _ in with_attention(list(blocks))]
     return bool(inside[attention].all()) and not any(some.any() for some in ahead)

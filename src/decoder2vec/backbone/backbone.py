@@ -18,14 +18,14 @@ from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.machine import pick_device, pick_dtype, quiet_transformers
-from decoder2vec.backbone.sources import Say, resolve
+from decoder2vec.backbone.sources import Notify, resolve
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, UnsupportedError
 
 FOUR_BIT = "4bit"
 
 
-def in_four_bits(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def four_bit_settings(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Settings with which transformers rounds a model while loading it; `dtype` is the compute dtype."""
     if find_spec("bitsandbytes") is None:
         raise MissingExtraError("bitsandbytes", "4bit")
@@ -88,7 +88,7 @@ class Backbone:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         revision: str | None = None,
-        say: Say = lambda _: None,
+        notify: Notify = lambda _: None,
     ) -> Backbone:
         """Load by hub id, folder, GGUF file or built-in name; device and dtype are chosen by the machine.
 
@@ -96,11 +96,11 @@ class Backbone:
         model's own config says. `dtype` may be "4bit": weights inside the blocks are rounded, to train LoRA beside a
         model that would not fit otherwise.
         """
-        folder = resolve(name, revision=revision, say=say)
+        folder = resolve(name, revision=revision, notify=notify)
         place = pick_device(device)
         four_bit = dtype == FOUR_BIT
         numbers = pick_dtype(place, None if four_bit else dtype)
-        model = _load_model(folder, numbers, **(in_four_bits(place, numbers) if four_bit else {}))
+        model = _load_model(folder, numbers, **(four_bit_settings(place, numbers) if four_bit else {}))
         try:
             model = model if four_bit else model.to(place)
         except (RuntimeError, AssertionError) as error:
@@ -113,7 +113,7 @@ class Backbone:
         tokenizer = _load_tokenizer(folder)
         return cls(str(name), model, tokenizer, attention, folder_fingerprint(folder), four_bit=four_bit)
 
-    def read_as(self, attention: str) -> None:
+    def set_attention(self, attention: str) -> None:
         """Switch between causal and bidirectional attention, and prove it; a family that cannot is refused."""
         set_attention(self.model, attention)
         self.attention = attention
@@ -132,9 +132,9 @@ class Backbone:
         """The batch as the model is to read it."""
         return self.adapter.adapt(batch, self.model) if self.adapter else batch
 
-    def adapter_on(self) -> AbstractContextManager[Any]:
+    def adapter_enabled(self) -> AbstractContextManager[Any]:
         """Open this around every pass of the model."""
-        return self.adapter.switched_on() if self.adapter else nullcontext()
+        return self.adapter.enabled() if self.adapter else nullcontext()
 
     @property
     def identity(self) -> str:
@@ -186,13 +186,13 @@ class Backbone:
         return next((int(value) - own for value in known if value), None)
 
     @cached_property
-    def pad_id(self) -> int:
+    def pad_token_id(self) -> int:
         """A token to fill rows with. Masks never look at it, so any token will do, EOS included."""
         known = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
         return next(int(value) for value in known if value is not None)
 
     @cached_property
-    def bos_to_add(self) -> int | None:
+    def missing_bos_token_id(self) -> int | None:
         """The BOS token that the family needs and the tokenizer forgets, or None."""
         bos = self.tokenizer.bos_token_id
         wanted = self.family.startswith(_NEEDS_BOS) or getattr(self.tokenizer, "add_bos_token", False)
@@ -201,12 +201,12 @@ class Backbone:
         return int(bos)
 
     @cached_property
-    def token_for_nothing(self) -> int:
+    def empty_text_token_id(self) -> int:
         """What an empty text is read as when the tokenizer gives no token at all for it."""
-        known = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.pad_id)
+        known = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.pad_token_id)
         return next(int(value) for value in known if value is not None)
 
-    def check_room(self, what: str, tokens: int) -> None:
+    def check_token_count(self, what: str, tokens: int) -> None:
         """Refuse something that would take no token of the context, or all of them."""
         most = None if self.context_length is None else self.context_length - 1
         if tokens < 1 or (most is not None and tokens > most):

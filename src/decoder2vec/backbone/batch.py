@@ -62,7 +62,7 @@ class Adapter(nn.Module, ABC):
         """What the model reads instead of the batch."""
         return batch
 
-    def switched_on(self) -> AbstractContextManager[Any]:
+    def enabled(self) -> AbstractContextManager[Any]:
         """The model's own weights differ while this is open, where an adapter is of that sort."""
         return nullcontext()
 

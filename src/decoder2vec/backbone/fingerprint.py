@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from decoder2vec.config import fingerprint
-from decoder2vec.storage import cache_root, whole_file
+from decoder2vec.storage import atomic_file, cache_root
 
 _NOTE = "source.json"
 _CONVERSION = 1
@@ -61,7 +61,7 @@ def file_sha256(file: Path, *, remember: bool = True) -> str:
         digest = hashlib.file_digest(handle, "sha256").hexdigest()
     if remember:
         try:
-            with whole_file(note) as temporary:
+            with atomic_file(note) as temporary:
                 temporary.write_text(json.dumps({"sha256": digest, "file": stamp}))
         except OSError:  # a read-only cache costs time, not correctness
             pass

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.machine import steady_attention
+from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.errors import UnsupportedError
 
 KeysValues = tuple[Tensor, Tensor]
@@ -38,12 +38,12 @@ class _FixedLayer(DynamicLayer):  # type: ignore[misc]
         )
 
 
-def fixed_cache(layers: Sequence[KeysValues]) -> Cache:
+def static_cache(layers: Sequence[KeysValues]) -> Cache:
     """A cache that puts these before what each layer reads."""
     return Cache(layers=[_FixedLayer(keys, values) for keys, values in layers])
 
 
-def read_keys_values(backbone: Backbone, depth: int | None = None, **inputs: Any) -> list[KeysValues]:
+def capture_keys_values(backbone: Backbone, depth: int | None = None, **inputs: Any) -> list[KeysValues]:
     """What the attention of the first `depth` layers (or of all) holds after reading; the model is stopped there.
 
     A family without such a memory is refused.
@@ -52,7 +52,7 @@ def read_keys_values(backbone: Backbone, depth: int | None = None, **inputs: Any
     cache = DynamicCache()
     handle = backbone.blocks[depth - 1].register_forward_hook(_stop)
     try:
-        with steady_attention(backbone.device):
+        with any_shape_attention(backbone.device):
             backbone.model(**inputs, past_key_values=cache, use_cache=True)
     except _Enough:
         pass

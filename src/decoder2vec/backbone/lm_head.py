@@ -25,7 +25,7 @@ _AT_ONCE = 4096
 """So many states go through the head at a time: logits of a hundred thousand words take as much as a small model."""
 
 
-class LanguageHead:
+class LMHead:
     """[state, width] states of the top layer, after the final norm, to [state, word] logits.
 
     Families scale, bias or cap their logits; their stock class does it, on a model that hands the states through. The

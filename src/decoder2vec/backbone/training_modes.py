@@ -45,7 +45,7 @@ class CompiledBlocks:
         ]
 
     @contextmanager
-    def switched_on(self) -> Iterator[None]:
+    def enabled(self) -> Iterator[None]:
         """While this is open the blocks run compiled."""
         try:
             for block, forward in self.forwards:

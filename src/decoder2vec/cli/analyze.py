@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, TemplateOption, open_encoder
-from decoder2vec.cli.output import bars, say, table
+from decoder2vec.cli.output import bars, info, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_target, write_json
 
 if TYPE_CHECKING:
-    from decoder2vec.analysis.layer_embeddings import Clouds
+    from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
 
 Document = dict[str, Any]
-Watch = Callable[[str, int], object]
+OnProgress = Callable[[str, int], object]
 
 analyze = typer.Typer(help="Measure the vectors of every layer, from texts alone.", no_args_is_help=True)
 
@@ -40,9 +40,9 @@ class _Source:
     attention: str | None = None
     device: str | None = None
 
-    def run(self, name: str, make: Callable[[Clouds, Watch], Document], pairs: int = 0) -> Document:
+    def run(self, name: str, make: Callable[[LayerEmbeddings, OnProgress], Document], pairs: int = 0) -> Document:
         """Read an encoder's layers and make a document of them, with bars."""
-        from decoder2vec.analysis.layer_embeddings import Clouds
+        from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
         from decoder2vec.storage import versions
 
         encoder = open_encoder(name, self.device, template=self.template, attention=self.attention)
@@ -51,11 +51,11 @@ class _Source:
         with bars() as progress:
             tasks = {what: progress.add_task(f"{name}: {what}", total=totals[what]) for what in totals if totals[what]}
 
-            def watch(what: str, count: int) -> None:
+            def on_progress(what: str, count: int) -> None:
                 progress.advance(tasks[what], count)
 
-            clouds = Clouds(encoder, self.texts, self.pooling, lambda count: watch("texts", count))
-            document = make(clouds, watch)
+            clouds = LayerEmbeddings(encoder, self.texts, self.pooling, lambda count: on_progress("texts", count))
+            document = make(clouds, on_progress)
         texts = {"file": self.file.name, **document.pop("texts")}
         samples = {key: document.pop(key) for key in ("area_samples",) if key in document}
         return {"encoder": name, **document, "texts": texts, "versions": versions(), **samples}
@@ -97,12 +97,12 @@ def intrinsic_dimension(
         if source is None or name in earlier:
             found += earlier[name]
         else:
-            found.append(source.run(name, lambda clouds, watch: dimension_curve(clouds, plan, watch)))
+            found.append(source.run(name, lambda clouds, on_progress: dimension_curve(clouds, plan, on_progress)))
     compared = differences(found)
     _write(out, found, {"differences": compared})
     if plot:
         draw_dimension(found, plot)
-        say(f"wrote {plot}")
+        info(f"wrote {plot}")
     _print_dimension(found, compared)
 
 
@@ -120,22 +120,22 @@ def geometry(
     device: Device = None,
 ) -> None:
     """Anisotropy, effective rank, uniformity and alignment of every layer, and which layers are alike (CKA)."""
-    from decoder2vec.analysis.geometry import read_together, shape_of_layers
+    from decoder2vec.analysis.geometry import layer_geometry, read_related_pairs
     from decoder2vec.report.analysis_figures import draw_geometry
 
     _check_targets(out, plot, [texts, pairs])
-    together = read_together(pairs) if pairs else None
+    together = read_related_pairs(pairs) if pairs else None
     file, chosen = _texts(texts, limit)
     source = _Source(file, chosen, pooling, template, attention, device)
     count = len(together.texts()) if together else 0
     found = [
-        source.run(name, lambda clouds, watch: shape_of_layers(clouds, together, watch), pairs=count)
+        source.run(name, lambda clouds, on_progress: layer_geometry(clouds, together, on_progress), pairs=count)
         for name in encoders
     ]
     _write(out, found)
     if plot:
         draw_geometry(found, plot)
-        say(f"wrote {plot}")
+        info(f"wrote {plot}")
     _print_geometry(found)
 
 
@@ -147,23 +147,23 @@ def _check_targets(out: Path, plot: Path | None, sources: Sequence[Path | str | 
 def _texts(file: Path | None, limit: int | None) -> tuple[Path, list[str]]:
     """The different texts of a file that are not blank."""
     from decoder2vec.analysis.layer_embeddings import spread
-    from decoder2vec.text.files import read_data
+    from decoder2vec.text.files import read_data_file
 
     if file is None:
         raise InputError("Give the texts to measure on: --texts FILE.")
     if limit is not None and limit < 1:
         raise InputError(f"A limit of {limit} texts leaves nothing; give 1 or more.")
-    every = list(read_data(file).texts())
+    every = list(read_data_file(file).texts())
     chosen = spread(every)
     if len(chosen) < len(every):
-        say(f"{file}: {len(every) - len(chosen):,} of {len(every):,} texts are blank or stand there twice; left out")
+        info(f"{file}: {len(every) - len(chosen):,} of {len(every):,} texts are blank or stand there twice; left out")
     return file, spread(chosen, limit)
 
 
 def _write(out: Path, found: list[Document], more: Document | None = None) -> None:
     """One document as it is; several under `encoders`."""
     write_json(out, found[0] if len(found) == 1 else {"encoders": found, **(more or {})}, allow_nan=False)
-    say(f"wrote {out}")
+    info(f"wrote {out}")
 
 
 def _print_dimension(found: list[Document], compared: list[Document]) -> None:

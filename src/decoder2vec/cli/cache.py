@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 
 _OTHERS = {
     "pretrained": "sets of encoders before their training on pairs",
@@ -45,7 +45,7 @@ def remove_space(name: Annotated[str, typer.Argument(help="A name from `d2v cach
         shutil.rmtree(cache_root() / other, ignore_errors=True)
     if name not in _OTHERS:
         remove(name)
-    say(f"removed {name}")
+    info(f"removed {name}")
 
 
 @cache.command("verify")
@@ -59,7 +59,7 @@ def verify_spaces() -> None:
         damaged += len(report.damaged)
         typer.echo(f"{report.name}: {report.texts} texts, {len(report.damaged)} damaged pieces")
     if damaged:
-        say(f"{damaged} damaged pieces were dropped")
+        info(f"{damaged} damaged pieces were dropped")
         raise typer.Exit(1)
 
 

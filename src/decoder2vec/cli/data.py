@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 from decoder2vec.storage import check_target
 
 if TYPE_CHECKING:
@@ -28,11 +28,11 @@ def check(
 ) -> None:
     """Say which kind of data a file holds and how much of it, what is wrong with it, and what an evaluation shares."""
     from decoder2vec.text.data_check import check_file, shared_with
-    from decoder2vec.text.files import read_data
+    from decoder2vec.text.files import read_data_file
 
-    read = read_data(file)
+    read = read_data_file(file)
     rows = _rows(check_file(read))
-    rows += [(f"also in {other.name}", _shared(shared_with(read, read_data(other)))) for other in against or []]
+    rows += [(f"also in {other.name}", _shared(shared_with(read, read_data_file(other)))) for other in against or []]
     table(("what", "found"), rows, str(file))
 
 
@@ -48,7 +48,7 @@ def mine(
 ) -> None:
     """Find hard negatives in the data itself: near to the anchor, and not known to belong to it."""
     from decoder2vec.encoder import Encoder
-    from decoder2vec.storage import whole_file
+    from decoder2vec.storage import atomic_file
     from decoder2vec.training.contrast import read_contrast
     from decoder2vec.training.mine import as_jsonl
     from decoder2vec.training.mine import mine as find
@@ -56,13 +56,13 @@ def mine(
     check_target(out, ".jsonl", sources=[file])
     contrast = read_contrast(file)
     for note in contrast.notes:
-        say(note)
+        info(note)
     model = Encoder.from_pretrained(encoder, device=device)
     rows = find(model, contrast, count=count, margin=margin, skip=skip, show_progress_bar=True)
-    with whole_file(out) as temporary:
+    with atomic_file(out) as temporary:
         temporary.write_text(as_jsonl(rows), encoding="utf-8")
     found = sum(len(row) - 2 for row in rows)
-    say(f"{found:,} negatives for {len(rows):,} examples ({sum(len(row) == 2 for row in rows):,} have none): {out}")
+    info(f"{found:,} negatives for {len(rows):,} examples ({sum(len(row) == 2 for row in rows):,} have none): {out}")
 
 
 @data.command("concepts")
@@ -79,10 +79,10 @@ def concepts(
 ) -> None:
     """List the concepts of a field, to be masked when a model learns it: frequent there and rare elsewhere."""
     from decoder2vec.text.concepts import ConceptGraph, ConceptSet, Frequency
-    from decoder2vec.text.files import CALL_IT_TEXT, read_texts
+    from decoder2vec.text.files import TEXT_COLUMN_HINT, read_texts
 
     check_target(out, sources=[domain, general, graph])
-    texts, others = (read_texts(file, cure=CALL_IT_TEXT) for file in (domain, general))
+    texts, others = (read_texts(file, cure=TEXT_COLUMN_HINT) for file in (domain, general))
     if graph:
         often = Frequency(per_million=frequency)
         found = ConceptSet.build(texts, others, ConceptGraph.read(graph), frequency=often, seeds=seeds, hops=hops)
@@ -93,7 +93,7 @@ def concepts(
         ("what", "found"),
         [(name, f"{value:,}" if isinstance(value, int) else str(value)) for name, value in found.notes.items()],
     )
-    say(f"{len(found):,} concepts: {out}")
+    info(f"{len(found):,} concepts: {out}")
 
 
 def _rows(found: FileCheck) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 from decoder2vec.cli.sweep import print_sweep, sweep_with_bars, write_sweep
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def demo(
     from decoder2vec.text.files import read_pairs
 
     model = _model()
-    backbone = Backbone.load(model, say=say)
+    backbone = Backbone.load(model, notify=info)
     with resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv") as file:
         pairs = read_pairs(file)
     plan = SweepPlan(templates=("plain", "prompteol"), poolings=("lasttoken", "mean", "weightedmean"))
@@ -54,10 +54,10 @@ def _model() -> str:
     from decoder2vec.errors import BackboneError
 
     try:
-        pull("smollm2-135m", say=say)
+        pull("smollm2-135m", notify=info)
         return "smollm2-135m"
     except BackboneError as error:
-        say(f"{error}\nGoing on with tiny-llama, a random model: its scores and answers are MEANINGLESS.")
+        info(f"{error}\nGoing on with tiny-llama, a random model: its scores and answers are MEANINGLESS.")
         return "tiny-llama"
 
 
@@ -94,7 +94,7 @@ def _indexed(encoder: Encoder, sentences: list[str], place: Path) -> bool:
     try:
         index = Index.create(place, encoder)
     except MissingExtraError as error:
-        say(str(error))
+        info(str(error))
         return False
     index.add(Document(f"sentence {number}", text) for number, text in enumerate(sentences, 1))
     index.close()

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Model
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 
 
 def doctor(
@@ -17,18 +17,20 @@ def doctor(
     dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; by default what the machine likes.")] = None,
 ) -> None:
     """Prove on your own model that it is read correctly; exit code 1 if anything is not."""
-    from decoder2vec.analysis.doctor import examine
+    from decoder2vec.analysis.doctor import run_doctor
     from decoder2vec.backbone.backbone import Backbone
 
-    backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, say=say)
-    say(f"{model}: {backbone.family}, {backbone.n_layers} layers x {backbone.dim}, {backbone.dtype}, {backbone.device}")
-    checks = list(examine(backbone))
+    backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, notify=info)
+    info(
+        f"{model}: {backbone.family}, {backbone.n_layers} layers x {backbone.dim}, {backbone.dtype}, {backbone.device}"
+    )
+    checks = list(run_doctor(backbone))
     table(
         ("check", "", "measured"),
         [(check.name, "ok" if check.passed else "FAILED", check.detail) for check in checks],
     )
     failed = [check.name for check in checks if not check.passed]
     if failed:
-        say(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
+        info(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
         raise typer.Exit(1)
     typer.echo(f"All {len(checks)} checks passed.")

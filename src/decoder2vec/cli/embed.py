@@ -16,7 +16,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.output import bars, say
+from decoder2vec.cli.output import bars, info
 from decoder2vec.storage import check_target
 
 
@@ -44,4 +44,4 @@ def embed(
         count = embed_texts(
             model, read_texts(source, column), out, normalize=normalize, progress=lambda n: progress.advance(task, n)
         )
-    say(f"wrote {count} vectors of {model.dim} numbers to {out}")
+    info(f"wrote {count} vectors of {model.dim} numbers to {out}")

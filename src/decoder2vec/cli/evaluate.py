@@ -22,15 +22,15 @@ from decoder2vec.cli.options import (
     PoolingOption,
     SkipBad,
     TemplateOption,
-    open_any_encoder,
+    load_any_encoder,
     split_names,
 )
-from decoder2vec.cli.output import bars, say, table
+from decoder2vec.cli.output import bars, info, table
 from decoder2vec.storage import check_target, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.evaluation.suite import Estimate, Suite
-    from decoder2vec.text.files import Pairs
+    from decoder2vec.text.files import ScoredPairs
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ def evaluate_tasks(name: str, choices: TaskChoices, open_model: Callable[[], Any
     )
     to_do = suite.open_tasks()
     if done := len(tasks) - len(to_do):
-        say(f"{done} of {len(tasks)} tasks are finished in {choices.json_file}")
+        info(f"{done} of {len(tasks)} tasks are finished in {choices.json_file}")
     if to_do:
-        say(_sentence(suite.estimate(), len(to_do)))
+        info(_sentence(suite.estimate(), len(to_do)))
     document = _watched(suite)
     _show(document, [task.name for task in tasks], repr(suite.encoder))
 
@@ -82,7 +82,7 @@ def pairs_seen(folder: Path) -> Any:
     try:
         return np.load(folder / SEEN_FILE, allow_pickle=False)
     except (ValueError, EOFError):
-        say(f"{folder / SEEN_FILE} cannot be read; whether the encoder was trained on these pairs is not known")
+        info(f"{folder / SEEN_FILE} cannot be read; whether the encoder was trained on these pairs is not known")
         return None
 
 
@@ -128,7 +128,7 @@ def _show(document: dict[str, Any], names: Sequence[str], title: str) -> None:
     table(("task", "kind", "measure", "score", "95 %", "seconds"), rows, title)
     for name in names:
         for flag in document["tasks"][name].get("flags", []):
-            say(f"{name}: {flag}")
+            info(f"{name}: {flag}")
 
 
 def evaluate(
@@ -167,7 +167,7 @@ def evaluate(
     """
     check_target(json_file, ".json", sources=data)
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    open_model = partial(open_any_encoder, encoder, device, **choices)
+    open_model = partial(load_any_encoder, encoder, device, **choices)
     if tasks is not None or any(file.is_dir() for file in data):
         wanted = TaskChoices(data, split_names(tasks or "all"), json_file, limit, prompt or ())
         evaluate_tasks(encoder, wanted, open_model)
@@ -176,17 +176,17 @@ def evaluate(
         evaluate_pairs(encoder, [read(file) for file in data], json_file, open_model)
 
 
-def load_scored(file: Path, columns: Sequence[str], **options: Any) -> Pairs:
+def load_scored(file: Path, columns: Sequence[str], **options: Any) -> ScoredPairs:
     """Scored pairs; lines that were left out are told of."""
     from decoder2vec.evaluation.similarity import load_pairs
 
     pairs = load_pairs(file, columns, **options)
     if pairs.skipped:
-        say(f"{pairs.skipped} lines of {file} were left out")
+        info(f"{pairs.skipped} lines of {file} were left out")
     return pairs
 
 
-def evaluate_pairs(name: str, files: list[Pairs], json_file: Path | None, open_model: Callable[[], Any]) -> None:
+def evaluate_pairs(name: str, files: list[ScoredPairs], json_file: Path | None, open_model: Callable[[], Any]) -> None:
     """Score files of pairs, one after the other."""
     from decoder2vec.evaluation.similarity import evaluate_sts
     from decoder2vec.storage import versions
@@ -217,18 +217,18 @@ def _of_our_own(model: Any) -> dict[str, Any]:
 
     if not isinstance(model, Encoder):
         return {}
-    pace = round(model.tally.tokens_per_second, 1)
-    return {"spec": model.spec.to_json(), "tokens": model.tally.tokens, "tokens_per_second": pace}
+    pace = round(model.stats.tokens_per_second, 1)
+    return {"spec": model.spec.to_json(), "tokens": model.stats.tokens, "tokens_per_second": pace}
 
 
-def _warn_of_overlap(folder: Path, files: list[Pairs]) -> None:
+def _warn_of_overlap(folder: Path, files: list[ScoredPairs]) -> None:
     """Say how many pairs of each file the encoder was trained on."""
-    from decoder2vec.text.data_check import overlapping
+    from decoder2vec.text.data_check import count_overlap
 
     seen = pairs_seen(folder)
     for pairs in files if seen is not None else ():
-        if count := overlapping(pairs.left, pairs.right, seen):
-            say(
+        if count := count_overlap(pairs.left, pairs.right, seen):
+            info(
                 f"warning: this encoder was trained on {count} of the {len(pairs)} pairs of {pairs.name}; "
                 "its score there does not say how it does on new texts"
             )

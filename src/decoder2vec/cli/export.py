@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from decoder2vec.cli.options import Device
-from decoder2vec.cli.output import say
+from decoder2vec.cli.output import info
 
 
 def export(
@@ -22,5 +22,5 @@ def export(
     """Write an encoder so that it loads without this package, and prove that its vectors stay the same."""
     from decoder2vec.export.formats import export
 
-    say(export(encoder, form, out, device=device))
+    info(export(encoder, form, out, device=device))
     typer.echo(str(out))

@@ -17,7 +17,7 @@ from decoder2vec.cli.options import (
     open_encoder,
     split_names,
 )
-from decoder2vec.cli.output import bars, say
+from decoder2vec.cli.output import bars, info
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def index(
     if delete:
         gone = opened.delete(delete)
         missing = [id for id in delete if id not in gone]
-        say(f"deleted {len(gone)} documents" + (f"; not there: {', '.join(missing)}" if missing else ""))
+        info(f"deleted {len(gone)} documents" + (f"; not there: {', '.join(missing)}" if missing else ""))
     if source:
         _add(opened, source, split_names(column))
     opened.verify()
     documents, chunks = opened.count()
-    say(f"{out}: {documents} documents in {chunks} chunks, verified")
+    info(f"{out}: {documents} documents in {chunks} chunks, verified")
 
 
 def _open(
@@ -95,10 +95,10 @@ def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> None:
 
         changes = opened.add(read_documents(source, columns), show)
     for skipped in changes.skipped[:_NAMED]:
-        say(f"left out {skipped.name}: {skipped.reason}")
+        info(f"left out {skipped.name}: {skipped.reason}")
     if len(changes.skipped) > _NAMED:
-        say(f"... and {len(changes.skipped) - _NAMED} more")
-    say(
+        info(f"... and {len(changes.skipped) - _NAMED} more")
+    info(
         f"added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}, "
         f"left out {len(changes.skipped)}"
     )

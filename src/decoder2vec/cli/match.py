@@ -17,7 +17,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 
 if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
@@ -55,7 +55,7 @@ def match(
     sides = read_side(left), read_side(right)
     for side in sides:
         for reason in side.skipped:
-            say(f"left out: {reason}")
+            info(f"left out: {reason}")
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
     found = match_sides(*sides, model, choices, show_progress_bar=sys.stderr.isatty())
     write_report(found, out)
@@ -71,4 +71,4 @@ def _print(found: Matching) -> None:
     ]
     table((found.left.name, f"best of {found.right.name}", "score"), rows)
     if len(found.left) > len(rows):
-        say(f"... and {len(found.left) - len(rows)} more in the report")
+        info(f"... and {len(found.left) - len(rows)} more in the report")

@@ -36,15 +36,15 @@ def mteb(
 ) -> None:
     """Score an encoder on tasks of mteb, by mteb itself; what was scored before is not computed again."""
     from decoder2vec.errors import InputError
-    from decoder2vec.evaluation.baselines import open_any
-    from decoder2vec.evaluation.mteb import bridge, run_tasks
+    from decoder2vec.evaluation.baselines import load_encoder
+    from decoder2vec.evaluation.mteb import as_mteb_model, run_tasks
     from decoder2vec.evaluation.suite import kind_of
 
     names = [name for names in tasks for name in split_names(names)]
     if not names:
         raise InputError("Name a task of mteb, such as --tasks STSBenchmark.")
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    model = bridge(open_any(encoder, device=device, **choices), name or _name_of(encoder), instruction)
+    model = as_mteb_model(load_encoder(encoder, device=device, **choices), name or _name_of(encoder), instruction)
     done: list[dict[str, Any]] = []
     for result in run_tasks(model, names, results, show_progress_bar=sys.stderr.isatty()):
         done.append(result)

@@ -33,11 +33,11 @@ def open_encoder(name: str, device: str | None = None, **choices: Any) -> Encode
     return Encoder.from_pretrained(name, device=device, **choices)
 
 
-def open_any_encoder(name: str, device: str | None = None, **choices: Any) -> Any:
+def load_any_encoder(name: str, device: str | None = None, **choices: Any) -> Any:
     """As `open_encoder`, or a baseline by its name: bm25, random, static:MODEL, a sentence-transformers folder."""
-    from decoder2vec.evaluation.baselines import open_any
+    from decoder2vec.evaluation.baselines import load_encoder
 
-    return open_any(name, device=device, **choices)
+    return load_encoder(name, device=device, **choices)
 
 
 def split_names(names: str) -> tuple[str, ...]:

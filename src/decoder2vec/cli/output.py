@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from decoder2vec.training.loop import Note
 
 
-def say(message: str) -> None:
+def info(message: str) -> None:
     """One line for the user, on stderr, so that stdout holds results only."""
     import typer
 
@@ -82,7 +82,7 @@ class TrainingWatch:
         if note.stage != self.stage or note.step < self.step:
             self.stage, self.task = note.stage, self.progress.add_task(note.stage, total=note.steps)
             if 1 < note.step < note.steps:
-                say(f"{note.stage}: going on from step {note.step - 1} of {note.steps}")
+                info(f"{note.stage}: going on from step {note.step - 1} of {note.steps}")
         self.step = note.step
         text = note.stage
         if note.loss is not None and note.score is not None:
@@ -94,4 +94,4 @@ class TrainingWatch:
         """A plain line now and then where no bar is drawn: a log should not stay silent for minutes."""
         if not sys.stderr.isatty() and time.monotonic() - self.said > _SAY_EVERY:
             self.said = time.monotonic()
-            say(line)
+            info(line)

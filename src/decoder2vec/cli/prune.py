@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import Device
-from decoder2vec.cli.output import bars, say, table
+from decoder2vec.cli.output import bars, info, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import write_json
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.pruning import CurvePlan, LossCurve
     from decoder2vec.backbone.backbone import Backbone
-    from decoder2vec.text.files import Triples
+    from decoder2vec.text.files import Triplets
 
 
 def prune(
@@ -39,15 +39,15 @@ def prune(
 ) -> None:
     """Cut off a model's upper layers: how many, you say, or the loss of every layer on triples does."""
     from decoder2vec.analysis.pruning import FROM_A_CURVE, CurvePlan, choose_depth
-    from decoder2vec.text.files import read_triples
+    from decoder2vec.text.files import read_triplets
     from decoder2vec.training.onward import start_from
 
     choice = _choice(keep, layers, curve=triples is not None, out=out)
     if plot and not triples:
         raise InputError("There is no curve to draw without triples; give --triples FILE.")
     plan = CurvePlan(samples, batch, scale, pooling, template, seed=seed)
-    rows = read_triples(triples) if triples else None
-    backbone, _ = start_from(model, device=device, say=say)
+    rows = read_triplets(triples) if triples else None
+    backbone, _ = start_from(model, device=device, notify=info)
     depth = None if choice is None or choice in FROM_A_CURVE else choose_depth(choice, backbone.n_layers)
     curve = _measure(backbone, rows, plan) if rows else None
     if curve and choice in FROM_A_CURVE:
@@ -79,16 +79,16 @@ def _choice(keep: str | None, layers: int | None, *, curve: bool, out: Path) -> 
     return choice
 
 
-def _measure(backbone: Backbone, rows: Triples, plan: CurvePlan) -> LossCurve:
+def _measure(backbone: Backbone, rows: Triplets, plan: CurvePlan) -> LossCurve:
     from decoder2vec.analysis.pruning import loss_curve
 
     if rows.left_out:
-        say(f"{rows.left_out} rows without three different texts were left out")
+        info(f"{rows.left_out} rows without three different texts were left out")
     with bars() as progress:
         task = progress.add_task("reading all layers", total=len(rows.drawn(plan.samples, plan.seed).texts()))
         curve = loss_curve(backbone, rows, plan, progress=lambda count: progress.advance(task, count))
     if curve.batch < plan.batch:
-        say(f"there are {curve.batch} triples only; losses are lower than those of batches of {plan.batch}")
+        info(f"there are {curve.batch} triples only; losses are lower than those of batches of {plan.batch}")
     _print_curve(curve)
     return curve
 
@@ -124,6 +124,6 @@ def _write(backbone: Backbone, depth: int | None, out: Path, curve: LossCurve | 
     if curve:
         note["curve"] = {**curve.to_json(), "model": note["model"]}
     if depth is not None:
-        say(f"kept {write_pruned(backbone, depth, out, note)}")
+        info(f"kept {write_pruned(backbone, depth, out, note)}")
         return
     write_json(out / NOTE, note)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 
 
 def pull(
@@ -22,6 +22,6 @@ def pull(
         table(("name", "what it is", "here"), rows)
         return
     if accept_license and name in BUILTINS:
-        say(BUILTINS[name].terms)
-    folder = fetch(name, accept_license=accept_license, say=say)
+        info(BUILTINS[name].terms)
+    folder = fetch(name, accept_license=accept_license, notify=info)
     typer.echo(folder)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.output import bars, say
+from decoder2vec.cli.output import bars, info
 
 if TYPE_CHECKING:
     from decoder2vec.report.result_files import Found
@@ -42,18 +42,18 @@ def _compare(found: Found, places: Sequence[Path], folder: Path) -> None:
     from decoder2vec.report.runs import runs_of_files
 
     for line in found.left_out:
-        say(f"left out: {line}")
+        info(f"left out: {line}")
     runs = runs_of_files(found.training, places)
     with bars() as progress:
         task = progress.add_task("comparing", total=None)
-        page = write_comparison(found, runs, folder, watch=lambda _: progress.advance(task))
+        page = write_comparison(found, runs, folder, on_progress=lambda _: progress.advance(task))
     counts = {
         "encoder(s)": len(found.evaluations),
         "sweep(s)": len(found.sweeps),
         "intrinsic dimension(s)": len(found.dimensions),
         "training run(s)": len(runs),
     }
-    say(", ".join(f"{count} {what}" for what, count in counts.items() if count))
+    info(", ".join(f"{count} {what}" for what, count in counts.items() if count))
     typer.echo(str(page))
 
 
@@ -64,6 +64,6 @@ def _draw_runs(places: Sequence[Path], folder: Path) -> None:
     runs = find_runs(*places)
     with bars() as progress:
         task = progress.add_task("drawing", total=len(runs))
-        page = write_report(runs, folder, watch=lambda _: progress.advance(task))
-    say(f"{len(runs)} run(s): {', '.join(run.name for run in runs)}")
+        page = write_report(runs, folder, on_progress=lambda _: progress.advance(task))
+    info(f"{len(runs)} run(s): {', '.join(run.name for run in runs)}")
     typer.echo(str(page))

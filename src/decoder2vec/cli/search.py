@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device, open_encoder
-from decoder2vec.cli.output import say
+from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def search(
     for hit in hits:
         typer.echo(_line(hit)) if as_json else _print(hit)
     if not hits:
-        say("nothing found")
+        info("nothing found")
 
 
 def _reranker(opened: Index, name: str | None, device: str | None) -> Reranker | None:

@@ -17,7 +17,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.output import say
+from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def serve(
     try:
         from decoder2vec.serving.app import bind, create_app, is_local, server_of
         from decoder2vec.serving.limits import Limits
-        from decoder2vec.serving.service import Offer
+        from decoder2vec.serving.service import ServerConfig
     except ImportError as error:
         raise MissingExtraError(error.name or "FastAPI and uvicorn", "serve") from error
 
@@ -73,14 +73,16 @@ def serve(
         model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
         _add_adapters(model, adapter or [])
         called = name or Path(encoder).name or "encoder"
-        app = create_app(Offer(model, called, index, sweep, limits, cache_mb), api_key or [], local=is_local(host))
+        app = create_app(
+            ServerConfig(model, called, index, sweep, limits, cache_mb), api_key or [], local=is_local(host)
+        )
         if not is_local(host) and not api_key:
-            say(f"anybody who reaches {host} may ask; give --api-key to ask for a key")
+            info(f"anybody who reaches {host} may ask; give --api-key to ask for a key")
         at = f"[{host}]" if ":" in host else host
-        say(f"{called} at http://{at}:{address.getsockname()[1]} (Ctrl-C stops it)")
+        info(f"{called} at http://{at}:{address.getsockname()[1]} (Ctrl-C stops it)")
         with suppress(KeyboardInterrupt):
             server_of(app).run(sockets=[address])
-        say("stopped")
+        info("stopped")
 
 
 def _add_adapters(model: Encoder, given: list[str]) -> None:

@@ -16,7 +16,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,4 +58,4 @@ def _explain(found: Explanation, texts: tuple[str, str], plot: Path | None) -> N
         from decoder2vec.report.analysis_figures import draw_explanation
 
         draw_explanation(found, plot, texts)
-        say(f"wrote {plot}")
+        info(f"wrote {plot}")

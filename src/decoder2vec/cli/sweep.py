@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import Columns, Device, Limit, Model, SkipBad, split_names
-from decoder2vec.cli.output import bars, say, table
+from decoder2vec.cli.output import bars, info, table
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.sweep import Sweep, SweepPlan
     from decoder2vec.backbone.backbone import Backbone
-    from decoder2vec.text.files import Pairs
+    from decoder2vec.text.files import ScoredPairs
 
 
 def sweep(
@@ -40,37 +40,37 @@ def sweep(
     pairs = load_pairs(data, names, skip_bad=skip_bad, limit=limit)
     test_pairs = load_pairs(test, names, skip_bad=skip_bad) if test else None
     if pairs.skipped:
-        say(f"{pairs.skipped} lines of {data} were left out")
+        info(f"{pairs.skipped} lines of {data} were left out")
     chosen: dict[str, Any] = {"attentions": split_names(attentions), "heads": split_names(heads)}
     if templates:
         chosen["templates"] = (templates,) if "{text}" in templates else split_names(templates)
     if poolings:
         chosen["poolings"] = split_names(poolings)
-    backbone = Backbone.load(model, device=device, say=say)
+    backbone = Backbone.load(model, device=device, notify=info)
     result = sweep_with_bars(model, backbone, pairs, SweepPlan(**chosen))
     write_sweep(result, out, test_pairs)
     print_sweep(result)
 
 
-def sweep_with_bars(model: str, backbone: Backbone, pairs: Pairs, plan: SweepPlan) -> Sweep:
+def sweep_with_bars(model: str, backbone: Backbone, pairs: ScoredPairs, plan: SweepPlan) -> Sweep:
     """Run a sweep with one bar for each pass over the texts."""
     from decoder2vec.analysis.sweep import run_sweep
 
     tasks: dict[str, Any] = {}
     with bars() as progress:
 
-        def watch(what: str, count: int) -> None:
+        def on_progress(what: str, count: int) -> None:
             if what not in tasks:
                 tasks[what] = progress.add_task(what, total=len(pairs.texts()))
             progress.advance(tasks[what], count)
 
-        result = run_sweep(model, pairs, plan, backbone=backbone, watch=watch)
+        result = run_sweep(model, pairs, plan, backbone=backbone, on_progress=on_progress)
     for reason in result.skipped:
-        say(f"left out: {reason}")
+        info(f"left out: {reason}")
     return result
 
 
-def write_sweep(result: Sweep, out: Path, test: Pairs | None = None) -> dict[str, Any]:
+def write_sweep(result: Sweep, out: Path, test: ScoredPairs | None = None) -> dict[str, Any]:
     """Save encoder, JSON and picture; score the winner on the test pairs, once."""
     from decoder2vec.evaluation.similarity import evaluate_sts
     from decoder2vec.report.sweep_figures import draw_sweep
@@ -92,7 +92,7 @@ def write_sweep(result: Sweep, out: Path, test: Pairs | None = None) -> dict[str
             f"{scored['task']}, scored once: Spearman {scored['spearman']:.2f} [{low:.1f}, {high:.1f}], "
             f"Pearson {scored['pearson']:.2f}"
         )
-    say(f"wrote {out / 'sweep.json'}, {out / 'sweep.png'} and the encoder {out / 'encoder'}")
+    info(f"wrote {out / 'sweep.json'}, {out / 'sweep.png'} and the encoder {out / 'encoder'}")
     return head
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import Device, split_names
-from decoder2vec.cli.output import TrainingWatch, bars, say, table
+from decoder2vec.cli.output import TrainingWatch, bars, info, table
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.storage import check_target, write_json
 
@@ -81,12 +81,12 @@ def _train_one(plan: Plan, data: TrainingData, asked: _Asked, *, search: int, gr
     from decoder2vec.training.onward import called, start_from
     from decoder2vec.training.run import train
 
-    model, copied = start_from(asked.backbone, device=asked.device, dtype=asked.dtype, say=say)
+    model, copied = start_from(asked.backbone, device=asked.device, dtype=asked.dtype, notify=info)
     _say_direction(plan, model)
     with bars() as progress:
-        watch = TrainingWatch(progress)
+        on_progress = TrainingWatch(progress)
         first = (asked.seeds or [0])[0]
-        plan, more = _chosen(plan, data, model, watch, search=search, grid=grid, seed=first)
+        plan, more = _chosen(plan, data, model, on_progress, search=search, grid=grid, seed=first)
         return train(
             plan,
             data,
@@ -97,8 +97,8 @@ def _train_one(plan: Plan, data: TrainingData, asked: _Asked, *, search: int, gr
             more=more | called(asked.backbone, model),
             onward_from=asked.backbone,
             copy_backbone=copied,
-            progress=watch.read,
-            watch=watch,
+            progress=on_progress.read,
+            on_progress=on_progress,
         )
 
 
@@ -124,7 +124,7 @@ def _say_direction(plan: Plan, model: Backbone) -> None:
     """A model that looks both ways, such as an encoder's, would otherwise turn causal without a word."""
     wanted = getattr(plan.recipe, "attention", model.attention)
     if model.attention not in ("causal", wanted):
-        say(f"the model looks {model.attention}, this training {wanted}; --set attention={model.attention} keeps it")
+        info(f"the model looks {model.attention}, this training {wanted}; --set attention={model.attention} keeps it")
 
 
 def _plan(file: Path | None, recipe: str | None, settings: list[str], files: dict[str, Any]) -> Plan:
@@ -158,7 +158,7 @@ def _train_stages(
         plan, data = given.plan_and_data(partial(stage_plan, name, tables[name], settings), only_texts=True)
         ready.append(Stage(name, plan, data))
     with bars() as progress:
-        watch = TrainingWatch(progress)
+        on_progress = TrainingWatch(progress)
         return run_stages(
             ready,
             asked.backbone,
@@ -167,10 +167,10 @@ def _train_stages(
             device=asked.device,
             dtype=asked.dtype,
             overwrite=asked.overwrite,
-            say=say,
+            notify=info,
             command=_command(),
-            progress=watch.read,
-            watch=watch,
+            progress=on_progress.read,
+            on_progress=on_progress,
         )
 
 
@@ -207,7 +207,7 @@ class _Given:
         plan = read(_given_files(self.folder, {role: learned}, self.dev, self.test) | self.names)
         data = load_data(self.folder, plan.data, wants=plan.wants())
         for note in (*plan.notes(data), *data.notes):
-            say(note)
+            info(note)
         return plan, data
 
 
@@ -216,18 +216,25 @@ _ROLES = {"contrast": "triplets", "corpus": "texts"}
 
 
 def _chosen(
-    plan: Plan, data: TrainingData, model: Backbone, watch: TrainingWatch, *, search: int, grid: list[str], seed: int
+    plan: Plan,
+    data: TrainingData,
+    model: Backbone,
+    on_progress: TrainingWatch,
+    *,
+    search: int,
+    grid: list[str],
+    seed: int,
 ) -> tuple[Plan, dict[str, Any]]:
     """The plan with settings that were searched for, and what the search found."""
     if search:
         from decoder2vec.training.search import search_plan
 
-        plan = search_plan(plan, data, model, search, say=say, watch=watch)
+        plan = search_plan(plan, data, model, search, notify=info, on_progress=on_progress)
     if not grid:
         return plan, {}
     from decoder2vec.training.grid import choose_from_grid, parse_grid
 
-    plan, tried = choose_from_grid(plan, parse_grid(grid), data, model, seed=seed, say=say, watch=watch)
+    plan, tried = choose_from_grid(plan, parse_grid(grid), data, model, seed=seed, notify=info, on_progress=on_progress)
     return plan, {"grid": tried}
 
 
@@ -240,14 +247,14 @@ def _print(outcome: Outcome, out: Path) -> None:
         table(("", "file", "Spearman", "Pearson"), rows, title)
     for note in found["notes"]:
         if note.startswith("seed "):
-            say(note)
+            info(note)
     for name, value in found["mean"]["checks"].items():
-        say(f"{name}: mean score {value:.3f}")
+        info(f"{name}: mean score {value:.3f}")
     if not outcome.trained:
-        say(f"nothing was to be done: {out} was trained before with the same settings, data and weights")
+        info(f"nothing was to be done: {out} was trained before with the same settings, data and weights")
         return
-    say(f"{share['trained']:,} numbers trained, {share['percent']} % of the model; {found['seconds']} s of training")
-    say(f"wrote the encoder {out} (best seed{' on dev' if found['mean']['dev'] else ''}: {found['best_seed']})")
+    info(f"{share['trained']:,} numbers trained, {share['percent']} % of the model; {found['seconds']} s of training")
+    info(f"wrote the encoder {out} (best seed{' on dev' if found['mean']['dev'] else ''}: {found['best_seed']})")
 
 
 def _given_files(folder: Path, learned: dict[str, str | None], dev: list[str], test: list[str]) -> dict[str, Any]:
@@ -265,11 +272,11 @@ def _given_files(folder: Path, learned: dict[str, str | None], dev: list[str], t
 
 
 def _check_out(out: Path, overwrite: bool) -> None:
-    from decoder2vec.encoder import check_free, is_encoder
+    from decoder2vec.encoder import check_output_folder, is_encoder_folder
 
-    if is_encoder(out) and not overwrite:
+    if is_encoder_folder(out) and not overwrite:
         raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
-    check_free(out)
+    check_output_folder(out)
 
 
 def _seeds(text: str) -> list[int]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Columns, Device, open_encoder, split_names
-from decoder2vec.cli.output import say, table
+from decoder2vec.cli.output import info, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_target, write_json
 
@@ -47,16 +47,16 @@ def _learn(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
     from decoder2vec.text.files import read_pairs
 
     pairs = read_pairs(file, columns)
-    say(f"encoding the texts of {len(pairs)} pairs")
+    info(f"encoding the texts of {len(pairs)} pairs")
     PairHead.fit(opened.encoder, pairs).save(opened.pair_head)
-    say(f"learned a reranker from {len(pairs)} pairs; use it with --rerank own")
+    info(f"learned a reranker from {len(pairs)} pairs; use it with --rerank own")
 
 
 def _fuse(opened: Index, queries: Path, judgements: Path, json_file: Path | None) -> None:
     from decoder2vec.search.tuning import read_judgements, read_queries, tune
 
     asked, judged = read_queries(queries), read_judgements(judgements)
-    say(f"searching for {len(asked)} queries")
+    info(f"searching for {len(asked)} queries")
     found = tune(opened, asked, judged)
     opened.set_fusion(found.best)
     rows = [
@@ -65,6 +65,6 @@ def _fuse(opened: Index, queries: Path, judgements: Path, json_file: Path | None
     ]
     dev, test = found.queries
     table(("search", "weight of meaning", f"dev ({dev} queries)", f"test ({test})"), rows, "nDCG@10")
-    say(f"hybrid search in {opened.place} now fuses by {found.best.method}, {found.best.weight:.2f} of it by meaning")
+    info(f"hybrid search in {opened.place} now fuses by {found.best.method}, {found.best.weight:.2f} of it by meaning")
     if json_file:
         write_json(json_file, asdict(found))

@@ -22,7 +22,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.fingerprint import file_sha256
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import Encoder, as_list, is_encoder
+from decoder2vec.encoder import Encoder, as_list, is_encoder_folder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.text.bm25 import BM25, K1, SETTINGS, words_of
 
@@ -310,7 +310,7 @@ def _fingerprint(folder: Path) -> str:
     return fingerprint({file.relative_to(folder).as_posix(): file_sha256(file) for file in files})
 
 
-def open_any(name: str | Path, *, device: str | None = None, **choices: Any) -> Any:
+def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any) -> Any:
     """Something with `encode`, `fingerprint` and `dim`: a baseline, or decoder2vec's own Encoder for anything else.
 
     Names: bm25, random, random:256, static:MODEL, all-minilm-l6-v2, or a sentence-transformers folder. `choices`
@@ -339,6 +339,6 @@ def _baseline(name: str, device: str | None) -> Callable[[], Any] | None:
             raise InputError("Say of which model the static embeddings are, such as static:smollm2-135m.")
         return partial(StaticEmbeddings, rest)
     folder = packaged_folder(name) if name in PACKAGED else Path(name).expanduser()
-    if is_sentence_transformers(folder) and not is_encoder(folder):
+    if is_sentence_transformers(folder) and not is_encoder_folder(folder):
         return partial(SentenceTransformersModel, folder, device)
     return None

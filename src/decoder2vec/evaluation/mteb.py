@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.config import fingerprint
-from decoder2vec.errors import DataFileError, InputError, MissingExtraError, UnknownNameError
+from decoder2vec.errors import DataFileError, EncoderError, InputError, MissingExtraError, UnknownNameError
 from decoder2vec.maths.similarity import all_pairs, row_by_row
 
 Batches = Iterable[Mapping[str, Any]]
@@ -48,7 +48,7 @@ class _Model:
         encode = getattr(self.encoder, f"encode_{role}", self.encoder.encode)
         vectors = np.asarray(encode(list(texts), **self._prompt(task, role), **options))
         if not np.isfinite(vectors).all():
-            raise InputError(f"{self.name} gave vectors that are not finite; run `d2v doctor` on its model.")
+            raise EncoderError(f"{self.name} gave vectors that are not finite; run `d2v doctor` on its model.")
         return vectors
 
     def _prompt(self, task: Any, role: str | None) -> dict[str, str]:
@@ -193,7 +193,7 @@ class MTEBCrossEncoder(_Model):
         return self._vectors(list(place), task, role, {})[[place[text] for text in texts]]
 
 
-def bridge(encoder: Any, name: str = "decoder2vec/encoder", instruction: str | None = None) -> MTEBEncoder:
+def as_mteb_model(encoder: Any, name: str = "decoder2vec/encoder", instruction: str | None = None) -> MTEBEncoder:
     """The encoder as mteb wants it: with a search of its own where it has one."""
     kind = MTEBSearch if hasattr(encoder, "index_of") else MTEBEncoder
     return kind(encoder, name, instruction)

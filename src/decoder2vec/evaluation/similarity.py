@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from decoder2vec.errors import InputError, MissingExtraError, unknown_name
+from decoder2vec.errors import EncoderError, MissingExtraError, unknown_name
 from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman, spearman_interval
-from decoder2vec.text.files import PAIR_COLUMNS, Pairs, read_pairs
+from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
 
 Matrix = Any
 """[n, dim] vectors: a numpy array, or a sparse matrix of scipy."""
@@ -73,7 +73,7 @@ def _unit(rows: Matrix) -> Matrix:
     return cast(Matrix, wide / np.where(lengths > 0, lengths, 1.0))
 
 
-class CanEncode(Protocol):
+class SupportsEncode(Protocol):
     """Anything that turns a list of texts into an array of vectors."""
 
     @property
@@ -81,13 +81,13 @@ class CanEncode(Protocol):
         """A function of a list of texts that gives [n, dim] vectors."""
 
 
-def evaluate_sts(encoder: CanEncode, pairs: Pairs, **encode_kwargs: Any) -> dict[str, Any]:
+def evaluate_sts(encoder: SupportsEncode, pairs: ScoredPairs, **encode_kwargs: Any) -> dict[str, Any]:
     """Spearman and Pearson (in points) of the encoder on the pairs, with a 95 % bootstrap interval."""
     started = time.perf_counter()
     texts = pairs.texts()
     vectors = np.asarray(encoder.encode(texts, **encode_kwargs))
     if not np.isfinite(vectors).all():
-        raise InputError(
+        raise EncoderError(
             f"The encoder gave vectors that are not finite on {pairs.name}; run `d2v doctor` on its model."
         )
     place = {text: row for row, text in enumerate(texts)}
@@ -109,7 +109,7 @@ def score_sts(predicted: Any, scores: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def load_pairs(source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, **options: Any) -> Pairs:
+def load_pairs(source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, **options: Any) -> ScoredPairs:
     """Pairs from a file, or STS-B from the data hub by the name stsb:train, stsb:dev or stsb:test."""
     name, _, split = str(source).partition(":")
     if name == "stsb" and split and not Path(source).exists():
@@ -117,7 +117,7 @@ def load_pairs(source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, **opti
     return read_pairs(source, columns, **options)
 
 
-def sts_from_hub(split: str) -> Pairs:
+def sts_from_hub(split: str) -> ScoredPairs:
     """STS-B from the data hub, for people with a network: split "train", "dev" or "test"."""
     try:
         from datasets import load_dataset
@@ -127,4 +127,4 @@ def sts_from_hub(split: str) -> Pairs:
     if split not in names:
         raise unknown_name("split", split, names)
     rows = load_dataset("sentence-transformers/stsb", split=names[split])
-    return Pairs(f"stsb-{split}", list(rows["sentence1"]), list(rows["sentence2"]), list(rows["score"]))
+    return ScoredPairs(f"stsb-{split}", list(rows["sentence1"]), list(rows["sentence2"]), list(rows["score"]))

@@ -16,12 +16,12 @@ import numpy as np
 from decoder2vec.config import fingerprint
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.evaluation.similarity import CanEncode
+from decoder2vec.evaluation.similarity import SupportsEncode
 from decoder2vec.evaluation.tasks.layout import TUNING
-from decoder2vec.evaluation.tasks.task import Role, Task, Vectors, finds_by_words, spread
+from decoder2vec.evaluation.tasks.task import Role, Task, Vectors, ranks_by_words, spread
 from decoder2vec.evaluation.vector_cache import VectorCache, token_count
-from decoder2vec.storage import versions, whole_file
-from decoder2vec.text.data_check import Hashes, overlapping
+from decoder2vec.storage import atomic_file, versions
+from decoder2vec.text.data_check import Hashes, count_overlap
 
 
 def describe(encoder: object, name: str) -> dict[str, Any]:
@@ -110,13 +110,13 @@ class Way:
     prompt: str = ""
     method: str = "encode"
 
-    def of(self, encoder: CanEncode) -> Callable[[list[str]], Any]:
+    def of(self, encoder: SupportsEncode) -> Callable[[list[str]], Any]:
         """A function from texts to vectors."""
         encode = getattr(encoder, self.method)
         return (lambda texts: encode(texts, prompt=self.prompt)) if self.prompt else encode
 
 
-def way_for(encoder: CanEncode, task: Task, role: Role, prompts: Mapping[str, str] | None = None) -> Way:
+def way_for(encoder: SupportsEncode, task: Task, role: Role, prompts: Mapping[str, str] | None = None) -> Way:
     """The first prompt that is there: for the task and role, the task, the kind and role, the kind, the role.
 
     `prompts` come before those of the encoder. One that has methods for queries and documents, but no list of prompts,
@@ -157,7 +157,7 @@ class Estimate:
 class Suite:
     """Tasks for anything with `encode`. `run` gives the document that is also written to `json_file`."""
 
-    encoder: CanEncode
+    encoder: SupportsEncode
     tasks: Sequence[Task]
     name: str = ""
     json_file: Path | None = None
@@ -248,7 +248,7 @@ class Suite:
 
     def _to_encode(self, task: Task) -> dict[Role, list[str]]:
         """Queries and documents need no vectors where an encoder finds them by their words."""
-        by_words = finds_by_words(self.encoder)
+        by_words = ranks_by_words(self.encoder)
         return {role: texts for role, texts in self._texts[task.name].items() if role == "plain" or not by_words}
 
     def _needs(self, task: Task) -> Iterator[tuple[Role, VectorCache, list[str]]]:
@@ -277,7 +277,7 @@ class Suite:
 
     def _overlap(self, task: Task) -> list[str]:
         left, right = task.pairs()
-        count = overlapping(left, right, self.seen) if self.seen is not None and left else 0
+        count = count_overlap(left, right, self.seen) if self.seen is not None and left else 0
         return [f"the encoder was trained on {count} of its {len(left)} pairs"] if count else []
 
     def _digest(self, task: Task) -> str:
@@ -336,7 +336,7 @@ class Suite:
         """Items first: a task in the result file always has its items."""
         for file, content in ((self._items_file, self._items), (self.json_file, document)):
             if file is not None:
-                with whole_file(file) as temporary:
+                with atomic_file(file) as temporary:
                     text = json.dumps(content, indent=1 if content is document else None)
                     temporary.write_text(text + "\n", encoding="utf-8")
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from decoder2vec.activations.store import text_key
-from decoder2vec.errors import InputError
+from decoder2vec.errors import EncoderError, InputError
 from decoder2vec.evaluation.similarity import Matrix, as_array, is_sparse
-from decoder2vec.storage import vectors_root, whole_file
+from decoder2vec.storage import atomic_file, vectors_root
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class VectorCache:
         values = matrix.data if is_sparse(matrix) else matrix
         if not np.isfinite(values).all():
             bad = count if is_sparse(matrix) else int((~np.isfinite(matrix).all(axis=1)).sum())
-            raise InputError(
+            raise EncoderError(
                 f"The encoder gave vectors that are not finite for {bad} of {count} texts; "
                 "run `d2v doctor` on its model."
             )
@@ -112,7 +112,7 @@ class VectorCache:
         if self._space and not is_sparse(matrix):
             try:
                 file = vectors_root() / f"{self._space}-{uuid.uuid4().hex}.npy"
-                with whole_file(file) as temporary, temporary.open("wb") as handle:
+                with atomic_file(file) as temporary, temporary.open("wb") as handle:
                     np.save(handle, _records(keys, matrix, costs))
                 self._open(file)
                 return
@@ -143,8 +143,8 @@ class VectorCache:
 
 def token_count(encoder: object) -> Callable[[], float]:
     """How many tokens an encoder has read so far, if it counts them."""
-    tally = getattr(encoder, "tally", None)
-    return (lambda: float(encoder.tally.tokens)) if hasattr(tally, "tokens") else lambda: math.nan  # type: ignore[attr-defined]
+    stats = getattr(encoder, "stats", None)
+    return (lambda: float(encoder.stats.tokens)) if hasattr(stats, "tokens") else lambda: math.nan  # type: ignore[attr-defined]
 
 
 def _vectors(part: Matrix | Path) -> Matrix:

@@ -15,7 +15,7 @@ from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.export.cards import base_model, peft_card
 from decoder2vec.export.sentence_transformers import export_sentence_transformers
 from decoder2vec.export.transformers import export_transformers
-from decoder2vec.storage import whole_folder
+from decoder2vec.storage import atomic_folder
 
 
 def export_peft(encoder: Encoder, target: Path) -> str:
@@ -25,7 +25,7 @@ def export_peft(encoder: Encoder, target: Path) -> str:
         raise UnsupportedError(
             "Only LoRA can be written for peft, and this encoder has none; try the format sentence-transformers."
         )
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         write_adapter(adapter, folder, encoder.backbone)
         file = folder / "adapter_config.json"
         config = json.loads(file.read_text(encoding="utf-8"))

@@ -128,4 +128,4 @@ def _check_borders(encoder: Encoder, pooling: str, prompts: list[str]) -> None:
 def _tokens_alone(backbone: Backbone, prompt: str) -> int:
     """How many tokens sentence-transformers leaves out for a prompt."""
     ids = backbone.tokenizer.backend_tokenizer.encode(prompt).ids
-    return len(ids) + (backbone.bos_to_add is not None) - (ids[-1] in backbone.tokenizer.all_special_ids)
+    return len(ids) + (backbone.missing_bos_token_id is not None) - (ids[-1] in backbone.tokenizer.all_special_ids)

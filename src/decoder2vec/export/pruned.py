@@ -18,7 +18,7 @@ from decoder2vec.backbone.sources import resolve
 from decoder2vec.config import Reading
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.export.transformers import copy_tokenizer
-from decoder2vec.storage import whole_folder
+from decoder2vec.storage import atomic_folder
 
 NOTE = "pruning.json"
 _TOLERANCE = 1e-3
@@ -69,7 +69,7 @@ def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str
         )
     if ":" in backbone.attention:
         raise UnsupportedError(f"No config of transformers says {backbone.attention}; it would be lost.")
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         try:
             _write_cut(backbone, depth, folder)
             cut = _proved(backbone, depth, folder)

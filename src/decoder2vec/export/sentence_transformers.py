@@ -24,7 +24,7 @@ from decoder2vec.export.plain_form import PlainForm, plain_form
 from decoder2vec.export.tokenizer import check_tokenizer, write_tokenizer
 from decoder2vec.export.transformers import model_to_save
 from decoder2vec.heads.standardise import Head
-from decoder2vec.storage import whole_folder
+from decoder2vec.storage import atomic_folder
 
 _FLAGS = {
     "cls": "pooling_mode_cls_token",
@@ -41,7 +41,7 @@ def export_sentence_transformers(encoder: Encoder, target: Path) -> str:
 
     A folder that gives other vectors than the encoder does not stay.
     """
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         modules = write_folder(encoder, folder)
         check = check_folder(encoder, folder)
     return f"{' + '.join(modules)}; {check}"

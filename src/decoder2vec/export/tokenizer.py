@@ -47,7 +47,7 @@ def write_tokenizer(encoder: Encoder, folder: Path) -> None:
                 f"The tokenizer of {backbone.name} has neither a pad token nor an end token to pad with; give it one."
             )
         tokenizer.pad_token = tokenizer.eos_token
-    if backbone.bos_to_add is not None:
+    if backbone.missing_bos_token_id is not None:
         _add_bos(tokenizer)
     tokenizer.backend_tokenizer.no_padding()
     tokenizer.backend_tokenizer.no_truncation()

@@ -22,7 +22,7 @@ from decoder2vec.backbone.sources import resolve
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, UnsupportedError
 from decoder2vec.export.plain_form import refusal
-from decoder2vec.storage import whole_folder
+from decoder2vec.storage import atomic_folder
 
 _OF_THE_TOKENIZER = ("tokenizer", "special_tokens", "vocab", "merges", "chat_template", "added_tokens")
 _TOLERANCE = 1e-3
@@ -32,7 +32,7 @@ def export_transformers(encoder: Encoder, target: Path) -> str:
     """Write the folder, load it again, and compare the states of a text."""
     if ":" in encoder.backbone.attention:
         raise UnsupportedError(f"No config of transformers says {encoder.backbone.attention}; it would be lost.")
-    with whole_folder(target) as folder:
+    with atomic_folder(target) as folder:
         write_model(encoder.backbone, folder)
         off = _difference(encoder.backbone, folder)
         if not off <= _TOLERANCE:
@@ -93,7 +93,7 @@ def _difference(backbone: Backbone, folder: Path) -> float:
     if again.attention != backbone.attention:
         raise BackboneError(f"The folder was removed: its model reads {again.attention}; please report this family.")
     ids = torch.arange(7, 31, device=backbone.device)[None] % text_config(again.model.config).vocab_size
-    with backbone.adapter_on():
+    with backbone.adapter_enabled():
         own = backbone.model(input_ids=ids, use_cache=False).last_hidden_state.float()
     other = again.model(input_ids=ids, use_cache=False).last_hidden_state.float()
     return float(((own - other).norm(dim=-1) / own.norm(dim=-1)).max())

@@ -22,7 +22,7 @@ from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.pair import PairHead
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 Vectors = NDArray[np.float32]
 
@@ -134,7 +134,7 @@ class LayerwiseHead:
     def save(self, file: Path) -> None:
         """Write as safetensors."""
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self._tensors().items()}
-        with whole_file(file) as temporary:
+        with atomic_file(file) as temporary:
             save_file(tensors, temporary, metadata={"kind": self.kind, "spec": json.dumps(asdict(self.net.spec))})
 
     @classmethod

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 Vectors = NDArray[np.float32]
 _Map = NDArray[np.float64]
@@ -61,7 +61,7 @@ class Head:
 
     def save(self, file: Path) -> None:
         """Write as safetensors."""
-        with whole_file(file) as temporary:
+        with atomic_file(file) as temporary:
             save_file({"mean": self.mean, "map": self.map}, temporary, metadata={"kind": self.kind})
 
     @classmethod

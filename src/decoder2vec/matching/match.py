@@ -12,9 +12,9 @@ from scipy.stats import rankdata
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.matching.section_scores import (
     AGGREGATES,
-    CanEncode,
     SectionedSide,
     Similarities,
+    SupportsEncode,
     document_scores,
     full_text,
     section_table,
@@ -185,7 +185,7 @@ def score_sides(left: Side, right: Side, similarities: Similarities, aggregate: 
 
 
 def match_sides(
-    left: Side, right: Side, encoder: CanEncode, choices: MatchChoices | None = None, **encode_kwargs: Any
+    left: Side, right: Side, encoder: SupportsEncode, choices: MatchChoices | None = None, **encode_kwargs: Any
 ) -> Matching:
     """Rank each side for every document of the other, and give the reasons of the matches shown for the left one."""
     choices = choices or MatchChoices()
@@ -220,7 +220,7 @@ class _Explainer:
     """Finds the reasons of pairs; what they have in common is read once."""
 
     def __init__(
-        self, left: Side, right: Side, encoder: CanEncode, similarities: Similarities, choices: MatchChoices
+        self, left: Side, right: Side, encoder: SupportsEncode, similarities: Similarities, choices: MatchChoices
     ) -> None:
         self._left, self._right = SectionedSide.of(left), SectionedSide.of(right)
         self._texts = [[full_text(one) for one in side.documents] for side in (left, right)]

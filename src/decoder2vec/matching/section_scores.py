@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.heads.standardise import Head
 from decoder2vec.matching.sections import WHOLE, Section, sentences, split_sections
 from decoder2vec.matching.sides import Document, Side
@@ -26,7 +26,7 @@ FEWEST_TO_FIT = 20
 """Texts below which the spread of a dimension is not known."""
 
 
-class CanEncode(Protocol):
+class SupportsEncode(Protocol):
     """Anything that turns a list of texts into an array of vectors."""
 
     @property
@@ -37,7 +37,7 @@ class CanEncode(Protocol):
 class Similarities:
     """The similarity of texts under an encoder; every text is read once, and no more is kept than its vector."""
 
-    def __init__(self, encoder: CanEncode, **encode_kwargs: Any) -> None:
+    def __init__(self, encoder: SupportsEncode, **encode_kwargs: Any) -> None:
         self._encoder, self._kwargs = encoder, encode_kwargs
         self._vectors: dict[str, NDArray[Any]] = {}
         self._head: Head | None = None
@@ -49,7 +49,7 @@ class Similarities:
             return
         vectors = np.asarray(self._encoder.encode(new, **self._kwargs))
         if not np.isfinite(vectors).all():
-            raise InputError("The encoder gave vectors that are not finite; run `d2v doctor` on its model.")
+            raise EncoderError("The encoder gave vectors that are not finite; run `d2v doctor` on its model.")
         self._vectors.update(zip(new, vectors, strict=True))
 
     def standardised(self, texts: Sequence[str]) -> Similarities:

@@ -14,7 +14,7 @@ from typing import Any
 from decoder2vec.errors import DataFileError, MissingExtraError
 from decoder2vec.matching.sections import kind_of
 from decoder2vec.search.documents import READERS, file_text
-from decoder2vec.text.files import rows_or_reasons
+from decoder2vec.text.files import rows_or_errors
 
 TEXTS = ("text", "description")
 """Fields that hold the text of a document; the first that is there is taken."""
@@ -104,7 +104,7 @@ def _from_file(file: Path, name: str) -> Iterator[Document | str]:
 
 def _from_table(file: Path, name: str) -> Iterator[Document | str]:
     try:
-        for line, row in rows_or_reasons(file):
+        for line, row in rows_or_errors(file):
             where = f"{name}, line {line}"
             yield f"{where}: {row}" if isinstance(row, str) else _document(row, where)
     except DataFileError:

@@ -19,7 +19,7 @@ from decoder2vec.heads.pair import PAIR_HEADS
 from decoder2vec.maths.losses import LOSSES
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.text.augmentation import CHANGES
+from decoder2vec.text.augmentation import AUGMENTATIONS
 from decoder2vec.text.template import Template
 
 PRETRAININGS = ("none", "autoencoder", "snli", "contrastive")
@@ -97,7 +97,7 @@ class Freeze:
             ("pretraining", self.pretrain, PRETRAININGS),
             ("loss", self.loss, ("none", *LOSSES)),
             ("metric", self.choose_by, METRICS),
-            *(("change", change, CHANGES) for change in self.changes),
+            *(("change", change, AUGMENTATIONS) for change in self.changes),
         ):
             if name not in known:
                 raise unknown_name(kind, name, known)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 
-from decoder2vec.errors import InputError
+from decoder2vec.errors import StorageError
 from decoder2vec.maths.bootstrap import SAMPLES
 from decoder2vec.report.analysis_figures import draw_dimensions
 from decoder2vec.report.differences import Differences
@@ -33,11 +33,11 @@ from decoder2vec.report.runs import Run
 from decoder2vec.report.standings import Standing, families, standings, without_tuning
 from decoder2vec.report.sweep_figures import describe, draw_depths, draw_heat_map, draw_layers
 from decoder2vec.report.training_figures import Picture, draw_overview, draw_run, file_stems
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 _LONGEST = 60
 """Letters of a name that a table can take."""
-Watch = Callable[[str], object]
+OnProgress = Callable[[str], object]
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Contents:
     dimensions: list[Picture] = field(default_factory=list)
 
 
-def fill_contents(found: Found, out: Path, watch: Watch) -> Contents:
+def fill_contents(found: Found, out: Path, on_progress: OnProgress) -> Contents:
     """Compute and draw everything that was found; `watch` hears of each finished part."""
     evaluations, dropped = without_tuning(found.evaluations)
     if dropped:
@@ -64,14 +64,14 @@ def fill_contents(found: Found, out: Path, watch: Watch) -> Contents:
     pairs = list(zip(evaluations, named, strict=True))
     rows = standings([replace(one, name=name) for one, name in pairs])
     cut = {name: one.name for one, name in pairs if name != one.name}
-    contents = Contents(found, rows, Differences([row.evaluation for row in rows], watch), cut)
+    contents = Contents(found, rows, Differences([row.evaluation for row in rows], on_progress), cut)
     if any(row.overall.of for row in rows):
         contents.tasks = [_draw_tasks(rows, out)]
         contents.cost = [_draw_cost(rows, out)]
-        watch("scores")
+        on_progress("scores")
     for sweep, stem in zip(found.sweeps, file_stems([one.name for one in found.sweeps]), strict=True):
         contents.layers += _sweep(sweep, out, stem)
-        watch(sweep.name)
+        on_progress(sweep.name)
     if len(found.sweeps) > 1:
         draw_depths(found.sweeps, out / "sweeps.png")
         about = "Curves of different models over the same depth; scores on different files cannot be compared."
@@ -80,7 +80,7 @@ def fill_contents(found: Found, out: Path, watch: Watch) -> Contents:
         draw_dimensions(found.dimensions, out / "dimension.png")
         about = "How many directions the vectors of a layer really use, by two estimates."
         contents.dimensions = [Picture("Intrinsic dimension", about, out / "dimension.png")]
-        watch("intrinsic dimension")
+        on_progress("intrinsic dimension")
     return contents
 
 
@@ -327,17 +327,17 @@ _WHOLE = 3
 
 
 def write_comparison(
-    found: Found, runs: Sequence[Run], out: Path, watch: Callable[[str], object] = lambda _: None
+    found: Found, runs: Sequence[Run], out: Path, on_progress: Callable[[str], object] = lambda _: None
 ) -> Path:
     """Draw and write everything that was found into `out`; `watch` hears of each finished part."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with whole_file(out / PAGE) as page, whole_file(out / MARKDOWN) as markdown:  # a refusal comes first
-            contents = fill_contents(found, out, watch)
+        with atomic_file(out / PAGE) as page, atomic_file(out / MARKDOWN) as markdown:  # a refusal comes first
+            contents = fill_contents(found, out, on_progress)
             page.write_text(comparison_page(contents, _training(runs, out)), encoding="utf-8")
             markdown.write_text(comparison_markdown(contents), encoding="utf-8")
     except OSError as error:
-        raise InputError(f"Cannot write to {out}: {error.strerror or error}; choose another folder: --out.") from None
+        raise StorageError(f"Cannot write to {out}: {error.strerror or error}; choose another folder: --out.") from None
     return out / PAGE
 
 

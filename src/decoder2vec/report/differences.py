@@ -32,7 +32,9 @@ _FEW = 5
 class Differences:
     """The differences between encoders, by their numbers in the list given."""
 
-    def __init__(self, evaluations: Sequence[Evaluation], watch: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(
+        self, evaluations: Sequence[Evaluation], on_progress: Callable[[str], object] = lambda _: None
+    ) -> None:
         self._families = families(evaluations)
         self.notes: list[str] = []
         """Which scores could not be drawn again, and why."""
@@ -41,7 +43,7 @@ class Differences:
         for names in self._families.values():
             for name in names:
                 self._drawn[name] = self._draw(name, evaluations)
-                watch(name)
+                on_progress(name)
 
     def between(self, one: int, other: int, family: str = OVERALL) -> Difference | None:
         """How much encoder `one` is above `other` on the tasks both have; None where nothing can be compared."""

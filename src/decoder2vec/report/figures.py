@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 _READING = re.compile(r"layer -?\d+(?P<normed> normed)?, (?P<rest>.*)", re.S)
 
@@ -83,7 +83,7 @@ def _save(figure: Any, file: Path) -> None:
 
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=120, format="png")
-    with Image.open(drawn) as image, whole_file(file) as temporary:
+    with Image.open(drawn) as image, atomic_file(file) as temporary:
         few = image.convert("RGB").quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
         few.save(temporary, format="png")
 
@@ -94,7 +94,7 @@ def _save_vector(figure: Any, file: Path) -> None:
 
     figure.suptitle("").set_in_layout(False)  # a page has a heading of its own
 
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "d2v"}), whole_file(file) as temporary:
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "d2v"}), atomic_file(file) as temporary:
         figure.savefig(temporary, format="svg", transparent=True, metadata={"Date": None})
 
 

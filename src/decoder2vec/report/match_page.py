@@ -9,7 +9,7 @@ from pathlib import Path
 from decoder2vec.errors import InputError
 from decoder2vec.matching.match import Match, Matching, Reasons
 from decoder2vec.matching.sides import Document, Side
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 _STYLE = """
 :root { color-scheme: light; }
@@ -39,7 +39,7 @@ def write_report(matching: Matching, out: str | Path) -> Path:
     target = Path(out)
     kind = check_report(target)
     text = page(matching) if kind == ".html" else json.dumps(matching.to_json(), ensure_ascii=False, indent=1) + "\n"
-    with whole_file(target) as file:
+    with atomic_file(target) as file:
         # half of a surrogate pair can stand in JSON, and in no file
         file.write_text(text.encode("utf-8", "replace").decode("utf-8"), encoding="utf-8")
     return target

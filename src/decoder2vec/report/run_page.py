@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from decoder2vec.errors import InputError
+from decoder2vec.errors import StorageError
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.report.runs import Run
 from decoder2vec.report.training_figures import Picture, draw_overview, draw_run, file_stems, part_files
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 _OPEN = 3
 """Up to so many runs, each stands open on the page."""
@@ -201,17 +201,17 @@ def _number(value: float | None, digits: int) -> str:
 PAGE = "index.html"
 
 
-def write_report(runs: Sequence[Run], out: Path, watch: Callable[[str], object] = lambda _: None) -> Path:
+def write_report(runs: Sequence[Run], out: Path, on_progress: Callable[[str], object] = lambda _: None) -> Path:
     """Draw every figure of some runs into `out` and write the page; `watch` hears the name of each finished run."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with whole_file(out / PAGE) as temporary:  # first of all: minutes of drawing must not end in a refusal
+        with atomic_file(out / PAGE) as temporary:  # first of all: minutes of drawing must not end in a refusal
             overview = draw_overview(runs, out)
             own = []
             for run, stem in zip(runs, file_stems([run.name for run in runs]), strict=True):
                 own.append(draw_run(run, out, stem))
-                watch(run.name)
+                on_progress(run.name)
             temporary.write_text(page(runs, overview, own), encoding="utf-8")
     except OSError as error:
-        raise InputError(f"Cannot write to {out}: {error.strerror or error}; choose another folder: --out.") from None
+        raise StorageError(f"Cannot write to {out}: {error.strerror or error}; choose another folder: --out.") from None
     return out / PAGE

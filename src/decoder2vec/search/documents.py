@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
-from decoder2vec.text.files import rows_or_reasons
+from decoder2vec.text.files import rows_or_errors
 
 _WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _LARGEST = 256 * 2**20
@@ -152,7 +152,7 @@ def _documents(path: Path, name: str, columns: Sequence[str]) -> Iterator[Docume
 
 
 def _rows(path: Path, name: str, columns: Sequence[str]) -> Iterator[Document | Skipped]:
-    for line, row in rows_or_reasons(path):
+    for line, row in rows_or_errors(path):
         where = f"{name}, line {line}"
         if isinstance(row, str):
             yield Skipped(where, row.rstrip("."))

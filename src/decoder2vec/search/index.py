@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.config import from_table, to_table
-from decoder2vec.encoder import Encoder, is_encoder
-from decoder2vec.errors import InputError, StoreError, unknown_name
+from decoder2vec.encoder import Encoder, is_encoder_folder
+from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.search.chunks import Chunking, Measure, measure_of
 from decoder2vec.search.documents import Document, Skipped, problem
 from decoder2vec.search.hybrid import Found, Fusion
@@ -43,20 +43,20 @@ def verify(store: Store, dim: int) -> None:
     keys, vectors = store.vectors()
     if len(set(keys)) != len(keys):
         twice = sorted(key for key in set(keys) if keys.count(key) > 1)
-        raise StoreError(f"The index holds {len(twice)} chunks twice, such as {twice[0]!r}; make it again.")
+        raise StorageError(f"The index holds {len(twice)} chunks twice, such as {twice[0]!r}; make it again.")
     if vectors.shape != (len(keys), dim) or not np.isfinite(vectors).all():
-        raise StoreError("The index holds vectors that are damaged; make it again.")
+        raise StorageError("The index holds vectors that are damaged; make it again.")
     documents: dict[str, list[Chunk]] = {}
     for begin in range(0, len(keys), _AT_ONCE):
         for chunk in store.chunks(keys[begin : begin + _AT_ONCE]).values():
             documents.setdefault(chunk.document, []).append(chunk)
     for name, chunks in documents.items():
         if sorted(chunk.number for chunk in chunks) != list(range(chunks[0].total)):
-            raise StoreError(f"The index holds {name!r} in part only; delete it and index it again.")
+            raise StorageError(f"The index holds {name!r} in part only; delete it and index it again.")
         if len({chunk.digest for chunk in chunks}) > 1:
-            raise StoreError(f"The index holds old and new parts of {name!r}; delete it and index it again.")
+            raise StorageError(f"The index holds old and new parts of {name!r}; delete it and index it again.")
     if sum(map(len, documents.values())) != len(keys):
-        raise StoreError("The index holds chunks that cannot be found by their keys; make it again.")
+        raise StorageError("The index holds chunks that cannot be found by their keys; make it again.")
 
 
 _BATCH = 64
@@ -206,11 +206,11 @@ class Index:
         if said is None:
             raise InputError(f"There is no index at {place}; make one with `d2v index`.")
         if said.get("format") != _FORMAT:
-            raise StoreError(f"The index at {place} is of another version of this package; make it again.")
+            raise StorageError(f"The index at {place} is of another version of this package; make it again.")
         header = from_table(Header, said)
         if encoder is None:
             inside = store.beside / "encoder"
-            if not is_encoder(inside):
+            if not is_encoder_folder(inside):
                 raise InputError(f"The encoder of {place} is not known on this machine; name it.")
             encoder = Encoder.load(inside)
         header.space.refuse_other(encoder, str(place))

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from decoder2vec.errors import InputError, MissingExtraError, StoreError
+from decoder2vec.errors import InputError, MissingExtraError, StorageError
 from decoder2vec.search.store import Chunk, Filter, Vectors, wanted_tags
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 _HEADER = "index.json"
 _TABLE = "chunks"
@@ -44,7 +44,7 @@ class LanceStore:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise StoreError(f"{self.folder / _HEADER} cannot be read ({error}); make the index again.") from None
+            raise StorageError(f"{self.folder / _HEADER} cannot be read ({error}); make the index again.") from None
 
     def create(self, dim: int) -> None:
         """An empty table; a folder that holds something else is refused."""
@@ -60,7 +60,7 @@ class LanceStore:
 
     def write_header(self, header: dict[str, Any]) -> None:
         """All at once."""
-        with whole_file(self.folder / _HEADER) as temporary:
+        with atomic_file(self.folder / _HEADER) as temporary:
             temporary.write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
 
     def state(self) -> str:
@@ -151,7 +151,7 @@ class LanceStore:
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise StoreError(f"Another process is writing to {self.folder}; wait until it has ended.") from None
+                raise StorageError(f"Another process is writing to {self.folder}; wait until it has ended.") from None
             yield
 
     @property
@@ -160,7 +160,7 @@ class LanceStore:
             try:
                 self._opened = _connect(self.folder).open_table(_TABLE)
             except (ValueError, OSError, RuntimeError) as error:
-                raise StoreError(f"The index in {self.folder} is damaged ({error}); make it again.") from None
+                raise StorageError(f"The index in {self.folder} is damaged ({error}); make it again.") from None
         return self._opened
 
     def _read(self, columns: list[str], condition: str | None = None) -> Any:

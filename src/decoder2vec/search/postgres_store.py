@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder2vec.errors import InputError, MissingExtraError, StoreError
+from decoder2vec.errors import InputError, MissingExtraError, StorageError
 from decoder2vec.search.store import Chunk, Filter, Vectors, wanted_tags
 from decoder2vec.storage import cache_root
 
@@ -167,7 +167,7 @@ class PostgresStore:
         """A lock of the database, which ends with the connection."""
         number = int(hashlib.sha256(self.name.encode()).hexdigest()[:15], 16)
         if not self._run("SELECT pg_try_advisory_lock(%s)", number)[0][0]:
-            raise StoreError(f"Another process is writing to the index {self.name}; wait until it has ended.")
+            raise StorageError(f"Another process is writing to the index {self.name}; wait until it has ended.")
         try:
             yield
         finally:
@@ -199,7 +199,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        raise StoreError(f"The database says: {' '.join(str(error).split())[:300]}") from None
+        raise StorageError(f"The database says: {' '.join(str(error).split())[:300]}") from None
 
 
 def _connect(address: str) -> Any:
@@ -215,6 +215,6 @@ def _connect(address: str) -> Any:
         return connection
     except psycopg.Error as error:
         reason = " ".join(str(error).split())[:200]
-        raise StoreError(
+        raise StorageError(
             f"The database cannot be used ({reason}); does the server run, and does it have the extension pgvector?"
         ) from None

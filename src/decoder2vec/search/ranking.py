@@ -15,7 +15,7 @@ import torch
 from decoder2vec.maths.similarity import all_pairs
 from decoder2vec.search.hybrid import Found
 from decoder2vec.search.store import Filter, Store, Vectors, document_of
-from decoder2vec.storage import whole_folder
+from decoder2vec.storage import atomic_folder
 from decoder2vec.text.bm25 import SETTINGS, counted, empty_index, words_of
 
 _BYTES_AT_ONCE = 256 * 2**20
@@ -95,7 +95,7 @@ class Lexical:
         """Write to a folder, in place of what was there; `state` says of which chunks it is."""
         new = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
-        with whole_folder(new) as temporary:
+        with atomic_folder(new) as temporary:
             note = {"state": state, "bm25": SETTINGS, "words": self._retriever is not None, "keys": self.keys}
             (temporary / _KEYS).write_text(json.dumps(note), encoding="utf-8")
             if self._retriever is not None:

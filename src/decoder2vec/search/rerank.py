@@ -16,8 +16,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decoder2vec.errors import InputError
 from decoder2vec.search.store import Space, Vectors, vectors_of
-from decoder2vec.storage import whole_file
-from decoder2vec.text.files import Pairs
+from decoder2vec.storage import atomic_file
+from decoder2vec.text.files import ScoredPairs
 
 
 class Reranker(Protocol):
@@ -54,7 +54,7 @@ class PairHead:
         self.encoder, self.weights, self.scale, self.offset = encoder, weights, scale, offset
 
     @classmethod
-    def fit(cls, encoder: Any, pairs: Pairs) -> PairHead:
+    def fit(cls, encoder: Any, pairs: ScoredPairs) -> PairHead:
         """Learn from scored pairs; the lowest score is taken as 0, the highest as 1."""
         low, high = min(pairs.scores), max(pairs.scores)
         if low == high:
@@ -80,7 +80,7 @@ class PairHead:
             "line": torch.tensor([self.scale, self.offset], dtype=torch.float64),
         }
         space = Space.of(self.encoder)
-        with whole_file(file) as temporary:
+        with atomic_file(file) as temporary:
             save_file(tensors, temporary, {"fingerprint": space.fingerprint, "dim": str(space.dim)})
 
     @classmethod

@@ -18,7 +18,7 @@ from decoder2vec.errors import Decoder2VecError, InputError, MissingExtraError
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
-class Problem(Decoder2VecError):
+class APIError(Decoder2VecError):
     """An answer other than the one hoped for."""
 
     def __init__(
@@ -61,21 +61,21 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 """What every route may answer, for the schema."""
 
 
-def problem_of(error: Exception) -> Problem:
+def problem_of(error: Exception) -> APIError:
     """The problem that an error is for the one who asked."""
-    if isinstance(error, Problem):
+    if isinstance(error, APIError):
         return error
     if isinstance(error, RequestValidationError):
         return _wrong_shape(error.errors())
     if isinstance(error, HTTPException):
-        return Problem(error.status_code, str(error.detail))
+        return APIError(error.status_code, str(error.detail))
     if isinstance(error, MissingExtraError):
-        return Problem(501, str(error), code="missing_extra")
+        return APIError(501, str(error), code="missing_extra")
     if isinstance(error, InputError):
-        return Problem(400, str(error))
+        return APIError(400, str(error))
     if isinstance(error, Decoder2VecError):
-        return Problem(503, str(error))
-    return Problem(500, "Something went wrong in the server; its log says where.")
+        return APIError(503, str(error))
+    return APIError(500, "Something went wrong in the server; its log says where.")
 
 
 async def answer_problem(_: Request, error: Exception) -> Response:
@@ -86,13 +86,13 @@ async def answer_problem(_: Request, error: Exception) -> Response:
     return response
 
 
-def _wrong_shape(found: Any) -> Problem:
+def _wrong_shape(found: Any) -> APIError:
     """The first thing that is wrong, by its place and never by what stands there."""
     first: Mapping[str, Any] = found[0] if found else {}
     if first.get("type") == "json_invalid":
-        return Problem(400, "The body is not JSON.", code="invalid_json")
+        return APIError(400, "The body is not JSON.", code="invalid_json")
     # where a field may be one of several kinds, the place also names the kind that was tried first
     parts = [str(part) for part in first.get("loc", ())[1:]]
     place = ".".join(part for part in parts if "[" not in part and part not in ("str", "int"))
     message = str(first.get("msg", "cannot be used"))
-    return Problem(400, f"{place or 'The body'}: {message}.", param=place or None)
+    return APIError(400, f"{place or 'The body'}: {message}.", param=place or None)

@@ -16,7 +16,7 @@ from decoder2vec.errors import Decoder2VecError, InputError
 from decoder2vec.serving import embeddings, lookups, pages
 from decoder2vec.serving.api_errors import answer_problem
 from decoder2vec.serving.middleware import Gate, Keys
-from decoder2vec.serving.service import Offer, Service
+from decoder2vec.serving.service import ServerConfig, Service
 from decoder2vec.version import __version__
 
 _GRACE = 30
@@ -63,7 +63,7 @@ def server_of(app: FastAPI) -> uvicorn.Server:
     )
 
 
-def create_app(offer: Offer, keys: Iterable[str] = (), *, local: bool = True) -> FastAPI:
+def create_app(offer: ServerConfig, keys: Iterable[str] = (), *, local: bool = True) -> FastAPI:
     """An ASGI application. `local`: it is to be asked from this machine only, unless there are keys."""
     service = Service(offer)
 

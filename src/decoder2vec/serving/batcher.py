@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.requests import Request
 
-from decoder2vec.serving.api_errors import Problem
+from decoder2vec.serving.api_errors import APIError
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({task, watcher}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise Problem(499, "The client has hung up.", code="client_gone")
+        raise APIError(499, "The client has hung up.", code="client_gone")
     finally:
         watcher.cancel()
         if not task.done():
@@ -113,7 +113,7 @@ class _Work:
 
 
 @dataclass
-class Tally:
+class EncodingStats:
     """What the queue has done, for the metrics."""
 
     batches: int = 0
@@ -134,17 +134,17 @@ class Batcher:
         self._closing = False
         self._rate = _FIRST_RATE
         self._expected, self._wait_until = 0, 0.0
-        self.tally = Tally()
+        self.stats = EncodingStats()
         self.waiting = 0
         """Tokens in the queue."""
         self._thread = threading.Thread(target=self._work, name="model", daemon=True)
         self._thread.start()
 
-    def check_room(self, tokens: int) -> None:
+    def check_token_count(self, tokens: int) -> None:
         """Refuse what does not fit into the queue and say when it may; one that stands alone always fits."""
         if self.waiting and self.waiting + tokens > self._most_waiting:
             wait = min(60.0, self.waiting / self._rate)
-            raise Problem(429, "Too many texts are waiting; come back later.", code="overloaded", wait=wait)
+            raise APIError(429, "Too many texts are waiting; come back later.", code="overloaded", wait=wait)
 
     def submit(
         self, key: Hashable, texts: Sequence[str], sizes: Sequence[int], *, admitted: bool = False
@@ -158,9 +158,9 @@ class Batcher:
             client.waits_for(work.future)
         with self._changed:
             if self._closing:
-                raise Problem(503, "The server is stopping.", code="stopping", wait=5)
+                raise APIError(503, "The server is stopping.", code="stopping", wait=5)
             if not admitted:
-                self.check_room(sum(sizes))
+                self.check_token_count(sum(sizes))
             self._queue.append(work)
             self.waiting += sum(sizes)
             self._changed.notify()
@@ -183,7 +183,7 @@ class Batcher:
                 self._note(chosen, time.perf_counter() - started)
             del chosen  # the vectors of a batch are not kept until the next one
         for work in self._queue:
-            work.fail(Problem(503, "The server is stopping.", code="stopping", wait=5))
+            work.fail(APIError(503, "The server is stopping.", code="stopping", wait=5))
 
     def _gather(self) -> bool:
         """Wait for texts, and a little for those that will follow at once; False if the queue is closing."""
@@ -209,7 +209,7 @@ class Batcher:
             work = self._queue.popleft()
             if work.future.done():
                 self.waiting -= work.left()
-                self.tally.dropped += len(work.texts) - work.begun
+                self.stats.dropped += len(work.texts) - work.begun
                 continue
             size = work.sizes[work.begun]
             if chosen and (work.key != chosen[0][0].key or size > room):
@@ -245,7 +245,7 @@ class Batcher:
         self._wait_until = time.perf_counter() + _PATIENCE * seconds
         tokens = sum(work.sizes[place] for work, place in chosen)
         self._rate += 0.2 * (tokens / max(seconds, 1e-6) - self._rate)
-        self.tally.batches += 1
-        self.tally.texts += len(chosen)
-        self.tally.tokens += tokens
-        self.tally.seconds += seconds
+        self.stats.batches += 1
+        self.stats.texts += len(chosen)
+        self.stats.tokens += tokens
+        self.stats.seconds += seconds

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from decoder2vec.serving.api_errors import PROBLEMS, Problem
+from decoder2vec.serving.api_errors import PROBLEMS, APIError
 from decoder2vec.serving.batcher import Vectors, unless_gone
 from decoder2vec.serving.service import Served, Service, service_of
 from decoder2vec.serving.tokens import texts_of
@@ -95,7 +95,7 @@ async def embeddings(asked: EmbeddingsRequest, request: Request) -> JSONResponse
     service = service_of(request)
     served = service.models[asked.model]
     if asked.dimensions is not None and asked.dimensions > served.dim:
-        raise Problem(400, f"dimensions: {served.id} has {served.dim} of them.", param="dimensions")
+        raise APIError(400, f"dimensions: {served.id} has {served.dim} of them.", param="dimensions")
     texts = asked.texts()
     vectors, tokens = await unless_gone(request, _read(service, request, served, texts))
     if asked.dimensions is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from decoder2vec.errors import InputError
-from decoder2vec.serving.api_errors import Problem
+from decoder2vec.serving.api_errors import APIError
 
 _HOLDERS = 10_000
 """Holders whose rates are remembered; there are only as many as there are keys."""
@@ -43,12 +43,12 @@ class Limits:
     def check_texts(self, count: int) -> None:
         """Refuse too many texts."""
         if count > self.texts:
-            raise Problem(413, f"{count} texts in one request; at most {self.texts} are taken.", code="too_many_texts")
+            raise APIError(413, f"{count} texts in one request; at most {self.texts} are taken.", code="too_many_texts")
 
     def check_tokens(self, count: int) -> None:
         """Refuse too many tokens."""
         if count > self.request_tokens:
-            raise Problem(
+            raise APIError(
                 413,
                 f"{count} tokens in one request; at most {self.request_tokens} are taken. Send it in parts.",
                 code="too_many_tokens",
@@ -78,7 +78,7 @@ class Rates:
         needed = min(count, limit)
         if left < needed:
             message = f"Over the limit of {limit} {what} a minute; come back later."
-            raise Problem(429, message, code="rate_limit_exceeded", wait=(needed - left) * 60 / limit)
+            raise APIError(429, message, code="rate_limit_exceeded", wait=(needed - left) * 60 / limit)
         if len(self._left) > _HOLDERS:
             self._left.clear()
         self._left[holder, what] = (left - count, now)

@@ -20,15 +20,15 @@ class _QueueNumbers(Collector):
         self._vectors = vectors
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        tally, cache = self._vectors.batcher.tally, self._vectors.cache
+        stats, cache = self._vectors.batcher.stats, self._vectors.cache
         yield GaugeMetricFamily("d2v_queue_tokens", "Tokens that wait.", self._vectors.batcher.waiting)
         yield GaugeMetricFamily("d2v_cache_bytes", "Vectors that are remembered.", cache.bytes)
         counts = {
-            "d2v_batches": ("Batches that were read.", tally.batches),
-            "d2v_texts": ("Texts that were read.", tally.texts),
-            "d2v_tokens": ("Tokens that were read.", tally.tokens),
-            "d2v_dropped_texts": ("Texts that nobody waited for any more.", tally.dropped),
-            "d2v_model_seconds": ("Time the model ran.", tally.seconds),
+            "d2v_batches": ("Batches that were read.", stats.batches),
+            "d2v_texts": ("Texts that were read.", stats.texts),
+            "d2v_tokens": ("Tokens that were read.", stats.tokens),
+            "d2v_dropped_texts": ("Texts that nobody waited for any more.", stats.dropped),
+            "d2v_model_seconds": ("Time the model ran.", stats.seconds),
             "d2v_cache_hits": ("Vectors that were remembered.", cache.hits),
             "d2v_cache_misses": ("Vectors that were not.", cache.misses),
         }

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder2vec.errors import InputError
-from decoder2vec.serving.api_errors import Problem, problem_of
+from decoder2vec.serving.api_errors import APIError, problem_of
 from decoder2vec.serving.limits import Limits, Rates
 from decoder2vec.serving.metrics import Metrics
 
@@ -83,7 +83,7 @@ class Gate:
             scope.setdefault("state", {})["take_tokens"] = self._admit(scope)
             await self._app(scope, await self._body(scope, receive), sent)
         except Exception as error:
-            if not isinstance(error, Problem):
+            if not isinstance(error, APIError):
                 _log_without_texts(error)
             if not sent.status:
                 await problem_of(error).response()(scope, receive, sent)
@@ -95,12 +95,12 @@ class Gate:
         """Who asks? What is given back uses up tokens of that key."""
         headers, path = Headers(scope=scope), scope["path"]
         if self._local and (host := _host(headers.get("host", ""))) and host not in _LOCAL:
-            raise Problem(403, "This server answers on this machine only, or with an API key.", code="wrong_host")
+            raise APIError(403, "This server answers on this machine only, or with an API key.", code="wrong_host")
         if path in _OPEN or path.startswith("/page/"):
             return lambda _: None
         holder = self._keys.holder(headers.get("authorization", ""))
         if holder is None:
-            raise Problem(
+            raise APIError(
                 401, "The API key is missing or wrong; send `Authorization: Bearer KEY`.", code="invalid_api_key"
             )
         self._rates.take(holder, "requests", 1)
@@ -112,7 +112,7 @@ class Gate:
             async with asyncio.timeout(self._limits.body_seconds):
                 body = await self._receive_all(receive)
         except TimeoutError:
-            raise Problem(408, "The body did not arrive in time.", code="timeout") from None
+            raise APIError(408, "The body did not arrive in time.", code="timeout") from None
         first = True
 
         async def replay() -> Message:
@@ -130,7 +130,7 @@ class Gate:
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise Problem(499, "The client has hung up.", code="client_gone")
+                raise APIError(499, "The client has hung up.", code="client_gone")
             size += len(message.get("body", b""))
             if size <= most:
                 parts.append(message.get("body", b""))
@@ -138,7 +138,7 @@ class Gate:
                 parts.clear()
             more = message.get("more_body", False) and size <= _DRAINED * most
         if size > most:
-            raise Problem(413, f"The body is larger than {most} bytes; send it in parts.", code="body_too_large")
+            raise APIError(413, f"The body is larger than {most} bytes; send it in parts.", code="body_too_large")
         return b"".join(parts)
 
 

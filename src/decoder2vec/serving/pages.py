@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
-from decoder2vec.serving.api_errors import PROBLEMS, Problem
+from decoder2vec.serving.api_errors import PROBLEMS, APIError
 from decoder2vec.serving.service import service_of
 
 PAGE = Path(__file__).parent / "page"
@@ -45,5 +45,5 @@ async def sweep(request: Request) -> dict[str, Any]:
     """What a sweep found, as `d2v sweep` wrote it."""
     content = service_of(request).sweep
     if content is None:
-        raise Problem(404, "This server shows no sweep; start it with --sweep sweep.json.", code="no_sweep")
+        raise APIError(404, "This server shows no sweep; start it with --sweep sweep.json.", code="no_sweep")
     return Response(content, media_type="application/json")  # type: ignore[return-value]

@@ -21,7 +21,7 @@ from decoder2vec.backbone.machine import token_budget
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.search.index import Index
-from decoder2vec.serving.api_errors import Problem
+from decoder2vec.serving.api_errors import APIError
 from decoder2vec.serving.batcher import Batcher, Vectors, unless_gone
 from decoder2vec.serving.batcher import Vectors as Array
 from decoder2vec.serving.limits import Limits
@@ -91,7 +91,7 @@ class Models:
         if name is None:
             return next(iter(self))
         if name not in self._served:
-            raise Problem(404, str(unknown_name("model", name, self._served)), code="model_not_found", param="model")
+            raise APIError(404, str(unknown_name("model", name, self._served)), code="model_not_found", param="model")
         return self._served[name]
 
     def read(self, key: Key, texts: list[str]) -> Vectors:
@@ -163,7 +163,7 @@ _BUDGET = 2_048
 
 
 @dataclass(frozen=True)
-class Offer:
+class ServerConfig:
     """What shall be served."""
 
     encoder: Any
@@ -181,7 +181,7 @@ class Offer:
 class Service:
     """The model behind its queue, and what is done with it."""
 
-    def __init__(self, offer: Offer) -> None:
+    def __init__(self, offer: ServerConfig) -> None:
         self.limits = offer.limits
         self.sweep = _sweep(offer.sweep) if offer.sweep else None
         self.models = Models(offer.name, offer.encoder)
@@ -203,7 +203,7 @@ class Service:
     def index(self) -> Index:
         """The index that is searched."""
         if self._index is None:
-            raise Problem(404, "This server has no index; start it with --index.", code="no_index")
+            raise APIError(404, "This server has no index; start it with --index.", code="no_index")
         return self._index
 
     def queued(self, served: Served) -> QueuedEncoder:
@@ -225,7 +225,7 @@ class Service:
         """The result of a job that reads these texts, and perhaps parts of them again, through the queue."""
 
         async def admitted() -> T:
-            self.vectors.batcher.check_room(sum(await self.sizes(request, served, texts)))
+            self.vectors.batcher.check_token_count(sum(await self.sizes(request, served, texts)))
             return await self._in_thread(job)
 
         return await unless_gone(request, admitted())
@@ -237,7 +237,7 @@ class Service:
 
     async def _in_thread(self, job: Callable[[], T]) -> T:
         if self._jobs >= self.limits.jobs:
-            raise Problem(429, "Too many requests are under way; come back later.", code="overloaded", wait=1)
+            raise APIError(429, "Too many requests are under way; come back later.", code="overloaded", wait=1)
         self._jobs += 1
         try:
             context = contextvars.copy_context()

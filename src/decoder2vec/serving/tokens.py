@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.serving.api_errors import Problem
+from decoder2vec.serving.api_errors import APIError
 from decoder2vec.text.template import Template
 
 _CHARACTERS = 4
@@ -65,7 +65,7 @@ def texts_of(ids: Sequence[Sequence[int]]) -> list[str]:
     """The texts that OpenAI's tokenizer cut into these ids."""
     vocabulary = tiktoken_vocabulary()
     if vocabulary is None:
-        raise Problem(
+        raise APIError(
             400,
             "The input is token ids, which this server cannot turn back into texts; send texts. "
             "In LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False).",
@@ -74,11 +74,11 @@ def texts_of(ids: Sequence[Sequence[int]]) -> list[str]:
         )
     top = vocabulary.max_token_value
     if any(not 0 <= one <= top for some in ids for one in some):
-        raise Problem(400, f"A token id is outside 0 to {top}, those of {vocabulary.name}.", param="input")
+        raise APIError(400, f"A token id is outside 0 to {top}, those of {vocabulary.name}.", param="input")
     try:
         return [vocabulary.decode(list(some)) for some in ids]
     except (KeyError, ValueError):
-        raise Problem(400, f"A token id is unknown to {vocabulary.name}.", param="input") from None
+        raise APIError(400, f"A token id is unknown to {vocabulary.name}.", param="input") from None
 
 
 @cache

@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 
 
-def changed_pairs(train: Pairs, changes: tuple[str, ...], scale: tuple[float, float], seed: int = 0) -> Pairs:
+def augmented_pairs(
+    train: ScoredPairs, changes: tuple[str, ...], scale: tuple[float, float], seed: int = 0
+) -> ScoredPairs:
     """The training pairs and, for each kind of change, as many more."""
     left, right, scores = list(train.left), list(train.right), list(train.scores)
     for change in changes:
-        for a, b, score in CHANGES[change](train, scale[1], random.Random(seed)):
+        for a, b, score in AUGMENTATIONS[change](train, scale[1], random.Random(seed)):
             left.append(a)
             right.append(b)
             scores.append(score)
-    return Pairs(train.name, left, right, scores, train.skipped)
+    return ScoredPairs(train.name, left, right, scores, train.skipped)
 
 
 def full_stop_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
@@ -27,17 +29,17 @@ def full_stop_pairs(texts: Sequence[str]) -> list[tuple[str, str]]:
 Made = list[tuple[str, str, float]]
 
 
-def _identical(train: Pairs, top: float, _: random.Random) -> Made:
+def _identical(train: ScoredPairs, top: float, _: random.Random) -> Made:
     """Each sentence with itself, at the highest score."""
     return [(text, text, top) for text in train.texts()]
 
 
-def _punctuation(train: Pairs, top: float, _: random.Random) -> Made:
+def _punctuation(train: ScoredPairs, top: float, _: random.Random) -> Made:
     """Each sentence that ends in a full stop, with itself without it."""
     return [(text, bare, top) for text, bare in full_stop_pairs(train.texts())]
 
 
-def _case(train: Pairs, _: float, rng: random.Random) -> Made:
+def _case(train: ScoredPairs, _: float, rng: random.Random) -> Made:
     """Each pair with one text in another case."""
     styles: tuple[Callable[[str], str], ...] = (str.lower, str.upper, str.title)
     return [
@@ -45,7 +47,7 @@ def _case(train: Pairs, _: float, rng: random.Random) -> Made:
     ]
 
 
-def _words(train: Pairs, _: float, rng: random.Random) -> Made:
+def _words(train: ScoredPairs, _: float, rng: random.Random) -> Made:
     """Each pair with one word of a text dropped, or two neighbours swapped."""
     return [(_disturb(a, rng), b, score) for a, b, score in zip(train.left, train.right, train.scores, strict=True)]
 
@@ -62,7 +64,7 @@ def _disturb(text: str, rng: random.Random) -> str:
     return " ".join(words)
 
 
-CHANGES: dict[str, Callable[[Pairs, float, random.Random], Made]] = {
+AUGMENTATIONS: dict[str, Callable[[ScoredPairs, float, random.Random], Made]] = {
     "identical": _identical,
     "punctuation": _punctuation,
     "case": _case,

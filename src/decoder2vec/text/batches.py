@@ -11,10 +11,10 @@ from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.text.tokens import Prompt
 
 
-def collate(prompts: Sequence[Prompt], pad_id: int, *, side: str = "right") -> TokenBatch:
+def collate(prompts: Sequence[Prompt], pad_token_id: int, *, side: str = "right") -> TokenBatch:
     """Pad prompts to one width. Everything here pads on the right; the left exists to be checked against."""
     width = max(len(prompt.ids) for prompt in prompts)
-    ids = np.full((len(prompts), width), pad_id, dtype=np.int64)
+    ids = np.full((len(prompts), width), pad_token_id, dtype=np.int64)
     mask = np.zeros_like(ids)
     spans = np.zeros((2, len(prompts)), dtype=np.int64)
     for row, prompt in enumerate(prompts):

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 from decoder2vec.text.files import read_rows
 
 LONGEST = 4
@@ -341,7 +341,7 @@ class ConceptSet:
 
     def write(self, path: str | Path) -> None:
         """Write the concepts to a file, one a line, sorted; the notes are not written."""
-        with whole_file(Path(path)) as file:
+        with atomic_file(Path(path)) as file:
             file.write_text("".join(f"{name}\n" for name in sorted(self.concepts)), encoding="utf-8", newline="\n")
 
     def find(self, text: str) -> list[tuple[int, int]]:

@@ -22,7 +22,7 @@ def pair_hashes(left: Sequence[str], right: Sequence[str]) -> Hashes:
     return np.array([_hash(sorted((_plain(a), _plain(b)))) for a, b in zip(left, right, strict=True)], np.uint64)
 
 
-def overlapping(left: Sequence[str], right: Sequence[str], seen: Hashes) -> int:
+def count_overlap(left: Sequence[str], right: Sequence[str], seen: Hashes) -> int:
     """How many of the pairs are among those seen."""
     return int(np.isin(pair_hashes(left, right), seen).sum())
 

@@ -20,7 +20,7 @@ import numpy as np
 from decoder2vec.errors import DataFileError
 
 _NAME_IT = "Name yours with --column."
-CALL_IT_TEXT = "Call the one that holds the texts `text`."
+TEXT_COLUMN_HINT = "Call the one that holds the texts `text`."
 """For those who read texts where no column can be named."""
 PAIR_COLUMNS = ("sentence1", "sentence2", "score")
 
@@ -29,7 +29,7 @@ Row = tuple[int, dict[str, Any] | str]
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ScoredPairs:
     """Pairs of texts with a score each."""
 
     name: str
@@ -71,7 +71,7 @@ def read_rows(source: str | Path, kind: str | None = None) -> Iterator[tuple[int
         yield line, row
 
 
-def rows_or_reasons(source: str | Path) -> Iterator[Row]:
+def rows_or_errors(source: str | Path) -> Iterator[Row]:
     """Line number of every line, and its fields or why it has none: for those who go on after a bad line."""
     yield from _rows(source, _kind(Path(source)))
 
@@ -92,7 +92,7 @@ def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | Non
 
 def read_pairs(
     source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, *, skip_bad: bool = False, limit: int | None = None
-) -> Pairs:
+) -> ScoredPairs:
     """Scored pairs by column name. A bad line is an error that names it, or skipped and counted if asked.
 
     `limit` takes that many pairs, evenly spread over the file.
@@ -118,7 +118,7 @@ def read_pairs(
     if limit is not None and limit < len(found):
         found = [found[round(i * (len(found) - 1) / max(1, limit - 1))] for i in range(limit)]
     left, right, scores = zip(*found, strict=True)
-    return Pairs(_stem(Path(source)), list(left), list(right), list(scores), skipped)
+    return ScoredPairs(_stem(Path(source)), list(left), list(right), list(scores), skipped)
 
 
 def _pair(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
@@ -294,7 +294,7 @@ _LAYOUTS = (  # the first that fits is taken
 _NEGATIVE = re.compile(r"negative(_\d+)?")
 
 
-def read_data(source: str | Path) -> DataFile:
+def read_data_file(source: str | Path) -> DataFile:
     """All rows of a file, and the kind of data that its columns make; in JSONL a field may also hold several texts."""
     found = list(read_rows(source))
     if not found:
@@ -351,7 +351,7 @@ def _refused(where: str, name: str, value: Any, wanted: str) -> DataFileError:
 
 
 @dataclass(frozen=True)
-class Triples:
+class Triplets:
     """Rows of anchor, positive and hard negative."""
 
     name: str
@@ -362,25 +362,25 @@ class Triples:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def drawn(self, count: int, seed: int) -> Triples:
+    def drawn(self, count: int, seed: int) -> Triplets:
         """So many of them by chance, in an order made by chance; all of them where there are fewer."""
         order = np.random.default_rng(seed).permutation(len(self.rows))[:count]
-        return Triples(self.name, [self.rows[number] for number in order], self.left_out)
+        return Triplets(self.name, [self.rows[number] for number in order], self.left_out)
 
     def texts(self) -> list[str]:
         """Every different text."""
         return list(dict.fromkeys(text for row in self.rows for text in row))
 
 
-def read_triples(source: str | Path) -> Triples:
+def read_triplets(source: str | Path) -> Triplets:
     """Columns anchor, positive, negative, or records; of several positives or negatives the first is taken."""
-    file = read_data(source)
+    file = read_data_file(source)
     if file.kind not in ("triplets", "records"):
         raise DataFileError(f"{source} holds {file.kind}; give triples: columns anchor, positive and negative.")
     rows = [triple for row in file.rows if (triple := _triple(row))]
     if not rows:
         raise DataFileError(f"{source} has no row of three different texts: anchor, positive and negative.")
-    return Triples(file.source.name.split(".")[0], rows, len(file.rows) - len(rows))
+    return Triplets(file.source.name.split(".")[0], rows, len(file.rows) - len(rows))
 
 
 def _triple(row: DataRow) -> tuple[str, str, str] | None:

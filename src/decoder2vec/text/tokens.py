@@ -51,7 +51,7 @@ class Tokeniser:
         context = self.backbone.context_length
         if context is not None and self.max_length > context:
             raise InputError(f"max_length {self.max_length} is over the model's context of {context} tokens.")
-        fixed = len(self._encode([""])[0].ids) + (self.backbone.bos_to_add is not None)
+        fixed = len(self._encode([""])[0].ids) + (self.backbone.missing_bos_token_id is not None)
         if self.max_length < fixed + self.template.slots:
             raise InputError(
                 f"max_length {self.max_length} leaves no room for the text: the template alone takes {fixed} tokens."
@@ -88,10 +88,10 @@ class Tokeniser:
         if first:
             offsets, special = encoding.offsets, encoding.special_tokens_mask
             start = next((i for i, (_, end) in enumerate(offsets) if end > first and not special[i]), len(ids) - 1)
-        if (bos := self.backbone.bos_to_add) is not None:
+        if (bos := self.backbone.missing_bos_token_id) is not None:
             ids, start = [bos, *ids], start + 1 if first else 0
         if not ids:
-            ids, start = [self.backbone.token_for_nothing], 0
+            ids, start = [self.backbone.empty_text_token_id], 0
         return Prompt(ids, max(start, 0), len(ids))
 
     def _fit(self, number: int, text: str, encoding: Any) -> list[Prompt]:
@@ -127,7 +127,7 @@ class Tokeniser:
         _, first, last = self.template.render(text)
         special = encoding.special_tokens_mask
         ends = [end - first for i, (_, end) in enumerate(encoding.offsets) if first < end <= last and not special[i]]
-        excess = len(encoding.ids) + (self.backbone.bos_to_add is not None) - self.max_length
+        excess = len(encoding.ids) + (self.backbone.missing_bos_token_id is not None) - self.max_length
         keep = len(ends) - -(-excess // self.template.slots)
         while keep > 0:
             head = ends[keep - 1]
@@ -146,7 +146,7 @@ Span = tuple[int, int]
 """First character and the one behind the last."""
 
 
-def token_places(
+def token_positions(
     texts: Sequence[str], prompts: Sequence[Prompt], backbone: Backbone, spans: Callable[[str], Iterable[Span]]
 ) -> list[list[list[int]]]:
     """For each plain text the places in its prompt of the tokens that every span touches.
@@ -157,7 +157,7 @@ def token_places(
     backend = backbone.tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
-    shift = int(backbone.bos_to_add is not None)
+    shift = int(backbone.missing_bos_token_id is not None)
     found: list[list[list[int]]] = []
     for text, prompt, encoding in zip(texts, prompts, backend.encode_batch(list(texts)), strict=True):
         offsets, kept = encoding.offsets, _alike(prompt.ids[shift:], encoding.ids)

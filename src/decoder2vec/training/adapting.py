@@ -24,14 +24,14 @@ from decoder2vec.errors import InputError
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.recipes.adapting import Adapting
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import random_pairs, stop_pairs
 from decoder2vec.training.lessons.lesson import Classroom, Lesson
 from decoder2vec.training.lessons.registry import LESSONS
-from decoder2vec.training.loop import Task, Watch, fit
+from decoder2vec.training.loop import OnProgress, Task, fit
 from decoder2vec.training.paths import Path as VectorPath
 from decoder2vec.training.paths import pick_path
 from decoder2vec.training.processes import is_first, wait_for_all
@@ -73,14 +73,14 @@ class AdapterTraining:
             module = nn.ModuleList([module, beside])
         return room, module, self._task(room)
 
-    def run(self, seed: int, *, work: Path | None = None, watch: Watch = lambda _: None) -> Adapted:
+    def run(self, seed: int, *, work: Path | None = None, on_progress: OnProgress = lambda _: None) -> Adapted:
         """Train one seed; `work` is the folder for checkpoints."""
         started = time.perf_counter()
         room, module, task = self.prepare(seed)
         adapted = room.backbone
         checkpoint = work / f"{self._key(seed)}.safetensors" if work else None
         log = work / f"log-{seed}.jsonl" if work else None
-        history = fit(module, task, seed, checkpoint=checkpoint, log=log, watch=watch)
+        history = fit(module, task, seed, checkpoint=checkpoint, log=log, on_progress=on_progress)
         count = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         module.requires_grad_(False)
         if adapted.model is not self.backbone.model:
@@ -88,7 +88,7 @@ class AdapterTraining:
         result = Adapted(
             seed=seed, encoder=Encoder(adapted, self._spec()), trained=count, notes={"training": asdict(history)}
         )
-        with torch.no_grad(), adapted.adapter_on(), self._autocast(adapted):
+        with torch.no_grad(), adapted.adapter_enabled(), self._autocast(adapted):
             result.notes |= self.lesson.report(room)
         if not self.data.dev:
             result.own_score = history.best_score
@@ -135,34 +135,34 @@ class AdapterTraining:
         compiled = CompiledBlocks(adapted) if self.recipe.compile_blocks else None
 
         @contextmanager
-        def adapter_on() -> Iterator[None]:
-            with adapted.adapter_on(), self._autocast(adapted):
+        def adapter_enabled() -> Iterator[None]:
+            with adapted.adapter_enabled(), self._autocast(adapted):
                 yield
 
         @contextmanager
         def around() -> Iterator[None]:
             with ExitStack() as stack:
-                stack.enter_context(adapter_on())
+                stack.enter_context(adapter_enabled())
                 stack.enter_context(self.lesson.around(room))
                 if compiled:
-                    stack.enter_context(compiled.switched_on())
+                    stack.enter_context(compiled.enabled())
                 if self.recipe.checkpoint_blocks:
                     stack.enter_context(checkpointed_blocks(adapted))
                 yield
 
-        with adapter_on():
+        with adapter_enabled():
             loss = self.lesson.loss(room)
             own = self.lesson.own_score(room)
 
         @torch.no_grad()
         def score() -> float:
-            with adapter_on():
+            with adapter_enabled():
                 return own() if own else float(np.mean([self._dev_score(path, pairs) for pairs in self.data.dev]))
 
         lesson = self.lesson
         return Task(lesson.stage, len(lesson), loss, score, self.recipe.training, lesson.batches, around)
 
-    def _dev_score(self, path: VectorPath, pairs: Pairs) -> float:
+    def _dev_score(self, path: VectorPath, pairs: ScoredPairs) -> float:
         texts = pairs.texts()
         rows = [self.place[text] for text in texts]
         parts = [path(rows[begin : begin + _SCORED_AT_ONCE]) for begin in range(0, len(rows), _SCORED_AT_ONCE)]
@@ -200,7 +200,7 @@ class AdapterTraining:
 def reading_and_lesson(recipe: Adapting, data: TrainingData, backbone: Backbone) -> tuple[Reading, Lesson]:
     """What is read of the model, which then attends as the recipe asks, and what is learned."""
     if recipe.attention != backbone.attention:
-        backbone.read_as(recipe.attention)
+        backbone.set_attention(recipe.attention)
     reading = recipe.read.reading(backbone)
     if reading.layer == 0:
         raise InputError("Layer 0 is the embeddings, which nothing here trains; read a layer above it.")

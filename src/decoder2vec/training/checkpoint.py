@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from decoder2vec.errors import InputError
-from decoder2vec.storage import whole_file
+from decoder2vec.errors import StorageError
+from decoder2vec.storage import atomic_file
 
 _SAVE_EVERY = 10.0
 """Seconds between checkpoints: what a kill can cost, where they are quickly written."""
@@ -64,10 +64,10 @@ class Checkpoint:
             tensors |= {f"adam.{number}.{name}": value for name, value in state.items()}
         whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
-            with whole_file(self.file) as temporary:
+            with atomic_file(self.file) as temporary:
                 save_file(whole, temporary, metadata={"progress": json.dumps(progress)})
         except (OSError, SafetensorError) as error:
-            raise InputError(
+            raise StorageError(
                 f"The checkpoint {self.file} cannot be written ({error}); make room and start again: the run goes on "
                 "from the checkpoint before."
             ) from error

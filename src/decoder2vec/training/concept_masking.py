@@ -13,7 +13,7 @@ import torch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.recipes.objective import Masking
 from decoder2vec.text.concepts import ConceptSet
-from decoder2vec.text.tokens import Prompt, token_places
+from decoder2vec.text.tokens import Prompt, token_positions
 from decoder2vec.training.masking import Hidden, RandomMasking
 
 Occurrence = list[int]
@@ -103,7 +103,7 @@ def occurrences(
 
     A text that was cut to fit has those that stand whole in what is left of it. Concepts that share a token are one.
     """
-    return [_apart(places) for places in token_places(texts, prompts, backbone, concepts.find)]
+    return [_apart(places) for places in token_positions(texts, prompts, backbone, concepts.find)]
 
 
 def _apart(found: list[Occurrence]) -> list[Occurrence]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.text.files import DataRow, Pairs, read_data
+from decoder2vec.text.files import DataRow, ScoredPairs, read_data_file
 
 Numbers = NDArray[np.intp]
 
@@ -82,7 +82,7 @@ class Contrast:
         """Each anchor with its positive."""
         return [(self.texts[a], self.texts[b]) for a, b in zip(self.anchors, self.positives, strict=True)]
 
-    def set_aside(self, name: str) -> tuple[Contrast, Pairs]:
+    def set_aside(self, name: str) -> tuple[Contrast, ScoredPairs]:
         """Every tenth example, at most a thousand, as scored pairs to choose on, and the others.
 
         The anchor and its positive score 1; the anchor and a hard negative, or else another's positive, score 0.
@@ -98,7 +98,7 @@ class Contrast:
         right = [self.texts[number] for number in [*self.positives[apart], *wrong]]
         rest = np.setdiff1d(numbers, apart)
         kept = replace(self, anchors=self.anchors[rest], positives=self.positives[rest], negatives=self.negatives[rest])
-        return kept, Pairs(f"{name}-dev", left, right, [1.0] * len(apart) + [0.0] * len(apart))
+        return kept, ScoredPairs(f"{name}-dev", left, right, [1.0] * len(apart) + [0.0] * len(apart))
 
     def batches(self, order: Sequence[int] | Numbers, size: int) -> Iterator[Numbers]:
         """Numbers of at most `size` examples, no text twice among their anchors and positives.
@@ -159,7 +159,7 @@ def read_contrast(path: str | Path, *, seed: int = 0) -> Contrast:
     Columns anchor, positive and any number of negatives; text, label; or JSONL records with description, pos, neg and
     perhaps a label. Texts of one label are put in a row by chance (`seed`), and each is paired with the next.
     """
-    file = read_data(path)
+    file = read_data_file(path)
     if file.kind in ("scored pairs", "inferences", "plain texts"):
         alone = " Plain texts are enough for --recipe bidirectional and --set objective.name=simcse."
         raise DataFileError(

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.concepts import ConceptSet
-from decoder2vec.text.data_check import overlapping, pair_hashes
-from decoder2vec.text.files import CALL_IT_TEXT, PAIR_COLUMNS, Pairs, read_columns, read_pairs, read_texts
+from decoder2vec.text.data_check import count_overlap, pair_hashes
+from decoder2vec.text.files import PAIR_COLUMNS, TEXT_COLUMN_HINT, ScoredPairs, read_columns, read_pairs, read_texts
 from decoder2vec.training.contrast import Contrast, read_contrast
 
 log = logging.getLogger(__name__)
@@ -54,9 +54,9 @@ class DataFiles:
 class TrainingData:
     """Everything in memory but the latents. Scores of the training pairs are still on their own scale."""
 
-    train: Pairs | None
-    dev: tuple[Pairs, ...]
-    test: tuple[Pairs, ...] = ()
+    train: ScoredPairs | None
+    dev: tuple[ScoredPairs, ...]
+    test: tuple[ScoredPairs, ...] = ()
     texts: tuple[str, ...] = ()
     triplets: tuple[tuple[str, ...], ...] = ()
     nli: tuple[tuple[str, ...], ...] = ()
@@ -103,7 +103,7 @@ class TrainingData:
             said["examples"] = f"{len(self.contrast):,}"
         return said
 
-    def scale_of(self, pairs: Pairs) -> tuple[float, float]:
+    def scale_of(self, pairs: ScoredPairs) -> tuple[float, float]:
         """The scale of a file: the training pairs' (else the first dev file's), unless its scores speak against it.
 
         They do when they leave it, or when they all fit a usual scale less than half as wide.
@@ -146,7 +146,7 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
     if "corpus" in wants:
         place = _find(folder, files.texts, "texts", notes)
         concepts = ConceptSet.read(_named(folder, files.concepts)) if files.concepts else None
-        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place, cure=CALL_IT_TEXT))), concepts=concepts)
+        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place, cure=TEXT_COLUMN_HINT))), concepts=concepts)
     if "texts" in wants:
         data = replace(data, texts=_read_plain(folder, files, train, notes))
     if "triplets" in wants:
@@ -179,12 +179,12 @@ def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str
             said.append(
                 f"scores of {pairs.name} are read on a scale of {low:g} to {high:g}, unlike the training scores"
             )
-        if count := overlapping(pairs.left, pairs.right, seen):
+        if count := count_overlap(pairs.left, pairs.right, seen):
             said.append(f"{count} of {len(pairs)} pairs of {pairs.name} also stand in the training data")
     return replace(data, notes=tuple(said))
 
 
-def _check_scores(train: Pairs, scale: Sequence[float]) -> tuple[tuple[float, float], str]:
+def _check_scores(train: ScoredPairs, scale: Sequence[float]) -> tuple[tuple[float, float], str]:
     scores = np.asarray(train.scores)
     if len(scores) < 2:
         raise InputError(
@@ -210,12 +210,12 @@ def guess_scale(low: float, high: float) -> tuple[float, float]:
     return min(fitting, key=lambda scale: scale[1] - scale[0], default=(low, high))
 
 
-def _set_aside(train: Pairs) -> tuple[Pairs, tuple[Pairs, ...]]:
+def _set_aside(train: ScoredPairs) -> tuple[ScoredPairs, tuple[ScoredPairs, ...]]:
     if len(train) < 20:
         raise InputError(f"{train.name} has {len(train)} pairs, too few to set some aside; give dev pairs.")
 
-    def part(name: str, numbers: list[int]) -> Pairs:
-        return Pairs(
+    def part(name: str, numbers: list[int]) -> ScoredPairs:
+        return ScoredPairs(
             name,
             [train.left[n] for n in numbers],
             [train.right[n] for n in numbers],
@@ -226,11 +226,11 @@ def _set_aside(train: Pairs) -> tuple[Pairs, tuple[Pairs, ...]]:
     return part(train.name, [n for n in numbers if n % 10]), (part(f"{train.name}-dev", list(numbers[::10])),)
 
 
-def _read_train(folder: Path, files: DataFiles, notes: list[str]) -> Pairs:
+def _read_train(folder: Path, files: DataFiles, notes: list[str]) -> ScoredPairs:
     return read_pairs(_find(folder, files.train, "train", notes), files.columns)
 
 
-def _read_plain(folder: Path, files: DataFiles, train: Pairs | None, notes: list[str]) -> tuple[str, ...]:
+def _read_plain(folder: Path, files: DataFiles, train: ScoredPairs | None, notes: list[str]) -> tuple[str, ...]:
     try:
         place = _find(folder, files.texts, "texts", notes)
     except DataFileError:
@@ -239,7 +239,7 @@ def _read_plain(folder: Path, files: DataFiles, train: Pairs | None, notes: list
         notes.append("no plain texts were given: autoencoders learn from the training sentences")
         return tuple(train.texts())
     texts = []
-    for text in read_texts(place, cure=CALL_IT_TEXT):
+    for text in read_texts(place, cure=TEXT_COLUMN_HINT):
         texts.append(text)
         if len(texts) == files.texts_limit:
             break

@@ -10,9 +10,9 @@ from typing import Any
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import with_settings
-from decoder2vec.errors import InputError
+from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.loop import Watch
+from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.run import start_training
 
@@ -42,8 +42,8 @@ def choose_from_grid(
     backbone: Backbone,
     *,
     seed: int = 0,
-    say: Callable[[str], object] = lambda _: None,
-    watch: Watch = lambda _: None,
+    notify: Callable[[str], object] = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> tuple[Plan, Tried]:
     """The plan with the settings that did best on dev, and what was tried; no test file is looked at."""
     blind = replace(data, test=())
@@ -53,13 +53,13 @@ def choose_from_grid(
         chosen = {name: value for (name, _), value in zip(grid, values, strict=True)}
         one = replace(plan, recipe=with_settings(plan.recipe, chosen))
         try:
-            result = start_training(one.recipe, blind, backbone).run(seed, watch=watch)
-        except InputError as error:  # a rate that is too high is an answer, too
-            say(f"{chosen}: left out, {error}")
+            result = start_training(one.recipe, blind, backbone).run(seed, on_progress=on_progress)
+        except (DivergedError, InputError) as error:
+            notify(f"{chosen}: left out, {error}")
             tried.append({"settings": chosen, "dev": None})
             continue
         score = result.dev_mean(one.recipe.choose_by)
-        say(f"{chosen}: dev {score:.2f}")
+        notify(f"{chosen}: dev {score:.2f}")
         tried.append({"settings": chosen, "dev": round(score, 3)})
         if best is None or score > best[0]:
             best = score, one

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decoder2vec.errors import InputError
+from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training.checkpoint import Checkpoint, random_states
 from decoder2vec.training.processes import add_up_gradients, is_first, score_of_first
@@ -44,7 +44,7 @@ class Note:
     score: float | None
 
 
-Watch = Callable[[Note], object]
+OnProgress = Callable[[Note], object]
 
 
 def batches_of(order: Rows, size: int) -> Iterator[Rows]:
@@ -100,7 +100,7 @@ def fit(
     *,
     checkpoint: Path | None = None,
     log: Path | None = None,
-    watch: Watch = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> History:
     """Train the module's parameters; it ends in the state that scored best.
 
@@ -110,7 +110,7 @@ def fit(
         raise InputError(
             f"The stage {task.stage} has {task.count} examples in batches of {task.schedule.batch}: give more."
         )
-    return _Run(module, task, seed, Checkpoint(checkpoint, writes=is_first()), log)(watch)
+    return _Run(module, task, seed, Checkpoint(checkpoint, writes=is_first()), log)(on_progress)
 
 
 class _Run:
@@ -137,17 +137,17 @@ class _Run:
         self.whole = False
         self.started = time.perf_counter()
 
-    def __call__(self, watch: Watch) -> History:
+    def __call__(self, on_progress: OnProgress) -> History:
         self.module.eval()
         self._begin()
         try:
-            self._go_on(watch)
+            self._go_on(on_progress)
         except KeyboardInterrupt:
             if self.whole and self.step:
                 self._write_if_sound()
             raise
         self._write()  # a stage that is done is not done again
-        watch(Note(self.task.stage, self.total, self.total, _last(self.history.losses), self.history.best_score))
+        on_progress(Note(self.task.stage, self.total, self.total, _last(self.history.losses), self.history.best_score))
         self.checkpoint.restore_best(self.module)
         self.module.eval()
         return self.history
@@ -165,7 +165,7 @@ class _Run:
                 self.history = History(**found)
         self._write_log(self.lines, "w")  # the file may tell of steps that will be made again, or of another run
 
-    def _go_on(self, watch: Watch) -> None:
+    def _go_on(self, on_progress: OnProgress) -> None:
         """All steps that are left."""
         if self.since and self.steps.is_look(self.step):  # the run was interrupted in the middle of it
             self._look()
@@ -181,7 +181,9 @@ class _Run:
                 self._check_losses()
             if self.checkpoint.is_due():
                 self._write_if_sound()
-            watch(Note(self.task.stage, step + 1, self.total, _last(self.history.losses), _last(self.history.scores)))
+            on_progress(
+                Note(self.task.stage, step + 1, self.total, _last(self.history.losses), _last(self.history.scores))
+            )
 
     def _is_over(self) -> bool:
         tired = bool(self.history.scores) and self.history.stopped_rising(self.task.schedule.patience)
@@ -222,7 +224,7 @@ class _Run:
         for number, loss in enumerate(losses):
             if not math.isfinite(loss):
                 step = self.step - len(losses) + number + 1
-                raise InputError(
+                raise DivergedError(
                     f"The loss of {self.task.stage} is not finite in step {step} of {self.total}; try a lower learning "
                     f"rate{self.checkpoint.where()}."
                 )
@@ -233,7 +235,7 @@ class _Run:
         """The score on dev; one that is not finite ends the run, as a loss would."""
         score = score_of_first(self.task.score)
         if not math.isfinite(score):
-            raise InputError(
+            raise DivergedError(
                 f"The dev score of {self.task.stage} is not finite after step {self.step} of {self.total}; try a lower "
                 f"learning rate{self.checkpoint.where()}."
             )

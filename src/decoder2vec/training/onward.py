@@ -7,23 +7,23 @@ from typing import Any
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
-from decoder2vec.backbone.sources import Say
-from decoder2vec.encoder import Encoder, is_encoder
+from decoder2vec.backbone.sources import Notify
+from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.transformers import write_model
-from decoder2vec.storage import cache_root, whole_folder
+from decoder2vec.storage import atomic_folder, cache_root
 
 
 def start_from(
-    name: str | Path, *, device: Any = None, dtype: str | None = None, say: Say = lambda _: None
+    name: str | Path, *, device: Any = None, dtype: str | None = None, notify: Notify = lambda _: None
 ) -> tuple[Backbone, bool]:
     """The backbone to train, and whether its weights must come along with what is made of it.
 
     Of an encoder the model is taken, with LoRA merged into its weights; how the encoder reads them is forgotten. Merged
     weights are kept in the cache, so that a run that is taken up finds them again.
     """
-    if not is_encoder(name):
-        return Backbone.load(name, device=device, dtype=dtype, say=say), False
+    if not is_encoder_folder(name):
+        return Backbone.load(name, device=device, dtype=dtype, notify=notify), False
     backbone = Encoder.load(name, device=device, dtype=None if dtype == FOUR_BIT else dtype).backbone
     if backbone.adapter is None:
         inside = Path(name) / "backbone"
@@ -38,14 +38,14 @@ def start_from(
     kind = f"{backbone.attention.replace(':', '-')}-{str(backbone.dtype).removeprefix('torch.')}"
     folder = cache_root() / "models" / f"merged-{backbone.identity}-{kind}"
     if not folder.is_dir():
-        say(f"merging the LoRA of {name} into its model, once")
-        with whole_folder(folder) as target:
+        notify(f"merging the LoRA of {name} into its model, once")
+        with atomic_folder(folder) as target:
             write_model(backbone, target)
     return Backbone.load(folder, attention=backbone.attention, device=device, dtype=dtype), True
 
 
 def called(name: str | Path, model: Backbone, *, onward: bool = False) -> dict[str, Any]:
     """What results shall call the model that `start_from` gave: by what a user named, not by where weights are kept."""
-    if not (onward or is_encoder(name)):
+    if not (onward or is_encoder_folder(name)):
         return {}
     return {"backbone": {"name": str(name), "fingerprint": model.fingerprint}}

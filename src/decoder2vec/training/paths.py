@@ -80,7 +80,7 @@ def token_part(backbone: Backbone, prompts: Sequence[Prompt], reading: Reading) 
     capture = Capture(backbone, [reading])
 
     def part(rows: Sequence[int]) -> Tensor:
-        return capture(collate([prompts[row] for row in rows], backbone.pad_id).to(backbone.device))[:, 0]
+        return capture(collate([prompts[row] for row in rows], backbone.pad_token_id).to(backbone.device))[:, 0]
 
     return part
 

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.sources import Say
+from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
-from decoder2vec.encoder import Encoder, check_free, is_encoder
+from decoder2vec.encoder import Encoder, check_output_folder, is_encoder_folder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.kv_prefix import PrefixTuning
 from decoder2vec.recipes.registry import recipes
 from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-from decoder2vec.storage import cache_root, whole_file
+from decoder2vec.storage import atomic_file, cache_root
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.onward import called, start_from
 from decoder2vec.training.plan import Plan, plan_of, read_table
@@ -93,7 +93,7 @@ def run_stages(
     device: Any = None,
     dtype: str | None = None,
     overwrite: bool = False,
-    say: Say = lambda _: None,
+    notify: Notify = lambda _: None,
     **options: Any,
 ) -> Outcome:
     """Train them all; the last is written to `out`, the others beside it, each an encoder of its own.
@@ -108,17 +108,17 @@ def run_stages(
     outcome = None
     start: str | Path = backbone
     for number, (stage, place) in enumerate(zip(stages, places, strict=True), 1):
-        model, copied = start_from(start, device=device, dtype=dtype, say=say)
+        model, copied = start_from(start, device=device, dtype=dtype, notify=notify)
         if number == 1:
             _check_fit(stages, model)
         key = _key(stage, model, seeds)
         told.append(_told(stage, key))
         if found := _find(key, place, anywhere=number < len(stages)):
-            say(f"{stage.name}: found in {found}")
+            notify(f"{stage.name}: found in {found}")
             start, outcome = found, None
             continue
         _check_places(places[number - 1 :], overwrite=overwrite)
-        say(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
+        notify(f"{stage.name}: {stage.plan.about or stage.plan.recipe_name}")
         about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(told)}
         outcome = train(
             stage.plan,
@@ -169,14 +169,14 @@ def _check_fit(stages: Sequence[Stage], model: Backbone) -> None:
     for stage in stages:
         check_fit(stage.plan.recipe, stage.data, model)
     if model.attention != attention:
-        model.read_as(attention)
+        model.set_attention(attention)
 
 
 def _check_places(places: Sequence[Path], *, overwrite: bool) -> None:
     """Refuse, before the first of some stages is trained, places where they must not be written."""
     for place in places:
-        check_free(place)
-        if is_encoder(place) and not (overwrite or _is_broken(place)):
+        check_output_folder(place)
+        if is_encoder_folder(place) and not (overwrite or _is_broken(place)):
             raise InputError(
                 f"{place} holds an encoder that was trained with other settings, data or weights; "
                 "choose another --out, or add --overwrite to replace it."
@@ -208,7 +208,7 @@ def _find(key: str, place: Path, *, anywhere: bool) -> Path | None:
 def _is_done(place: Path, key: str) -> bool:
     """Does the stage stand there, done in the same way?"""
     try:
-        return is_encoder(place) and bool(_records(place)[0]["stage"]["key"] == key)
+        return is_encoder_folder(place) and bool(_records(place)[0]["stage"]["key"] == key)
     except (OSError, ValueError, KeyError, TypeError):  # broken, or of a training that was no stage
         return False
 
@@ -244,5 +244,5 @@ def _known(key: str) -> list[Path]:
 
 
 def _remember(key: str, place: Path) -> None:
-    with whole_file(cache_root() / "stages" / key) as note:
+    with atomic_file(cache_root() / "stages" / key) as note:
         note.write_text(str(place.absolute()), encoding="utf-8")

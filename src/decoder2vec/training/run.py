@@ -17,7 +17,7 @@ from decoder2vec.activations.extract import Progress
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.config import EncoderSpec, Reading
-from decoder2vec.encoder import Encoder, check_free, is_encoder
+from decoder2vec.encoder import Encoder, check_output_folder, is_encoder_folder
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.storage import versions
@@ -28,7 +28,7 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.frozen.record import record_run
 from decoder2vec.training.frozen.scoring import SeedResult
 from decoder2vec.training.frozen.training import FreezeTraining
-from decoder2vec.training.loop import Watch
+from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Recipe
 from decoder2vec.training.processes import is_first, join, wait_for_all
 
@@ -61,7 +61,7 @@ def train(
     onward_from: str | Path | None = None,
     copy_backbone: bool = False,
     progress: Progress = lambda _: None,
-    watch: Watch = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> Outcome:
     """Train every seed, save the best as an encoder in `out`; a killed run goes on where it was.
 
@@ -73,15 +73,15 @@ def train(
         raise InputError("Give at least one seed, and none below 0.")
     join()
     out = Path(out).absolute()
-    check_free(out)
+    check_output_folder(out)
     work = out.with_name(f"{out.name}.unfinished")
-    if is_encoder(work):
+    if is_encoder_folder(work):
         raise InputError(f"{work} holds an encoder, and is where this run would keep its state; choose another --out.")
     _forget_logs(work)
     started = time.perf_counter()
     training = start_training(plan.recipe, data, backbone, progress)
     reading = time.perf_counter() - started
-    done, best = _seeds(training, plan, seeds, work, watch)
+    done, best = _seeds(training, plan, seeds, work, on_progress)
     results = summary(plan, done, backbone, command)
     results |= {"best_seed": best.seed, "seconds_reading": round(reading, 2), **_said(plan, data, done), **(more or {})}
     encoder, record, copied = _result(training, best, work)
@@ -129,7 +129,7 @@ def _tidy(work: Path) -> None:
 
 
 def _seeds(
-    training: Training, plan: Plan, seeds: Sequence[int], work: Path, watch: Watch
+    training: Training, plan: Plan, seeds: Sequence[int], work: Path, on_progress: OnProgress
 ) -> tuple[list[dict[str, Any]], Any]:
     """The results of all seeds, and the seed that did best on dev.
 
@@ -138,7 +138,7 @@ def _seeds(
     done: list[dict[str, Any]] = []
     best: Any = None
     for seed in seeds:
-        result = training.run(seed, work=work, watch=watch)
+        result = training.run(seed, work=work, on_progress=on_progress)
         done.append(result.to_json())
         if best is None or result.dev_mean(plan.recipe.choose_by) > best.dev_mean(plan.recipe.choose_by):
             best = result

@@ -8,11 +8,11 @@ from typing import Any
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import with_settings
-from decoder2vec.errors import InputError, MissingExtraError, UnknownNameError
+from decoder2vec.errors import DivergedError, InputError, MissingExtraError, UnknownNameError
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.frozen.training import FreezeTraining
-from decoder2vec.training.loop import Watch
+from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan
 
 
@@ -22,8 +22,8 @@ def search_plan(
     backbone: Backbone,
     trials: int,
     *,
-    say: Callable[[str], object] = lambda _: None,
-    watch: Watch = lambda _: None,
+    notify: Callable[[str], object] = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> Plan:
     """The plan with the settings that did best on dev; the plan's own settings are the first trial."""
     try:
@@ -48,14 +48,14 @@ def search_plan(
         try:
             recipe = with_settings(own, chosen)
             training.recipe = recipe
-            score = training.run(0, watch=watch).dev_mean(recipe.choose_by)
-        except InputError as error:
+            score = training.run(0, on_progress=on_progress).dev_mean(recipe.choose_by)
+        except (DivergedError, InputError) as error:
             if not trial.number or isinstance(error, UnknownNameError):
                 raise
-            say(f"trial {trial.number}: left out, {error}  {chosen}")
+            notify(f"trial {trial.number}: left out, {error}  {chosen}")
             raise optuna.TrialPruned from error
         tried[trial.number] = recipe
-        say(f"trial {trial.number}: dev {score:.2f}  {chosen or 'the plan as it is'}")
+        notify(f"trial {trial.number}: dev {score:.2f}  {chosen or 'the plan as it is'}")
         return score
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))

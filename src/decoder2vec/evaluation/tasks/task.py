@@ -56,7 +56,7 @@ class Vectors:
     @cached_property
     def _words(self) -> Any:
         """All documents, where the encoder finds them by their words and not by vectors."""
-        return self._encoder.index_of(list(self._places["document"])) if finds_by_words(self._encoder) else None
+        return self._encoder.index_of(list(self._places["document"])) if ranks_by_words(self._encoder) else None
 
     def of(self, texts: Sequence[str], role: Role = "plain") -> Matrix:
         """[n, dim], a row for each text."""
@@ -102,7 +102,7 @@ class Task(ABC):
         return fingerprint(self.kind, asdict(self))
 
 
-def finds_by_words(encoder: object) -> bool:
+def ranks_by_words(encoder: object) -> bool:
     """Does it rank documents without vectors, as BM25 does?"""
     return hasattr(encoder, "index_of")
 

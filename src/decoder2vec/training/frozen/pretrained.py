@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from decoder2vec.heads.codes import CodeNet
-from decoder2vec.storage import whole_file
+from decoder2vec.storage import atomic_file
 
 
 def save_state(net: CodeNet, file: Path, note: dict[str, Any], *, with_head: bool) -> None:
@@ -20,7 +20,7 @@ def save_state(net: CodeNet, file: Path, note: dict[str, Any], *, with_head: boo
         for name, tensor in net.state_dict().items()
         if with_head or not name.startswith("pair.")
     }
-    with whole_file(file) as temporary:
+    with atomic_file(file) as temporary:
         save_file(tensors, temporary, metadata={"note": json.dumps(note)})
 
 

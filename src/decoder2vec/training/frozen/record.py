@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.maths.metrics import METRICS
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import EXAMPLES
 from decoder2vec.training.frozen.scoring import SeedResult, calibrated
@@ -39,7 +39,7 @@ def record_run(training: FreezeTraining, best: SeedResult) -> dict[str, Any]:
     }
 
 
-def layer_curves(best: SeedResult, dev: Pairs) -> dict[str, Any]:
+def layer_curves(best: SeedResult, dev: ScoredPairs) -> dict[str, Any]:
     """For each reading, on dev: the raw cosine, the code's cosine, its weight, and the score without it."""
     rows = ScoredRows.of(best.table, dev)
     raw = over_pairs(best.table, rows, lambda a, b: functional.cosine_similarity(a, b, dim=-1).T)
@@ -70,7 +70,7 @@ def _without_each(best: SeedResult, cosines: Measured, rows: ScoredRows) -> list
     return [round(correlation("pearson", column, rows.scores), 2) for column in columns]
 
 
-def residuals(best: SeedResult, pairs: Pairs, data: TrainingData) -> dict[str, Any]:
+def residuals(best: SeedResult, pairs: ScoredPairs, data: TrainingData) -> dict[str, Any]:
     """Errors of the calibrated score, and the pairs with the largest ones."""
     predicted = calibrated(best, list(zip(pairs.left, pairs.right, strict=True)))
     low, high = data.scale_of(pairs)

@@ -16,7 +16,7 @@ from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import random_pairs, stop_pairs
 from decoder2vec.training.result import Result
@@ -64,7 +64,7 @@ def _checks(result: SeedResult, texts: Sequence[str]) -> dict[str, float]:
     return {name: round(float(calibrated(result, pairs).mean()), 4) for name, pairs in kinds.items() if pairs}
 
 
-def _scores(result: SeedResult, files: Sequence[Pairs]) -> dict[str, dict[str, float]]:
+def _scores(result: SeedResult, files: Sequence[ScoredPairs]) -> dict[str, dict[str, float]]:
     found = {}
     for pairs in files:
         raw, truth = score_pairs(result, list(zip(pairs.left, pairs.right, strict=True))), np.asarray(pairs.scores)

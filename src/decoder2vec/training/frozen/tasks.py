@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder2vec.activations.latent_table import LatentTable
-from decoder2vec.errors import InputError
+from decoder2vec.errors import DivergedError
 from decoder2vec.heads.codes import CodeNet, LayerwiseLinear
 from decoder2vec.maths.losses import LOSSES, info_nce
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.text.files import Pairs
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import NLI_LABELS, TrainingData
 from decoder2vec.training.loop import Rows, Task
 
@@ -37,7 +37,7 @@ class ScoredRows:
     scores: NDArray[np.float64]
 
     @classmethod
-    def of(cls, table: LatentTable, pairs: Pairs) -> ScoredRows:
+    def of(cls, table: LatentTable, pairs: ScoredPairs) -> ScoredRows:
         """The rows of some pairs."""
         return cls(table.rows(pairs.left), table.rows(pairs.right), np.asarray(pairs.scores, np.float64))
 
@@ -51,7 +51,7 @@ def over_pairs(table: LatentTable, pairs: ScoredRows, measure: Callable[[Tensor,
         parts.append(measure(table.batch(pairs.left[part]), table.batch(pairs.right[part])))
     values = torch.cat(parts)
     if not torch.isfinite(values).all():  # a correlation would call them 0, better than many a beginning
-        raise InputError("The scores are no longer finite; try a lower learning rate.")
+        raise DivergedError("The scores are no longer finite; try a lower learning rate.")
     return values.cpu().double().numpy()
 
 
@@ -75,7 +75,7 @@ def dev_scores(net: CodeNet, table: LatentTable, dev: list[ScoredRows], metric: 
     return np.asarray(np.mean(found, axis=0))
 
 
-def siamese(net: CodeNet, table: LatentTable, data: TrainingData, pairs: Pairs, recipe: Freeze) -> Task:
+def siamese(net: CodeNet, table: LatentTable, data: TrainingData, pairs: ScoredPairs, recipe: Freeze) -> Task:
     """Learn human scores of pairs."""
     rows = ScoredRows.of(table, pairs)
     target = torch.from_numpy(data.fraction(pairs.scores)).to(table.device)

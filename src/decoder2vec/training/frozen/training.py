@@ -23,7 +23,7 @@ from decoder2vec.heads.pair import SumHead
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.storage import pretrained_root
-from decoder2vec.text.augmentation import changed_pairs
+from decoder2vec.text.augmentation import augmented_pairs
 from decoder2vec.text.template import Template
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import extra_texts
@@ -38,7 +38,7 @@ from decoder2vec.training.frozen.tasks import (
     siamese,
     triplets,
 )
-from decoder2vec.training.loop import Task, Watch, fit
+from decoder2vec.training.loop import OnProgress, Task, fit
 
 _FORMAT = 1
 """Raised when a stage changes, so that encoders pre-trained by an older one are not taken for the same."""
@@ -57,7 +57,7 @@ class FreezeTraining:
         if recipe.dim >= (size := recipe.codes(backbone).size):
             raise InputError(f"dim = {recipe.dim} is no cut: the vectors have {size} dimensions.")
         self.reader = Reader(backbone, self.readings, Template("{text}"), recipe.max_length, recipe.on_overflow)
-        self.pairs = changed_pairs(data.train, recipe.changes, data.scale) if data.train else None
+        self.pairs = augmented_pairs(data.train, recipe.changes, data.scale) if data.train else None
         dev_texts = data.dev[0].texts()
         texts = data.all_texts() + (self.pairs.texts() if self.pairs else []) + extra_texts(dev_texts)
         self.table = LatentTable(self.reader, texts, progress)
@@ -66,7 +66,7 @@ class FreezeTraining:
         for pairs in (*data.dev, *data.test):
             self.table.check(self.table.rows(pairs.texts()))
 
-    def run(self, seed: int, *, work: Path | None = None, watch: Watch = lambda _: None) -> SeedResult:
+    def run(self, seed: int, *, work: Path | None = None, on_progress: OnProgress = lambda _: None) -> SeedResult:
         """Train one seed; `work` is the folder for checkpoints."""
         started = time.perf_counter()
         torch.manual_seed(seed)
@@ -75,10 +75,10 @@ class FreezeTraining:
         net.set_statistics(mean, deviation, standardise=self.recipe.standardise)
         notes: dict[str, Any] = {}
         if self.recipe.pretrain != "none":
-            notes["pretraining"] = self._pretrain(net, seed, watch)
+            notes["pretraining"] = self._pretrain(net, seed, on_progress)
         table, readings = self.table, self.readings
         if self.recipe.loss != "none":
-            notes["training"] = self._train(net, table, seed, work, watch)
+            notes["training"] = self._train(net, table, seed, work, on_progress)
         if self.recipe.head == "each":
             notes["each layer"] = self._single_layers(net)
         if self.recipe.keep or self.recipe.head == "each":
@@ -86,7 +86,7 @@ class FreezeTraining:
             readings = tuple(readings[number] for number in kept)
             notes["kept"] = [str(reading) for reading in readings]
             if self.recipe.keep:
-                notes["training after selection"] = self._train_again(net, table, seed, work, watch)
+                notes["training after selection"] = self._train_again(net, table, seed, work, on_progress)
         result = SeedResult(seed=seed, net=net, table=table, readings=readings, head=LayerwiseHead(net), notes=notes)
         finish(result, self.recipe, self.data, self.fitted_on)
         reused = notes.get("pretraining", {}) if notes.get("pretraining", {}).get("reused") else {}
@@ -104,7 +104,7 @@ class FreezeTraining:
             )
         return found or self.data.dev[0].texts()  # nothing is trained, and a common factor changes no cosine
 
-    def _pretrain(self, net: CodeNet, seed: int, watch: Watch) -> dict[str, Any]:
+    def _pretrain(self, net: CodeNet, seed: int, on_progress: OnProgress) -> dict[str, Any]:
         """Pre-train, or take over what the same pre-training gave before."""
         key = self._pretraining_key(net, seed)
         file = pretrained_root() / f"{key}.safetensors"
@@ -114,7 +114,7 @@ class FreezeTraining:
         module, task = self._pretraining_task(net)
         module.to(self.backbone.device)
         started = time.perf_counter()
-        history = fit(module, task, seed, checkpoint=file.with_suffix(".checkpoint"), watch=watch)
+        history = fit(module, task, seed, checkpoint=file.with_suffix(".checkpoint"), on_progress=on_progress)
         note = {"stage": task.stage, "seconds": round(time.perf_counter() - started, 1), **asdict(history)}
         if isinstance(module, Autoencoder):
             note |= self._reconstruction_errors(module)
@@ -164,20 +164,22 @@ class FreezeTraining:
             "unexplained": [round(value, 5) for value in found.unexplained.tolist()],
         }
 
-    def _train(self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, watch: Watch) -> dict[str, Any]:
+    def _train(
+        self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, on_progress: OnProgress
+    ) -> dict[str, Any]:
         assert self.pairs is not None
         task = siamese(net, table, self.data, self.pairs, self.recipe)
         key = fingerprint(table.fingerprint, to_table(self.recipe), vars(self.pairs), self._digests, seed)
         checkpoint = work / f"pairs-{key}.safetensors" if work else None
-        return asdict(fit(net, task, seed, checkpoint=checkpoint, watch=watch))
+        return asdict(fit(net, task, seed, checkpoint=checkpoint, on_progress=on_progress))
 
     def _train_again(
-        self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, watch: Watch
+        self, net: CodeNet, table: LatentTable, seed: int, work: Path | None, on_progress: OnProgress
     ) -> dict[str, Any]:
         """The last stage once more, for the readings that were kept."""
         if self.recipe.loss != "none":
-            return self._train(net, table, seed, work, watch)
-        return asdict(fit(net, triplets(net, table, self.data, self.recipe), seed, watch=watch))
+            return self._train(net, table, seed, work, on_progress)
+        return asdict(fit(net, triplets(net, table, self.data, self.recipe), seed, on_progress=on_progress))
 
     def _select(self, net: CodeNet) -> tuple[CodeNet, LatentTable, list[int]]:
         """The readings with the largest weights, or under the head "each" the one that is best on dev."""

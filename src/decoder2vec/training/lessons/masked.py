@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder2vec.backbone.lm_head import LanguageHead
+from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.training.concept_masking import ConceptMasking
@@ -91,7 +91,7 @@ class _Telling:
     """Hidden tokens to the mean cross-entropy of telling them; only the states before them go through the head."""
 
     def __init__(self, room: Classroom) -> None:
-        self.room, self.states, self.head = room, TokenStates(room), LanguageHead(room.backbone)
+        self.room, self.states, self.head = room, TokenStates(room), LMHead(room.backbone)
 
     def __call__(self, hidden: Sequence[Hidden], numbers: Sequence[int]) -> Tensor:
         """A text of which nothing is hidden is not read, unless there is no other."""

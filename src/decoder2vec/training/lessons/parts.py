@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.machine import steady_attention
+from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.config import Reading
 from decoder2vec.text.batches import collate, plan
 from decoder2vec.text.tokens import Prompt
@@ -27,8 +27,8 @@ class TokenStates:
     def __call__(self, prompts: Sequence[Prompt]) -> Tensor:
         """Of some texts, through the adapter."""
         backbone = self.backbone
-        batch = backbone.adapt(collate(prompts, backbone.pad_id).to(backbone.device))
-        with steady_attention(backbone.device):
+        batch = backbone.adapt(collate(prompts, backbone.pad_token_id).to(backbone.device))
+        with any_shape_attention(backbone.device):
             output = backbone.model(**self.capture.model_inputs(batch), use_cache=False)
         states: Tensor = output.last_hidden_state
         return states

@@ -29,7 +29,7 @@ from decoder2vec.text.punctuation import (
     excerpts,
     score,
 )
-from decoder2vec.text.tokens import token_places
+from decoder2vec.text.tokens import token_positions
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.corpus import FEWEST, CorpusLesson, check_reads_tokens
 from decoder2vec.training.lessons.lesson import Classroom, Loss
@@ -129,7 +129,7 @@ class _Telling:
         self.room, self.tags, self.vocabulary, self.texts = room, tags, vocabulary, texts
         cleared = [clear(text) for text in texts]
         self.prompts = [room.prompts[room.place[text]] for text in cleared]
-        places = token_places(cleared, self.prompts, room.backbone, _words)
+        places = token_positions(cleared, self.prompts, room.backbone, _words)
         self.ends = [torch.tensor([_ends(word) for word in own], dtype=torch.long).view(-1, 2) for own in places]
         self.labels = [torch.tensor(self._numbers(text, own)) for text, own in zip(texts, places, strict=True)]
         self.states = TokenStates(room)

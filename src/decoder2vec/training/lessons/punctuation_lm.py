@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.backbone.attention import check_prefix_attention, parse_attention, prefix_attention
-from decoder2vec.backbone.lm_head import LanguageHead
+from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.text.batches import plan
@@ -120,9 +120,9 @@ class _Writing:
     """Sheets to what writing them costs, and to what the model writes on them."""
 
     def __init__(self, room: Classroom) -> None:
-        self.room, self.states, self.head = room, TokenStates(room), LanguageHead(room.backbone)
+        self.room, self.states, self.head = room, TokenStates(room), LMHead(room.backbone)
         tokenizer = room.backbone.tokenizer
-        self.edge = room.backbone.token_for_nothing if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
+        self.edge = room.backbone.empty_text_token_id if tokenizer.eos_token_id is None else int(tokenizer.eos_token_id)
         self.encode = tokenizer.backend_tokenizer.encode
 
     def sheets(self, texts: Sequence[str]) -> _Sheets:
@@ -133,7 +133,7 @@ class _Writing:
         prompt = self.room.prompts[self.room.place[clear(text)]]
         read = [*prompt.ids, self.edge]
         written = [token for token in self.encode(text, add_special_tokens=False).ids if token != self.edge]
-        limit, bos = self.room.backbone.context_length, self.room.backbone.bos_to_add
+        limit, bos = self.room.backbone.context_length, self.room.backbone.missing_bos_token_id
         cut = len(self.encode(clear(text)).ids) + (bos is not None) > len(prompt.ids)
         too_long = limit is not None and len(read) + len(written) > limit
         return None if cut or too_long else _Sheet(read, [*written, self.edge])
