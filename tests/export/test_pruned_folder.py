@@ -18,9 +18,9 @@ from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.export import pruned as pruned_folder
+from decoder2vec.export.base_model import start_from
 from decoder2vec.export.pruned import write_pruned
 from decoder2vec.recipes.adapting import ReadAs
-from decoder2vec.training.onward import start_from
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.run import train
 from toys.contrast import ADAPTING, small, toy_data

@@ -13,10 +13,10 @@ import torch
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, StorageError, UnknownNameError, UnsupportedError
+from decoder2vec.export.base_model import load_base_model
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.training import checkpoint, pipeline
 from decoder2vec.training.contrast import Contrast
-from decoder2vec.training.onward import start_from
 from decoder2vec.training.pipeline import Stage, chosen_stages, read_stages, run_stages, stage_plan
 from decoder2vec.training.plan import plan_of
 from toys.contrast import toy_examples, toy_pairs
@@ -137,7 +137,7 @@ def test_every_stage_is_an_encoder_and_the_next_starts_from_it(once, gap):
     assert same_encoder(second, outcome.encoder)
     assert first.spec.attention == second.spec.attention == "bidirectional"
     assert first.backbone.adapter.kind == second.backbone.adapter.kind == "lora"
-    merged, _ = start_from(home / "enc-stages/1-mntp", device="cpu")
+    merged, _ = load_base_model(home / "enc-stages/1-mntp", device="cpu")
     assert second.backbone.fingerprint == merged.fingerprint != first.backbone.fingerprint
     untrained = Encoder(second.backbone.with_adapter(None), second.spec)
     assert gap(untrained.encode(TEXTS), first.encode(TEXTS)) < 1e-5, "before its first step it is what the first made"

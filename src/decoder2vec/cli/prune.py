@@ -39,15 +39,15 @@ def prune(
 ) -> None:
     """Cut off a model's upper layers: how many, you say, or the loss of every layer on triples does."""
     from decoder2vec.analysis.pruning import FROM_A_CURVE, CurvePlan, choose_depth
+    from decoder2vec.export.base_model import load_base_model
     from decoder2vec.text.files import read_triplets
-    from decoder2vec.training.onward import start_from
 
     choice = _choice(keep, layers, curve=triples is not None, out=out)
     if plot and not triples:
         raise InputError("There is no curve to draw without triples; give --triples FILE.")
     plan = CurvePlan(samples, batch, scale, pooling, template, seed=seed)
     rows = read_triplets(triples) if triples else None
-    backbone, _ = start_from(model, device=device, notify=info)
+    backbone, _ = load_base_model(model, device=device, notify=info)
     depth = None if choice is None or choice in FROM_A_CURVE else choose_depth(choice, backbone.n_layers)
     curve = _measure(backbone, rows, plan) if rows else None
     if curve and choice in FROM_A_CURVE:

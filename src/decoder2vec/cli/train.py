@@ -78,10 +78,10 @@ class _Asked:
 
 def _train_one(plan: Plan, data: TrainingData, asked: _Asked, *, search: int, grid: list[str]) -> Outcome:
     """A plan without stages."""
-    from decoder2vec.training.onward import called, start_from
+    from decoder2vec.export.base_model import describe_base_model, load_base_model
     from decoder2vec.training.run import train
 
-    model, copied = start_from(asked.backbone, device=asked.device, dtype=asked.dtype, notify=info)
+    model, copied = load_base_model(asked.backbone, device=asked.device, dtype=asked.dtype, notify=info)
     _say_direction(plan, model)
     with bars() as progress:
         on_progress = TrainingWatch(progress)
@@ -94,7 +94,7 @@ def _train_one(plan: Plan, data: TrainingData, asked: _Asked, *, search: int, gr
             asked.out,
             seeds=asked.seeds,
             command=_command(),
-            more=more | called(asked.backbone, model),
+            more=more | describe_base_model(asked.backbone, model),
             onward_from=asked.backbone,
             copy_backbone=copied,
             progress=on_progress.read,

@@ -15,13 +15,13 @@ from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
 from decoder2vec.encoder import Encoder, check_output_folder, is_encoder_folder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
+from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.kv_prefix import PrefixTuning
 from decoder2vec.recipes.registry import recipes
 from decoder2vec.recipes.soft_prompt import SoftPromptTuning
 from decoder2vec.storage import atomic_file, cache_root
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.onward import called, start_from
 from decoder2vec.training.plan import Plan, plan_of, read_table
 from decoder2vec.training.run import RESULTS_FILE, RUN_FILE, Outcome, check_fit, train
 
@@ -108,7 +108,7 @@ def run_stages(
     outcome = None
     start: str | Path = backbone
     for number, (stage, place) in enumerate(zip(stages, places, strict=True), 1):
-        model, copied = start_from(start, device=device, dtype=dtype, notify=notify)
+        model, copied = load_base_model(start, device=device, dtype=dtype, notify=notify)
         if number == 1:
             _check_fit(stages, model)
         key = _key(stage, model, seeds)
@@ -126,7 +126,7 @@ def run_stages(
             model,
             place,
             seeds=seeds,
-            more=about | called(backbone, model, onward=number > 1),
+            more=about | describe_base_model(backbone, model, onward=number > 1),
             onward_from=start,
             copy_backbone=copied,
             **options,

@@ -17,12 +17,12 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder, spec_from
 from decoder2vec.errors import UnsupportedError
+from decoder2vec.export import base_model as onward
+from decoder2vec.export.base_model import load_base_model
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.storage import cache_root
-from decoder2vec.training import onward
-from decoder2vec.training.onward import start_from
 from decoder2vec.training.plan import Plan
 from decoder2vec.training.run import train
 from toys.contrast import small, toy_data, toy_pairs
@@ -93,7 +93,7 @@ def merged_folders():
 
 
 def test_a_model_is_started_from_as_it_is(backbone):
-    found, copied = start_from("tiny-llama", device="cpu")
+    found, copied = load_base_model("tiny-llama", device="cpu")
     assert (found.fingerprint, found.name, found.adapter, copied) == (
         backbone("tiny-llama").fingerprint,
         "tiny-llama",
@@ -106,7 +106,7 @@ def test_a_model_is_started_from_as_it_is(backbone):
 def test_of_an_encoder_without_adapter_the_model_is_taken(copied, backbone, save):
     before = merged_folders()
     folder = save(backbone("tiny-llama", "bidirectional"), copy_backbone=copied)
-    found, must_come = start_from(folder, device="cpu")
+    found, must_come = load_base_model(folder, device="cpu")
     assert found.fingerprint == backbone("tiny-llama").fingerprint and found.attention == "bidirectional"
     assert must_come is copied, "weights that live in the encoder are in no other place"
     assert found.name == (str(folder / "backbone") if copied else "tiny-llama")
@@ -117,7 +117,7 @@ def test_of_an_encoder_without_adapter_the_model_is_taken(copied, backbone, save
 def test_lora_is_merged_into_the_weights_of_the_whole_language_model(family, with_lora):
     source = weights(tiny_folder(family))
     folder = with_lora(family)
-    found, must_come = start_from(folder, device="cpu")
+    found, must_come = load_base_model(folder, device="cpu")
     assert found.adapter is None and must_come
     expected = merged_by_hand(source, folder, transposed=family == "tiny-gpt2")
     written = weights(Path(found.name))
@@ -130,7 +130,7 @@ def test_lora_is_merged_into_the_weights_of_the_whole_language_model(family, wit
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
 def test_the_merged_model_reads_what_the_encoder_reads(attention, with_lora, gap):
     encoder = Encoder.load(with_lora(attention=attention), device="cpu")
-    found, _ = start_from(with_lora(attention=attention), device="cpu")
+    found, _ = load_base_model(with_lora(attention=attention), device="cpu")
     assert found.attention == attention
     assert gap(Encoder(found, encoder.spec).encode(TEXTS), encoder.encode(TEXTS)) < 1e-5
 
@@ -138,29 +138,29 @@ def test_the_merged_model_reads_what_the_encoder_reads(attention, with_lora, gap
 def test_merged_weights_are_found_again_and_not_written_twice(with_lora, monkeypatch):
     before, said = merged_folders(), []
     folder = with_lora(seed=7)
-    first, _ = start_from(folder, device="cpu", notify=said.append)
+    first, _ = load_base_model(folder, device="cpu", notify=said.append)
     (made,) = merged_folders() - before
     assert Path(first.name) == made.resolve() and said == [f"merging the LoRA of {folder} into its model, once"]
     stamps = {file: file.stat().st_mtime_ns for file in made.iterdir()}
     monkeypatch.setattr(onward, "write_model", lambda *_: pytest.fail("written a second time"))
     moved = folder.with_name("moved")
     folder.rename(moved)
-    again, copied = start_from(moved, device="cpu", notify=said.append)
+    again, copied = load_base_model(moved, device="cpu", notify=said.append)
     assert (again.name, again.fingerprint, copied) == (first.name, first.fingerprint, True)
     assert len(said) == 1 and {file: file.stat().st_mtime_ns for file in made.iterdir()} == stamps
 
 
 def test_each_direction_and_each_lora_has_merged_weights_of_its_own(with_lora):
     folders = [with_lora(), with_lora(seed=1), with_lora(attention="bidirectional")]
-    assert len({start_from(folder, device="cpu")[0].name for folder in folders}) == 3
+    assert len({load_base_model(folder, device="cpu")[0].name for folder in folders}) == 3
 
 
 def test_weights_that_were_merged_in_a_coarser_format_are_not_taken_for_finer_ones(with_lora, monkeypatch):
     folder = with_lora(seed=3)
     with monkeypatch.context() as patch:
         patch.setattr("decoder2vec.backbone.backbone.pick_dtype", lambda *_: torch.bfloat16)
-        start_from(folder, device="cpu")
-    found, _ = start_from(folder, device="cpu")
+        load_base_model(folder, device="cpu")
+    found, _ = load_base_model(folder, device="cpu")
     expected = merged_by_hand(weights(tiny_folder("tiny-llama")), folder)
     assert largest_gap(weights(Path(found.name)), expected) < 1e-6
 
@@ -168,7 +168,7 @@ def test_weights_that_were_merged_in_a_coarser_format_are_not_taken_for_finer_on
 def test_of_an_encoder_whose_weights_were_all_trained_these_are_taken(backbone, tmp_path, gap):
     recipe = small("full", epochs=1, read=ReadAs(pooling="mean"))
     made = train(Plan("toy", recipe=recipe), toy_data(), backbone("tiny-llama"), tmp_path / "first")
-    found, must_come = start_from(tmp_path / "first", device="cpu")
+    found, must_come = load_base_model(tmp_path / "first", device="cpu")
     assert must_come and found.fingerprint == made.encoder.backbone.fingerprint != backbone("tiny-llama").fingerprint
     assert gap(Encoder(found, made.encoder.spec).encode(TEXTS), made.encoder.encode(TEXTS)) == 0
 
@@ -178,7 +178,7 @@ def test_what_cannot_be_merged_is_refused_with_the_reason(kind, backbone, save):
     bare = backbone("tiny-llama")
     adapter = SoftPrompt.start(bare, 2) if kind == "soft_prompt" else KeyValuePrefix.start(bare, 2)
     with pytest.raises(UnsupportedError, match=f"through a {kind}, which cannot be merged into the weights") as error:
-        start_from(save(bare, adapter), device="cpu")
+        load_base_model(save(bare, adapter), device="cpu")
     assert str(error.value).count(". ") == 0 and "lora" in str(error.value)
 
 
@@ -203,7 +203,7 @@ def gone_on(with_lora, tmp_path_factory):
     def make(name):
         if name not in done:
             first, out = with_lora(seed=5), tmp_path_factory.mktemp("second") / "encoder"
-            model, copied = start_from(first, device="cpu")
+            model, copied = load_base_model(first, device="cpu")
             data = toy_data(train=toy_pairs("train")) if name == "freeze" else toy_data()
             made = train(Plan("toy", recipe=recipe_for(name)), data, model, out, copy_backbone=copied)
             done[name] = first, out, made.encoder.encode(TEXTS), made.encoder.fingerprint
@@ -234,6 +234,6 @@ def test_what_is_trained_on_and_on_has_every_change_once(gone_on):
     once = merged_by_hand(source, first)
     assert largest_gap(weights(second / "backbone"), once) < 1e-6
     twice = merged_by_hand(once, second)
-    found, must_come = start_from(second, device="cpu")
+    found, must_come = load_base_model(second, device="cpu")
     assert must_come and largest_gap(weights(Path(found.name)), twice) < 1e-6
     assert largest_gap(twice, once) > 1e-3 and largest_gap(once, source) > 0.1

@@ -14,7 +14,7 @@ from decoder2vec.export.transformers import write_model
 from decoder2vec.storage import atomic_folder, cache_root
 
 
-def start_from(
+def load_base_model(
     name: str | Path, *, device: Any = None, dtype: str | None = None, notify: Notify = lambda _: None
 ) -> tuple[Backbone, bool]:
     """The backbone to train, and whether its weights must come along with what is made of it.
@@ -44,7 +44,7 @@ def start_from(
     return Backbone.load(folder, attention=backbone.attention, device=device, dtype=dtype), True
 
 
-def called(name: str | Path, model: Backbone, *, onward: bool = False) -> dict[str, Any]:
+def describe_base_model(name: str | Path, model: Backbone, *, onward: bool = False) -> dict[str, Any]:
     """What results shall call the model that `start_from` gave: by what a user named, not by where weights are kept."""
     if not (onward or is_encoder_folder(name)):
         return {}
