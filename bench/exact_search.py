@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from decoder2vec.search.lance_store import LanceStore
-from decoder2vec.search.ranking import Dense
+from decoder2vec.search.ranking import DenseSearch
 from decoder2vec.search.store import Chunk
 from measure import best_seconds, gemm_flops, report
 
@@ -33,9 +33,9 @@ def main() -> None:
         store = LanceStore(Path(folder))
         store.create(dim)
         chunks = [Chunk(key[:-2], 0, 1, "", {}, "") for key in keys]
-        store.put(chunks, vectors, replace=False)
-        load = best_seconds(lambda: Dense(*store.vectors(), "cosine"), 1)
-        ours = Dense(*store.vectors(), "cosine")
+        store.write_chunks(chunks, vectors, replace=False)
+        load = best_seconds(lambda: DenseSearch(*store.read_vectors(), "cosine"), 1)
+        ours = DenseSearch(*store.read_vectors(), "cosine")
 
         def plain(row: int) -> np.ndarray:
             scores = vectors @ unit[row]

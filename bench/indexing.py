@@ -12,7 +12,6 @@ from pathlib import Path
 
 from corpus import mixed
 from decoder2vec import Encoder
-from decoder2vec.search.documents import read_documents
 from decoder2vec.search.index import Index
 from measure import report
 
@@ -48,10 +47,10 @@ def main() -> None:
             (source / f"{number}.txt").write_text(text, encoding="utf-8")
         index = Index.create(Path(folder) / "index", encoder)
         encoder.seconds, started = 0.0, time.perf_counter()
-        changes = index.add(read_documents(source))
+        changes = index.add(source)
         total = time.perf_counter() - started
     share = 100 * encoder.seconds / total
-    row = (changes.added, changes.chunks, f"{total:.2f}", f"{encoder.seconds:.2f}", f"{share:.1f} %")
+    row = (changes.added, changes.encoded_chunks, f"{total:.2f}", f"{encoder.seconds:.2f}", f"{share:.1f} %")
     report("indexing", ("documents", "chunks", "seconds", "of it encoding", "share"), [row], model=model)
 
 

@@ -13,7 +13,7 @@ import bm25s
 import Stemmer
 
 from corpus import of_length
-from decoder2vec.search.ranking import Lexical
+from decoder2vec.search.ranking import LexicalSearch
 from measure import report
 
 TOP = 10
@@ -42,10 +42,10 @@ def main() -> None:
         asked = bm25s.tokenize(queries, return_ids=False, **settings)
         return direct.retrieve(asked, corpus=keys, k=TOP, show_progress=False)
 
-    direct, ours = direct_build(), Lexical.build(keys, texts)
+    direct, ours = direct_build(), LexicalSearch.build(keys, texts)
     rows = []
     for name, plain, wrapped in (
-        ("build", direct_build, lambda: Lexical.build(keys, texts)),
+        ("build", direct_build, lambda: LexicalSearch.build(keys, texts)),
         (f"{len(queries)} queries", direct_search, lambda: ours.search(queries, TOP)),
     ):
         times = [(cpu_seconds(plain), cpu_seconds(wrapped)) for _ in range(9)]

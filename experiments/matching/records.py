@@ -1,9 +1,10 @@
-"""What to train on: records of the train families, and scored pairs of the dev families to choose on.
+"""Write training data: records of the train families, and scored pairs of the dev families for model selection.
 
     python experiments/matching/records.py experiments/matching/records
 
-writes train.jsonl, {"label", "description", "pos": [...], "neg": [...]} a line, and dev.jsonl, a line {"sentence1",
-"sentence2", "score"}. `d2v train --recipe lora --data FOLDER/train.jsonl` learns from the one and finds the other.
+writes train.jsonl, one record {"label", "description", "pos": [...], "neg": [...]} per line, and dev.jsonl, one
+{"sentence1", "sentence2", "score"} per line. `d2v train --recipe lora --data FOLDER/train.jsonl` trains on the first
+file and finds the second beside it.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
     labelled = read_labelled_set()
-    for name, rows in (("train", labelled.records("train")), ("dev", labelled.scored_pairs("dev"))):
-        print(f"{write(folder / f'{name}.jsonl', rows)} rows in {folder / name}.jsonl")
+    for name, rows in (("train", labelled.training_records("train")), ("dev", labelled.scored_pairs("dev"))):
+        print(f"{write_jsonl(folder / f'{name}.jsonl', rows)} rows in {folder / name}.jsonl")
 
 
-def write(file: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Rows as lines of JSON; how many."""
+def write_jsonl(file: Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Write rows as lines of JSON; returns how many."""
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(lines)

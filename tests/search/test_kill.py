@@ -1,4 +1,4 @@
-"""A process that indexes is killed at random moments: what was stored stays, the rest follows, and nothing is twice."""
+"""Indexing is killed at random moments: stored documents stay, a new run continues, and nothing is stored twice."""
 
 from __future__ import annotations
 
@@ -22,94 +22,95 @@ from toys.encoder import WordEncoder
 _LAUNCHER = """
 import os, sys, warnings
 import lancedb
-from decoder2vec.search import index as indexing
+from decoder2vec.search import index as index_module
 from decoder2vec.search.index import Index
 from toys.encoder import WordEncoder
-from test_kill import CHUNKING, documents
+from test_kill import CHUNKING, toy_documents
 
 warnings.simplefilter("ignore")
-indexing._BATCH = 4
-for line in sys.stdin:  # the slow imports are done once; each round runs in a process of its own
+assert index_module._MIN_BATCH_CHUNKS == 64
+index_module._MIN_BATCH_CHUNKS = 4
+for line in sys.stdin:  # the slow imports are done once; each round runs in a child process
     child = os.fork()
     if child == 0:
         encoder = WordEncoder(slow=0.004)
-        place = sys.argv[1]
-        index = Index.open(place, encoder) if Index.exists(place) else Index.create(place, encoder, CHUNKING)
-        index.add(documents(int(line)))
+        folder = sys.argv[1]
+        index = Index.open(folder, encoder) if Index.exists(folder) else Index.create(folder, encoder, CHUNKING)
+        index.add(toy_documents(int(line)))
         os._exit(0)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 CHUNKING = Chunking(16, 4)
-LENGTH = 1.5
-"""Seconds in which the moment of death is drawn: about as long as the work takes."""
+MAX_DELAY = 1.5
+"""Seconds before a kill, at most: about as long as indexing takes."""
 
 
-def documents(round_: int) -> list[Document]:
-    """150 of them; every third has other words and another length in every round."""
-    found = []
+def toy_documents(round_: int) -> list[Document]:
+    """Return 150 documents, of which every third changes its words and length in every round."""
+    documents = []
     for number in range(150):
         version = round_ if number % 3 == 0 else 0
         sentences = [
-            f"Word{number} version{version} sentence{place} of this text."
-            for place in range(1 + (number + version) % 5)
+            f"Word{number} version{version} sentence{index} of this text."
+            for index in range(1 + (number + version) % 5)
         ]
-        found.append(Document(f"d{number}", " ".join(sentences), {"version": version}))
-    return found
+        documents.append(Document(f"d{number}", " ".join(sentences), {"version": version}))
+    return documents
 
 
 @contextmanager
-def launcher(place: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that starts one that indexes, as often as it is asked."""
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent), *filter(None, sys.path)])
-    command = [sys.executable, "-c", _LAUNCHER, str(place)]
+def launcher(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """Run a process that starts an indexing process for every line it reads."""
+    tests = Path(__file__).parent
+    path = os.pathsep.join([str(tests), str(tests.parent), *filter(None, sys.path)])
+    command = [sys.executable, "-c", _LAUNCHER, str(folder)]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": path}) as running:
-        yield running
-        running.stdin.close()
+    with subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": path}) as process:
+        yield process
+        process.stdin.close()
 
 
-def kill_and_continue(place: Path, kills: int) -> None:
+def kill_and_continue(folder: Path, kills: int) -> None:
     rng = random.Random(os.urandom(8))
-    with launcher(place) as running:
+    with launcher(folder) as process:
         for round_ in range(1, kills + 1):
-            print(round_, file=running.stdin, flush=True)
-            child = int(running.stdout.readline())
-            time.sleep(rng.uniform(0, LENGTH))
-            with suppress(ProcessLookupError):  # it was done before
+            print(round_, file=process.stdin, flush=True)
+            child = int(process.stdout.readline())
+            time.sleep(rng.uniform(0, MAX_DELAY))
+            with suppress(ProcessLookupError):  # it has ended already
                 os.kill(child, signal.SIGKILL)
-            assert int(running.stdout.readline()) in (-signal.SIGKILL, 0)
-            if Index.exists(place):  # else it was killed before there was one
-                Index.open(place, WordEncoder()).verify()
+            assert int(process.stdout.readline()) in (-signal.SIGKILL, 0)
+            if Index.exists(folder):  # else it was killed before the index was created
+                Index.open(folder, WordEncoder()).verify()
     encoder = WordEncoder()
-    index = Index.open(place, encoder) if Index.exists(place) else Index.create(place, encoder, CHUNKING)
-    changes = index.add(documents(kills))
+    index = Index.open(folder, encoder) if Index.exists(folder) else Index.create(folder, encoder, CHUNKING)
+    changes = index.add(toy_documents(kills))
     index.verify()
     assert changes.added + changes.updated + changes.unchanged == 150
-    plain = Index.create(place.parent / "plain", WordEncoder(), CHUNKING)
-    plain.add(documents(kills))
-    assert stored(index) == stored(plain)
+    uninterrupted = Index.create(folder.parent / "uninterrupted", WordEncoder(), CHUNKING)
+    uninterrupted.add(toy_documents(kills))
+    assert stored_chunks(index) == stored_chunks(uninterrupted)
 
 
-def stored(index):
-    keys, vectors = index.store.vectors()
-    chunks = index.store.chunks(keys)
+def stored_chunks(index):
+    keys, vectors = index.store.read_vectors()
+    chunks = index.store.read_chunks(keys)
     return {key: (chunks[key], tuple(vector)) for key, vector in zip(keys, vectors.tolist(), strict=True)}
 
 
-def test_three_kills_lose_and_double_nothing(tmp_path):
+def test_three_kills_lose_and_duplicate_nothing(tmp_path):
     kill_and_continue(tmp_path / "index", 3)
 
 
 @pytest.mark.soak
-def test_twenty_kills_lose_and_double_nothing(tmp_path):
+def test_twenty_kills_lose_and_duplicate_nothing(tmp_path):
     kill_and_continue(tmp_path / "index", 20)
 
 
-def test_a_creation_that_was_killed_before_the_header_is_begun_again(tmp_path):
-    whole = Index.create(tmp_path / "index", WordEncoder())
+def test_creation_killed_before_the_header_can_be_repeated(tmp_path):
+    complete = Index.create(tmp_path / "index", WordEncoder())
     (tmp_path / "index" / "index.json").unlink()
-    assert not Index.exists(whole.place)
+    assert not Index.exists(complete.location)
     Index.create(tmp_path / "index", WordEncoder()).add([Document("a", "text")])
     assert Index.open(tmp_path / "index", WordEncoder()).count() == (1, 1)

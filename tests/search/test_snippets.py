@@ -1,60 +1,60 @@
-"""The best sentence is marked, and meaning is asked only where words are silent."""
+"""The best sentence is marked; vectors are computed only where no sentence shares a word with the query."""
 
 from __future__ import annotations
 
 import html
 
-from decoder2vec.search.snippets import Snippet, snippets
+from decoder2vec.search.snippets import Snippet, make_snippets
 from toys.encoder import WordEncoder
 
 TEXT = "The moon is full tonight. A kitten naps on the red sofa. Stocks fell sharply on Monday."
 
 
-def never(texts, role):
-    raise AssertionError("words are enough")
+def must_not_encode(texts, role):
+    raise AssertionError("shared words are enough")
 
 
-def best(query, text, encode=never):
-    found = snippets(query, [text], encode)[0]
-    assert found.text in text or found.text.endswith("…")
-    return found.text[found.start : found.end]
+def best_sentence(query, text, encode=must_not_encode):
+    snippet = make_snippets(query, [text], encode)[0]
+    assert snippet.text in text or snippet.text.endswith("…")
+    return snippet.text[snippet.start : snippet.end]
 
 
-def test_the_sentence_that_shares_most_words_is_marked():
-    assert best("where does the kitten nap, on which sofa", TEXT) == "A kitten naps on the red sofa."
-    assert best("stocks", TEXT) == "Stocks fell sharply on Monday."
+def test_sentence_with_most_shared_words_is_best():
+    assert best_sentence("where does the kitten nap, on which sofa", TEXT) == "A kitten naps on the red sofa."
+    assert best_sentence("stocks", TEXT) == "Stocks fell sharply on Monday."
 
 
-def test_a_rare_word_counts_more_than_a_common_one():
+def test_rare_words_count_more():
     text = "Red wine and red roses. Red cars. Red sofa."
-    assert best("red sofa", text) == "Red sofa."
+    assert best_sentence("red sofa", text) == "Red sofa."
 
 
-def test_where_no_word_is_shared_the_nearest_meaning_is_marked():
-    asked = []
+def test_nearest_vector_is_best_without_shared_words():
+    calls = []
 
     def encode(texts, role):
-        asked.append((role, len(texts)))
-        near = {"A kitten naps on the red sofa.": "cat", "feline": "cat"}
-        return WordEncoder().encode([near.get(text, text) for text in texts])
+        calls.append((role, len(texts)))
+        synonyms = {"A kitten naps on the red sofa.": "cat", "feline": "cat"}
+        return WordEncoder().encode([synonyms.get(text, text) for text in texts])
 
-    assert best("feline", TEXT, encode) == "A kitten naps on the red sofa."
-    assert asked == [("document", 3), ("query", 1)]
+    assert best_sentence("feline", TEXT, encode) == "A kitten naps on the red sofa."
+    assert calls == [("document", 3), ("query", 1)]
 
 
-def test_a_snippet_has_room_for_some_sentences_only():
+def test_snippet_is_limited_in_length():
     text = " ".join(f"Sentence {number} is about nothing much at all." for number in range(50))
-    found = snippets("25", [text], never)[0]
-    assert len(found.text) <= 300 and found.text[found.start : found.end].startswith("Sentence 25 ")
-    assert "Sentence 26" in found.text
-    long = snippets("word", ["word " * 500], never)[0]
+    snippet = make_snippets("25", [text], must_not_encode)[0]
+    assert len(snippet.text) <= 300 and snippet.text[snippet.start : snippet.end].startswith("Sentence 25 ")
+    assert "Sentence 26" in snippet.text
+    long = make_snippets("word", ["word " * 500], must_not_encode)[0]
     assert len(long.text) <= 302 and long.text.endswith("word …")
 
 
-def test_marks_stand_around_the_best_sentence_and_the_rest_is_quoted():
-    found = Snippet("a < b. c > d.", 7, 13)
-    assert found.marked("<b>", "</b>", html.escape) == "a &lt; b. <b>c &gt; d.</b>"
+def test_marked_snippet_escapes_all_text():
+    snippet = Snippet("a < b. c > d.", 7, 13)
+    assert snippet.marked("<b>", "</b>", html.escape) == "a &lt; b. <b>c &gt; d.</b>"
 
 
-def test_no_text_at_all_is_a_snippet_too():
-    assert snippets("x", [""], never) == [Snippet("", 0, 0)]
+def test_empty_text_has_an_empty_snippet():
+    assert make_snippets("x", [""], must_not_encode) == [Snippet("", 0, 0)]

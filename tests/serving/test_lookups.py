@@ -15,8 +15,8 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.matching.match import MatchChoices, match_sides
-from decoder2vec.matching.sides import Document, Side
+from decoder2vec.matching.match import MatchConfig, match_sides
+from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.search.index import Index
 from decoder2vec.serving import pages
 from decoder2vec.text.template import Template
@@ -57,8 +57,8 @@ def test_match_ranks_as_offline_with_the_same_reasons(client, offline):
     people = [{"id": name, "text": text} for name, text in PEOPLE.items()]
     answer = client.post("/match", json={"left": [{"id": "job", "text": JOB}], "right": people, "top": 2}).json()
     (ranking,) = answer["rankings"]
-    sides = Side("left", [Document("job", JOB)]), Side("right", [Document(*one) for one in PEOPLE.items()])
-    expected = match_sides(*sides, offline, MatchChoices(top=2))
+    sides = Side("left", [SideDocument("job", JOB)]), Side("right", [SideDocument(*one) for one in PEOPLE.items()])
+    expected = match_sides(*sides, offline, MatchConfig(top=2))
     assert ranking["left"] == "job" and len(ranking["matches"]) == 2
     for found, known in zip(ranking["matches"], expected.for_left[0], strict=True):
         why = expected.reasons[0, known.right]

@@ -1,4 +1,4 @@
-"""Three documents to be found."""
+"""Three documents to search."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An encoder whose vectors can be told by hand: one place for each word, wherever it runs."""
+"""An encoder with predictable vectors: word counts, the same on every machine."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import numpy as np
 
 
 class WordEncoder:
-    """Counts words into `dim` places, chosen by a checksum of the word and the seed."""
+    """Counts words into `dim` dimensions, chosen by a checksum of the seed and the word."""
 
     def __init__(self, dim=32, seed=0, slow=0.0, fingerprint=None):
         self.dim, self.seed, self.slow = dim, seed, slow
         self.fingerprint = f"words-{dim}-{seed}" if fingerprint is None else fingerprint
-        self.asked = []
+        self.encoded_texts = []
+        """Every text that was encoded."""
 
     def encode(self, texts):
         time.sleep(self.slow)
-        self.asked += texts
+        self.encoded_texts += texts
         vectors = np.full((len(texts), self.dim), 0.01, np.float32)
         for row, text in enumerate(texts):
             for word in re.findall(r"\w+", text.lower()):

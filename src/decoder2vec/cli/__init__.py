@@ -27,7 +27,6 @@ from decoder2vec.cli.serve import serve
 from decoder2vec.cli.similarity import similarity
 from decoder2vec.cli.sweep import sweep
 from decoder2vec.cli.train import train
-from decoder2vec.cli.tune import tune
 from decoder2vec.errors import Decoder2VecError
 
 app = typer.Typer(
@@ -40,7 +39,7 @@ app = typer.Typer(
 _VERBS: dict[str, tuple[Callable[..., None], ...]] = {
     "Make an encoder": (demo, pull, doctor, sweep, prune, train, export),
     "Measure it": (evaluate, mteb, report),
-    "Put it to use": (similarity, embed, index, search, tune, match, serve),
+    "Put it to use": (similarity, embed, index, search, match, serve),
 }
 for panel, verbs in _VERBS.items():
     for verb in verbs:

@@ -1,9 +1,9 @@
-"""`d2v index`: documents of a folder or file into an index."""
+"""`d2v index`: create, extend, tune and verify an index of documents."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,90 +17,149 @@ from decoder2vec.cli.options import (
     open_encoder,
     split_names,
 )
-from decoder2vec.cli.output import bars, info
-from decoder2vec.errors import InputError
+from decoder2vec.cli.output import bars, info, table
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.storage import check_target, write_json
 
 if TYPE_CHECKING:
-    from decoder2vec.search.index import Changes, Index
+    from decoder2vec.search.index import Index, IndexChanges
 
-_NAMED = 20
+_MAX_NAMED = 20
+"""Skipped documents that are printed."""
 
 
 def index(
     out: Annotated[str, typer.Option(metavar="INDEX", help="Folder, or postgresql://host/database#name.")],
     source: Annotated[
-        Path | None,
-        typer.Argument(help="Folder or file: .txt .md .pdf .docx .csv .tsv .jsonl. Without it, the index is verified."),
+        Path | None, typer.Argument(help="Folder or file to add: .txt .md .pdf .docx .csv .tsv .jsonl.")
     ] = None,
     encoder: EncoderOption = "",
-    column: Annotated[str, typer.Option(help="Columns that make the text of a row, joined.")] = "text",
-    chunk: Annotated[int | None, typer.Option(help="Most tokens of a chunk of a long document; 256.")] = None,
-    overlap: Annotated[int | None, typer.Option(help="Tokens that two chunks share; 32.")] = None,
+    column: Annotated[str, typer.Option(help="Columns of a table that are joined to the text of a row.")] = "text",
+    chunk: Annotated[int | None, typer.Option(help="Maximum tokens of a chunk of a long document; 256.")] = None,
+    overlap: Annotated[int | None, typer.Option(help="Tokens that neighbouring chunks share; 32.")] = None,
     delete: Annotated[list[str] | None, typer.Option(help="Remove the document with this id; may be repeated.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check that the index is complete and undamaged.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Choose how hybrid search fuses (--queries, --qrels), or learn from --pairs.")
+    ] = False,
+    queries: Annotated[Path | None, typer.Option(help="With --tune: JSONL with _id and text.")] = None,
+    qrels: Annotated[Path | None, typer.Option(help="With --tune: TSV with query-id, corpus-id and score.")] = None,
+    pairs: Annotated[Path | None, typer.Option(help="With --tune: scored pairs to learn a reranker from.")] = None,
+    pair_columns: Annotated[
+        str, typer.Option(help="Columns of --pairs: two texts and a score.")
+    ] = "sentence1,sentence2,score",
+    json_file: Annotated[Path | None, typer.Option("--json", help="With --tune: write the scores here.")] = None,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
 ) -> None:
-    """Index documents, so that `d2v search` finds them; if it is stopped, the same command goes on where it was."""
-    choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    opened = _open(out, source, encoder, {**choices, "device": device}, (chunk, overlap))
+    """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --verify."""
+    if not (source or delete or tune or verify):
+        raise InputError(f"Give a folder or file to add to {out}, or --delete, --tune or --verify.")
+    _check_tuning_options(tune, queries, qrels, pairs, json_file)
+    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
+    opened = _open_or_create(out, source, encoder, options, (chunk, overlap))
     if delete:
-        gone = opened.delete(delete)
-        missing = [id for id in delete if id not in gone]
-        info(f"deleted {len(gone)} documents" + (f"; not there: {', '.join(missing)}" if missing else ""))
+        _delete(opened, delete)
     if source:
         _add(opened, source, split_names(column))
-    opened.verify()
-    documents, chunks = opened.count()
-    info(f"{out}: {documents} documents in {chunks} chunks, verified")
+    if pairs:
+        _learn_reranker(opened, pairs, split_names(pair_columns))
+    if queries and qrels:
+        _tune_fusion(opened, queries, qrels, json_file)
+    if source or delete or verify:
+        opened.verify()
+        documents, chunks = opened.count()
+        info(f"{out}: {documents} documents in {chunks} chunks, verified")
 
 
-def _open(
+def _check_tuning_options(
+    tune: bool, queries: Path | None, qrels: Path | None, pairs: Path | None, json_file: Path | None
+) -> None:
+    """Refuse options that would be ignored, before anything is read or written."""
+    if not tune and any((queries, qrels, pairs, json_file)):
+        raise InputError("The options --queries, --qrels, --pairs and --json belong to --tune; add it.")
+    if tune and (bool(queries) != bool(qrels) or not (queries or pairs)):
+        raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
+    check_target(json_file, ".json", sources=[queries, qrels, pairs])
+
+
+def _open_or_create(
     out: str,
     source: Path | None,
     encoder: str,
-    choices: dict[str, object],
-    sizes: tuple[int | None, int | None],
+    options: dict[str, Any],
+    chunking: tuple[int | None, int | None],
 ) -> Index:
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import read_documents
     from decoder2vec.search.index import Index
 
     if source and not source.exists():
-        raise InputError(f"{source} does not exist.")
-    if not Index.exists(out):
-        if not source:
-            raise InputError(f"There is no index at {out}; name the folder or file to make one of.")
-        next(read_documents(source), None)  # a source without any document is refused before anything is written
-        model = open_encoder(encoder or "smollm2-135m", **choices)  # type: ignore[arg-type]
-        usual = Chunking()
-        size = sizes[0] or usual.size
-        return Index.create(out, model, Chunking(size, min(usual.overlap, size // 4) if sizes[1] is None else sizes[1]))
-    if sizes != (None, None):
-        raise InputError(f"How {out} cuts documents was settled when it was made; leave out --chunk and --overlap.")
-    named = bool(encoder) or any(value is not None for key, value in choices.items() if key != "device")
-    return Index.open(out, open_encoder(encoder or "smollm2-135m", **choices) if named else None)  # type: ignore[arg-type]
+        raise DataFileError(f"{source} does not exist.")
+    if Index.exists(out):
+        if chunking != (None, None):
+            raise InputError(f"The chunks of {out} were set when it was created; leave out --chunk and --overlap.")
+        named = bool(encoder) or any(value is not None for key, value in options.items() if key != "device")
+        return Index.open(out, open_encoder(encoder or "smollm2-135m", **options) if named else None)
+    if not source:
+        raise InputError(f"There is no index at {out}; give a folder or file to create one.")
+    next(read_documents(source), None)  # refuses a folder without files before the index is created
+    size, overlap = chunking
+    size = size or Chunking.size
+    overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
+    return Index.create(out, open_encoder(encoder or "smollm2-135m", **options), Chunking(size, overlap))
+
+
+def _delete(opened: Index, ids: list[str]) -> None:
+    deleted = opened.delete(ids)
+    missing = [id for id in ids if id not in deleted]
+    info(f"deleted {len(deleted)} documents" + (f"; not in the index: {', '.join(missing)}" if missing else ""))
 
 
 def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> None:
-    from decoder2vec.search.documents import read_documents
-
     with bars() as progress:
         task = progress.add_task("documents", total=None)
 
-        def show(changes: Changes) -> None:
-            progress.update(task, completed=changes.seen)
+        def show(changes: IndexChanges) -> None:
+            progress.update(task, completed=changes.processed)
 
-        changes = opened.add(read_documents(source, columns), show)
-    for skipped in changes.skipped[:_NAMED]:
+        changes = opened.add(source, columns=columns, progress=show)
+    for skipped in changes.skipped[:_MAX_NAMED]:
         info(f"left out {skipped.name}: {skipped.reason}")
-    if len(changes.skipped) > _NAMED:
-        info(f"... and {len(changes.skipped) - _NAMED} more")
+    if len(changes.skipped) > _MAX_NAMED:
+        info(f"... and {len(changes.skipped) - _MAX_NAMED} more")
     info(
         f"added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}, "
         f"left out {len(changes.skipped)}"
     )
-    if changes.seen == len(changes.skipped):
-        raise InputError(f"Nothing of {source} could be indexed.")
+    if changes.processed == len(changes.skipped):
+        raise DataFileError(f"No document of {source} could be indexed.")
+
+
+def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
+    from decoder2vec.text.files import read_pairs
+
+    pairs = read_pairs(file, columns)
+    info(f"encoding the texts of {len(pairs)} pairs")
+    opened.learn_reranker(pairs)
+    info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")
+
+
+def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path, json_file: Path | None) -> None:
+    from decoder2vec.search.tuning import read_qrels, read_queries
+
+    queries, qrels = read_queries(queries_file), read_qrels(qrels_file)
+    info(f"searching for {len(queries)} queries")
+    result = opened.tune(queries, qrels)
+    rows = [
+        (score.method, f"{score.fusion.weight:.2f}" if score.fusion else "", f"{score.dev:.1f}", f"{score.test:.1f}")
+        for score in result.scores
+    ]
+    table(("search", "dense weight", f"dev ({result.n_dev} queries)", f"test ({result.n_test})"), rows, "nDCG@10")
+    best = result.best
+    info(f"hybrid search in {opened.location} now fuses by {best.method}, with a dense weight of {best.weight:.2f}")
+    if json_file:
+        write_json(json_file, result.to_json())

@@ -1,4 +1,4 @@
-"""`d2v match`: who fits whom, and why."""
+"""`d2v match`: match two sides, such as jobs and resumes, and write a report."""
 
 from __future__ import annotations
 
@@ -8,36 +8,31 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import (
-    AttentionOption,
-    Device,
-    EncoderOption,
-    Layer,
-    PoolingOption,
-    TemplateOption,
-    open_encoder,
-)
+from decoder2vec.cli.options import AttentionOption, Device, EncoderOption, Layer, PoolingOption, TemplateOption
 from decoder2vec.cli.output import info, table
 
 if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
+
+_MAX_PRINTED = 20
+"""Documents whose best match is printed."""
 
 
 def match(
     left: Annotated[
         Path, typer.Option(help="Jobs: .jsonl or .csv (id, title, text ...), or a folder of .txt .md .pdf .docx.")
     ],
-    right: Annotated[Path, typer.Option(help="Resumes, or whatever shall be matched with the left side; as --left.")],
+    right: Annotated[Path, typer.Option(help="Resumes, or anything to match with the left side; as --left.")],
     out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],
     encoder: EncoderOption = "smollm2-135m",
-    top: Annotated[int, typer.Option(help="Matches to show for each document.")] = 5,
-    weight: Annotated[float, typer.Option(help="Of the score by meaning; the rest is BM25's.")] = 0.8,
-    aggregate: Annotated[str, typer.Option(help="What is compared: sections, whole texts, or the best sections.")] = (
-        "sections"
-    ),
+    top: Annotated[int, typer.Option(help="Matches to report for each document.")] = 5,
+    weight: Annotated[float, typer.Option(help="Weight of the dense score; BM25 has the remainder.")] = 0.8,
+    aggregate: Annotated[
+        str, typer.Option(help="What dense scores compare: sections, whole texts, or the best two sections.")
+    ] = "sections",
     standardise: Annotated[
         bool,
-        typer.Option("--standardise", help="Fit the scale of all dimensions: for a model nobody trained for this."),
+        typer.Option("--standardise", help="Give all dimensions the same weight; for encoders that are not trained."),
     ] = False,
     layer: Layer = None,
     pooling: PoolingOption = None,
@@ -45,30 +40,36 @@ def match(
     attention: AttentionOption = None,
     device: Device = None,
 ) -> None:
-    """Match two sides, such as jobs and resumes, both ways; nothing leaves this machine."""
-    from decoder2vec.matching.match import MatchChoices, match_sides
-    from decoder2vec.matching.sides import read_side
+    """Match two sides, such as jobs and resumes, in both directions; nothing leaves this machine."""
+    from decoder2vec.matching.match import match as match_documents
     from decoder2vec.report.match_page import check_report, write_report
 
-    check_report(out)  # before the work is done, not after
-    choices = MatchChoices(weight=weight, aggregate=aggregate, top=top, standardise=standardise)
-    sides = read_side(left), read_side(right)
-    for side in sides:
-        for reason in side.skipped:
-            info(f"left out: {reason}")
-    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
-    found = match_sides(*sides, model, choices, show_progress_bar=sys.stderr.isatty())
-    write_report(found, out)
-    _print(found)
+    check_report(out)  # before the work, not after it
+    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
+    matching = match_documents(
+        left,
+        right,
+        encoder,
+        top=top,
+        weight=weight,
+        aggregate=aggregate,
+        standardise=standardise,
+        encoder_options=options,
+        show_progress_bar=sys.stderr.isatty(),
+    )
+    for reason in (*matching.left.skipped, *matching.right.skipped):
+        info(f"left out: {reason}")
+    write_report(matching, out)
+    _print_best(matching)
     typer.echo(str(out))
 
 
-def _print(found: Matching) -> None:
-    """The first match of every document, by id: what is in a document stays in the report."""
+def _print_best(matching: Matching) -> None:
+    """Print the first match of every document by ids; the content of documents stays in the report."""
     rows = [
-        (found.left.documents[best.left].id, found.right.documents[best.right].id, f"{best.score:.3f}")
-        for best, *_ in found.for_left[:20]
+        (matching.left.documents[best.left].id, matching.right.documents[best.right].id, f"{best.score:.3f}")
+        for best, *_ in matching.for_left[:_MAX_PRINTED]
     ]
-    table((found.left.name, f"best of {found.right.name}", "score"), rows)
-    if len(found.left) > len(rows):
-        info(f"... and {len(found.left) - len(rows)} more in the report")
+    table((matching.left.name, f"best of {matching.right.name}", "score"), rows)
+    if len(matching.left) > len(rows):
+        info(f"... and {len(matching.left) - len(rows)} more in the report")

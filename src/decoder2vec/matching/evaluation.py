@@ -1,4 +1,4 @@
-"""Jobs and resumes with labels that say who fits: to evaluate on, and to train from."""
+"""Jobs and resumes with graded pairs: ranking metrics to evaluate on them, and records to train on."""
 
 from __future__ import annotations
 
@@ -14,170 +14,187 @@ from numpy.typing import NDArray
 from decoder2vec.errors import DataFileError, unknown_name
 from decoder2vec.matching.section_scores import full_text
 from decoder2vec.matching.sides import Side, read_side
-from decoder2vec.matching.terms import Scores
+from decoder2vec.matching.terms import ScoreMatrix
 from decoder2vec.text.files import read_rows
 
 SPLITS = ("train", "dev", "test")
 FITS = 2
-"""The grade of a pair that fits; 1 fits in part, 0 does not."""
+"""Grade of a pair that fits; 1 fits in part, 0 does not fit."""
 MEANING = "meaning"
-"""The kind of pair that fits and shares next to no word."""
+"""Kind of a pair that fits and shares almost no word."""
 WORDS = "words"
-"""The kind of pair that shares words and does not fit."""
-_MOST_NEGATIVES = 4
+"""Kind of a pair that shares words and does not fit."""
+RECALL_CUTOFFS = (1, 5, 10)
+_NDCG_CUTOFF = 10
+_MAX_NEGATIVES = 4
+
+Metric = NDArray[np.float64]
+"""[queries] or [pairs] values of one metric."""
 
 
 @dataclass(frozen=True)
 class LabelledSet:
-    """Two sides, the grade of every pair, and the split that every document belongs to by its family."""
+    """Jobs, resumes and the grade of every pair. Every document belongs to a split, by its family of occupations."""
 
     jobs: Side
     resumes: Side
     grades: NDArray[np.intp]
     """[jobs, resumes]"""
     kinds: dict[str, list[tuple[int, int]]]
-    """Pairs of a kind, by its name."""
+    """Kind -> its (job, resume) pairs."""
     job_splits: list[str]
     resume_splits: list[str]
 
-    def jobs_of(self, *splits: str) -> list[int]:
-        """The places of the jobs in these splits."""
+    def job_indices(self, *splits: str) -> list[int]:
+        """Return the indices of the jobs in these splits."""
         for split in splits:
             if split not in SPLITS:
                 raise unknown_name("split", split, SPLITS)
-        return [place for place, own in enumerate(self.job_splits) if own in splits]
+        return [index for index, split in enumerate(self.job_splits) if split in splits]
 
-    def records(self, split: str) -> Iterator[dict[str, Any]]:
-        """Training records of a split: what fits a job, and what might be taken for it and does not.
+    def training_records(self, split: str) -> Iterator[dict[str, Any]]:
+        """Yield one record per job: resumes of the split that fit it, and hard negatives.
 
-        Negatives are those that share the job's words, then those of its own family; all are resumes of the split.
+        Hard negatives are resumes that share the job's words, then those of its family.
         """
-        for job in self.jobs_of(split):
+        resumes = [index for index, other in enumerate(self.resume_splits) if other == split]
+        for job in self.job_indices(split):
             document = self.jobs.documents[job]
-            near = [place for place, own in enumerate(self.resume_splits) if own == split]
-            wrong = [place for place in near if self.grades[job, place] == 0]
-            family = document.fields.get("family")
-            wrong.sort(key=lambda place: self._nearness(job, place, family))
-            hard = [p for p in wrong if self._nearness(job, p, family) < 2][:_MOST_NEGATIVES]
-            right = [place for place in near if self.grades[job, place] == FITS]
+            fitting = [resume for resume in resumes if self.grades[job, resume] == FITS]
+            unfitting = [resume for resume in resumes if self.grades[job, resume] == 0]
+            unfitting.sort(key=lambda resume: self._hardness_rank(job, resume))
+            hard = [resume for resume in unfitting if self._hardness_rank(job, resume) < 2][:_MAX_NEGATIVES]
             yield {
                 "label": document.title,
                 "description": full_text(document),
-                "pos": [full_text(self.resumes.documents[place]) for place in right],
-                "neg": [full_text(self.resumes.documents[place]) for place in hard],
+                "pos": [full_text(self.resumes.documents[resume]) for resume in fitting],
+                "neg": [full_text(self.resumes.documents[resume]) for resume in hard],
             }
 
     def scored_pairs(self, split: str) -> Iterator[dict[str, Any]]:
-        """The same as pairs to choose on: a job with what fits it scores 1, with what does not 0."""
-        for record in self.records(split):
+        """Yield the same records as scored pairs: 1 for a resume that fits the job, 0 for a hard negative."""
+        for record in self.training_records(split):
             for score, texts in ((1.0, record["pos"]), (0.0, record["neg"])):
-                yield from ({"sentence1": record["description"], "sentence2": one, "score": score} for one in texts)
+                yield from ({"sentence1": record["description"], "sentence2": text, "score": score} for text in texts)
 
-    def _nearness(self, job: int, place: int, family: str | None) -> int:
-        if (job, place) in self.kinds.get(WORDS, []):
+    def _hardness_rank(self, job: int, resume: int) -> int:
+        """0 for a resume that shares the job's words, 1 for one of its family, else 2."""
+        if (job, resume) in self.kinds.get(WORDS, []):
             return 0
-        return 1 if self.resumes.documents[place].fields.get("family") == family else 2
+        family = self.jobs.documents[job].fields.get("family")
+        return 1 if self.resumes.documents[resume].fields.get("family") == family else 2
 
 
 def built_in_folder() -> Path:
-    """The set that comes with the package: 100 jobs and 200 resumes of people who do not exist."""
+    """Return the folder of the set that comes with the package: 100 jobs, and 200 resumes of invented people."""
     return Path(str(resources.files("decoder2vec") / "demo" / "matching"))
 
 
 def read_labelled_set(folder: str | Path | None = None) -> LabelledSet:
-    """The set of a folder with jobs.jsonl, resumes.jsonl, labels.tsv and families.tsv; by default the built-in one."""
-    home = Path(folder) if folder else built_in_folder()
-    jobs, resumes = read_side(home / "jobs.jsonl"), read_side(home / "resumes.jsonl")
-    splits = {row["family"]: row["split"] for _, row in read_rows(home / "families.tsv")}
-    places = [{one.id: place for place, one in enumerate(side.documents)} for side in (jobs, resumes)]
+    """Read a folder with jobs.jsonl, resumes.jsonl, labels.tsv and families.tsv; by default the built-in set."""
+    root = Path(folder) if folder else built_in_folder()
+    jobs, resumes = read_side(root / "jobs.jsonl"), read_side(root / "resumes.jsonl")
+    split_of = {row["family"]: row["split"] for _, row in read_rows(root / "families.tsv")}
+    job_index, resume_index = (
+        {document.id: index for index, document in enumerate(side.documents)} for side in (jobs, resumes)
+    )
     grades = np.zeros((len(jobs), len(resumes)), np.intp)
     kinds: dict[str, list[tuple[int, int]]] = {}
-    for line, row in read_rows(home / "labels.tsv"):
+    for line, row in read_rows(root / "labels.tsv"):
         try:
-            pair = places[0][row["job"]], places[1][row["resume"]]
+            pair = job_index[row["job"]], resume_index[row["resume"]]
             grades[pair] = int(row["grade"])
         except (KeyError, ValueError, TypeError):
-            raise DataFileError(f"{home / 'labels.tsv'}, line {line}: no such job, resume or grade.") from None
+            raise DataFileError(f"{root / 'labels.tsv'}, line {line}: no such job, resume or grade.") from None
         if row.get("kind"):
             kinds.setdefault(row["kind"], []).append(pair)
     try:
-        own = [[splits[one.fields["family"]] for one in side.documents] for side in (jobs, resumes)]
+        splits = [[split_of[document.fields["family"]] for document in side.documents] for side in (jobs, resumes)]
     except KeyError:
-        raise DataFileError(f"{home / 'families.tsv'} does not name the family of every document.") from None
-    return LabelledSet(jobs, resumes, grades, kinds, *own)
+        raise DataFileError(f"{root / 'families.tsv'} does not name the family of every document.") from None
+    return LabelledSet(jobs, resumes, grades, kinds, *splits)
 
 
-RECALLS = (1, 5, 10)
-_GAIN_AT = 10
+def evaluate_ranking(scores: ScoreMatrix, labelled: LabelledSet, jobs: Sequence[int]) -> dict[str, Any]:
+    """Return all metrics of some jobs with 95 % intervals, and those of the two hard kinds of pairs.
 
-
-def evaluate_ranking(scores: Scores, labelled: LabelledSet, rows: Sequence[int]) -> dict[str, Any]:
-    """Everything there is to say about the scores [jobs, resumes] of these jobs, the two hard kinds apart."""
-    chosen = list(rows)
-    found = _summary(per_query(scores[chosen], labelled.grades[chosen]))
-    meaning = [pair for pair in labelled.kinds.get(MEANING, []) if pair[0] in set(chosen)]
-    words = [pair for pair in labelled.kinds.get(WORDS, []) if pair[0] in set(chosen)]
+    Args:
+        scores: [jobs, resumes] scores.
+        labelled: The set that was scored.
+        jobs: Indices of the jobs to evaluate.
+    """
+    rows = list(jobs)
+    meaning, words = (
+        [pair for pair in labelled.kinds.get(kind, []) if pair[0] in set(rows)] for kind in (MEANING, WORDS)
+    )
+    meaning_metrics = meaning_only_metrics(scores, labelled.grades, meaning)
+    words_metrics = shared_words_metrics(scores, labelled.grades, words)
     return {
-        "jobs": len(chosen),
-        **found,
-        "meaning_only": {"pairs": len(meaning), **_summary(by_meaning_only(scores, labelled.grades, meaning))},
-        "shared_words": {"pairs": len(words), **_summary(against_shared_words(scores, labelled.grades, words))},
+        "jobs": len(rows),
+        **_summary(per_query_metrics(scores[rows], labelled.grades[rows])),
+        "meaning_only": {"pairs": len(meaning), **_summary(meaning_metrics)},
+        "shared_words": {"pairs": len(words), **_summary(words_metrics)},
     }
 
 
-def per_query(scores: Scores, grades: NDArray[Any]) -> dict[str, Scores]:
-    """Recall@k, reciprocal rank and nDCG@10 of every row; a row where nothing fits is left out.
+def per_query_metrics(scores: ScoreMatrix, grades: NDArray[Any]) -> dict[str, Metric]:
+    """Return recall@k, MRR and nDCG@10 of every row; rows where nothing fits are left out.
 
-    What fits has grade 2; half fits count for the gain only (2^grade - 1). Equal scores keep the order of the columns.
+    A pair fits if its grade is 2; partial fits count only for the gain (2^grade - 1). Equal scores keep the order of
+    the columns.
     """
-    some = (grades >= FITS).any(1)
-    order = np.argsort(-scores[some], axis=1, kind="stable")
-    ranked = np.take_along_axis(grades[some], order, 1)
+    has_fit = (grades >= FITS).any(1)
+    order = np.argsort(-scores[has_fit], axis=1, kind="stable")
+    ranked = np.take_along_axis(grades[has_fit], order, 1)
     fits = ranked >= FITS
-    gains, ideal = 2.0**ranked - 1, -np.sort(-(2.0 ** grades[some] - 1), axis=1)
-    discount = 1 / np.log2(np.arange(2, min(_GAIN_AT, ranked.shape[1]) + 2))
+    gains, ideal = 2.0**ranked - 1, -np.sort(-(2.0 ** grades[has_fit] - 1), axis=1)
+    discount = 1 / np.log2(np.arange(2, min(_NDCG_CUTOFF, ranked.shape[1]) + 2))
     size = len(discount)
     return {
-        **{f"recall@{k}": fits[:, :k].sum(1) / fits.sum(1) for k in RECALLS},
+        **{f"recall@{k}": fits[:, :k].sum(1) / fits.sum(1) for k in RECALL_CUTOFFS},
         "mrr": 1.0 / (1 + fits.argmax(1)),
-        f"ndcg@{_GAIN_AT}": (gains[:, :size] @ discount) / (ideal[:, :size] @ discount),
+        f"ndcg@{_NDCG_CUTOFF}": (gains[:, :size] @ discount) / (ideal[:, :size] @ discount),
     }
 
 
-def by_meaning_only(scores: Scores, grades: NDArray[Any], pairs: Sequence[tuple[int, int]]) -> dict[str, Scores]:
-    """How high a fit that shares no word stands among those that do not fit; other fits are taken out."""
+def meaning_only_metrics(
+    scores: ScoreMatrix, grades: NDArray[Any], pairs: Sequence[tuple[int, int]]
+) -> dict[str, Metric]:
+    """Return recall@k and MRR of fits that share no word, ranked among the resumes that do not fit."""
     ranks = []
     for job, resume in pairs:
-        others = scores[job, (grades[job] == 0)]
-        before = np.flatnonzero(grades[job] == 0) < resume
-        ranks.append(1 + (others > scores[job, resume]).sum() + ((others == scores[job, resume]) & before).sum())
-    places = np.array(ranks, np.float64)
-    return {**{f"recall@{k}": (places <= k).astype(np.float64) for k in RECALLS}, "mrr": 1 / places}
+        unfitting = scores[job, (grades[job] == 0)]
+        earlier = np.flatnonzero(grades[job] == 0) < resume
+        ranks.append(1 + (unfitting > scores[job, resume]).sum() + ((unfitting == scores[job, resume]) & earlier).sum())
+    rank_array = np.array(ranks, np.float64)
+    return {**{f"recall@{k}": (rank_array <= k).astype(np.float64) for k in RECALL_CUTOFFS}, "mrr": 1 / rank_array}
 
 
-def against_shared_words(scores: Scores, grades: NDArray[Any], pairs: Sequence[tuple[int, int]]) -> dict[str, Scores]:
-    """The share of a job's fits that score higher than the one that only shares its words."""
-    right = [(scores[job, grades[job] >= FITS] > scores[job, wrong]).mean() for job, wrong in pairs]
-    return {"fits_above": np.array(right, np.float64)}
-
-
-def _summary(values: dict[str, Scores]) -> dict[str, Any]:
-    """Means in points, and their 95 % bootstrap intervals; nothing for nothing."""
-    said: dict[str, Any] = {}
-    for name, value in values.items():
-        if len(value):
-            low, high = bootstrap_interval(value)
-            said[name] = round(100 * float(value.mean()), 1)
-            said[f"{name}_95"] = [round(100 * low, 1), round(100 * high, 1)]
-    return said
+def shared_words_metrics(
+    scores: ScoreMatrix, grades: NDArray[Any], pairs: Sequence[tuple[int, int]]
+) -> dict[str, Metric]:
+    """Return the share of a job's fits that score higher than a resume that only shares its words."""
+    shares = [(scores[job, grades[job] >= FITS] > scores[job, resume]).mean() for job, resume in pairs]
+    return {"fits_above": np.array(shares, np.float64)}
 
 
 def bootstrap_interval(
-    values: Scores, *, samples: int = 2000, level: float = 0.95, seed: int = 0
+    values: Metric, *, samples: int = 2000, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
-    """The interval of a mean: values are drawn anew with replacement."""
+    """Return the bootstrap confidence interval of the mean."""
     rng = np.random.default_rng(seed)
     means = values[rng.integers(0, len(values), (samples, len(values)))].mean(1)
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return float(low), float(high)
+
+
+def _summary(metrics: dict[str, Metric]) -> dict[str, Any]:
+    """Return the mean of each metric in percent and its 95 % bootstrap interval; empty metrics are left out."""
+    summary: dict[str, Any] = {}
+    for name, values in metrics.items():
+        if len(values):
+            low, high = bootstrap_interval(values)
+            summary[name] = round(100 * float(values.mean()), 1)
+            summary[f"{name}_95"] = [round(100 * low, 1), round(100 * high, 1)]
+    return summary

@@ -1,4 +1,4 @@
-"""The sections of a resume or job: skills, experience, education ... found by their headings, or one where none are."""
+"""Split documents into sections by their headings, split texts into sentences, and pair the most similar sentences."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+WHOLE = "whole"
+"""Kind of a text without headings."""
+OTHER = "other"
+"""Kind of a section with an unknown heading, and of the text before the first heading."""
 _HEADINGS = {
     "summary": """summary; profile; about; about me; about us; objective; personal statement; who i am; in short;
         professional summary; career summary; profil; kurzprofil; zusammenfassung; résumé; perfil; resumen; profilo""",
@@ -32,79 +36,119 @@ _HEADINGS = {
         ihr profil; profil recherché; requisitos; requisiti""",
     "offer": """we offer; what we offer; benefits; our offer; perks; wir bieten; nous offrons; ofrecemos""",
 }
-WHOLE = "whole"
-"""The kind of a text without headings."""
-OTHER = "other"
-"""The kind of a section whose heading says nothing that is known here, and of what stands before the first."""
-_MARKS = re.compile(r"^[\s#*_>\-–•=]*(?:\d+[.)]\s+)?|[\s*_#=:\-–]*$")
-_INLINE = re.compile(r"^[\s#*_]*(?P<heading>[^\W\d_][^:.;,–]{1,38}?)\**\s*(?::\**|\s[-–]\s)\s*(?P<rest>\S.*)$")
-_LONGEST = 5
-"""Words of the longest heading that is believed to be one only for how it is written."""
+"""Kind of section -> its headings, in English, German, French, Spanish and Italian."""
+_HEADING_MARKS = re.compile(r"^[\s#*_>\-–•=]*(?:\d+[.)]\s+)?|[\s*_#=:\-–]*$")
+_INLINE_HEADING = re.compile(r"^[\s#*_]*(?P<heading>[^\W\d_][^:.;,–]{1,38}?)\**\s*(?::\**|\s[-–]\s)\s*(?P<rest>\S.*)$")
+_MAX_HEADING_WORDS = 5
+"""A line with more words is not a heading only because of how it is written."""
+
+# Resumes are written in lines, bullets and half sentences, so a line break or a semicolon also ends a sentence.
+_SENTENCE_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]*[^\sa-z])|(?<=[。！？])|\s*[\r\n]+\s*|\s*;\s+")
+_BULLET = re.compile(r"^[\s\-*•–#>]+")
+_MIN_SENTENCE_WORDS = 2
+"""A shorter line is a heading or a number rather than a statement; it is kept only where there is nothing else."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A stretch of a document under one heading."""
+    """A part of a document under one heading."""
 
     kind: str
+    """summary, skills, experience, education, tasks, requirements, offer, whole or other."""
     text: str
     heading: str = ""
-    """As it was written; empty if there is none."""
+    """As written; empty if there is none."""
 
     @property
-    def shown(self) -> str:
-        """What people call it."""
+    def display_name(self) -> str:
+        """Heading, or a description of the kind."""
         return self.heading or {WHOLE: "the whole text", OTHER: "opening"}.get(self.kind, self.kind)
 
     @property
-    def words(self) -> int:
-        """Its weight among the sections of a document."""
+    def weight(self) -> int:
+        """Number of words, at least 1: its weight among the sections of a document."""
         return max(1, len(self.text.split()))
 
 
+class SentencePair(NamedTuple):
+    """A sentence of each side and their similarity."""
+
+    left: str
+    right: str
+    similarity: float
+
+
 def split_sections(text: str, fields: Mapping[str, str] | None = None) -> list[Section]:
-    """The sections of a text, then those that were given as fields of their own; blank ones are left out.
+    """Return the sections of a text, then those given as fields; blank ones are left out.
 
-    A heading is a line of its own that is a known word, or is written as a heading (Markdown, capitals, a colon at its
-    end), or a known word with a colon or dash before the text it heads.
+    A heading is a line of its own that is a known heading or is written as one (Markdown, capitals, a colon at its
+    end), or a known heading with a colon or dash before the text of its section.
     """
-    found = list(_sections(text))
-    if len(found) == 1 and not found[0].heading:
-        found = [Section(WHOLE, found[0].text)]
-    given = [(kind_of(name), name, value) for name, value in (fields or {}).items()]
-    found += [Section(kind, value.strip(), name) for kind, name, value in given if kind and value.strip()]
-    return found
+    sections = list(_text_sections(text))
+    if len(sections) == 1 and not sections[0].heading:
+        sections = [Section(WHOLE, sections[0].text)]
+    kinds = [(section_kind(name), name, value) for name, value in (fields or {}).items()]
+    return sections + [Section(kind, value.strip(), name) for kind, name, value in kinds if kind and value.strip()]
 
 
-def kind_of(heading: str) -> str:
-    """The kind of section that a heading begins; empty if it is none that is known."""
-    return _kinds().get(" ".join(heading.casefold().replace("_", " ").split()), "")
+def section_kind(heading: str) -> str:
+    """Return the kind of section that a heading starts, or an empty string if the heading is unknown."""
+    return _kind_of_heading().get(" ".join(heading.casefold().replace("_", " ").split()), "")
 
 
-def _sections(text: str) -> Iterator[Section]:
+def split_sentences(text: str) -> list[str]:
+    """Return the sentences of a text, one per statement, without bullets."""
+    found = [bare for piece in _SENTENCE_END.split(text) if (bare := _BULLET.sub("", piece or "").strip())]
+    sentences = [bare for bare in found if len(bare.split()) >= _MIN_SENTENCE_WORDS or not bare.isascii()]
+    return sentences or found
+
+
+def best_sentence_pairs(
+    left: list[str], right: list[str], similarity: Callable[[list[str], list[str]], NDArray[Any]], max_pairs: int = 3
+) -> list[SentencePair]:
+    """Return the most similar pair, then the most similar of the remaining sentences, and so on.
+
+    Args:
+        left: Sentences of the left text.
+        right: Sentences of the right text.
+        similarity: Function of both lists that returns [left, right] similarities.
+        max_pairs: Maximum number of pairs.
+    """
+    if not left or not right or max_pairs < 1:
+        return []
+    scores = np.array(similarity(left, right), np.float64)
+    pairs: list[SentencePair] = []
+    for _ in range(min(max_pairs, *scores.shape)):
+        row, column = divmod(int(scores.argmax()), scores.shape[1])
+        pairs.append(SentencePair(left[row], right[column], float(scores[row, column])))
+        scores[row, :] = scores[:, column] = -np.inf
+    return pairs
+
+
+def _text_sections(text: str) -> Iterator[Section]:
     kind, heading, lines = OTHER, "", list[str]()
     for line in text.splitlines():
-        new = _heading(line)
-        if new is None:
+        parsed = _parse_heading(line)
+        if parsed is None:
             lines.append(line.strip())
             continue
         if any(lines):
             yield Section(kind, "\n".join(filter(None, lines)), heading)
-        kind, heading, rest = new
-        lines = [rest]
+        kind, heading, remainder = parsed
+        lines = [remainder]
     if any(lines):
         yield Section(kind, "\n".join(filter(None, lines)), heading)
 
 
-def _heading(line: str) -> tuple[str, str, str] | None:
-    """Kind, heading and what else stands on a line that begins a section; None if it begins none."""
-    bare = _MARKS.sub("", line)
-    if kind := kind_of(bare):
+def _parse_heading(line: str) -> tuple[str, str, str] | None:
+    """Return kind, heading and the text after it if the line starts a section, else None."""
+    bare = _HEADING_MARKS.sub("", line)
+    if kind := section_kind(bare):
         return kind, bare, ""
-    inline = _INLINE.match(line)
-    if inline and (kind := kind_of(inline["heading"])):
+    inline = _INLINE_HEADING.match(line)
+    if inline and (kind := section_kind(inline["heading"])):
         return kind, inline["heading"].strip(), inline["rest"].strip()
-    if not bare or len(bare.split()) > _LONGEST or bare[-1] in ".!?,;":
+    if not bare or len(bare.split()) > _MAX_HEADING_WORDS or bare[-1] in ".!?,;":
         return None
     bullet = line.lstrip().startswith(("-", "•", "* "))
     marked = line.lstrip().startswith("#") or (line.rstrip().endswith(":") and not bullet)
@@ -113,43 +157,7 @@ def _heading(line: str) -> tuple[str, str, str] | None:
 
 
 @cache
-def _kinds() -> dict[str, str]:
+def _kind_of_heading() -> dict[str, str]:
     return {
         " ".join(name.split()): kind for kind, names in _HEADINGS.items() for name in names.split(";") if name.strip()
     }
-
-
-# Resumes are written in lines, bullets and half sentences: a line ends one, and so does a semicolon.
-_END = re.compile(r"(?<=[.!?])[\"'”’)\]]*\s+(?=[\"'“‘(\[]*[^\sa-z])|(?<=[。！？])|\s*[\r\n]+\s*|\s*;\s+")
-_BULLET = re.compile(r"^[\s\-*•–#>]+")
-_FEWEST = 2
-"""Words below which a line is a heading or a number rather than something said; where nothing else is, it is kept."""
-
-
-class SentencePair(NamedTuple):
-    """A sentence of each side and how alike they are."""
-
-    left: str
-    right: str
-    similarity: float
-
-
-def sentences(text: str) -> list[str]:
-    """What a text says, one statement after the other; bullets are taken off."""
-    found = [bare for part in _END.split(text) if (bare := _BULLET.sub("", part or "").strip())]
-    return [one for one in found if len(one.split()) >= _FEWEST or not one.isascii()] or found
-
-
-def best_pairs(
-    left: list[str], right: list[str], similarity: Callable[[list[str], list[str]], NDArray[Any]], most: int = 3
-) -> list[SentencePair]:
-    """The best pair, then the best among sentences that are not in it, and so on: at most so many."""
-    if not left or not right or most < 1:
-        return []
-    scores = np.array(similarity(left, right), np.float64)
-    pairs: list[SentencePair] = []
-    for _ in range(min(most, *scores.shape)):
-        row, column = divmod(int(scores.argmax()), scores.shape[1])
-        pairs.append(SentencePair(left[row], right[column], float(scores[row, column])))
-        scores[row, :] = scores[:, column] = -np.inf
-    return pairs

@@ -1,137 +1,177 @@
-"""One side of a match: documents from a file or a folder.
+"""The documents of one side of a match, read from a file, a folder or a list.
 
-What cannot be read is named and left out, by file or line and never by what stands there: these are texts about
-people, and no word of them belongs into a message or a log.
+What cannot be read is left out and named by file or line, never by its content: these are texts about people, and no
+word of them belongs into a message or a log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.errors import DataFileError, MissingExtraError
-from decoder2vec.matching.sections import kind_of
-from decoder2vec.search.documents import READERS, file_text
+from decoder2vec.errors import DataFileError, InputError, MissingExtraError
+from decoder2vec.matching.sections import section_kind
+from decoder2vec.search.documents import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text
 from decoder2vec.text.files import rows_or_errors
 
-TEXTS = ("text", "description")
-"""Fields that hold the text of a document; the first that is there is taken."""
-TITLES = ("title", "label")
-"""Fields that say what it is; they are read as the first line of the text."""
-_TABLES = (".jsonl", ".ndjson", ".csv", ".tsv")
+TEXT_FIELDS = ("text", "description")
+"""Fields that hold the text of a document; the first that is present is used."""
+TITLE_FIELDS = ("title", "label")
+"""Fields that hold its title, which is read as the first line of the text."""
 
 
 @dataclass(frozen=True)
-class Document:
-    """A job, a resume, or whatever stands on a side."""
+class SideDocument:
+    """A document of one side, such as a job or a resume."""
 
     id: str
     text: str
     title: str = ""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """What else is known. A field named like a section (`skills`, `education` ...) is read as one; a `name` is shown
-    and never read: it says nothing about how well somebody fits."""
+    """Further fields. One named like a section (`skills`, `education` ...) is read as a section. A `name` is displayed
+    but never encoded, since it says nothing about how well somebody fits."""
 
     @property
-    def shown(self) -> str:
-        """What people call it."""
+    def display_name(self) -> str:
+        """Title, name or id, whichever is present first."""
         return self.title or self.fields.get("name") or self.id
 
 
 @dataclass(frozen=True)
 class Side:
-    """The documents of one side, and what was left out."""
+    """The documents of one side."""
 
     name: str
-    documents: list[Document]
+    documents: list[SideDocument]
     skipped: list[str] = field(default_factory=list)
-    """One sentence for each file or line that could not be used."""
+    """One sentence for each file or line that was left out."""
 
     def __len__(self) -> int:
         return len(self.documents)
 
 
+SideSource = Side | str | Path | Sequence[SideDocument | str | Mapping[str, Any]]
+"""A side, a file or folder, or a list of documents, texts and dicts."""
+
+
+def to_side(source: SideSource, name: str) -> Side:
+    """Return the side of anything that `match` accepts.
+
+    Args:
+        source: A side, returned unchanged; a file or folder, read by `read_side`; or a list of documents, texts and
+            dicts. A dict is read like a row of a table. Without an id, a text or dict gets its index in the list.
+        name: Name of the side, for a list.
+
+    Raises:
+        InputError: An item of the list has no text, or an id occurs twice.
+        DataFileError: The file or folder has no usable document.
+    """
+    if isinstance(source, Side):
+        return source
+    if isinstance(source, str | Path):
+        return read_side(source)
+    documents = [_item_document(item, index, name) for index, item in enumerate(source)]
+    if repeated := _repeated_id(documents):
+        raise InputError(f"{name}: {repeated}")
+    return Side(name, documents)
+
+
 def read_side(source: str | Path) -> Side:
-    """The documents of a .jsonl, .csv or .tsv file (one a row), of a text file (one), or of a folder of files."""
+    """Read the documents of a .jsonl, .csv or .tsv file (one per row), of a text file, or of a folder of files."""
     path = Path(source)
     if not path.exists():
         raise DataFileError(f"{source} does not exist; give a .jsonl or .csv file or a folder.")
-    found = list(_from_folder(path) if path.is_dir() else _from_file(path, path.name))
+    results = list(_read_folder(path) if path.is_dir() else _read_file(path, path.name))
     side = Side(
         path.name,
-        [one for one in found if isinstance(one, Document)],
-        [one for one in found if isinstance(one, str)],
+        [result for result in results if isinstance(result, SideDocument)],
+        [result for result in results if isinstance(result, str)],
     )
     if not side.documents:
         why = f" ({len(side.skipped)} left out; the first: {side.skipped[0]})" if side.skipped else ""
         raise DataFileError(f"{source} holds no text to match{why}.")
-    _refuse_twins(side, source)
+    if repeated := _repeated_id(side.documents):
+        raise DataFileError(f"{source}: {repeated}")
     return side
 
 
-def _from_folder(folder: Path) -> Iterator[Document | str]:
-    inside = folder.resolve()
+def _read_folder(folder: Path) -> Iterator[SideDocument | str]:
+    root = folder.resolve()
     for file in sorted(folder.rglob("*")):
         name = str(file.relative_to(folder))
         if file.is_dir() or any(part.startswith(".") for part in file.relative_to(folder).parts):
             continue
-        if not file.resolve().is_relative_to(inside):
+        if not file.resolve().is_relative_to(root):
             yield f"{name}: a link that leads out of the folder."
         else:
-            yield from _from_file(file, name)
+            yield from _read_file(file, name)
 
 
-def _from_file(file: Path, name: str) -> Iterator[Document | str]:
-    if file.suffix.lower() in _TABLES:
-        yield from _from_table(file, name)
+def _read_file(file: Path, name: str) -> Iterator[SideDocument | str]:
+    """Yield the documents of a file, or the reasons why it or a line of it is left out."""
+    if file.suffix.lower() in TABLE_SUFFIXES:
+        yield from _read_table(file, name)
         return
-    if file.suffix.lower() not in READERS:
-        known = ", ".join([*READERS, *_TABLES])
-        yield f"{name}: a kind of file that is not read; these are: {known}."
+    if file.suffix.lower() not in TEXT_SUFFIXES:
+        yield f"{name}: this kind of file is not supported; give {', '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)}."
         return
     try:
-        text = file_text(file)
+        text = read_file_text(file)
     except MissingExtraError as error:
         yield f"{name}: {error}"
         return
-    except DataFileError:  # its message may hold words of the document
+    except DataFileError:  # without its message, which may quote the document
         yield f"{name}: cannot be read."
         return
-    yield Document(name, text.strip(), fields={"name": file.stem}) if text.strip() else f"{name}: no text in it."
+    yield SideDocument(name, text.strip(), fields={"name": file.stem}) if text.strip() else f"{name}: no text in it."
 
 
-def _from_table(file: Path, name: str) -> Iterator[Document | str]:
+def _read_table(file: Path, name: str) -> Iterator[SideDocument | str]:
     try:
         for line, row in rows_or_errors(file):
-            where = f"{name}, line {line}"
-            yield f"{where}: {row}" if isinstance(row, str) else _document(row, where)
+            row_name = f"{name}, line {line}"
+            yield f"{row_name}: {row}" if isinstance(row, str) else _row_document(row, row_name, row_name)
     except DataFileError:
         yield f"{name}: cannot be read to its end; is it UTF-8?"
 
 
-def _document(row: Mapping[str, Any], where: str) -> Document | str:
-    """The document of a row, or why it is none."""
-    said = {key: value.strip() for key, value in row.items() if isinstance(value, str) and value.strip()}
-    title = next((said[key] for key in TITLES if key in said), "")
-    text = next((said[key] for key in TEXTS if key in said), "")
-    number = row.get("id")
-    fields = {key: value for key, value in said.items() if key not in {*TITLES, *TEXTS, "id"}}
-    if not text and not any(kind_of(key) for key in fields):
-        return f"{where}: no text; it is looked for in the fields {', '.join(TEXTS)}."
-    if isinstance(number, bool | list | dict):
-        return f"{where}: the id is {type(number).__name__}, not a word or number."
-    name = str(number).strip() if number is not None else ""
-    return Document(name or where, text, title, fields)
+def _item_document(item: SideDocument | str | Mapping[str, Any], index: int, side_name: str) -> SideDocument:
+    name = f"{side_name}, document {index}"
+    if isinstance(item, SideDocument):
+        return item
+    if not isinstance(item, str | Mapping):
+        raise InputError(f"{name}: give a text or a dict, not {type(item).__name__}.")
+    document = _row_document({"text": item} if isinstance(item, str) else item, name, str(index))
+    if isinstance(document, str):
+        raise InputError(document)
+    return document
 
 
-def _refuse_twins(side: Side, source: str | Path) -> None:
+def _row_document(row: Mapping[str, Any], name: str, default_id: str) -> SideDocument | str:
+    """Return the document of a row, or the reason why there is none."""
+    texts = {key: value.strip() for key, value in row.items() if isinstance(value, str) and value.strip()}
+    title = next((texts[key] for key in TITLE_FIELDS if key in texts), "")
+    text = next((texts[key] for key in TEXT_FIELDS if key in texts), "")
+    fields = {key: value for key, value in texts.items() if key not in {*TITLE_FIELDS, *TEXT_FIELDS, "id"}}
+    id = row.get("id")
+    if not text and not any(section_kind(key) for key in fields):
+        return f"{name}: no text; it is looked for in the fields {', '.join(TEXT_FIELDS)}."
+    if isinstance(id, bool | list | dict):
+        return f"{name}: the id is {type(id).__name__}, not a word or number."
+    id = str(id).strip() if id is not None else ""
+    return SideDocument(id or default_id, text, title, fields)
+
+
+def _repeated_id(documents: Sequence[SideDocument]) -> str:
+    """Return a sentence about the first id that occurs twice, or an empty string."""
     seen: set[str] = set()
-    for place, document in enumerate(side.documents, 1):
+    for number, document in enumerate(documents, 1):
         if document.id in seen:
-            raise DataFileError(
-                f"{source}: the id {document.id!r} stands there twice, the second time as document {place}; "
+            return (
+                f"the id {document.id!r} occurs twice, the second time as document {number}; "
                 "give every document an id of its own."
             )
         seen.add(document.id)
+    return ""

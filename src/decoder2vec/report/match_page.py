@@ -8,7 +8,7 @@ from pathlib import Path
 
 from decoder2vec.errors import InputError
 from decoder2vec.matching.match import Match, Matching, Reasons
-from decoder2vec.matching.sides import Document, Side
+from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.storage import atomic_file
 
 _STYLE = """
@@ -79,7 +79,7 @@ def page(matching: Matching) -> str:
 
 
 def _about(matching: Matching) -> str:
-    chosen = matching.choices
+    chosen = matching.config
     return (
         f'<p class="about">{len(matching.left)} and {len(matching.right)} documents. A score is {chosen.weight:g} '
         f"of the score by meaning and {1 - chosen.weight:g} of the score by words (BM25), each brought to one scale "
@@ -90,7 +90,8 @@ def _about(matching: Matching) -> str:
 
 def _contents(matching: Matching) -> str:
     rows = (
-        f'<li><a href="#left-{place}">{escape(one.shown)}</a></li>' for place, one in enumerate(matching.left.documents)
+        f'<li><a href="#left-{place}">{escape(one.display_name)}</a></li>'
+        for place, one in enumerate(matching.left.documents)
     )
     return f"<ul>{''.join(rows)}</ul>"
 
@@ -101,7 +102,7 @@ def _document(matching: Matching, place: int) -> str:
         _reasons(matching.right.documents[row.right], row, matching.reasons[row.left, row.right]) for row in rows
     )
     others = [(f"#pair-{row.left}-{row.right}", matching.right.documents[row.right]) for row in rows]
-    table = _ranking(f"Best matches for {one.shown}", rows, others)
+    table = _ranking(f"Best matches for {one.display_name}", rows, others)
     return f'<section id="left-{place}"><h3>{_name(one)}</h3>{table}{details}</section>'
 
 
@@ -114,11 +115,11 @@ def _back(matching: Matching, place: int) -> str:
         )
         for row in rows
     ]
-    table = _ranking(f"Best matches for {one.shown}", rows, others)
+    table = _ranking(f"Best matches for {one.display_name}", rows, others)
     return f'<section id="right-{place}"><h3>{_name(one)}</h3>{table}</section>'
 
 
-def _ranking(caption: str, rows: list[Match], others: list[tuple[str, Document]]) -> str:
+def _ranking(caption: str, rows: list[Match], others: list[tuple[str, SideDocument]]) -> str:
     lines = [
         [f'<a href="{link}">{_name(other)}</a>', f"{row.score:.3f}", f"{row.dense:.3f}", f"{row.lexical:.2f}"]
         for row, (link, other) in zip(rows, others, strict=True)
@@ -126,7 +127,7 @@ def _ranking(caption: str, rows: list[Match], others: list[tuple[str, Document]]
     return _table(caption, ["match", "score", "by meaning", "by words"], lines)
 
 
-def _reasons(other: Document, row: Match, why: Reasons) -> str:
+def _reasons(other: SideDocument, row: Match, why: Reasons) -> str:
     sections = [[escape(one.left), escape(one.right), f"{one.score:.3f}"] for one in why.sections]
     pairs = [[escape(one.left), escape(one.right), f"{one.similarity:.3f}"] for one in why.pairs]
     layers = [[escape(name), f"{value:+.4f}"] for name, value in why.layers]
@@ -173,7 +174,7 @@ def _table(caption: str, heads: list[str], rows: list[list[str]], texts: int = 1
     )
 
 
-def _name(document: Document) -> str:
+def _name(document: SideDocument) -> str:
     """What it is called, and its id where that is something else."""
-    shown = escape(document.shown)
-    return shown if document.shown == document.id else f"{shown} ({escape(document.id)})"
+    display_name = escape(document.display_name)
+    return display_name if document.display_name == document.id else f"{display_name} ({escape(document.id)})"

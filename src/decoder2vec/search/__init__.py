@@ -1,1 +1,1 @@
-"""An index of documents, and search in it: by meaning, by words, by both, and once more in pairs."""
+"""Document index with dense (embedding), lexical (BM25) and hybrid search, reranking and tuning."""

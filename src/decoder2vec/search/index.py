@@ -1,324 +1,446 @@
-"""Which store an index lies in: a folder or a database."""
+"""The index: add documents, search them, tune hybrid search, verify what is stored."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decoder2vec.config import from_table, to_table
 from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
-from decoder2vec.search.chunks import Chunking, Measure, measure_of
-from decoder2vec.search.documents import Document, Skipped, problem
-from decoder2vec.search.hybrid import Found, Fusion
-from decoder2vec.search.ranking import Rankings
-from decoder2vec.search.rerank import Reranker
-from decoder2vec.search.snippets import Snippet, snippets
-from decoder2vec.search.store import Chunk, Filter, Space, Store, Vectors, vectors_of
+from decoder2vec.search.chunks import Chunking, LengthFunction, token_lengths
+from decoder2vec.search.documents import Document, DocumentSource, Skipped, to_documents, unusable_reason
+from decoder2vec.search.hybrid import Fusion, RankedDocument
+from decoder2vec.search.ranking import DocumentRanker
+from decoder2vec.search.rerank import SupportsRerank, WeightedCosineReranker
+from decoder2vec.search.snippets import Snippet, make_snippets
+from decoder2vec.search.store import (
+    Chunk,
+    ChunkStore,
+    Embeddings,
+    EmbeddingSpace,
+    MetadataFilter,
+    encode_texts,
+    resolve_encoder,
+)
+from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
+
+if TYPE_CHECKING:
+    from decoder2vec.search.tuning import Qrels, TuningResult
+
+MODES = ("dense", "lexical", "hybrid")
+_FORMAT = 1
+_MIN_FUSED = 100
+"""Documents of each ranking that are fused, at least."""
+_MIN_RERANKED = 30
+"""Documents that are rescored by a reranker, at least."""
+_MIN_BATCH_CHUNKS = 64
+"""Chunks that are encoded and stored together, at least; a kill loses at most one such batch."""
+_VERIFIED_AT_ONCE = 1000
+"""Chunks that `verify` reads at once."""
 
 
-def open_store(place: str | Path) -> Store:
-    """The store at a folder, or in a database at `postgresql://host/database#name`."""
-    if str(place).startswith(("postgresql://", "postgres://")):
-        from decoder2vec.search.postgres_store import PostgresStore
+@dataclass(frozen=True)
+class Hit:
+    """A document that a search found."""
 
-        return PostgresStore(str(place))
-    if "://" in str(place):
-        raise InputError(f"{place} is no place for an index; give a folder or postgresql://host/database#name.")
-    from decoder2vec.search.lance_store import LanceStore
-
-    return LanceStore(Path(place))
-
-
-_AT_ONCE = 1000
-
-
-def verify(store: Store, dim: int) -> None:
-    """Every document is there once and whole, with a sound vector for each chunk; an error names what is not."""
-    keys, vectors = store.vectors()
-    if len(set(keys)) != len(keys):
-        twice = sorted(key for key in set(keys) if keys.count(key) > 1)
-        raise StorageError(f"The index holds {len(twice)} chunks twice, such as {twice[0]!r}; make it again.")
-    if vectors.shape != (len(keys), dim) or not np.isfinite(vectors).all():
-        raise StorageError("The index holds vectors that are damaged; make it again.")
-    documents: dict[str, list[Chunk]] = {}
-    for begin in range(0, len(keys), _AT_ONCE):
-        for chunk in store.chunks(keys[begin : begin + _AT_ONCE]).values():
-            documents.setdefault(chunk.document, []).append(chunk)
-    for name, chunks in documents.items():
-        if sorted(chunk.number for chunk in chunks) != list(range(chunks[0].total)):
-            raise StorageError(f"The index holds {name!r} in part only; delete it and index it again.")
-        if len({chunk.digest for chunk in chunks}) > 1:
-            raise StorageError(f"The index holds old and new parts of {name!r}; delete it and index it again.")
-    if sum(map(len, documents.values())) != len(keys):
-        raise StorageError("The index holds chunks that cannot be found by their keys; make it again.")
-
-
-_BATCH = 64
-"""Chunks that are encoded and stored together, at least: what a kill can lose."""
+    id: str
+    score: float
+    """A similarity, BM25 score, fused score or reranker's score: comparable within one search only."""
+    text: str
+    """Text of the best chunk; a short document is one chunk."""
+    metadata: dict[str, Any]
+    snippet: Snippet
+    """Excerpt of the chunk, with its best sentence marked."""
+    chunk: int = 0
+    """Position of the chunk in the document, from 0."""
 
 
 @dataclass
-class Changes:
-    """What became of the documents so far."""
+class IndexChanges:
+    """What `Index.add` did so far."""
 
     added: int = 0
     updated: int = 0
     unchanged: int = 0
     skipped: list[Skipped] = field(default_factory=list)
-    chunks: int = 0
-    """Chunks that were encoded."""
+    encoded_chunks: int = 0
 
     @property
-    def seen(self) -> int:
-        """Documents that were looked at."""
+    def processed(self) -> int:
+        """Number of documents seen so far, skipped ones included."""
         return self.added + self.updated + self.unchanged + len(self.skipped)
 
 
-def put_documents(
-    store: Store,
-    encoder: Any,
-    chunking: Chunking,
-    documents: Iterable[Document | Skipped],
-    progress: Callable[[Changes], object] = lambda _: None,
-) -> Changes:
-    """Store what is new or has changed; `progress` is called after every batch."""
-    changes = Changes()
-    with store.writing():
-        known = store.documents()
-        for batch in _batches(_wanted(documents, known, changes), chunking, measure_of(encoder)):
-            vectors = vectors_of(encoder, [chunk.text for chunk in batch], "document")
-            names = {chunk.document for chunk in batch}
-            old = names & known.keys()
-            store.put(batch, np.asarray(vectors), replace=bool(old))
-            changes.updated += len(old)
-            changes.added += len(names - old)
-            changes.chunks += len(batch)
-            progress(changes)
-    progress(changes)
-    return changes
-
-
-def _wanted(
-    documents: Iterable[Document | Skipped], known: dict[str, str], changes: Changes
-) -> Iterator[tuple[Document, str]]:
-    """Documents to be stored, with their digests; the others are counted."""
-    seen: set[str] = set()
-    for document in documents:
-        if isinstance(document, Skipped):
-            changes.skipped.append(document)
-        elif document.id in seen:
-            changes.skipped.append(Skipped(document.id, "another document has the same id; the first is kept"))
-        elif reason := problem(document):
-            changes.skipped.append(Skipped(document.id, reason))
-        else:
-            seen.add(document.id)
-            digest = document.digest()
-            if known.get(document.id) == digest:
-                changes.unchanged += 1
-            else:
-                yield document, digest
-
-
-def _batches(documents: Iterable[tuple[Document, str]], chunking: Chunking, measure: Measure) -> Iterator[list[Chunk]]:
-    """Chunks of whole documents: the parts of one are never stored apart."""
-    batch: list[Chunk] = []
-    for document, digest in documents:
-        pieces = chunking.cut(document.text, measure)
-        batch += [
-            Chunk(document.id, number, len(pieces), piece, document.metadata, digest)
-            for number, piece in enumerate(pieces)
-        ]
-        if len(batch) >= _BATCH:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
-MODES = ("dense", "lexical", "hybrid")
-_FORMAT = 1
-_DEPTH = 100
-"""Documents of each ranking that are fused, at least."""
-_RERANKED = 30
-"""Documents that are scored once more, at least."""
-
-
 @dataclass(frozen=True)
-class Header:
-    """What an index says about itself."""
+class IndexHeader:
+    """What is stored about the index itself: `index.json` of a folder, a row in a database."""
 
     id: str
     dim: int
-    space: Space
+    space: EmbeddingSpace
     chunking: Chunking
     fusion: Fusion = field(default_factory=Fusion)
     format: int = _FORMAT
 
 
-@dataclass(frozen=True)
-class Hit:
-    """A document that was found."""
-
-    id: str
-    score: float
-    """Comparable within one search only: a similarity, a sum of BM25 weights, a fused score or a reranker's."""
-    text: str
-    """Of the chunk that was found; a short document is one chunk."""
-    metadata: dict[str, Any]
-    snippet: Snippet
-    chunk: int = 0
-    """Which chunk of the document, counted from 0."""
-
-
 class Index:
-    """Documents with their vectors and words, in a folder or a database. Make one with `create` or `open`."""
+    """A searchable collection of documents in a folder (LanceDB) or a PostgreSQL database (pgvector).
 
-    def __init__(self, place: str | Path, store: Store, header: Header, encoder: Any) -> None:
-        self.place, self.store, self.header, self.encoder = str(place), store, header, encoder
-        self._rankings = Rankings(store, header.space.similarity)
+    Create one with `Index.create`, open an existing one with `Index.open`. One process may write at a time; every open
+    index sees what another process has written.
+
+    Attributes:
+        location: Folder or database address.
+        store: The chunk store at that location.
+        header: Id, embedding space, chunking and fusion of the index.
+        encoder: The encoder of documents and queries.
+
+    Example:
+        >>> from decoder2vec.search.index import Index
+        >>> index = Index.create("library", "tiny-llama")
+        >>> changes = index.add([
+        ...     "A kitten naps on the red sofa. It is raining.",
+        ...     {"id": "news", "text": "Stocks fell sharply on Monday.", "year": 2025},
+        ... ])
+        >>> changes.added
+        2
+        >>> [hit.id for hit in Index.open("library").search("stocks", mode="lexical", filter={"year": "2025"})]
+        ['news']
+        >>> index.search("kitten on a sofa", top=1, mode="lexical")[0].snippet.marked()
+        '**A kitten naps on the red sofa.** It is raining.'
+        >>> index.delete(["news"])
+        ['news']
+        >>> index.verify()
+    """
+
+    def __init__(self, location: str | Path, store: ChunkStore, header: IndexHeader, encoder: Any) -> None:
+        self.location, self.store, self.header, self.encoder = str(location), store, header, encoder
+        self._ranker = DocumentRanker(store, header.space.similarity)
 
     @classmethod
-    def create(cls, place: str | Path, encoder: Any, chunking: Chunking | None = None) -> Index:
-        """A new, empty index at a folder or at `postgresql://host/database#name`, for anything with `encode`."""
-        store = open_store(place)
+    def create(cls, location: str | Path, encoder: Any, chunking: Chunking | None = None) -> Index:
+        """Create a new, empty index.
+
+        Args:
+            location: A new folder, or `postgresql://user@host/database#name`.
+            encoder: An `Encoder`, anything with `encode`, a model name or the folder of a saved encoder. The index
+                keeps the description of an `Encoder`, so that `open` needs only the location.
+            chunking: Length and overlap of chunks; by default 256 and 32 tokens. Shortened to what the encoder reads.
+
+        Raises:
+            InputError: There is an index already, or a folder with other files.
+        """
+        store = open_store(location)
         if store.header() is not None:
-            raise InputError(f"There is an index at {place} already; open it instead.")
-        space = Space.of(encoder)
-        header = Header(uuid.uuid4().hex, space.dim, space, (chunking or Chunking()).within(encoder))
-        with store.writing():
+            raise InputError(f"There is already an index at {location}; open it instead.")
+        encoder = resolve_encoder(encoder)
+        space = EmbeddingSpace.of(encoder)
+        header = IndexHeader(uuid.uuid4().hex, space.dim, space, (chunking or Chunking()).limited_to(encoder))
+        with store.write_lock():
             store.create(space.dim)
             if isinstance(encoder, Encoder):
-                encoder.save(store.beside / "encoder")
-            store.write_header(to_table(header))  # last: before it there is no index
-        return cls(place, store, header, encoder)
+                encoder.save(store.local_folder / "encoder")
+            store.write_header(to_table(header))  # last: a location without a header is not an index
+        return cls(location, store, header, encoder)
 
     @classmethod
-    def open(cls, place: str | Path, encoder: Any = None) -> Index:
-        """The index at a place, with the encoder it was made with, or one of the same embedding space."""
-        store = open_store(place)
-        said = store.header()
-        if said is None:
-            raise InputError(f"There is no index at {place}; make one with `d2v index`.")
-        if said.get("format") != _FORMAT:
-            raise StorageError(f"The index at {place} is of another version of this package; make it again.")
-        header = from_table(Header, said)
+    def open(cls, location: str | Path, encoder: Any = None) -> Index:
+        """Open an existing index.
+
+        Args:
+            location: Folder, or `postgresql://user@host/database#name`.
+            encoder: An encoder (or model name or folder) of the same embedding space; by default the one that the index
+                was created with.
+
+        Raises:
+            InputError: There is no index, or the encoder embeds into another space.
+            StorageError: The index is damaged or has the format of another version.
+        """
+        store = open_store(location)
+        table = store.header()
+        if table is None:
+            raise InputError(f"There is no index at {location}; create one with `d2v index`.")
+        if table.get("format") != _FORMAT:
+            raise StorageError(f"The index at {location} is of another version of this package; create it again.")
+        header = from_table(IndexHeader, table)
         if encoder is None:
-            inside = store.beside / "encoder"
-            if not is_encoder_folder(inside):
-                raise InputError(f"The encoder of {place} is not known on this machine; name it.")
-            encoder = Encoder.load(inside)
-        header.space.refuse_other(encoder, str(place))
-        return cls(place, store, header, encoder)
+            encoder_folder = store.local_folder / "encoder"
+            if not is_encoder_folder(encoder_folder):
+                raise InputError(f"The encoder of {location} is not known on this machine; give an encoder.")
+            encoder = encoder_folder
+        encoder = resolve_encoder(encoder)
+        header.space.check_encoder(encoder, str(location))
+        return cls(location, store, header, encoder)
 
     @classmethod
-    def exists(cls, place: str | Path) -> bool:
-        """Is there an index?"""
-        return open_store(place).header() is not None
+    def exists(cls, location: str | Path) -> bool:
+        """Return whether there is an index at a location."""
+        return open_store(location).header() is not None
 
     def add(
-        self, documents: Iterable[Document | Skipped], progress: Callable[[Changes], object] = lambda _: None
-    ) -> Changes:
-        """Add documents, or put them in place of those with the same ids; ones that have not changed cost nothing.
+        self,
+        documents: DocumentSource,
+        *,
+        columns: Sequence[str] = ("text",),
+        progress: Callable[[IndexChanges], object] | None = None,
+    ) -> IndexChanges:
+        """Add documents, replacing those with the same id; unchanged documents are not encoded again.
 
-        Batches are stored as they are ready: if the work is stopped, the same call goes on where it was.
+        Batches are stored as they are ready. If the process stops, the same call continues where it stopped.
+
+        Args:
+            documents: A folder or file (see `read_documents`), or an iterable of `Document`s, texts and dicts with
+                `text`, optionally `id` or `_id`, and metadata.
+            columns: Columns of a table, or keys of a dict, that are joined to the text.
+            progress: Called with the changes so far after every batch.
+
+        Returns:
+            Counts of added, updated and unchanged documents, and the skipped ones with their reasons.
         """
-        changes = put_documents(self.store, self.encoder, self.header.chunking, documents, progress)
-        self._rankings.prepare()
+        items = to_documents(documents, columns)
+        changes = _add_documents(self.store, self.encoder, self.header.chunking, items, progress or (lambda _: None))
+        self._ranker.prepare()
         return changes
 
     def delete(self, ids: Sequence[str]) -> list[str]:
-        """Remove documents by id; returns the ids that were there."""
-        with self.store.writing():
-            known = self.store.documents()
-            there = [id for id in dict.fromkeys(ids) if id in known]
-            self.store.delete(there)
-        return there
+        """Remove documents by id; returns the ids that existed."""
+        with self.store.write_lock():
+            stored = self.store.document_digests()
+            existing = [id for id in dict.fromkeys(ids) if id in stored]
+            self.store.delete_documents(existing)
+        return existing
 
     def search(
         self,
         query: str,
         top: int = 10,
         mode: str = "hybrid",
-        filter: Filter | None = None,
-        reranker: Reranker | None = None,
+        filter: MetadataFilter | None = None,
+        reranker: SupportsRerank | None = None,
     ) -> list[Hit]:
-        """The documents that answer a query best: at most `top`, each once, by its best chunk.
+        """Return the documents that answer a query best, best first; each occurs once, by its best chunk.
 
-        `mode` is "dense" (by meaning), "lexical" (by words, BM25) or "hybrid" (both, fused as `tune` found best).
-        `filter` keeps documents whose metadata have these values: {"kind": "pet", "year": ["2024", "2025"]}.
-        With a `reranker` the best 30 are scored once more.
+        Args:
+            query: Text to search for; a blank one finds nothing.
+            top: Maximum number of documents.
+            mode: "dense" (embedding similarity), "lexical" (BM25) or "hybrid" (both, fused as `tune` chose).
+            filter: Required metadata, such as {"kind": "pet", "year": ["2024", "2025"]}: all keys must match, each with
+                its value or one of its values.
+            reranker: Rescores the best 30 documents. Anything with `rerank(query, texts)`, such as `PairReranker` or
+                what `load_reranker` returns.
+
+        Raises:
+            InputError: `mode` is unknown, or `top` is less than 1.
         """
-        depth = max(top, _RERANKED) if reranker else top
+        depth = max(top, _MIN_RERANKED) if reranker else top
         ranked = self.rank([query], depth, mode, filter)[0]
-        chunks = self.store.chunks([found.key for found in ranked])
-        ranked = [found for found in ranked if found.key in chunks]  # one may have gone meanwhile
+        chunks = self.store.read_chunks([document.chunk_key for document in ranked])
+        # another process may have deleted a document since it was ranked
+        ranked = [document for document in ranked if document.chunk_key in chunks]
         if reranker and ranked:
-            scores = reranker.rerank(query, [chunks[found.key].text for found in ranked])
-            scored = [found._replace(score=float(score)) for found, score in zip(ranked, scores, strict=True)]
-            ranked = sorted(scored, key=lambda found: -found.score)
+            scores = reranker.rerank(query, [chunks[document.chunk_key].text for document in ranked])
+            rescored = [document._replace(score=float(score)) for document, score in zip(ranked, scores, strict=True)]
+            ranked = sorted(rescored, key=lambda document: -document.score)
         ranked = ranked[:top]
-        shown = snippets(query, [chunks[found.key].text for found in ranked], self._encode)
+        snippets = make_snippets(query, [chunks[document.chunk_key].text for document in ranked], self._encode)
         return [
-            Hit(found.document, found.score, chunk.text, chunk.metadata, snippet, chunk.number)
-            for found, snippet in zip(ranked, shown, strict=True)
-            if (chunk := chunks[found.key])
+            Hit(document.id, document.score, chunk.text, chunk.metadata, snippet, chunk.number)
+            for document, snippet in zip(ranked, snippets, strict=True)
+            if (chunk := chunks[document.chunk_key])
         ]
 
     def rank(
-        self, queries: Sequence[str], top: int = 10, mode: str = "hybrid", filter: Filter | None = None
-    ) -> list[list[Found]]:
-        """Only the ids and scores of `search`, for many queries at once."""
+        self, queries: Sequence[str], top: int = 10, mode: str = "hybrid", filter: MetadataFilter | None = None
+    ) -> list[list[RankedDocument]]:
+        """Return ids and scores for many queries at once, which is faster than `search`; parameters as there."""
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
         if top < 1:
-            raise InputError(f"A search for {top} documents finds nothing; ask for 1 or more.")
+            raise InputError(f"top is {top}; ask for 1 or more documents.")
         if mode != "hybrid":
-            return self.rank_one_way(queries, top, mode, filter)
-        depth = max(top, _DEPTH)
-        dense, lexical = (self.rank_one_way(queries, depth, way, filter) for way in ("dense", "lexical"))
+            return self._rank_by(mode, queries, top, filter)
+        depth = max(top, _MIN_FUSED)
+        dense, lexical = (self._rank_by(part, queries, depth, filter) for part in ("dense", "lexical"))
         return [self.header.fusion(a, b)[:top] for a, b in zip(dense, lexical, strict=True)]
 
-    def rank_one_way(
-        self, queries: Sequence[str], top: int, mode: str, filter: Filter | None = None
-    ) -> list[list[Found]]:
-        """By meaning or by words alone; a query without a word finds nothing."""
-        asked = [query for query in queries if query.strip()]
-        if not asked:
-            return [[] for _ in queries]
-        if mode == "dense":
-            ranked = self._rankings.dense(self._encode(asked, "query"), top, filter)
-        else:
-            ranked = self._rankings.lexical(asked, top, filter)
-        answers = iter(ranked)
-        return [next(answers) if query.strip() else [] for query in queries]
+    def tune(self, queries: str | Path | Mapping[str, str], qrels: str | Path | Qrels) -> TuningResult:
+        """Choose how hybrid search fuses both rankings by nDCG@10 on dev queries, and keep the choice in the index.
+
+        Args:
+            queries: Query id -> text, or a file with `_id` and `text`. Those with sha1(id) mod 10 < 3 are the dev
+                queries; the others are scored, but choose nothing.
+            qrels: Query id -> document id -> relevance, or a file with `query-id`, `corpus-id` and `score`.
+
+        Returns:
+            The chosen fusion, and dev and test scores of every method.
+        """
+        from decoder2vec.search.tuning import choose_fusion, read_qrels, read_queries
+
+        queries = read_queries(Path(queries)) if isinstance(queries, str | Path) else queries
+        qrels = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else qrels
+        result = choose_fusion(self, queries, qrels)
+        self.set_fusion(result.best)
+        return result
 
     def set_fusion(self, fusion: Fusion) -> None:
-        """How hybrid search fuses from now on; kept in the index."""
+        """Set how hybrid search fuses both rankings from now on, and keep it in the index."""
         self.header = replace(self.header, fusion=fusion)
         self.store.write_header(to_table(self.header))
 
-    @property
-    def pair_head(self) -> Path:
-        """Where a reranker that was learned for this index is kept."""
-        return self.store.beside / "pair_head.safetensors"
+    def learn_reranker(
+        self, pairs: str | Path | ScoredPairs, columns: Sequence[str] = PAIR_COLUMNS
+    ) -> WeightedCosineReranker:
+        """Learn a reranker from scored pairs of texts, and keep it with the index.
+
+        Args:
+            pairs: Scored pairs, or a .tsv, .csv or .jsonl file.
+            columns: Names of the columns of the file: two texts and a score.
+        """
+        pairs = pairs if isinstance(pairs, ScoredPairs) else read_pairs(pairs, columns)
+        reranker = WeightedCosineReranker.fit(self.encoder, pairs)
+        reranker.save(self._reranker_file)
+        return reranker
+
+    def load_reranker(self) -> WeightedCosineReranker:
+        """Return the reranker that `learn_reranker` kept."""
+        return WeightedCosineReranker.load(self._reranker_file, self.encoder)
 
     def count(self) -> tuple[int, int]:
-        """How many documents and chunks there are."""
-        return len(self.store.documents()), self.store.count()
-
-    def close(self) -> None:
-        """Let go of the store; a folder needs no closing, a database is left sooner."""
-        self.store.close()
+        """Return the number of documents and the number of chunks."""
+        return len(self.store.document_digests()), self.store.count_chunks()
 
     def verify(self) -> None:
-        """Prove that every document is there once and whole, with a vector for each chunk; an error if not."""
-        verify(self.store, self.header.dim)
+        """Check that every document is stored once and completely, with a finite vector for each chunk.
 
-    def _encode(self, texts: list[str], role: str) -> Vectors:
-        return vectors_of(self.encoder, texts, role)
+        Raises:
+            StorageError: Something is missing, duplicated or damaged; the message names it.
+        """
+        _verify(self.store, self.header.dim)
+
+    def close(self) -> None:
+        """Close the connection to a database; an index in a folder need not be closed."""
+        self.store.close()
+
+    @property
+    def _reranker_file(self) -> Path:
+        return self.store.local_folder / "pair_head.safetensors"
+
+    def _rank_by(
+        self, mode: str, queries: Sequence[str], top: int, filter: MetadataFilter | None
+    ) -> list[list[RankedDocument]]:
+        """Rank by "dense" or "lexical" alone; a blank query finds nothing."""
+        searched = [query for query in queries if query.strip()]
+        if not searched:
+            return [[] for _ in queries]
+        if mode == "dense":
+            rankings = iter(self._ranker.dense(self._encode(searched, "query"), top, filter))
+        else:
+            rankings = iter(self._ranker.lexical(searched, top, filter))
+        return [next(rankings) if query.strip() else [] for query in queries]
+
+    def _encode(self, texts: list[str], role: str) -> Embeddings:
+        return encode_texts(self.encoder, texts, role)
+
+
+def open_store(location: str | Path) -> ChunkStore:
+    """Return the store in a folder, or in a database at `postgresql://host/database#name`."""
+    if str(location).startswith(("postgresql://", "postgres://")):
+        from decoder2vec.search.postgres_store import PostgresStore
+
+        return PostgresStore(str(location))
+    if "://" in str(location):
+        raise InputError(f"{location} cannot hold an index; give a folder or postgresql://host/database#name.")
+    from decoder2vec.search.lance_store import LanceStore
+
+    return LanceStore(Path(location))
+
+
+def _add_documents(
+    store: ChunkStore,
+    encoder: Any,
+    chunking: Chunking,
+    documents: Iterable[Document | Skipped],
+    progress: Callable[[IndexChanges], object],
+) -> IndexChanges:
+    """Encode and store new and changed documents, batch by batch."""
+    changes = IndexChanges()
+    with store.write_lock():
+        stored = store.document_digests()
+        changed = _changed_documents(documents, stored, changes)
+        for batch in _chunk_batches(changed, chunking, token_lengths(encoder)):
+            vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
+            ids = {chunk.document for chunk in batch}
+            updated = ids & stored.keys()
+            store.write_chunks(batch, vectors, replace=bool(updated))
+            changes.updated += len(updated)
+            changes.added += len(ids - updated)
+            changes.encoded_chunks += len(batch)
+            progress(changes)
+    progress(changes)
+    return changes
+
+
+def _changed_documents(
+    documents: Iterable[Document | Skipped], stored: dict[str, str], changes: IndexChanges
+) -> Iterator[tuple[Document, str]]:
+    """Yield new and changed documents with their digests; count unchanged and skipped ones in `changes`."""
+    seen: set[str] = set()
+    for document in documents:
+        if isinstance(document, Skipped):
+            changes.skipped.append(document)
+        elif document.id in seen:
+            changes.skipped.append(Skipped(document.id, "another document has the same id; the first is kept"))
+        elif reason := unusable_reason(document):
+            changes.skipped.append(Skipped(document.id, reason))
+        else:
+            seen.add(document.id)
+            digest = document.digest()
+            if stored.get(document.id) == digest:
+                changes.unchanged += 1
+            else:
+                yield document, digest
+
+
+def _chunk_batches(
+    documents: Iterable[tuple[Document, str]], chunking: Chunking, lengths_of: LengthFunction
+) -> Iterator[list[Chunk]]:
+    """Yield batches of chunks; all chunks of a document are in the same batch, so that they are stored in one step."""
+    batch: list[Chunk] = []
+    for document, digest in documents:
+        texts = chunking.split(document.text, lengths_of)
+        batch += [
+            Chunk(document.id, number, len(texts), text, document.metadata, digest) for number, text in enumerate(texts)
+        ]
+        if len(batch) >= _MIN_BATCH_CHUNKS:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _verify(store: ChunkStore, dim: int) -> None:
+    keys, vectors = store.read_vectors()
+    if len(set(keys)) != len(keys):
+        duplicates = sorted(key for key in set(keys) if keys.count(key) > 1)
+        raise StorageError(
+            f"The index holds {len(duplicates)} chunks twice, such as {duplicates[0]!r}; create it again."
+        )
+    if vectors.shape != (len(keys), dim) or not np.isfinite(vectors).all():
+        raise StorageError("The index holds damaged vectors; create it again.")
+    chunks_of: dict[str, list[Chunk]] = {}
+    for start in range(0, len(keys), _VERIFIED_AT_ONCE):
+        for chunk in store.read_chunks(keys[start : start + _VERIFIED_AT_ONCE]).values():
+            chunks_of.setdefault(chunk.document, []).append(chunk)
+    for id, chunks in chunks_of.items():
+        if sorted(chunk.number for chunk in chunks) != list(range(chunks[0].total)):
+            raise StorageError(f"The index holds {id!r} only in part; delete it and index it again.")
+        if len({chunk.digest for chunk in chunks}) > 1:
+            raise StorageError(f"The index holds old and new chunks of {id!r}; delete it and index it again.")
+    if sum(map(len, chunks_of.values())) != len(keys):
+        raise StorageError("The index holds chunks that cannot be found by their keys; create it again.")

@@ -1,4 +1,4 @@
-"""Exact search among vectors: one matrix product over all of them, in memory."""
+"""Rank documents by embedding similarity (exact, in memory, or through the store's index) and by BM25."""
 
 from __future__ import annotations
 
@@ -13,22 +13,101 @@ import numpy as np
 import torch
 
 from decoder2vec.maths.similarity import all_pairs
-from decoder2vec.search.hybrid import Found
-from decoder2vec.search.store import Filter, Store, Vectors, document_of
+from decoder2vec.search.hybrid import RankedDocument
+from decoder2vec.search.store import ChunkStore, Embeddings, MetadataFilter, document_id_of
 from decoder2vec.storage import atomic_folder
 from decoder2vec.text.bm25 import SETTINGS, counted, empty_index, words_of
 
-_BYTES_AT_ONCE = 256 * 2**20
-"""Scores that are held at the same time."""
+MAX_EXACT_BYTES = 512 * 2**20
+"""Vectors up to this size are kept in memory and searched exactly; beyond it the store's approximate index is used."""
+_CHUNKS_PER_DOCUMENT = 4
+"""Chunks retrieved for each document wanted, since a document may have several among the best."""
+_MAX_SCORE_BYTES = 256 * 2**20
+"""Size of the score matrix that is held at once."""
+_KEYS_FILE = "keys.json"
 
-KeyScores = list[tuple[str, float]]
-"""Keys of chunks and their scores, best first."""
+ScoredKeys = list[tuple[str, float]]
+"""Chunk keys with their scores, best first."""
 
 
-class Dense:
-    """Vectors of chunks, ready to be compared with a query's."""
+class DocumentRanker:
+    """Ranks the documents of a store. Vectors and BM25 index are loaded once and again after every change."""
 
-    def __init__(self, keys: Sequence[str], vectors: Vectors, similarity: str) -> None:
+    def __init__(self, store: ChunkStore, similarity: str) -> None:
+        self.store, self.similarity = store, similarity
+        self._dense: tuple[str, DenseSearch] | None = None
+        self._lexical: tuple[str, LexicalSearch] | None = None
+
+    def prepare(self) -> None:
+        """Optimise the store and build the BM25 index, so that the first search need not."""
+        self.store.optimise(self.similarity if not self._fits_in_memory() else None)
+        self._lexical_search()
+
+    def dense(
+        self, query_vectors: Embeddings, top: int, filter: MetadataFilter | None = None
+    ) -> list[list[RankedDocument]]:
+        """Return for each query vector the `top` documents with the most similar chunks."""
+        if not self._fits_in_memory():
+            return [self._approximate(vector[None], top, filter) for vector in query_vectors]
+        chunks = self._dense_search()
+        allowed = self.store.matching_keys(filter) if filter else None
+
+        def search_row(row: int, count: int) -> ScoredKeys:
+            return chunks.search(query_vectors[row : row + 1], count, allowed)[0]
+
+        first = chunks.search(query_vectors, top * _CHUNKS_PER_DOCUMENT, allowed)
+        return [_best_documents(scored, top, len(chunks), partial(search_row, row)) for row, scored in enumerate(first)]
+
+    def lexical(
+        self, queries: Sequence[str], top: int, filter: MetadataFilter | None = None
+    ) -> list[list[RankedDocument]]:
+        """Return for each query the `top` documents with the highest BM25 scores; all share a word with the query."""
+        chunks = self._lexical_search()
+        allowed = self.store.matching_keys(filter) if filter else None
+
+        def search_row(row: int, count: int) -> ScoredKeys:
+            return chunks.search([queries[row]], count, allowed)[0]
+
+        first = chunks.search(queries, top * _CHUNKS_PER_DOCUMENT, allowed)
+        return [_best_documents(scored, top, len(chunks), partial(search_row, row)) for row, scored in enumerate(first)]
+
+    def _approximate(self, query_vector: Embeddings, top: int, filter: MetadataFilter | None) -> list[RankedDocument]:
+        """Take candidates from the store's approximate index, and score them exactly."""
+
+        def search(count: int) -> ScoredKeys:
+            keys, vectors = self.store.nearest(query_vector[0], count, self.similarity, filter)
+            return DenseSearch(keys, vectors, self.similarity).search(query_vector, count)[0]
+
+        return _best_documents(search(top * _CHUNKS_PER_DOCUMENT), top, self.store.count_chunks(), search)
+
+    def _fits_in_memory(self) -> bool:
+        if self.similarity == "manhattan":  # no store has an approximate index for it
+            return True
+        dim = int((self.store.header() or {}).get("dim", 0))
+        return self.store.count_chunks() * dim * 4 <= MAX_EXACT_BYTES
+
+    def _dense_search(self) -> DenseSearch:
+        revision = self.store.revision()
+        if self._dense is None or self._dense[0] != revision:
+            self._dense = (revision, DenseSearch(*self.store.read_vectors(), self.similarity))
+        return self._dense[1]
+
+    def _lexical_search(self) -> LexicalSearch:
+        revision = self.store.revision()
+        if self._lexical is None or self._lexical[0] != revision:
+            folder = self.store.local_folder / "lexical"
+            search = LexicalSearch.load(folder, revision)
+            if search is None:
+                search = LexicalSearch.build(*self.store.read_texts())
+                search.save(folder, revision)
+            self._lexical = (revision, search)
+        return self._lexical[1]
+
+
+class DenseSearch:
+    """Exact search: one matrix product over the vectors of all chunks, in memory."""
+
+    def __init__(self, keys: Sequence[str], vectors: Embeddings, similarity: str) -> None:
         self.keys, self.similarity = list(keys), similarity
         rows = np.array(vectors, np.float32)
         if similarity == "cosine":
@@ -38,26 +117,26 @@ class Dense:
     def __len__(self) -> int:
         return len(self.keys)
 
-    def search(self, queries: Vectors, count: int, allowed: set[str] | None = None) -> list[KeyScores]:
-        """For each query the chunks that are most similar to it; of the allowed ones only, if any are named."""
+    def search(self, queries: Embeddings, count: int, allowed: set[str] | None = None) -> list[ScoredKeys]:
+        """Return the `count` most similar chunks for each query vector, only among the `allowed` keys if given."""
         rows, keys = self._rows, self.keys
         if allowed is not None:
-            kept = [place for place, key in enumerate(keys) if key in allowed]
-            rows, keys = rows[kept], [keys[place] for place in kept]
+            indices = [index for index, key in enumerate(keys) if key in allowed]
+            rows, keys = rows[indices], [keys[index] for index in indices]
         if not keys:
             return [[] for _ in queries]
-        step = max(1, _BYTES_AT_ONCE // (4 * len(keys)))
-        found: list[KeyScores] = []
-        for begin in range(0, len(queries), step):
-            scores = self._scores(torch.from_numpy(np.array(queries[begin : begin + step], np.float32)), rows)
-            best, places = scores.topk(min(count, len(keys)), dim=1)
-            for values, at in zip(best.tolist(), places.tolist(), strict=True):
-                ranked = sorted(zip(values, at, strict=True), key=_best_first)
-                found.append([(keys[place], value) for value, place in ranked])
-        return found
+        batch_size = max(1, _MAX_SCORE_BYTES // (4 * len(keys)))
+        results: list[ScoredKeys] = []
+        for start in range(0, len(queries), batch_size):
+            batch = torch.from_numpy(np.array(queries[start : start + batch_size], np.float32))
+            best_scores, best_indices = self._similarities(batch, rows).topk(min(count, len(keys)), dim=1)
+            for scores, indices in zip(best_scores.tolist(), best_indices.tolist(), strict=True):
+                ranked = sorted(zip(scores, indices, strict=True), key=_best_first)
+                results.append([(keys[index], score) for score, index in ranked])
+        return results
 
-    def _scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """[query, chunk] similarities. Products are of float32: fast, and good to six digits."""
+    def _similarities(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """[queries, chunks] similarities. Products are in float32: fast, and exact to six digits."""
         if self.similarity not in ("cosine", "dot"):
             return all_pairs(self.similarity, queries, rows)
         if self.similarity == "cosine":
@@ -67,153 +146,79 @@ class Dense:
         return queries @ rows.T
 
 
-def _best_first(scored: tuple[float, int]) -> tuple[float, int]:
-    """By score, then by place: what differs in the seventh digit only is equal, and keeps one order everywhere."""
-    return -round(scored[0], 6), scored[1]
-
-
-_KEYS = "keys.json"
-
-
-class Lexical:
-    """The words of chunks. English stop words count for nothing; words of other languages all count."""
+class LexicalSearch:
+    """BM25 search over the words of chunks. English stop words are ignored; words of other languages all count."""
 
     def __init__(self, keys: Sequence[str], retriever: Any) -> None:
         self.keys, self._retriever = list(keys), retriever
 
+    def __len__(self) -> int:
+        return len(self.keys)
+
     @classmethod
-    def build(cls, keys: Sequence[str], texts: Sequence[str]) -> Lexical:
-        """Count the words of all texts."""
+    def build(cls, keys: Sequence[str], texts: Sequence[str]) -> LexicalSearch:
+        """Build the BM25 index of the texts."""
         words = counted(texts)
         if not any(words.ids):
             return cls(keys, None)  # bm25s cannot index texts without a word
-        made = empty_index()
-        made.index(words, show_progress=False)
-        return cls(keys, made)
+        retriever = empty_index()
+        retriever.index(words, show_progress=False)
+        return cls(keys, retriever)
 
-    def save(self, folder: Path, state: str) -> None:
-        """Write to a folder, in place of what was there; `state` says of which chunks it is."""
+    def save(self, folder: Path, revision: str) -> None:
+        """Write the index to a folder, replacing its content; `revision` is that of the indexed chunks."""
         new = folder.with_name(f".{folder.name}.new")
         shutil.rmtree(new, ignore_errors=True)
         with atomic_folder(new) as temporary:
-            note = {"state": state, "bm25": SETTINGS, "words": self._retriever is not None, "keys": self.keys}
-            (temporary / _KEYS).write_text(json.dumps(note), encoding="utf-8")
+            note = {"state": revision, "bm25": SETTINGS, "words": self._retriever is not None, "keys": self.keys}
+            (temporary / _KEYS_FILE).write_text(json.dumps(note), encoding="utf-8")
             if self._retriever is not None:
                 self._retriever.save(temporary, show_progress=False)
         shutil.rmtree(folder, ignore_errors=True)
         new.rename(folder)
 
     @classmethod
-    def load(cls, folder: Path, state: str) -> Lexical | None:
-        """What `save` wrote, if it is still true."""
+    def load(cls, folder: Path, revision: str) -> LexicalSearch | None:
+        """Return the saved index, or None if it is missing, damaged, of another revision or of other BM25 settings."""
         try:
-            note = json.loads((folder / _KEYS).read_text(encoding="utf-8"))
-            if (note["state"], note["bm25"]) != (state, SETTINGS):
+            note = json.loads((folder / _KEYS_FILE).read_text(encoding="utf-8"))
+            if (note["state"], note["bm25"]) != (revision, SETTINGS):
                 return None
-            kept = empty_index().load(folder, mmap=True, show_progress=False) if note["words"] else None
-            return cls(note["keys"], kept)
+            retriever = empty_index().load(folder, mmap=True, show_progress=False) if note["words"] else None
+            return cls(note["keys"], retriever)
         except (OSError, ValueError, KeyError, TypeError):
-            return None  # it can be made again
+            return None  # the caller rebuilds it
 
-    def search(self, queries: Sequence[str], count: int, allowed: set[str] | None = None) -> list[KeyScores]:
-        """For each query the chunks that share words with it, best first."""
+    def search(self, queries: Sequence[str], count: int, allowed: set[str] | None = None) -> list[ScoredKeys]:
+        """Return for each query up to `count` chunks that share words with it, only among `allowed` keys if given."""
         if self._retriever is None or not self.keys:
             return [[] for _ in queries]
         mask = None if allowed is None else np.array([key in allowed for key in self.keys], np.float32)
-        places, scores = self._retriever.retrieve(
+        best_indices, best_scores = self._retriever.retrieve(
             words_of(queries), k=min(count, len(self.keys)), show_progress=False, weight_mask=mask
         )
         return [
-            [(self.keys[place], score) for place, score in zip(at, row, strict=True) if score > 0]
-            for at, row in zip(places.tolist(), scores.tolist(), strict=True)
+            [(self.keys[index], score) for index, score in zip(indices, scores, strict=True) if score > 0]
+            for indices, scores in zip(best_indices.tolist(), best_scores.tolist(), strict=True)
         ]
 
 
-EXACT_BYTES = 512 * 2**20
-"""Vectors up to this size are held in memory and compared one by one; more are found by the store's own index."""
-_CHUNKS_PER_DOCUMENT = 4
-"""More chunks than documents are looked at, since a document may have several among the best."""
+def _best_first(scored: tuple[float, int]) -> tuple[float, int]:
+    """Sort key: by score, then by index. Scores equal to six digits tie, so that the order is the same everywhere."""
+    return -round(scored[0], 6), scored[1]
 
 
-class Rankings:
-    """The dense and the lexical ranking of a store's documents; what is read from it is kept until it changes."""
-
-    def __init__(self, store: Store, similarity: str) -> None:
-        self.store, self.similarity = store, similarity
-        self._dense: tuple[str, Dense] | None = None
-        self._lexical: tuple[str, Lexical] | None = None
-
-    def prepare(self) -> None:
-        """Make now what the first search would make: after documents were added."""
-        self.store.tidy(self.similarity if not self._exact() else None)
-        self._words()
-
-    def dense(self, vectors: Vectors, top: int, where: Filter | None = None) -> list[list[Found]]:
-        """For each query's vector the documents with the nearest chunks."""
-        if not self._exact():
-            return [self._approximate(vector[None], top, where) for vector in vectors]
-        known = self._vectors()
-        allowed = self.store.keys(where) if where else None
-
-        def more(row: int, count: int) -> KeyScores:
-            return known.search(vectors[row : row + 1], count, allowed)[0]
-
-        first = known.search(vectors, _chunks(top), allowed)
-        return [_documents(found, top, len(known), partial(more, row)) for row, found in enumerate(first)]
-
-    def lexical(self, queries: Sequence[str], top: int, where: Filter | None = None) -> list[list[Found]]:
-        """For each query the documents with chunks that share words with it."""
-        known = self._words()
-        allowed = self.store.keys(where) if where else None
-
-        def more(row: int, count: int) -> KeyScores:
-            return known.search([queries[row]], count, allowed)[0]
-
-        first = known.search(queries, _chunks(top), allowed)
-        return [_documents(found, top, len(known.keys), partial(more, row)) for row, found in enumerate(first)]
-
-    def _approximate(self, vector: Vectors, top: int, where: Filter | None) -> list[Found]:
-        def search(count: int) -> KeyScores:
-            keys, near = self.store.nearest(vector[0], count, self.similarity, where)
-            return Dense(keys, near, self.similarity).search(vector, count)[0]
-
-        return _documents(search(_chunks(top)), top, self.store.count(), search)
-
-    def _exact(self) -> bool:
-        header = self.store.header() or {}
-        return self.similarity == "manhattan" or self.store.count() * int(header.get("dim", 0)) * 4 <= EXACT_BYTES
-
-    def _vectors(self) -> Dense:
-        state = self.store.state()
-        if self._dense is None or self._dense[0] != state:
-            self._dense = (state, Dense(*self.store.vectors(), self.similarity))
-        return self._dense[1]
-
-    def _words(self) -> Lexical:
-        state = self.store.state()
-        if self._lexical is None or self._lexical[0] != state:
-            folder = self.store.beside / "lexical"
-            known = Lexical.load(folder, state)
-            if known is None:
-                known = Lexical.build(*self.store.texts())
-                known.save(folder, state)
-            self._lexical = (state, known)
-        return self._lexical[1]
-
-
-def _chunks(top: int) -> int:
-    return top * _CHUNKS_PER_DOCUMENT
-
-
-def _documents(found: KeyScores, top: int, total: int, search: Callable[[int], KeyScores]) -> list[Found]:
-    """The best chunk of each document, best first; `search` is asked for more chunks until there are enough."""
-    count = _chunks(top)
+def _best_documents(
+    scored: ScoredKeys, top: int, total: int, search: Callable[[int], ScoredKeys]
+) -> list[RankedDocument]:
+    """Return the best chunk of each document, calling `search` for more of the `total` chunks until `top` are found."""
+    count = top * _CHUNKS_PER_DOCUMENT
     while True:
-        best: dict[str, Found] = {}
-        for key, score in found:
-            document = document_of(key)
-            best.setdefault(document, Found(document, key, score))
-        if len(best) >= top or count >= total or len(found) < min(count, total):
+        best: dict[str, RankedDocument] = {}
+        for key, score in scored:
+            id = document_id_of(key)
+            best.setdefault(id, RankedDocument(id, key, score))
+        if len(best) >= top or count >= total or len(scored) < min(count, total):
             return list(best.values())[:top]
         count *= 4
-        found = search(count)
+        scored = search(count)

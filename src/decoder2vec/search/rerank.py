@@ -1,4 +1,4 @@
-"""The best few of a search scored once more, each beside the query: slower than vectors alone, and sharper."""
+"""Rerankers, which rescore the best documents of a search together with the query: slower and more accurate."""
 
 from __future__ import annotations
 
@@ -14,111 +14,122 @@ from safetensors.torch import save_file
 from scipy.special import expit
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from decoder2vec.errors import InputError
-from decoder2vec.search.store import Space, Vectors, vectors_of
+from decoder2vec.errors import DataFileError, InputError, StorageError
+from decoder2vec.search.store import Embeddings, EmbeddingSpace, encode_texts
 from decoder2vec.storage import atomic_file
 from decoder2vec.text.files import ScoredPairs
 
+_MAX_STEPS = 200
+_REGULARISATION = 1.0
+"""Strength of the L2 penalty that pulls weights towards 1, in pairs."""
 
-class Reranker(Protocol):
-    """Anything that scores texts for a query; a later kind needs nothing but this."""
+
+class SupportsRerank(Protocol):
+    """Anything that scores texts for a query."""
 
     def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """A score for each text: the higher, the better it answers."""
+        """Return a score for each text; higher is better."""
 
 
 class PairReranker:
-    """The pair head of a trained encoder: `Encoder.score`, which compares two texts layer by layer."""
+    """Scores a query and a text with `Encoder.score`, which compares them layer by layer if the encoder is trained."""
 
     def __init__(self, encoder: Any) -> None:
         if not callable(getattr(encoder, "score", None)):
-            raise InputError("To rerank, an encoder must have `score`; a trained encoder of this package has it.")
+            raise InputError("To rerank, an encoder must have `score`; pass an encoder of this package.")
         self.encoder = encoder
 
     def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """Scores between 0 and 1."""
+        """Return a score between 0 and 1 for each text."""
         if not texts:
             return []
         return [float(score) for score in np.asarray(self.encoder.score([query] * len(texts), list(texts)))]
 
 
-_STEPS = 200
-_DRAWN_BACK = 1.0
-"""How strongly weights are drawn back to 1, in pairs."""
-
-
-class PairHead:
-    """Scores of pairs between 0 and 1; a `Reranker`."""
+class WeightedCosineReranker:
+    """Logistic regression on a cosine with one learned weight per dimension; works with any encoder."""
 
     def __init__(self, encoder: Any, weights: NDArray[np.float64], scale: float, offset: float) -> None:
         self.encoder, self.weights, self.scale, self.offset = encoder, weights, scale, offset
 
     @classmethod
-    def fit(cls, encoder: Any, pairs: ScoredPairs) -> PairHead:
-        """Learn from scored pairs; the lowest score is taken as 0, the highest as 1."""
+    def fit(cls, encoder: Any, pairs: ScoredPairs) -> WeightedCosineReranker:
+        """Learn from scored pairs; their lowest score is the target 0, their highest the target 1."""
         low, high = min(pairs.scores), max(pairs.scores)
         if low == high:
-            raise InputError(f"All pairs of {pairs.name} have the score {low}; there is nothing to learn.")
-        place = {text: row for row, text in enumerate(pairs.texts())}
-        vectors = vectors_of(encoder, list(place), "document")
-        left, right = (vectors[[place[text] for text in side]] for side in (pairs.left, pairs.right))
-        wanted = (np.array(pairs.scores) - low) / (high - low)
-        return cls(encoder, *_learn(_products(left, right), wanted))
+            raise DataFileError(f"All pairs of {pairs.name} have the score {low}; give pairs with different scores.")
+        row_of = {text: row for row, text in enumerate(pairs.texts())}
+        vectors = encode_texts(encoder, list(row_of), "document")
+        left, right = (vectors[[row_of[text] for text in side]] for side in (pairs.left, pairs.right))
+        targets = (np.array(pairs.scores) - low) / (high - low)
+        return cls(encoder, *_fit_weights(_cosine_terms(left, right), targets))
 
     def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """A score for each text beside the query."""
+        """Return a score between 0 and 1 for each text."""
         if not texts:
             return []
-        asked, found = vectors_of(self.encoder, [query], "query"), vectors_of(self.encoder, list(texts), "document")
-        logits = self.scale * (_products(asked, found) @ self.weights) + self.offset
+        query_vector = encode_texts(self.encoder, [query], "query")
+        text_vectors = encode_texts(self.encoder, list(texts), "document")
+        logits = self.scale * (_cosine_terms(query_vector, text_vectors) @ self.weights) + self.offset
         return [float(score) for score in expit(logits)]
 
     def save(self, file: Path) -> None:
-        """Write the weights, and whose vectors they are for."""
+        """Write the weights with the fingerprint of the embedding space they are for."""
         tensors = {
             "weights": torch.from_numpy(self.weights),
             "line": torch.tensor([self.scale, self.offset], dtype=torch.float64),
         }
-        space = Space.of(self.encoder)
+        space = EmbeddingSpace.of(self.encoder)
         with atomic_file(file) as temporary:
             save_file(tensors, temporary, {"fingerprint": space.fingerprint, "dim": str(space.dim)})
 
     @classmethod
-    def load(cls, file: Path, encoder: Any) -> PairHead:
-        """What `save` wrote; an encoder of another embedding space is refused."""
+    def load(cls, file: Path, encoder: Any) -> WeightedCosineReranker:
+        """Return the saved reranker.
+
+        Raises:
+            InputError: There is no such file, or the encoder embeds into another space.
+            StorageError: The file is damaged.
+        """
+        if not file.exists():
+            raise InputError(f"There is no reranker in {file}; learn one with `d2v index --tune --pairs`.")
         try:
             with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
-                said = opened.metadata() or {}
+                metadata = opened.metadata() or {}
                 weights, line = opened.get_tensor("weights").numpy(), opened.get_tensor("line").tolist()
         except (OSError, SafetensorError) as error:
-            raise InputError(f"There is no pair head in {file} ({error}); make one with `d2v tune --pairs`.") from None
-        space = Space.of(encoder)
-        if (said.get("fingerprint"), said.get("dim")) != (space.fingerprint, str(space.dim)):
-            raise InputError(f"The pair head in {file} is for vectors of another embedding space; make it again.")
+            raise StorageError(
+                f"The reranker in {file} is damaged ({error}); learn it again with `d2v index --tune --pairs`."
+            ) from None
+        space = EmbeddingSpace.of(encoder)
+        if (metadata.get("fingerprint"), metadata.get("dim")) != (space.fingerprint, str(space.dim)):
+            raise InputError(f"The reranker in {file} is for another embedding space; learn it again.")
         return cls(encoder, weights, line[0], line[1])
 
 
-def _products(left: Vectors, right: Vectors) -> NDArray[np.float64]:
-    """[pair, dim] terms of the cosines."""
-    a, b = (side / np.maximum(np.linalg.norm(side, axis=1, keepdims=True), 1e-12) for side in (left, right))
-    products: NDArray[np.float64] = np.asarray(a, np.float64) * np.asarray(b, np.float64)
-    return products
+def _cosine_terms(left: Embeddings, right: Embeddings) -> NDArray[np.float64]:
+    """[pairs, dim] products whose sum over the dimensions is the cosine."""
+    a, b = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right))
+    terms: NDArray[np.float64] = np.asarray(a, np.float64) * np.asarray(b, np.float64)
+    return terms
 
 
-def _learn(products: NDArray[np.float64], wanted: NDArray[np.float64]) -> tuple[NDArray[np.float64], float, float]:
-    """Weights, scale and offset with the least cross-entropy: the same for the same pairs, every time."""
-    terms, goal = torch.from_numpy(products), torch.from_numpy(wanted)
-    change = torch.zeros(terms.shape[1], dtype=torch.float64, requires_grad=True)
+def _fit_weights(
+    cosine_terms: NDArray[np.float64], targets: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float, float]:
+    """Return the weights, scale and offset of least cross-entropy; deterministic."""
+    terms, goals = torch.from_numpy(cosine_terms), torch.from_numpy(targets)
+    delta = torch.zeros(terms.shape[1], dtype=torch.float64, requires_grad=True)
     line = torch.tensor([4.0, -2.0], dtype=torch.float64, requires_grad=True)
-    optimiser = torch.optim.LBFGS([change, line], max_iter=_STEPS, line_search_fn="strong_wolfe")
+    optimiser = torch.optim.LBFGS([delta, line], max_iter=_MAX_STEPS, line_search_fn="strong_wolfe")
 
     def loss() -> torch.Tensor:
         optimiser.zero_grad()
-        logits = line[0] * (terms @ (1 + change)) + line[1]
-        value = binary_cross_entropy_with_logits(logits, goal) + _DRAWN_BACK / len(goal) * change.pow(2).sum()
+        logits = line[0] * (terms @ (1 + delta)) + line[1]
+        value = binary_cross_entropy_with_logits(logits, goals) + _REGULARISATION / len(goals) * delta.pow(2).sum()
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
     optimiser.step(loss)  # type: ignore[arg-type,no-untyped-call]
     scale, offset = line.tolist()
-    return (1 + change).detach().numpy(), scale, offset
+    return (1 + delta).detach().numpy(), scale, offset

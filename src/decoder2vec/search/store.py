@@ -1,4 +1,4 @@
-"""What an index keeps its chunks and vectors in: one interface, whatever stands behind it."""
+"""What an index stores (chunks, their vectors, the embedding space of these) and the interface of its stores."""
 
 from __future__ import annotations
 
@@ -11,165 +11,185 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.errors import InputError
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 from decoder2vec.maths.similarity import SIMILARITIES
 
-Vectors = NDArray[np.float32]
-Filter = Mapping[str, str | Sequence[str]]
-"""What the metadata must say: every key has the value, or one of the values."""
+Embeddings = NDArray[np.float32]
+"""[texts, dim] vectors."""
+
+MetadataFilter = Mapping[str, str | Sequence[str]]
+"""Metadata key -> its required value, or several values of which one is required. All keys must match."""
+
+_PROBE_TEXT = "The ferry to the islands leaves at seven, unless the wind is too strong."
+_MIN_PROBE_COSINE = 0.999
+"""The same weights give closer vectors than this on any machine; the vectors of another model are far away."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A piece of a document."""
+    """A piece of a document. The fields have the names of the columns in the stores."""
 
     document: str
+    """Id of the document."""
     number: int
+    """Position in the document, from 0 to `total` - 1."""
     total: int
-    """How many chunks the document has: `number` counts from 0 to one less."""
+    """Number of chunks of the document."""
     text: str
     metadata: dict[str, Any]
     digest: str
-    """Of the whole document, so that one that has not changed is known."""
+    """Hash of the whole document, by which an unchanged document is recognised."""
 
     @property
     def key(self) -> str:
-        """Names the chunk; `document_of` is the inverse."""
+        """Unique key of the chunk; `document_id_of` is the inverse."""
         return f"{self.document}#{self.number}"
 
     def tags(self) -> list[str]:
-        """`key=value` of everything the metadata say; a list has a tag for each member."""
-        found = []
-        for name, value in self.metadata.items():
-            members = value if isinstance(value, list) else [value]
-            found += [tag(name, member) for member in members]
-        return found
+        """Return `key=value` for every metadata value, and for every member of a list."""
+        return [
+            metadata_tag(name, member)
+            for name, value in self.metadata.items()
+            for member in (value if isinstance(value, list) else [value])
+        ]
 
 
-class Store(Protocol):
-    """Chunks with their vectors. A change is made as a whole or not at all, whenever the process ends."""
+class ChunkStore(Protocol):
+    """Storage of chunks and vectors. Every change is atomic: complete or absent, even if the process is killed."""
 
-    beside: Path
-    """A folder for what can be made again from the store."""
+    local_folder: Path
+    """Folder on this machine for the encoder's description, the BM25 index and a learned reranker."""
 
     def header(self) -> dict[str, Any] | None:
-        """What `write_header` wrote; None where there is no index."""
+        """Return what `write_header` wrote, or None if there is no index."""
 
     def create(self, dim: int) -> None:
-        """Make room for chunks with vectors of that width, in place of what an unfinished attempt left behind."""
+        """Create empty storage for vectors of width `dim`, replacing the remains of an unfinished attempt."""
 
     def write_header(self, header: dict[str, Any]) -> None:
-        """Only with it, what `create` made is an index."""
+        """Write the header, which turns the storage that `create` made into an index."""
 
-    def state(self) -> str:
-        """Changes whenever what is stored does."""
+    def revision(self) -> str:
+        """Return an identifier that changes with every change of the stored chunks."""
 
-    def count(self) -> int:
-        """How many chunks there are."""
+    def count_chunks(self) -> int:
+        """Return the number of chunks."""
 
-    def documents(self) -> dict[str, str]:
-        """The digest of every document."""
+    def document_digests(self) -> dict[str, str]:
+        """Return document id -> digest for all documents."""
 
-    def put(self, chunks: Sequence[Chunk], vectors: Vectors, replace: bool) -> None:
-        """Store whole documents in one step; with `replace` what was stored of them before goes in the same step."""
+    def write_chunks(self, chunks: Sequence[Chunk], vectors: Embeddings, replace: bool) -> None:
+        """Store the chunks of whole documents in one step; `replace` also removes their earlier chunks in that step."""
 
-    def delete(self, documents: Sequence[str]) -> None:
+    def delete_documents(self, ids: Sequence[str]) -> None:
         """Remove whole documents in one step."""
 
-    def vectors(self) -> tuple[list[str], Vectors]:
-        """Keys and vectors of all chunks."""
+    def read_vectors(self) -> tuple[list[str], Embeddings]:
+        """Return the keys and vectors of all chunks."""
 
-    def texts(self) -> tuple[list[str], list[str]]:
-        """Keys and texts of all chunks."""
+    def read_texts(self) -> tuple[list[str], list[str]]:
+        """Return the keys and texts of all chunks."""
 
-    def keys(self, where: Filter) -> set[str]:
-        """Keys of the chunks that a filter lets through."""
+    def matching_keys(self, filter: MetadataFilter) -> set[str]:
+        """Return the keys of the chunks that match a filter."""
 
-    def chunks(self, keys: Sequence[str]) -> dict[str, Chunk]:
-        """Chunks by key."""
+    def read_chunks(self, keys: Sequence[str]) -> dict[str, Chunk]:
+        """Return key -> chunk for those of the keys that exist."""
 
-    def nearest(self, vector: Vectors, count: int, similarity: str, where: Filter | None) -> tuple[list[str], Vectors]:
-        """Keys and vectors of about the nearest chunks: for more than can be compared one by one."""
+    def nearest(
+        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None
+    ) -> tuple[list[str], Embeddings]:
+        """Return keys and vectors of approximately the `count` nearest chunks, where exact search is too expensive."""
 
-    def tidy(self, approximate: str | None) -> None:
-        """Put in order after many changes; `approximate` names the similarity that `nearest` is to be fast for."""
+    def optimise(self, approximate_for: str | None) -> None:
+        """Compact after many changes; also build the approximate index for the similarity of that name."""
 
     def close(self) -> None:
-        """Let go of what is open."""
+        """Release open files and connections."""
 
-    def writing(self) -> AbstractContextManager[None]:
-        """Held by the one process that changes the store; a second one is refused."""
-
-
-def document_of(key: str) -> str:
-    """The document that a chunk is of."""
-    return key.rpartition("#")[0]
+    def write_lock(self) -> AbstractContextManager[None]:
+        """Lock for the one process that changes the store; raises StorageError while another process holds it."""
 
 
-def tag(name: str, value: Any) -> str:
-    """A word for one thing that metadata say."""
+def document_id_of(chunk_key: str) -> str:
+    """Return the id of the document that a chunk belongs to."""
+    return chunk_key.rpartition("#")[0]
+
+
+def metadata_tag(name: str, value: Any) -> str:
+    """Return the string by which filters find a metadata value."""
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 
-def wanted_tags(where: Filter) -> list[list[str]]:
-    """For each key of a filter the tags of which a chunk must have one."""
+def required_tags(filter: MetadataFilter) -> list[list[str]]:
+    """Return one list of tags per key of the filter; a chunk must have at least one tag of each list."""
     return [
-        [tag(name, value) for value in ([values] if isinstance(values, str) else values)]
-        for name, values in where.items()
+        [metadata_tag(name, value) for value in ([values] if isinstance(values, str) else values)]
+        for name, values in filter.items()
     ]
 
 
-_PROBE = "The ferry to the islands leaves at seven, unless the wind is too strong."
-_SAME = 0.999
-"""The same weights on another machine give vectors that are closer than this, another model's are far away."""
-
-
 @dataclass(frozen=True)
-class Space:
-    """An embedding space: what tells its vectors from others."""
+class EmbeddingSpace:
+    """Identity of an embedding space: vectors are comparable only within one."""
 
     dim: int
     similarity: str
     fingerprint: str = ""
-    """The encoder's own; empty where it has none."""
+    """Fingerprint of the encoder; empty if it has none."""
     probe: tuple[float, ...] = ()
-    """Then the vector of one sentence, which every encoder of the space gives again."""
+    """Vector of a fixed sentence, kept only for encoders without a fingerprint."""
 
     @classmethod
-    def of(cls, encoder: Any) -> Space:
-        """The space of anything with `encode`."""
+    def of(cls, encoder: Any) -> EmbeddingSpace:
+        """Return the space of anything with `encode`."""
         similarity = getattr(encoder, "similarity_fn_name", None) or "cosine"
         similarity = str(getattr(similarity, "value", similarity))
         if similarity not in SIMILARITIES:
-            raise InputError(f"An index compares by {', '.join(SIMILARITIES)}, not by {similarity!r}.")
+            raise UnsupportedError(f"An index supports the similarities {', '.join(SIMILARITIES)}, not {similarity!r}.")
         fingerprint = str(getattr(encoder, "fingerprint", "") or "")
         if fingerprint and isinstance(getattr(encoder, "dim", None), int):
             return cls(encoder.dim, similarity, fingerprint)
-        probe = np.asarray(encoder.encode([_PROBE]), np.float32)[0]
+        probe = np.asarray(encoder.encode([_PROBE_TEXT]), np.float32)[0]
         return cls(len(probe), similarity, fingerprint, () if fingerprint else tuple(map(float, probe)))
 
-    def refuse_other(self, encoder: Any, place: str) -> None:
-        """An encoder of another space is an error that says so."""
-        other = Space.of(encoder)
-        if self.dim == other.dim and self.fingerprint == other.fingerprint and self._near(other):
+    def check_encoder(self, encoder: Any, location: str) -> None:
+        """Raise InputError if the encoder embeds into another space than the index at `location`."""
+        other = EmbeddingSpace.of(encoder)
+        if self.dim == other.dim and self.fingerprint == other.fingerprint and self._probe_matches(other):
             return
         raise InputError(
-            f"The vectors of {place} are from another embedding space ({self}, this encoder: {other}); "
-            "use the encoder it was made with, or make a new index."
+            f"The vectors in {location} are from another embedding space ({self}; this encoder: {other}); "
+            "use the encoder that the index was created with, or create a new index."
         )
 
-    def _near(self, other: Space) -> bool:
+    def _probe_matches(self, other: EmbeddingSpace) -> bool:
         a, b = np.array(self.probe), np.array(other.probe)
-        return not self.probe or float(a @ b) >= _SAME * float(np.linalg.norm(a) * np.linalg.norm(b))
+        return not self.probe or float(a @ b) >= _MIN_PROBE_COSINE * float(np.linalg.norm(a) * np.linalg.norm(b))
 
     def __str__(self) -> str:
-        return f"{self.fingerprint or 'no fingerprint'}, {self.dim} numbers"
+        return f"{self.fingerprint or 'no fingerprint'}, {self.dim} dimensions"
 
 
-def vectors_of(encoder: Any, texts: list[str], role: str) -> Vectors:
-    """[n, dim] vectors of texts as queries or documents, where the encoder tells them apart."""
+def resolve_encoder(encoder: Any, **options: Any) -> Any:
+    """Return an object with `encode`.
+
+    Args:
+        encoder: Anything with `encode`, returned unchanged; or a model name or encoder folder, which is loaded.
+        options: Options of `Encoder.from_pretrained`, for a name or folder.
+    """
+    if isinstance(encoder, str | Path):
+        return Encoder.from_pretrained(encoder, **options)
+    if not callable(getattr(encoder, "encode", None)):
+        raise InputError(f"A {type(encoder).__name__} has no `encode`; pass an encoder, a model name or a folder.")
+    return encoder
+
+
+def encode_texts(encoder: Any, texts: list[str], role: str) -> Embeddings:
+    """Return [texts, dim] vectors, with `encode_query` or `encode_document` (by `role`) where the encoder has it."""
     encode = getattr(encoder, f"encode_{role}", None) or encoder.encode
     vectors = np.asarray(encode(texts), np.float32)
     if not np.isfinite(vectors).all():
-        raise InputError("The encoder gave numbers that are not finite; load it in float32.")
+        raise EncoderError("The encoder returned vectors that are not finite; load it in float32.")
     return vectors

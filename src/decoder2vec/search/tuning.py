@@ -1,8 +1,8 @@
-"""How the two rankings are fused best, found on the dev part of queries whose answers are known.
+"""Choose how hybrid search fuses both rankings, on queries with known answers.
 
-Files are those of the BEIR layout: queries with `_id` and `text`, and judgements with `query-id`, `corpus-id`, `score`.
-A query is of the dev part if the last digit of the sha1 of its id, as a number, is 0, 1 or 2; the rest is the test
-part, which is scored and chooses nothing.
+Files have the BEIR layout: queries with `_id` and `text`, and qrels (relevance judgements) with `query-id`,
+`corpus-id` and `score`. A query belongs to the dev part if sha1(id) mod 10 < 3. The other queries are the test part,
+which is scored and chooses nothing.
 """
 
 from __future__ import annotations
@@ -10,114 +10,144 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import ranking
-from decoder2vec.search.hybrid import FUSIONS, Found, Fusion
+from decoder2vec.search.hybrid import FUSIONS, Fusion, RankedDocument
 from decoder2vec.search.index import Index
 from decoder2vec.text.files import read_rows
 
-_DEPTH = 100
-_CUT = 10
 WEIGHTS = tuple(step / 20 for step in range(21))
+"""Weights of the dense ranking that are tried."""
+_DEPTH = 100
+"""Documents of each ranking that are fused."""
+_NDCG_CUTOFF = 10
 
-Judgements = dict[str, dict[str, float]]
-"""Query id -> document id -> how relevant it is."""
+Qrels = Mapping[str, Mapping[str, float]]
+"""Query id -> document id -> relevance."""
 
 
 @dataclass(frozen=True)
-class Score:
+class SearchScore:
     """nDCG@10 of one way to search, in percent."""
 
-    way: str
+    method: str
+    """dense, lexical, or the method of a fusion."""
     dev: float
     test: float
     fusion: Fusion | None = None
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """What was found."""
+class TuningResult:
+    """The fusion that is best on dev, and the scores of all methods."""
 
     best: Fusion
-    scores: list[Score]
-    """Of dense and lexical search, and of each fusion with the weight that is best on dev."""
-    queries: tuple[int, int]
-    """Of the dev and of the test part."""
+    scores: list[SearchScore]
+    """Dense and lexical search, then each fusion method with its best weight on dev."""
+    n_dev: int
+    """Number of dev queries."""
+    n_test: int
+    """Number of test queries."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        scores = [
+            {
+                "way": score.method,
+                "dev": score.dev,
+                "test": score.test,
+                "fusion": asdict(score.fusion) if score.fusion else None,
+            }
+            for score in self.scores
+        ]
+        return {"best": asdict(self.best), "scores": scores, "queries": [self.n_dev, self.n_test]}
 
 
-def tune(index: Index, queries: Mapping[str, str], judged: Judgements) -> Tuned:
-    """Try every fusion with every weight on the dev part; the best is not yet set in the index."""
-    ids = [id for id in queries if any(value > 0 for value in judged.get(id, {}).values())]
-    dev, test = [id for id in ids if in_dev(id)], [id for id in ids if not in_dev(id)]
+def choose_fusion(index: Index, queries: Mapping[str, str], qrels: Qrels) -> TuningResult:
+    """Try every fusion method with every weight on the dev queries; the index is not changed.
+
+    Args:
+        index: The index that is searched.
+        queries: Query id -> text.
+        qrels: Query id -> document id -> relevance; queries without a relevant document are ignored.
+
+    Raises:
+        InputError: No dev query has a relevant document.
+    """
+    ids = [id for id in queries if any(relevance > 0 for relevance in qrels.get(id, {}).values())]
+    dev, test = [id for id in ids if is_dev_query(id)], [id for id in ids if not is_dev_query(id)]
     if not dev:
-        raise InputError(f"Of {len(queries)} queries none of the dev part has a judged document; give more queries.")
-    rankings = {way: _rankings(index, queries, ids, way, judged) for way in ("dense", "lexical")}
+        raise InputError(
+            f"None of the {len(queries)} queries is a dev query with a judged document; give more queries."
+        )
+    dense, lexical = (_rankings(index, queries, ids, mode, qrels) for mode in ("dense", "lexical"))
 
-    def score(fusion: Fusion | None, way: str = "") -> Score:
-        found = {
-            id: rankings[way][id] if fusion is None else fusion(rankings["dense"][id], rankings["lexical"][id])
-            for id in ids
-        }
-        values = {id: ndcg([one.document for one in found[id]], judged[id]) for id in ids}
-        return Score(way or f"{fusion.method}" if fusion else way, _mean(values, dev), _mean(values, test), fusion)
+    def score(method: str, rankings: Mapping[str, Sequence[RankedDocument]], fusion: Fusion | None) -> SearchScore:
+        values = {id: ndcg_at_10([document.id for document in rankings[id]], qrels[id]) for id in ids}
+        return SearchScore(method, _mean_percent(values, dev), _mean_percent(values, test), fusion)
 
-    scores = [score(None, "dense"), score(None, "lexical")]
+    scores = [score("dense", dense, None), score("lexical", lexical, None)]
+    best: list[SearchScore] = []
     for method in FUSIONS:
-        tried = [score(Fusion(method, weight)) for weight in WEIGHTS]
-        scores.append(max(tried, key=lambda one: one.dev))
-    best = max(scores[2:], key=lambda one: one.dev).fusion
-    assert best is not None
-    return Tuned(best, scores, (len(dev), len(test)))
+        fusions = [Fusion(method, weight) for weight in WEIGHTS]
+        tried = [score(method, {id: fusion(dense[id], lexical[id]) for id in ids}, fusion) for fusion in fusions]
+        best.append(max(tried, key=lambda fused: fused.dev))
+    chosen = max(best, key=lambda fused: fused.dev).fusion
+    assert chosen is not None
+    return TuningResult(chosen, [*scores, *best], len(dev), len(test))
 
 
-def ndcg(ranked: Sequence[str], judged: Mapping[str, float]) -> float:
-    """Normalised discounted cumulative gain of the first ten documents."""
-    found = [(rank, judged[document]) for rank, document in enumerate(ranked, 1) if document in judged]
-    ranks = np.array([rank for rank, _ in found], np.intp)
-    return ranking.ndcg(ranks, np.array([gain for _, gain in found]), np.array(list(judged.values())), _CUT)
+def ndcg_at_10(ranked_ids: Sequence[str], relevances: Mapping[str, float]) -> float:
+    """Return the normalised discounted cumulative gain of the first ten documents."""
+    judged = [(rank, relevances[id]) for rank, id in enumerate(ranked_ids, 1) if id in relevances]
+    ranks = np.array([rank for rank, _ in judged], np.intp)
+    gains = np.array([gain for _, gain in judged])
+    return ranking.ndcg(ranks, gains, np.array(list(relevances.values())), _NDCG_CUTOFF)
 
 
-def in_dev(query: str) -> bool:
-    """Does a query belong to the part on which things are chosen?"""
-    return int(hashlib.sha1(query.encode()).hexdigest(), 16) % 10 < 3
+def is_dev_query(query_id: str) -> bool:
+    """Return whether a query belongs to the dev part, on which the fusion is chosen."""
+    return int(hashlib.sha1(query_id.encode()).hexdigest(), 16) % 10 < 3
 
 
 def read_queries(file: Path) -> dict[str, str]:
-    """Texts of queries by id."""
-    found = {}
+    """Read query id -> text from a file with `_id` (or `id`) and `text`."""
+    queries = {}
     for line, row in read_rows(file):
         id, text = row.get("_id", row.get("id")), row.get("text")
         if id is None or not isinstance(text, str):
             raise DataFileError(f"{file}, line {line}: a query has `_id` and `text`; this row has {', '.join(row)}.")
-        found[str(id)] = text
-    return found
+        queries[str(id)] = text
+    return queries
 
 
-def read_judgements(file: Path) -> Judgements:
-    """Which documents answer which query."""
-    found: Judgements = {}
+def read_qrels(file: Path) -> dict[str, dict[str, float]]:
+    """Read query id -> document id -> relevance from a file with `query-id`, `corpus-id` and `score`."""
+    qrels: dict[str, dict[str, float]] = {}
     for line, row in read_rows(file):
         try:
-            found.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = float(row["score"])
+            qrels.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = float(row["score"])
         except (KeyError, TypeError, ValueError):
             raise DataFileError(f"{file}, line {line}: a row has query-id, corpus-id and a number as score.") from None
-    return found
+    return qrels
 
 
 def _rankings(
-    index: Index, queries: Mapping[str, str], ids: Sequence[str], way: str, judged: Judgements
-) -> dict[str, list[Found]]:
-    ranked = index.rank_one_way([queries[id] for id in ids], _DEPTH, way)
+    index: Index, queries: Mapping[str, str], ids: Sequence[str], mode: str, qrels: Qrels
+) -> dict[str, list[RankedDocument]]:
+    rankings = index.rank([queries[id] for id in ids], _DEPTH, mode)
     return {
-        id: [one for one in found if one.document != id or id in judged[id]]  # a query does not find itself
-        for id, found in zip(ids, ranked, strict=True)
+        # a document with the id of the query is the query itself, unless it is judged
+        id: [document for document in ranked if document.id != id or id in qrels[id]]
+        for id, ranked in zip(ids, rankings, strict=True)
     }
 
 
-def _mean(values: Mapping[str, float], ids: Sequence[str]) -> float:
+def _mean_percent(values: Mapping[str, float], ids: Sequence[str]) -> float:
     return 100 * sum(values[id] for id in ids) / len(ids) if ids else math.nan

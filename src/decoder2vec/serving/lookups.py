@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from decoder2vec.errors import InputError
-from decoder2vec.matching.match import Match, MatchChoices, Matching, Reasons, match_sides
-from decoder2vec.matching.sides import Document, Side
+from decoder2vec.matching.match import Match, MatchConfig, Matching, Reasons, match_sides
+from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.maths.similarity import row_by_row
 from decoder2vec.search.index import Hit
 from decoder2vec.search.rerank import PairReranker
@@ -213,7 +213,7 @@ async def match(asked: MatchRequest, request: Request) -> JSONResponse:
     served = service.models[asked.model]
     left, right = _side("left", asked.left), _side("right", asked.right)
     texts = [one.text for one in (*asked.left, *asked.right)]
-    choices = MatchChoices(top=asked.top)
+    choices = MatchConfig(top=asked.top)
     found = await service.in_thread(
         request, served, texts, lambda: match_sides(left, right, service.queued(served), choices)
     )
@@ -259,7 +259,7 @@ def _side(name: str, people: list[Person]) -> Side:
     blank = [place for place, one in enumerate(people) if not one.text.strip()]
     if blank:
         raise InputError(f"{name}.{blank[0]}.text: there is nothing in it.")
-    return Side(name, [Document(one.id, one.text) for one in people])
+    return Side(name, [SideDocument(one.id, one.text) for one in people])
 
 
 def _match(found: Matching, row: Match) -> dict[str, Any]:

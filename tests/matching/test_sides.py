@@ -1,11 +1,11 @@
-"""Reading a side: what is there is read, what is not is named, and no word of a document gets into a message."""
+"""Sides are read from files and lists; what cannot be read is named, and no message quotes a document."""
 
 import json
 
 import pytest
 
-from decoder2vec.errors import DataFileError, Decoder2VecError
-from decoder2vec.matching.sides import read_side
+from decoder2vec.errors import DataFileError, Decoder2VecError, InputError
+from decoder2vec.matching.sides import Side, SideDocument, read_side, to_side
 from toys.files import pdf_file, word_file
 
 SECRET = "Zweitausendschoen"
@@ -31,7 +31,7 @@ def test_rows_become_documents(tmp_path):
     assert second.fields == {"skills": "Soup"}
 
 
-def test_a_csv_file_reads_like_a_jsonl_file(tmp_path):
+def test_csv_file_equals_jsonl_file(tmp_path):
     (tmp_path / "side.csv").write_text('id,title,text\n1,Baker,"Bakes bread, and\nrolls."\n', "utf-8")
     assert (
         read_side(tmp_path / "side.csv").documents
@@ -39,34 +39,34 @@ def test_a_csv_file_reads_like_a_jsonl_file(tmp_path):
     )
 
 
-def test_a_folder_is_one_document_a_file_and_names_what_it_cannot_read(tmp_path):
-    inside = tmp_path / "resumes"
-    (inside / "more").mkdir(parents=True)
-    (inside / "ann.txt").write_text("\ufeffBakes bread.", "utf-8")
-    (inside / "more" / "bob.md").write_text("# Skills\nSoup", "utf-8")
-    (inside / "empty.txt").write_text(" \n", "utf-8")
-    (inside / "latin.txt").write_bytes(f"{SECRET} caf\xe9".encode("latin1"))
-    (inside / "scan.xyz").write_bytes(b"%")
-    (inside / ".hidden.txt").write_text(SECRET, "utf-8")
-    side = read_side(inside)
-    assert [one.id for one in side.documents] == ["ann.txt", "more/bob.md"]
+def test_folder_has_one_document_per_readable_file(tmp_path):
+    folder = tmp_path / "resumes"
+    (folder / "more").mkdir(parents=True)
+    (folder / "ann.txt").write_text("\ufeffBakes bread.", "utf-8")
+    (folder / "more" / "bob.md").write_text("# Skills\nSoup", "utf-8")
+    (folder / "empty.txt").write_text(" \n", "utf-8")
+    (folder / "latin.txt").write_bytes(f"{SECRET} caf\xe9".encode("latin1"))
+    (folder / "scan.xyz").write_bytes(b"%")
+    (folder / ".hidden.txt").write_text(SECRET, "utf-8")
+    side = read_side(folder)
+    assert [document.id for document in side.documents] == ["ann.txt", "more/bob.md"]
     assert side.documents[0].text == "Bakes bread."
     assert [reason.split(":")[0] for reason in side.skipped] == ["empty.txt", "latin.txt", "scan.xyz"]
     assert SECRET not in " ".join(side.skipped)
 
 
-def test_a_link_out_of_the_folder_is_not_followed(tmp_path):
+def test_link_out_of_the_folder_is_not_followed(tmp_path):
     (tmp_path / "outside.txt").write_text(SECRET, "utf-8")
-    inside = tmp_path / "resumes"
-    inside.mkdir()
-    (inside / "ann.txt").write_text("Bakes bread.", "utf-8")
-    (inside / "link.txt").symlink_to(tmp_path / "outside.txt")
-    side = read_side(inside)
-    assert [one.id for one in side.documents] == ["ann.txt"]
+    folder = tmp_path / "resumes"
+    folder.mkdir()
+    (folder / "ann.txt").write_text("Bakes bread.", "utf-8")
+    (folder / "link.txt").symlink_to(tmp_path / "outside.txt")
+    side = read_side(folder)
+    assert [document.id for document in side.documents] == ["ann.txt"]
     assert side.skipped == ["link.txt: a link that leads out of the folder."]
 
 
-def test_bad_rows_are_named_and_the_others_are_kept(tmp_path):
+def test_bad_rows_are_named_and_others_are_kept(tmp_path):
     side = read_side(
         jsonl(
             tmp_path,
@@ -78,7 +78,7 @@ def test_bad_rows_are_named_and_the_others_are_kept(tmp_path):
             {"id": 4, "text": "Bakes."},
         )
     )
-    assert [one.id for one in side.documents] == ["4"]
+    assert [document.id for document in side.documents] == ["4"]
     assert [reason.split(":")[0] for reason in side.skipped] == [f"side.jsonl, line {n}" for n in (1, 2, 3, 4, 5)]
     assert SECRET not in " ".join(side.skipped)
 
@@ -95,7 +95,7 @@ def test_bad_rows_are_named_and_the_others_are_kept(tmp_path):
         ("kind.exe", SECRET),
     ],
 )
-def test_a_side_without_a_usable_document_is_one_sentence_that_holds_no_text(tmp_path, name, content):
+def test_unusable_side_is_an_error_that_quotes_no_text(tmp_path, name, content):
     (tmp_path / name).write_text(content, "utf-8")
     with pytest.raises(DataFileError) as caught:
         read_side(tmp_path / name)
@@ -103,15 +103,15 @@ def test_a_side_without_a_usable_document_is_one_sentence_that_holds_no_text(tmp
     assert SECRET not in str(caught.value)
 
 
-def test_a_file_that_is_not_utf_8_is_said_to_be_so(tmp_path):
+def test_file_that_is_not_utf8_is_named_as_such(tmp_path):
     lines = [json.dumps({"id": 1, "text": "Bakes."}), json.dumps({"id": 2, "text": SECRET + "é"}, ensure_ascii=False)]
     (tmp_path / "side.jsonl").write_bytes("\n".join(lines).encode("latin1"))
-    with pytest.raises(DataFileError) as caught:  # one block of bytes is decoded at a time: nothing before it is known
+    with pytest.raises(DataFileError) as caught:  # bytes are decoded in blocks, so no row before the error is read
         read_side(tmp_path / "side.jsonl")
     assert "UTF-8" in str(caught.value) and SECRET not in str(caught.value)
 
 
-def test_what_does_not_exist_is_said(tmp_path):
+def test_missing_and_empty_folders_are_refused(tmp_path):
     with pytest.raises(Decoder2VecError, match="does not exist"):
         read_side(tmp_path / "nothing")
     (tmp_path / "folder").mkdir()
@@ -119,10 +119,34 @@ def test_what_does_not_exist_is_said(tmp_path):
         read_side(tmp_path / "folder")
 
 
-def test_resumes_may_be_pdf_and_word_files(tmp_path):
+def test_pdf_and_word_files_are_read(tmp_path):
     pdf_file(tmp_path / "ann.pdf", "Bakes bread")
     word_file(tmp_path / "bob.docx", "Repairs pumps")
     (tmp_path / "eve.pdf").write_bytes(f"%PDF-1.4 {SECRET}".encode())
     side = read_side(tmp_path)
-    assert {one.id: one.text.split()[0] for one in side.documents} == {"ann.pdf": "Bakes", "bob.docx": "Repairs"}
+    first_words = {document.id: document.text.split()[0] for document in side.documents}
+    assert first_words == {"ann.pdf": "Bakes", "bob.docx": "Repairs"}
     assert side.skipped == ["eve.pdf: cannot be read."]
+
+
+def test_lists_of_texts_dicts_and_documents_become_sides(tmp_path):
+    given = SideDocument("given", "Repairs pumps.")
+    side = to_side(["Bakes.", {"id": 7, "title": "Cook", "description": "Soup", "skills": "Fish"}, given], "left")
+    assert side == Side(
+        "left", [SideDocument("0", "Bakes."), SideDocument("7", "Soup", "Cook", {"skills": "Fish"}), given]
+    )
+    assert to_side(side, "other") is side
+    file = jsonl(tmp_path, {"id": 1, "text": "Bakes."})
+    assert to_side(str(file), "left") == to_side(file, "left") == read_side(file)
+
+
+@pytest.mark.parametrize("items", [[" "], [{"note": SECRET}], [{"id": [1], "text": SECRET}], [5]])
+def test_unusable_items_are_refused_without_quoting_them(items):
+    with pytest.raises(InputError, match="left, document 1") as caught:
+        to_side(["Bakes.", *items], "left")
+    assert SECRET not in str(caught.value)
+
+
+def test_repeated_ids_in_a_list_are_refused():
+    with pytest.raises(InputError, match="'1' occurs twice"):
+        to_side(["Bakes.", "Cooks.", {"id": 1, "text": SECRET}], "left")

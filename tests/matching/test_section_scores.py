@@ -1,0 +1,70 @@
+"""Dense scores of documents equal plain loops over their sections."""
+
+import numpy as np
+import pytest
+
+from decoder2vec.errors import InputError
+from decoder2vec.matching.match import score_sides
+from decoder2vec.matching.section_scores import TextSimilarity, document_sections, full_text
+from decoder2vec.matching.sides import Side, SideDocument
+from toys.sides import JOBS, RESUMES, LetterEncoder
+
+
+def cosine(a, b):
+    left, right = LetterEncoder().encode([a, b])
+    return left @ right / np.linalg.norm(left) / np.linalg.norm(right)
+
+
+def plain_score(job, resume, aggregate):
+    if aggregate == "whole":
+        return cosine(full_text(job), full_text(resume))
+    job_sections, resume_sections = document_sections(job), document_sections(resume)
+    table = [[cosine(left.text, right.text) for right in resume_sections] for left in job_sections]
+    if aggregate == "best":
+        return max(map(max, table))
+    transposed = [list(column) for column in zip(*table, strict=True)]
+    means = [
+        sum(max(row) * len(section.text.split()) for row, section in zip(rows, sections, strict=True))
+        / sum(len(section.text.split()) for section in sections)
+        for rows, sections in ((table, job_sections), (transposed, resume_sections))
+    ]
+    return sum(means) / 2
+
+
+@pytest.mark.parametrize("aggregate", ["whole", "sections", "best"])
+def test_dense_scores_equal_a_plain_loop(aggregate):
+    scores = score_sides(JOBS, RESUMES, TextSimilarity(LetterEncoder()), aggregate)
+    expected = [[plain_score(job, resume, aggregate) for resume in RESUMES.documents] for job in JOBS.documents]
+    np.testing.assert_allclose(scores.dense, expected)
+
+
+def test_standardised_similarity_is_the_cosine_of_z_scores():
+    class RandomEncoder:
+        def encode(self, texts, **_):
+            rows = [np.random.default_rng(int(text)).normal(3, [1, 5, 0.1], 3) for text in texts]
+            return np.array(rows, np.float32)
+
+    texts = [str(n) for n in range(30)]
+    vectors = RandomEncoder().encode(texts).astype(float)
+    z_scores = (vectors - vectors.mean(0)) / vectors.std(0)
+    z_unit = z_scores / np.linalg.norm(z_scores, axis=1, keepdims=True)
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    similarity = TextSimilarity(RandomEncoder())
+    standardised = similarity.standardised([*texts, texts[0]])
+    np.testing.assert_allclose(standardised(texts[:4], texts[4:9]), z_unit[:4] @ z_unit[4:9].T, atol=1e-4)
+    np.testing.assert_allclose(similarity(texts[:4], texts[4:9]), unit[:4] @ unit[4:9].T)  # the original is unchanged
+    with pytest.raises(InputError, match="too few"):
+        similarity.standardised(texts[:5])
+
+
+def test_long_text_is_split_and_no_word_is_lost():
+    long = SideDocument("long", "\n".join(f"Sentence number {n} of a long life in bakeries." for n in range(120)))
+    encoder = LetterEncoder()
+    score_sides(JOBS, Side("long", [long]), TextSimilarity(encoder), "whole")
+    passages = [text for text in encoder.encoded_texts if text.startswith("Sentence")]
+    assert " ".join(passages).split() == long.text.split()
+    assert max(len(passage.split()) for passage in passages) <= 200
+
+
+def test_document_with_only_a_heading_is_one_section():
+    assert [section.text for section in document_sections(SideDocument("a", "Skills"))] == ["Skills"]
