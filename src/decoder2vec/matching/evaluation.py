@@ -57,7 +57,7 @@ class LabelledSet:
 
         Hard negatives are resumes that share the job's words, then those of its family.
         """
-        resumes = [index for index, other in enumerate(self.resume_splits) if other == split]
+        resumes = [index for index, resume_split in enumerate(self.resume_splits) if resume_split == split]
         for job in self.job_indices(split):
             document = self.jobs.documents[job]
             fitting = [resume for resume in resumes if self.grades[job, resume] == FITS]

@@ -98,9 +98,9 @@ def section_kind(heading: str) -> str:
 
 def split_sentences(text: str) -> list[str]:
     """Return the sentences of a text, one per statement, without bullets."""
-    found = [bare for piece in _SENTENCE_END.split(text) if (bare := _BULLET.sub("", piece or "").strip())]
-    sentences = [bare for bare in found if len(bare.split()) >= _MIN_SENTENCE_WORDS or not bare.isascii()]
-    return sentences or found
+    lines = [line for piece in _SENTENCE_END.split(text) if (line := _BULLET.sub("", piece or "").strip())]
+    sentences = [line for line in lines if len(line.split()) >= _MIN_SENTENCE_WORDS or not line.isascii()]
+    return sentences or lines
 
 
 def best_sentence_pairs(

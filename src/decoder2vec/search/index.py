@@ -134,7 +134,7 @@ class Index:
             chunking: Length and overlap of chunks; by default 256 and 32 tokens. Shortened to what the encoder reads.
 
         Raises:
-            InputError: There is an index already, or a folder with other files.
+            InputError: There is an index already, or the folder holds other files.
         """
         store = open_store(location)
         if store.header() is not None:
@@ -266,7 +266,7 @@ class Index:
         if mode != "hybrid":
             return self._rank_by(mode, queries, top, filter)
         depth = max(top, _MIN_FUSED)
-        dense, lexical = (self._rank_by(part, queries, depth, filter) for part in ("dense", "lexical"))
+        dense, lexical = (self._rank_by(single, queries, depth, filter) for single in ("dense", "lexical"))
         return [self.header.fusion(a, b)[:top] for a, b in zip(dense, lexical, strict=True)]
 
     def tune(self, queries: str | Path | Mapping[str, str], qrels: str | Path | Qrels) -> TuningResult:

@@ -40,14 +40,14 @@ class DocumentRanker:
 
     def prepare(self) -> None:
         """Optimise the store and build the BM25 index, so that the first search need not."""
-        self.store.optimise(self.similarity if not self._fits_in_memory() else None)
+        self.store.optimise(self.similarity if not self._use_exact_search() else None)
         self._lexical_search()
 
     def dense(
         self, query_vectors: Embeddings, top: int, filter: MetadataFilter | None = None
     ) -> list[list[RankedDocument]]:
         """Return for each query vector the `top` documents with the most similar chunks."""
-        if not self._fits_in_memory():
+        if not self._use_exact_search():
             return [self._approximate(vector[None], top, filter) for vector in query_vectors]
         chunks = self._dense_search()
         allowed = self.store.matching_keys(filter) if filter else None
@@ -80,7 +80,7 @@ class DocumentRanker:
 
         return _best_documents(search(top * _CHUNKS_PER_DOCUMENT), top, self.store.count_chunks(), search)
 
-    def _fits_in_memory(self) -> bool:
+    def _use_exact_search(self) -> bool:
         if self.similarity == "manhattan":  # no store has an approximate index for it
             return True
         dim = int((self.store.header() or {}).get("dim", 0))
