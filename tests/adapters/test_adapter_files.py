@@ -10,14 +10,14 @@ from safetensors.torch import load_file, save_file
 
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.adapters.saving import read_adapter, write_adapter
+from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.errors import InputError
 
 MAKERS = {
-    "soft_prompt": lambda model: SoftPrompt.start(model, 3, place="prepend", output="text"),
-    "kv_prefix": lambda model: KeyValuePrefix.start(model, 3, depth=2),
-    "lora": lambda model: Lora.start(model, 4, 8, 0.1, depth=2),
+    "soft_prompt": lambda model: SoftPrompt.initialise(model, 3, place="prepend", output="text"),
+    "kv_prefix": lambda model: KeyValuePrefix.initialise(model, 3, depth=2),
+    "lora": lambda model: Lora.initialise(model, 4, 8, 0.1, depth=2),
 }
 NUMBERS = {"lora": "adapter_model.safetensors"}
 
@@ -26,13 +26,13 @@ NUMBERS = {"lora": "adapter_model.safetensors"}
 def written(request, backbone, tmp_path, shaken):
     """(adapter, its folder, the file of its numbers)."""
     adapter = shaken(MAKERS[request.param](backbone("tiny-llama")))
-    write_adapter(adapter, tmp_path / "adapter", backbone("tiny-llama"))
+    save_adapter(adapter, tmp_path / "adapter", backbone("tiny-llama"))
     return adapter, tmp_path / "adapter", tmp_path / "adapter" / NUMBERS.get(request.param, "adapter.safetensors")
 
 
 def test_an_adapter_is_read_as_it_was_written(written, backbone):
     adapter, folder, _ = written
-    found = read_adapter(folder, backbone("tiny-llama"))
+    found = load_adapter(folder, backbone("tiny-llama"))
     assert type(found) is type(adapter) and found.settings() == adapter.settings()
     assert found.digest() == adapter.digest()
     assert all(torch.equal(one, other) for one, other in zip(found.parameters(), adapter.parameters(), strict=True))
@@ -44,7 +44,7 @@ def test_an_adapter_of_another_model_is_refused(written, backbone):
     model, other = backbone("tiny-llama"), backbone("tiny-qwen2")
     assert (model.dim, model.n_layers) == (other.dim, other.n_layers)
     with pytest.raises(InputError, match="was made for other weights than those of tiny-qwen2") as caught:
-        read_adapter(written[1], other)
+        load_adapter(written[1], other)
     assert model.fingerprint in str(caught.value) and other.fingerprint in str(caught.value)
 
 
@@ -95,6 +95,6 @@ def test_a_damaged_folder_is_refused_in_one_sentence(damage, written, backbone):
     _, folder, numbers = written
     DAMAGES[damage](folder, numbers)
     with pytest.raises(InputError) as caught:
-        read_adapter(folder, backbone("tiny-llama"))
+        load_adapter(folder, backbone("tiny-llama"))
     said = str(caught.value)
     assert said.startswith((f"The adapter in {folder} is damaged", f"{folder} holds no adapter", "Unknown adapter"))

@@ -9,7 +9,7 @@ from transformers import AutoModel, DynamicCache
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.kv_cache import capture_keys_values, static_cache
+from decoder2vec.backbone.kv_cache import compute_key_values, read_only_cache
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
@@ -22,7 +22,7 @@ TOKENS = 3
 def prefix_on(backbone, shaken):
     def make(family):
         torch.manual_seed(0)
-        return backbone(family), shaken(KeyValuePrefix.start(backbone(family), TOKENS))
+        return backbone(family), shaken(KeyValuePrefix.initialise(backbone(family), TOKENS))
 
     return make
 
@@ -93,10 +93,10 @@ def test_a_prefix_of_what_was_read_continues_it(backbone):
     """Started from a text, the prefix is that text: a rotary model goes on as if it stood there."""
     model = backbone("tiny-llama")
     ids = model.tokenizer("the cats sleep often", add_special_tokens=False)["input_ids"]
-    prefix = KeyValuePrefix.start(model, len(ids), "the cats sleep often")
-    for layer, pair in zip(prefix.layers, capture_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
+    prefix = KeyValuePrefix.initialise(model, len(ids), "the cats sleep often")
+    for layer, pair in zip(prefix.layers, compute_key_values(model, input_ids=torch.tensor([ids])), strict=True):
         assert torch.equal(layer, torch.cat(pair))
-    longer = KeyValuePrefix.start(model, 2 * len(ids) + 1, "the cats sleep often")
+    longer = KeyValuePrefix.initialise(model, 2 * len(ids) + 1, "the cats sleep often")
     assert torch.equal(longer.layers[0][:, :, len(ids) : 2 * len(ids)], prefix.layers[0])
     assert torch.equal(longer.layers[3][:, :, -1], prefix.layers[3][:, :, 0])
 
@@ -105,8 +105,8 @@ def test_noise_is_as_wide_as_what_the_layers_hold(backbone):
     model = backbone("tiny-llama")
     ids = model.tokenizer("A text of some words.", add_special_tokens=False)["input_ids"]
     torch.manual_seed(0)
-    prefix = KeyValuePrefix.start(model, 200)
-    for layer, pair in zip(prefix.layers, capture_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
+    prefix = KeyValuePrefix.initialise(model, 200)
+    for layer, pair in zip(prefix.layers, compute_key_values(model, input_ids=torch.tensor([ids])), strict=True):
         spread = torch.cat(pair).std(dim=2)
         torch.testing.assert_close(layer.detach().std(dim=2), spread, rtol=0.25, atol=0.02)
 
@@ -114,7 +114,7 @@ def test_noise_is_as_wide_as_what_the_layers_hold(backbone):
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
 def test_only_the_layers_that_run_have_a_prefix(family, backbone, batch_of):
     model = backbone(family)
-    prefix = KeyValuePrefix.start(model, TOKENS, depth=2)
+    prefix = KeyValuePrefix.initialise(model, TOKENS, depth=2)
     assert len(prefix.layers) == 2
     vectors = Capture(model.with_adapter(prefix), [Reading(2, "mean")])(batch_of(model))
     vectors.sum().backward()
@@ -124,8 +124,8 @@ def test_only_the_layers_that_run_have_a_prefix(family, backbone, batch_of):
 
 def test_the_cache_does_not_grow(backbone):
     model = backbone("tiny-llama")
-    pairs = capture_keys_values(model, input_ids=torch.tensor([[5, 6]]))
-    cache, ids = static_cache(pairs), torch.tensor([[7, 8, 9]])
+    pairs = compute_key_values(model, input_ids=torch.tensor([[5, 6]]))
+    cache, ids = read_only_cache(pairs), torch.tensor([[7, 8, 9]])
     with torch.no_grad():
         one, two = (model.model(input_ids=ids, past_key_values=cache, use_cache=True)[0] for _ in range(2))
     assert torch.equal(one, two) and cache.get_seq_length() == 2
@@ -144,10 +144,10 @@ def test_a_text_as_long_as_the_context_fits_behind_a_prefix(family, prefix_on):
 @pytest.mark.parametrize("tokens", [0, -1, 256, 1000])
 def test_a_prefix_of_no_length_or_longer_than_the_context_is_refused(tokens, backbone):
     with pytest.raises(InputError, match=rf"A prefix has 1 to 255 tokens on this model, not {tokens}\."):
-        KeyValuePrefix.start(backbone("tiny-llama"), tokens)
+        KeyValuePrefix.initialise(backbone("tiny-llama"), tokens)
 
 
 @pytest.mark.parametrize("family", ["tiny-mamba", "tiny-mamba2"])
 def test_a_family_without_keys_and_values_is_refused(family, backbone):
     with pytest.raises(UnsupportedError, match="keeps no keys and values of what it has read, so none can be given"):
-        KeyValuePrefix.start(backbone(family), TOKENS)
+        KeyValuePrefix.initialise(backbone(family), TOKENS)

@@ -11,8 +11,8 @@ from torch.func import functional_call
 from transformers import AutoModel
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.adapters.lora import Lora, LoraShape
-from decoder2vec.adapters.saving import read_adapter, write_adapter
+from decoder2vec.adapters.lora import Lora, LoraConfig
+from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
@@ -31,8 +31,8 @@ def states_of(backbone, batch):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_folder_written_here_is_read_by_peft(family, depth, backbone, batch_of, shaken, tmp_path):
     model = backbone(family)
-    lora = shaken(Lora.start(model, 4, 8, depth=depth))
-    write_adapter(lora, tmp_path, model)
+    lora = shaken(Lora.initialise(model, 4, 8, depth=depth))
+    save_adapter(lora, tmp_path, model)
     theirs = PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder(family)), tmp_path).eval()
     batch = batch_of(model)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def ways(monkeypatch):
 def test_both_ways_have_the_states_and_gradients_of_the_changed_weights(family, backbone, batch_of, shaken, ways):
     """On every family: no layer is passed over by its model, where it is the layer's output that is changed."""
     model = backbone(family)
-    lora, batch = shaken(Lora.start(model, 4, 8)).requires_grad_(True), batch_of(model)
+    lora, batch = shaken(Lora.initialise(model, 4, 8)).requires_grad_(True), batch_of(model)
     expected = by_torch(model, lora, batch)
     for compiled in (False, True):
         lora.compiled = compiled
@@ -103,8 +103,8 @@ def test_both_ways_have_the_states_and_gradients_of_the_changed_weights(family, 
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
 def test_a_step_has_the_gradients_of_peft(family, backbone, batch_of, shaken, tmp_path):
     model = backbone(family)
-    lora, batch = shaken(Lora.start(model, 4, 8)).requires_grad_(True), batch_of(model)
-    write_adapter(lora, tmp_path, model)
+    lora, batch = shaken(Lora.initialise(model, 4, 8)).requires_grad_(True), batch_of(model)
+    save_adapter(lora, tmp_path, model)
     theirs = PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder(family)), tmp_path, is_trainable=True)
     loss_of(theirs.eval()(input_ids=batch.ids, attention_mask=batch.mask).last_hidden_state).backward()
     with lora.enabled():
@@ -119,7 +119,7 @@ def test_a_step_has_the_gradients_of_peft(family, backbone, batch_of, shaken, tm
 def test_layers_whose_weights_are_taken_without_a_call_are_learned_too(backbone, batch_of, shaken):
     """Mamba multiplies by the weight of dt_proj itself; a change beside the layer would never be seen."""
     model = backbone("tiny-mamba")
-    lora = shaken(Lora(model, LoraShape(4, 8, targets=("dt_proj", "out_proj")))).requires_grad_(True)
+    lora = shaken(Lora(model, LoraConfig(4, 8, targets=("dt_proj", "out_proj")))).requires_grad_(True)
     batch = batch_of(model)
     expected = by_torch(model, lora, batch)
     with lora.enabled():
@@ -131,13 +131,13 @@ def test_layers_whose_weights_are_taken_without_a_call_are_learned_too(backbone,
 def test_a_change_that_nobody_would_see_is_refused(backbone):
     """With dropout it is computed beside the layers, and these are never called."""
     with pytest.raises(UnsupportedError, match="bare weights of dt_proj"):
-        Lora(backbone("tiny-mamba"), LoraShape(4, 8, dropout=0.1, targets=("dt_proj", "in_proj")))
-    Lora(backbone("tiny-opt"), LoraShape(4, 8, dropout=0.1, targets=("out_proj",)))  # an ordinary layer of that name
+        Lora(backbone("tiny-mamba"), LoraConfig(4, 8, dropout=0.1, targets=("dt_proj", "in_proj")))
+    Lora(backbone("tiny-opt"), LoraConfig(4, 8, dropout=0.1, targets=("out_proj",)))  # an ordinary layer of that name
 
 
 def test_the_change_is_computed_beside_the_layers_only_while_it_learns(backbone, batch_of, shaken, ways):
     model = backbone("tiny-llama")
-    lora, batch = shaken(Lora.start(model, 4, 8)), batch_of(model)
+    lora, batch = shaken(Lora.initialise(model, 4, 8)), batch_of(model)
     frozen = Capture(model.with_adapter(lora), [Reading(-1, "mean", True)])
     frozen(batch)  # nothing to learn
     lora.requires_grad_(True)
@@ -151,7 +151,7 @@ def test_the_model_is_left_as_it_was_found_even_after_an_error(backbone, batch_o
     model = backbone("tiny-llama")
     before = states_of(model, batch_of(model))
     names = [name for name, _ in model.model.named_parameters()]
-    lora = shaken(Lora.start(model, 4, 8))
+    lora = shaken(Lora.initialise(model, 4, 8))
     with pytest.raises(ZeroDivisionError), lora.enabled(), lora.enabled():
         assert not torch.equal(states_of(model, batch_of(model)), before)
         raise ZeroDivisionError
@@ -162,7 +162,7 @@ def test_the_model_is_left_as_it_was_found_even_after_an_error(backbone, batch_o
 def test_the_changed_weights_follow_the_matrices(backbone, batch_of, shaken):
     """Those of frozen matrices are kept for the next pass, but not when matrices have been loaded or trained."""
     model = backbone("tiny-llama")
-    lora = shaken(Lora.start(model, 4, 8))
+    lora = shaken(Lora.initialise(model, 4, 8))
     adapted, batch = model.with_adapter(lora), batch_of(model)
     start = {name: tensor.clone() for name, tensor in lora.state_dict().items()}
     first = states_of(adapted, batch)
@@ -180,11 +180,11 @@ def test_the_changed_weights_follow_the_matrices(backbone, batch_of, shaken):
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_dropout_is_for_training_only(dropout, backbone, batch_of, shaken, tmp_path):
     model = backbone("tiny-llama")
-    lora = shaken(Lora.start(model, 4, 8, dropout))
-    write_adapter(lora, tmp_path, model)
+    lora = shaken(Lora.initialise(model, 4, 8, dropout))
+    save_adapter(lora, tmp_path, model)
     batch = batch_of(model)
     found = states_of(model.with_adapter(lora), batch)
-    read = states_of(model.with_adapter(read_adapter(tmp_path, model)), batch)
+    read = states_of(model.with_adapter(load_adapter(tmp_path, model)), batch)
     assert torch.equal(found, read), "as it comes from its maker, or from disk"
     lora.train()
     differs = not torch.equal(states_of(model.with_adapter(lora), batch), found)
@@ -195,14 +195,14 @@ def test_dropout_is_for_training_only(dropout, backbone, batch_of, shaken, tmp_p
 def test_lora_changes_nothing_before_it_is_trained(family, backbone, batch_of):
     model = backbone(family)
     for dropout in (0.0, 0.5):
-        lora = Lora.start(model, 4, 8, dropout).train()
+        lora = Lora.initialise(model, 4, 8, dropout).train()
         assert torch.equal(states_of(model.with_adapter(lora), batch_of(model)), states_of(model, batch_of(model)))
 
 
 @pytest.mark.parametrize("depth", [1, 3, 4])
 def test_only_the_blocks_that_run_are_changed(depth, backbone):
     """r (in + out), summed over the seven projections of each block."""
-    lora = Lora.start(backbone("tiny-llama"), 3, 6, depth=depth)
+    lora = Lora.initialise(backbone("tiny-llama"), 3, 6, depth=depth)
     each = 3 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64))
     assert sum(parameter.numel() for parameter in lora.parameters()) == depth * each
 
@@ -210,19 +210,19 @@ def test_only_the_blocks_that_run_are_changed(depth, backbone):
 def test_peft_is_not_needed(backbone, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "peft", None)
     model = backbone("tiny-llama")
-    write_adapter(Lora.start(model, 2, 4), tmp_path, model)
-    assert isinstance(read_adapter(tmp_path, model), Lora)
+    save_adapter(Lora.initialise(model, 2, 4), tmp_path, model)
+    assert isinstance(load_adapter(tmp_path, model), Lora)
 
 
 @pytest.mark.parametrize(("rank", "dropout"), [(0, 0.0), (-1, 0.0), (4, 1.0), (4, -0.1)])
 def test_ranks_and_dropouts_that_are_none_are_refused(rank, dropout, backbone):
     with pytest.raises(InputError, match="rank of LoRA is 1 or more, its dropout 0 or more and below 1"):
-        Lora.start(backbone("tiny-llama"), rank, 8, dropout)
+        Lora.initialise(backbone("tiny-llama"), rank, 8, dropout)
 
 
 def test_layers_can_be_chosen_by_name_and_missing_ones_are_refused(backbone):
     model = backbone("tiny-llama")
-    lora = Lora(model, LoraShape(rank=2, targets=("q_proj", "v_proj")))
+    lora = Lora(model, LoraConfig(rank=2, targets=("q_proj", "v_proj")))
     assert sum(parameter.numel() for parameter in lora.parameters()) == 4 * 2 * (32 + 32 + 32 + 16)
     with pytest.raises(UnsupportedError, match="llama has no linear layer called c_attn"):
-        Lora(model, LoraShape(targets=("c_attn",)))
+        Lora(model, LoraConfig(targets=("c_attn",)))

@@ -30,9 +30,9 @@ def folders(backbone, tmp_path):
     """An encoder of each kind of adapter, and its vectors."""
     model = backbone("tiny-llama")
     made = {
-        "lora": Lora.start(model, 2, 4),
-        "prompt": SoftPrompt.start(model, 3),
-        "prefix": KeyValuePrefix.start(model, 2),
+        "lora": Lora.initialise(model, 2, 4),
+        "prompt": SoftPrompt.initialise(model, 3),
+        "prefix": KeyValuePrefix.initialise(model, 2),
     }
     found = {}
     for name, adapter in made.items():

@@ -35,7 +35,7 @@ def row_by_row(model, prompt, ids, pooling, start):
 def test_a_padded_batch_equals_rows_built_one_by_one(family, place, output, backbone, prompts_of):
     model = backbone(family)
     torch.manual_seed(0)
-    prompt = SoftPrompt.start(model, 3, place=place, output=output)
+    prompt = SoftPrompt.initialise(model, 3, place=place, output=output)
     readings = [Reading(-1, pooling, True) for pooling in ("lasttoken", "mean")]
     capture = Capture(model.with_adapter(prompt), readings)
     prompts = prompts_of(model)
@@ -54,7 +54,7 @@ def test_a_bidirectional_model_sees_the_prompt_from_everywhere(own_cache, prompt
     model = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
     torch.manual_seed(0)
     for place, output in CASES:
-        prompt = SoftPrompt.start(model, 3, place=place, output=output)
+        prompt = SoftPrompt.initialise(model, 3, place=place, output=output)
         capture = Capture(model.with_adapter(prompt), [Reading(-1, "mean", True)])
         for side in ("right", "left"):
             with torch.no_grad():
@@ -66,7 +66,7 @@ def test_a_bidirectional_model_sees_the_prompt_from_everywhere(own_cache, prompt
 
 def test_gradients_reach_the_prompt_and_nothing_else(backbone, batch_of):
     model = backbone("tiny-llama")
-    prompt = SoftPrompt.start(model, 3)
+    prompt = SoftPrompt.initialise(model, 3)
     Capture(model.with_adapter(prompt), [Reading(-1, "mean")])(batch_of(model)).sum().backward()
     assert prompt.vectors.grad.abs().min() > 0
     assert all(parameter.grad is None for parameter in model.model.parameters())
@@ -75,7 +75,7 @@ def test_gradients_reach_the_prompt_and_nothing_else(backbone, batch_of):
 def test_a_prompt_starts_from_the_tokens_of_a_text_again_and_again(backbone):
     model = backbone("tiny-gemma3_text")  # whose embeddings are scaled on their way into the model
     ids = model.tokenizer("cats sleep", add_special_tokens=False)["input_ids"]
-    found = SoftPrompt.start(model, 2 * len(ids) + 1, "cats sleep").vectors
+    found = SoftPrompt.initialise(model, 2 * len(ids) + 1, "cats sleep").vectors
     expected = model.model.get_input_embeddings()(torch.tensor([*ids, *ids, ids[0]]))
     assert torch.equal(found, expected)
 
@@ -86,31 +86,31 @@ def test_random_vectors_look_like_what_the_model_reads(family, backbone):
     model = backbone(family)
     read = model.model.get_input_embeddings()(torch.arange(512))
     torch.manual_seed(0)
-    found = SoftPrompt.start(model, 200).vectors.detach()
+    found = SoftPrompt.initialise(model, 200).vectors.detach()
     torch.testing.assert_close(found.mean(dim=0), read.mean(dim=0), rtol=0, atol=0.4 * read.std().item())
     assert found.std().item() == pytest.approx(read.std().item(), rel=0.1)
 
 
 def test_a_prompt_takes_its_place_in_the_context(backbone):
     model = backbone("tiny-llama")
-    assert model.with_adapter(SoftPrompt.start(model, 6)).context_length == model.context_length - 6
+    assert model.with_adapter(SoftPrompt.initialise(model, 6)).context_length == model.context_length - 6
     bloom = backbone("tiny-bloom")
-    assert bloom.with_adapter(SoftPrompt.start(bloom, 6)).context_length is None
+    assert bloom.with_adapter(SoftPrompt.initialise(bloom, 6)).context_length is None
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 256, 1000])
 def test_a_prompt_of_no_length_or_longer_than_the_context_is_refused(tokens, backbone):
     with pytest.raises(InputError, match=rf"A soft prompt has 1 to 255 tokens on this model, not {tokens}\."):
-        SoftPrompt.start(backbone("tiny-llama"), tokens)
+        SoftPrompt.initialise(backbone("tiny-llama"), tokens)
 
 
 def test_a_model_without_a_limit_takes_any_length_but_none(backbone):
-    assert len(SoftPrompt.start(backbone("tiny-bloom"), 300).vectors) == 300
+    assert len(SoftPrompt.initialise(backbone("tiny-bloom"), 300).vectors) == 300
     with pytest.raises(InputError, match=r"A soft prompt has 1 token or more, not 0\."):
-        SoftPrompt.start(backbone("tiny-bloom"), 0)
+        SoftPrompt.initialise(backbone("tiny-bloom"), 0)
 
 
 @pytest.mark.parametrize(("wrong", "said"), [({"place": "behind"}, "place"), ({"output": "texts"}, "output")])
 def test_places_that_do_not_exist_are_refused(wrong, said, backbone):
     with pytest.raises(InputError, match=f"Unknown {said}"):
-        SoftPrompt.start(backbone("tiny-llama"), 2, **wrong)
+        SoftPrompt.initialise(backbone("tiny-llama"), 2, **wrong)

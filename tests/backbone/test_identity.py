@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from decoder2vec.backbone.fingerprint import folder_fingerprint, note_source
+from decoder2vec.backbone.fingerprint import folder_fingerprint, record_gguf_source
 from decoder2vec.backbone.tiny import tiny_folder
 
 
@@ -48,7 +48,7 @@ def test_a_converted_file_is_known_by_its_source_even_if_versions_write_other_fo
     change_a_weight(two)  # the last bits of dequantised weights differ between versions
     (two / "tokenizer_config.json").write_text("{}")
     for folder in (one, two):
-        note_source(folder, gguf)
+        record_gguf_source(folder, gguf)
     assert folder_fingerprint(one) == folder_fingerprint(two) != folder_fingerprint(tiny_folder("tiny-llama"))
 
 
@@ -56,7 +56,7 @@ def test_weights_replaced_after_the_conversion_are_noticed(tmp_path):
     gguf = tmp_path / "model.gguf"
     gguf.write_bytes(b"stands for the source")
     folder = copy_of(tmp_path)
-    note_source(folder, gguf)
+    record_gguf_source(folder, gguf)
     before = folder_fingerprint(folder)
     change_a_weight(folder)
     assert folder_fingerprint(folder) != before

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.blocks import find_blocks, find_final_norm, keep_first, text_config
+from decoder2vec.backbone.blocks import find_blocks, find_final_norm, keep_first_blocks, text_config
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import UnsupportedError
@@ -34,7 +34,7 @@ def test_a_cut_model_computes_its_layers_as_before_also_after_saving(name, depth
     with quiet_transformers():
         model = AutoModel.from_pretrained(tiny_folder(name)).eval()
     expected = states_after(model, depth - 1)
-    keep_first(model, depth)
+    keep_first_blocks(model, depth)
     assert len(find_blocks(model)[1]) == text_config(model.config).num_hidden_layers == depth
     torch.testing.assert_close(states_after(model, depth - 1), expected)
     with quiet_transformers():
@@ -49,7 +49,7 @@ def test_keeping_all_blocks_changes_nothing():
     with quiet_transformers():
         model = AutoModel.from_pretrained(tiny_folder("tiny-gemma2")).eval()
     expected, kinds = states_after(model, 3), list(model.config.layer_types)
-    keep_first(model, 4)
+    keep_first_blocks(model, 4)
     assert torch.equal(states_after(model, 3), expected)
     assert list(model.config.layer_types) == kinds
 
@@ -58,7 +58,7 @@ def test_lists_per_layer_are_cut_with_the_blocks():
     with quiet_transformers():
         model = AutoModel.from_pretrained(tiny_folder("tiny-gemma2"))
     kinds = list(model.config.layer_types)
-    keep_first(model, 3)
+    keep_first_blocks(model, 3)
     assert list(model.config.layer_types) == kinds[:3]
 
 
@@ -67,7 +67,7 @@ def test_a_depth_that_does_not_exist_is_refused(depth):
     with quiet_transformers():
         model = AutoModel.from_pretrained(tiny_folder("tiny-gpt2"))
     with pytest.raises(UnsupportedError, match="choose 1 to 4"):
-        keep_first(model, depth)
+        keep_first_blocks(model, depth)
     assert len(model.h) == 4
 
 
@@ -129,7 +129,7 @@ def test_a_backbone_knows_its_size(name, backbone):
 
 @pytest.mark.parametrize(("number", "layer"), [(0, 0), (4, 4), (-1, 4), (-5, 0), (-4, 1)])
 def test_layers_are_numbered_like_a_list(number, layer, backbone):
-    assert backbone("tiny-gpt2").layer(number) == layer == list(range(5))[number]
+    assert backbone("tiny-gpt2").resolve_layer(number) == layer == list(range(5))[number]
 
 
 def test_the_models_own_config_decides_the_direction_where_nothing_is_asked(tmp_path):

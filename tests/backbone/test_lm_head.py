@@ -141,4 +141,4 @@ def test_losses_gradients_and_likeliest_words_do_not_depend_on_how_many_go_throu
     torch.testing.assert_close(found, expected)
     gradients = [torch.autograd.grad(loss, states)[0] for loss in (found, expected)]
     torch.testing.assert_close(*gradients)
-    assert head.likeliest(states.detach()).tolist() == logits.argmax(dim=1).tolist()
+    assert head.predict(states.detach()).tolist() == logits.argmax(dim=1).tolist()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder2vec.backbone.machine import pick_device, pick_dtype, token_budget
+from decoder2vec.backbone.machine import choose_device, choose_dtype, token_budget
 from decoder2vec.errors import Decoder2VecError
 
 CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
@@ -26,45 +26,45 @@ def machine(monkeypatch):
 )
 def test_the_fastest_device_is_taken(machine, cuda, mps, expected):
     machine(cuda=cuda, mps=mps)
-    assert pick_device() == expected
+    assert choose_device() == expected
 
 
 def test_the_device_asked_for_is_taken(machine):
     machine(cuda=True)
-    assert pick_device("cpu") == CPU
-    assert pick_device(CPU) == CPU
-    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("cpu") == CPU
+    assert choose_device(CPU) == CPU
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(("device", "bf16"), [(CPU, True), (MPS, True), (CUDA, False)])
 def test_float32_unless_the_gpu_computes_in_bfloat16(machine, device, bf16):
     machine(bf16=bf16)
-    assert pick_dtype(device) == torch.float32
+    assert choose_dtype(device) == torch.float32
 
 
 def test_bfloat16_on_a_gpu_that_computes_in_it(machine):
     machine(cuda=True, bf16=True)
-    assert pick_dtype(CUDA) == torch.bfloat16
+    assert choose_dtype(CUDA) == torch.bfloat16
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
 @pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16", "float64"])
 def test_the_dtype_asked_for_is_taken_by_name_or_as_it_is(machine, device, asked):
     machine(cuda=True, bf16=True)
-    assert pick_dtype(device, asked) == getattr(torch, asked)
-    assert pick_dtype(device, getattr(torch, asked)) == getattr(torch, asked)
+    assert choose_dtype(device, asked) == getattr(torch, asked)
+    assert choose_dtype(device, getattr(torch, asked)) == getattr(torch, asked)
 
 
 @pytest.mark.parametrize("wrong", ["flaot32", "sum", ""])
 def test_a_dtype_that_does_not_exist_is_refused_in_words(wrong):
     with pytest.raises(Decoder2VecError):
-        pick_dtype(CPU, wrong)
+        choose_dtype(CPU, wrong)
 
 
 @pytest.mark.parametrize("wrong", ["gpu", "cpuu", ""])
 def test_a_device_that_does_not_exist_is_refused_in_words(wrong):
     with pytest.raises(Decoder2VecError):
-        pick_device(wrong)
+        choose_device(wrong)
 
 
 GIB = 1 << 30

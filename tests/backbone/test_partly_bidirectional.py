@@ -105,7 +105,7 @@ def test_an_encoder_keeps_it(tmp_path):
 def test_keys_and_values_that_stand_before_a_text_stay_in_sight():
     """Also of texts that need no mask, being equally long."""
     model = Backbone.load("tiny-llama", attention="bidirectional:2")
-    model = model.with_adapter(KeyValuePrefix.start(model, 3))
+    model = model.with_adapter(KeyValuePrefix.initialise(model, 3))
     encoder = Encoder(model, EncoderSpec(model.name, (Reading(4, "mean"),), attention="bidirectional:2"))
     alone, other = encoder.encode(["the sea is green"]), encoder.encode(["the sea is green", "sea"])
     np.testing.assert_allclose(alone[0], other[0], atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.attention import check_prefix_attention, prefix_attention
+from decoder2vec.backbone.attention import check_prefix_lm_attention, prefix_lm_attention
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.config import Reading
@@ -47,7 +47,7 @@ def changed(place):
 @pytest.mark.parametrize("padding", [0, 1])
 def test_tokens_see_the_beginning_of_their_text_and_their_own_past(both, padding):
     model, lengths = both[0], [3, 2]
-    with prefix_attention(blocks_of(model), torch.tensor(lengths)):
+    with prefix_lm_attention(blocks_of(model), torch.tensor(lengths)):
         before = states(model, IDS, padding)
         for place in range(5):
             moved = (states(model, changed(place), padding) - before).abs().amax(2) > 1e-6
@@ -59,23 +59,23 @@ def test_tokens_see_the_beginning_of_their_text_and_their_own_past(both, padding
 def test_without_a_beginning_the_model_is_causal_and_with_nothing_else_it_looks_both_ways(both):
     model, causal = both
     plain = states(model, IDS)
-    with prefix_attention(blocks_of(model), torch.tensor([0, 0])):
+    with prefix_lm_attention(blocks_of(model), torch.tensor([0, 0])):
         assert torch.allclose(states(model, IDS), states(causal, IDS), atol=1e-5)
-    with prefix_attention(blocks_of(model), torch.tensor([6, 6])):
+    with prefix_lm_attention(blocks_of(model), torch.tensor([6, 6])):
         assert torch.allclose(states(model, IDS), plain, atol=1e-5)
     assert torch.equal(states(model, IDS), plain), "nothing is left of it"
 
 
 def test_it_is_proved(both):
-    check_prefix_attention(both[0])
+    check_prefix_lm_attention(both[0])
     with pytest.raises(UnsupportedError, match="cannot read a beginning in both directions"):
-        check_prefix_attention(both[1])
+        check_prefix_lm_attention(both[1])
 
 
 def test_what_stands_before_the_text_is_seen_by_all(both):
     """Keys and values of three tokens that were learned: places are counted behind them."""
     backbone = Backbone("", both[0], Backbone.load("tiny-llama").tokenizer, BOTH, "")
-    backbone = backbone.with_adapter(KeyValuePrefix.start(backbone, 3))
+    backbone = backbone.with_adapter(KeyValuePrefix.initialise(backbone, 3))
     capture = Capture(backbone, [Reading(-1)])
 
     @torch.inference_mode()
@@ -83,7 +83,7 @@ def test_what_stands_before_the_text_is_seen_by_all(both):
         batch = backbone.adapt(collate([Prompt(row, 0, len(row)) for row in ids], 0))
         return both[0](**capture.model_inputs(batch), use_cache=False).last_hidden_state
 
-    with prefix_attention(blocks_of(both[0]), torch.tensor([3, 2])):
+    with prefix_lm_attention(blocks_of(both[0]), torch.tensor([3, 2])):
         before = read(IDS)
         for place in range(5):
             moved = (read(changed(place)) - before).abs().amax(2) > 1e-6

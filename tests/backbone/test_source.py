@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.fingerprint import file_sha256, weight_files
-from decoder2vec.backbone.sources import resolve
+from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import BackboneError
 from decoder2vec.storage import cache_root
@@ -49,10 +49,10 @@ def one_sentence(error):
 
 @pytest.mark.parametrize("name", TINY)
 def test_a_tiny_name_is_a_whole_model_folder_built_once(name, own_cache, hub):
-    folder = resolve(name)
+    folder = resolve_model_folder(name)
     assert folder.is_relative_to(own_cache)
     stamp = (folder / "config.json").stat().st_mtime_ns
-    assert resolve(name) == folder
+    assert resolve_model_folder(name) == folder
     assert (folder / "config.json").stat().st_mtime_ns == stamp
     assert hub == []
 
@@ -69,12 +69,12 @@ def test_a_tiny_model_is_the_same_wherever_it_is_built(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("form", [str, Path, lambda path: os.path.relpath(path)])
 def test_a_folder_is_taken_as_it_is(form, model):
-    assert Path(resolve(form(model))).resolve() == model.resolve()
+    assert Path(resolve_model_folder(form(model))).resolve() == model.resolve()
 
 
 def test_a_tilde_is_the_users_home(model, monkeypatch):
     monkeypatch.setenv("HOME", str(model.parent))
-    assert resolve("~/model") == model
+    assert resolve_model_folder("~/model") == model
 
 
 @pytest.mark.parametrize(
@@ -88,14 +88,14 @@ def test_a_tilde_is_the_users_home(model, monkeypatch):
 )
 def test_an_unknown_name_suggests_the_nearest(wrong, nearest):
     with pytest.raises(BackboneError, match=rf"Did you mean .*{nearest}") as caught:
-        resolve(wrong)
+        resolve_model_folder(wrong)
     assert "ConnectionError" in one_sentence(caught)
 
 
 @pytest.mark.parametrize("wrong", ["no such folder", "/no/such/folder", "a/b/c", "weights.safetensors?"])
 def test_what_cannot_be_a_hub_id_is_not_asked_of_the_hub(wrong, hub):
     with pytest.raises(BackboneError, match=r"not a folder or \.gguf file"):
-        resolve(wrong)
+        resolve_model_folder(wrong)
     assert hub == []
 
 
@@ -107,7 +107,7 @@ def test_a_hub_id_is_fetched_without_pickled_weights(model, monkeypatch):
         return str(model)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert resolve("some-lab/some-model", revision="abc") == model
+    assert resolve_model_folder("some-lab/some-model", revision="abc") == model
     assert (asked["name"], asked["revision"]) == ("some-lab/some-model", "abc")
     assert not any(pattern.endswith((".bin", ".pt", ".pth", ".py", "*")) for pattern in asked["allow_patterns"])
 
@@ -116,13 +116,13 @@ def test_a_hub_model_with_pickled_weights_only_is_refused(model, monkeypatch):
     (model / "model.safetensors").unlink()
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda name, **_: str(model))
     with pytest.raises(BackboneError, match="no safetensors weights"):
-        resolve("some-lab/some-model")
+        resolve_model_folder("some-lab/some-model")
 
 
 def test_a_folder_without_config_is_refused(model):
     (model / "config.json").unlink()
     with pytest.raises(BackboneError, match=r"no config\.json") as caught:
-        resolve(model)
+        resolve_model_folder(model)
     assert str(model) in one_sentence(caught)
 
 
@@ -171,7 +171,7 @@ def test_an_unknown_attention_suggests_the_nearest(model):
 def test_a_file_that_is_neither_folder_nor_gguf_is_refused(tmp_path):
     (tmp_path / "weights.bin").write_bytes(b"x")
     with pytest.raises(BackboneError, match="is a file, but not a GGUF file"):
-        resolve(tmp_path / "weights.bin")
+        resolve_model_folder(tmp_path / "weights.bin")
 
 
 # --- GGUF -----------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_a_file_that_is_no_gguf_is_refused_and_leaves_nothing(content, tmp_path)
     before = models_in_cache()
     (tmp_path / "model.gguf").write_bytes(content)
     with pytest.raises(BackboneError, match="GGUF") as caught:
-        resolve(tmp_path / "model.gguf")
+        resolve_model_folder(tmp_path / "model.gguf")
     one_sentence(caught)
     assert models_in_cache() == before
 
@@ -209,13 +209,13 @@ def test_a_gguf_file_that_is_cut_off_is_refused_and_leaves_nothing(share, tmp_pa
     content = (tmp_path / "model.gguf").read_bytes()
     (tmp_path / "model.gguf").write_bytes(content[: int(len(content) * share)])
     with pytest.raises(BackboneError, match="download it again"):
-        resolve(tmp_path / "model.gguf")
+        resolve_model_folder(tmp_path / "model.gguf")
     assert models_in_cache() == before
 
 
 def test_a_gguf_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(BackboneError, match="There is no GGUF file"):
-        resolve(tmp_path / "none.gguf")
+        resolve_model_folder(tmp_path / "none.gguf")
 
 
 def test_a_gguf_file_is_converted_once_and_again_when_its_content_changes(tmp_path, monkeypatch):
@@ -229,11 +229,11 @@ def test_a_gguf_file_is_converted_once_and_again_when_its_content_changes(tmp_pa
     monkeypatch.setattr("decoder2vec.backbone.gguf.convert", convert)
     file = tmp_path / "Model.GGUF"
     file.write_bytes(b"one")
-    first = resolve(file)
-    assert resolve(str(file)) == first
+    first = resolve_model_folder(file)
+    assert resolve_model_folder(str(file)) == first
     assert converted == [b"one"]
     file.write_bytes(b"other")
-    assert resolve(file) != first
+    assert resolve_model_folder(file) != first
     assert converted == [b"one", b"other"]
 
 
@@ -247,10 +247,10 @@ def test_a_conversion_that_fails_leaves_nothing_and_is_tried_again(tmp_path, mon
 
     monkeypatch.setattr("decoder2vec.backbone.gguf.convert", fail)
     with pytest.raises(KeyboardInterrupt):
-        resolve(tmp_path / "model.gguf")
+        resolve_model_folder(tmp_path / "model.gguf")
     assert list((tmp_path / "cache" / "models").iterdir()) == []
     monkeypatch.setattr("decoder2vec.backbone.gguf.convert", lambda file, folder: (folder / "done").touch())
-    assert (resolve(tmp_path / "model.gguf") / "done").exists()
+    assert (resolve_model_folder(tmp_path / "model.gguf") / "done").exists()
 
 
 # --- hashes ---------------------------------------------------------------------------------------------------------

@@ -9,15 +9,15 @@ import pytest
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.intrinsic_dimension import nearest
+from decoder2vec.maths.intrinsic_dimension import nearest_neighbours
 
 
 def two_nn(points, **options):
-    return dimension.two_nn(dimension.log_ratios(nearest(points, 2).distances), **options)
+    return dimension.two_nn(dimension.log_distance_ratios(nearest_neighbours(points, 2).distances), **options)
 
 
 def likelihood(points, k=50, **options):
-    return dimension.maximum_likelihood(dimension.local_dimensions(nearest(points, k).distances), **options)
+    return dimension.mle_dimension(dimension.local_dimensions(nearest_neighbours(points, k).distances), **options)
 
 
 def clouds():
@@ -45,7 +45,7 @@ def test_two_nn_equals_scikit_dimension(name, discard):
 def test_the_other_convention_equals_that_of_earlier_scikit_dimension(name):
     """Its formula before 0.5, written out: arange(N) / N."""
     points = clouds()[name]
-    distances = nearest(points, 2).distances
+    distances = nearest_neighbours(points, 2).distances
     mu = np.sort(distances[:, 1] / distances[:, 0])
     n, kept = len(mu), int(len(mu) * (1 - 0.1))
     x, y = np.log(mu[:kept]), -np.log(1 - np.arange(n)[:kept] / n)
@@ -65,7 +65,7 @@ def test_the_closed_form_equals_scikit_dimension(name):
     skdim = pytest.importorskip("skdim")
     points = clouds()[name]
     expected = skdim.id.TwoNN(discard_fraction=0, method="mle").fit(points).dimension_
-    found = dimension.two_nn_likelihood(dimension.log_ratios(nearest(points, 2).distances))
+    found = dimension.two_nn_mle(dimension.log_distance_ratios(nearest_neighbours(points, 2).distances))
     assert found == pytest.approx(expected, rel=1e-9)
 
 
@@ -108,10 +108,10 @@ def manifolds():
 @pytest.mark.parametrize("name", manifolds())
 def test_a_known_manifold_has_its_dimension(name):
     points, true, tolerance = manifolds()[name]
-    distances = nearest(points, 50).distances
-    assert dimension.two_nn(dimension.log_ratios(distances)) == pytest.approx(true, rel=tolerance)
+    distances = nearest_neighbours(points, 50).distances
+    assert dimension.two_nn(dimension.log_distance_ratios(distances)) == pytest.approx(true, rel=tolerance)
     local = dimension.local_dimensions(distances)
-    assert dimension.maximum_likelihood(local, average="inverse") == pytest.approx(true, rel=2.5 * tolerance)
+    assert dimension.mle_dimension(local, average="inverse") == pytest.approx(true, rel=2.5 * tolerance)
 
 
 @pytest.mark.parametrize(("true", "expected"), [(10, 9.7), (20, 17.8), (50, 33)])
@@ -150,16 +150,16 @@ def test_float32_input_is_as_good_as_float64():
 
 def test_bootstrap_samples_equal_estimates_of_what_was_drawn():
     local = np.random.default_rng(5).uniform(1, 9, 40)
-    times = list(dimension.bootstrap(40, 6, seed=3))
+    times = list(dimension.bootstrap_counts(40, 6, seed=3))
     assert all(each.sum() == 40 for each in times) and len({tuple(each) for each in times}) == 6
     for average in dimension.AVERAGES:
-        found = dimension.likelihood_samples(local, times, average=average)
-        expected = [dimension.maximum_likelihood(np.repeat(local, each), average=average) for each in times]
+        found = dimension.mle_bootstrap(local, times, average=average)
+        expected = [dimension.mle_dimension(np.repeat(local, each), average=average) for each in times]
         np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_parts_are_random_of_the_size_asked_and_the_same_again():
-    first, again, other = (list(dimension.parts(101, 0.5, 8, seed)) for seed in (0, 0, 1))
+    first, again, other = (list(dimension.random_subsets(101, 0.5, 8, seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
     assert all(part.sum() == 50 for part in first)
     assert len({part.tobytes() for part in [*first, *other]}) == 16
@@ -171,11 +171,11 @@ def test_the_interval_holds_the_true_dimension_about_as_often_as_it_says():
     for seed in range(60):
         angles = np.random.default_rng(seed).uniform(0, 2 * np.pi, (300, 2))
         points = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-        near = nearest(points, 24)
-        rows = map(np.flatnonzero, dimension.parts(300, 0.5, 60, seed))
-        halves = [dimension.two_nn(dimension.log_ratios(near.among(points, each))) for each in rows]
+        near = nearest_neighbours(points, 24)
+        rows = map(np.flatnonzero, dimension.random_subsets(300, 0.5, 60, seed))
+        halves = [dimension.two_nn(dimension.log_distance_ratios(near.distances_within(points, each))) for each in rows]
         low, high = dimension.half_sample_interval(
-            dimension.two_nn(dimension.log_ratios(near.distances)), np.array(halves)
+            dimension.two_nn(dimension.log_distance_ratios(near.distances)), np.array(halves)
         )
         inside += low <= 2 <= high
     assert inside >= 53
@@ -186,11 +186,11 @@ def test_the_interval_holds_the_true_dimension_about_as_often_as_it_says():
 
 def test_areas_of_three_layers_by_hand():
     curve = [2.0, 6.0, 4.0]  # trapezoids 4 + 5
-    assert dimension.area(curve) == pytest.approx(9 / 3)
-    assert dimension.area(curve, by="unit") == pytest.approx(9 / 2)
-    assert math.isnan(dimension.area([3.0]))
+    assert dimension.normalised_area(curve) == pytest.approx(9 / 3)
+    assert dimension.normalised_area(curve, normalisation="unit") == pytest.approx(9 / 2)
+    assert math.isnan(dimension.normalised_area([3.0]))
     with pytest.raises(InputError, match="area"):
-        dimension.area(curve, by="papers")
+        dimension.normalised_area(curve, normalisation="papers")
 
 
 # what cannot be estimated
@@ -203,7 +203,7 @@ def test_fewer_than_ten_points_are_refused():
 
 def test_duplicates_and_infinities_are_refused():
     with pytest.raises(InputError, match="twice"):
-        dimension.log_ratios(np.array([[0.0, 1.0]] * 20))
+        dimension.log_distance_ratios(np.array([[0.0, 1.0]] * 20))
     with pytest.raises(InputError, match="twice"):
         dimension.local_dimensions(np.array([[0.0, 1.0]] * 20))
     with pytest.raises(InputError, match="not finite"):
@@ -213,7 +213,7 @@ def test_duplicates_and_infinities_are_refused():
 def test_a_lattice_has_no_two_nn():
     """Every ratio is 1: there is nothing to fit a line to."""
     assert math.isnan(dimension.two_nn(np.zeros(20)))
-    assert math.isnan(dimension.two_nn_likelihood(np.zeros(20)))
+    assert math.isnan(dimension.two_nn_mle(np.zeros(20)))
 
 
 def test_without_discarding_the_largest_ratio_has_no_place_on_the_line():
@@ -232,4 +232,4 @@ def test_one_neighbour_or_an_unknown_average_is_refused():
     with pytest.raises(InputError, match="2 neighbours"):
         dimension.local_dimensions(np.ones((20, 1)))
     with pytest.raises(InputError, match="average"):
-        dimension.maximum_likelihood(np.ones(20), average="harmonic")
+        dimension.mle_dimension(np.ones(20), average="harmonic")

@@ -10,7 +10,7 @@ import torch
 from sentence_transformers.sentence_transformer.losses import CoSENTLoss
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.losses import LOSSES, cosent, log_variance, mse, pearson_loss
+from decoder2vec.maths.losses import SCORE_LOSSES, cosent_loss, log_variance_loss, mse_loss, pearson_loss
 
 
 def cosent_by_hand(predicted, target):
@@ -39,20 +39,20 @@ def pairs():
 
 
 def test_every_loss_has_a_reference_here():
-    assert set(LOSSES) == set(BY_HAND)
+    assert set(SCORE_LOSSES) == set(BY_HAND)
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_losses_equal_numpy(name, pairs):
     predicted, target = map(torch.from_numpy, pairs)
-    assert LOSSES[name](predicted, target).item() == pytest.approx(BY_HAND[name](*pairs), rel=1e-5)
+    assert SCORE_LOSSES[name](predicted, target).item() == pytest.approx(BY_HAND[name](*pairs), rel=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", BY_HAND)
 def test_16_bit_predictions_are_computed_in_float32(name, dtype, pairs):
     predicted, target = (torch.from_numpy(part).to(dtype) for part in pairs)
-    loss = LOSSES[name](predicted, target)
+    loss = SCORE_LOSSES[name](predicted, target)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(BY_HAND[name](*pairs), rel=1e-5)
 
@@ -60,7 +60,7 @@ def test_16_bit_predictions_are_computed_in_float32(name, dtype, pairs):
 @pytest.mark.parametrize("name", BY_HAND)
 def test_gradients_equal_small_differences(name, pairs):
     at = torch.from_numpy(pairs[0][:6]).float().requires_grad_()
-    LOSSES[name](at, torch.from_numpy(pairs[1][:6])).backward()
+    SCORE_LOSSES[name](at, torch.from_numpy(pairs[1][:6])).backward()
     for place in range(6):
         step = np.eye(6)[place] * 1e-5
         up, down = (BY_HAND[name](pairs[0][:6] + sign * step, pairs[1][:6]) for sign in (1, -1))
@@ -73,7 +73,7 @@ def test_loss_and_gradients_are_finite_where_nothing_is_left_to_learn(name, case
     rising, flat = torch.linspace(0, 1, 8), torch.full((8,), 0.5)
     predicted = (rising if case in ("perfect", "constant targets") else flat).clone().requires_grad_()
     target = rising if case in ("perfect", "constant predictions") else flat
-    loss = LOSSES[name](predicted, target)
+    loss = SCORE_LOSSES[name](predicted, target)
     loss.backward()
     assert torch.isfinite(loss)
     assert torch.isfinite(predicted.grad).all()
@@ -81,16 +81,16 @@ def test_loss_and_gradients_are_finite_where_nothing_is_left_to_learn(name, case
 
 def test_perfect_predictions_have_the_least_loss():
     target = torch.linspace(0, 1, 8)
-    assert mse(target, target).item() == 0
+    assert mse_loss(target, target).item() == 0
     assert pearson_loss(target, target).item() == pytest.approx(0, abs=1e-6)
-    assert log_variance(target, target).item() == pytest.approx(math.log(1e-6))
-    assert cosent(target * 10, target).item() == pytest.approx(0, abs=1e-6)
+    assert log_variance_loss(target, target).item() == pytest.approx(math.log(1e-6))
+    assert cosent_loss(target * 10, target).item() == pytest.approx(0, abs=1e-6)
 
 
 def test_a_constant_error_is_free_under_log_variance_and_not_under_mse(pairs):
     predicted, target = map(torch.from_numpy, pairs)
-    torch.testing.assert_close(log_variance(predicted + 0.25, target), log_variance(predicted, target))
-    assert mse(target + 0.25, target).item() == pytest.approx(0.0625)
+    torch.testing.assert_close(log_variance_loss(predicted + 0.25, target), log_variance_loss(predicted, target))
+    assert mse_loss(target + 0.25, target).item() == pytest.approx(0.0625)
 
 
 def test_neither_offset_nor_scale_matters_under_pearson(pairs):
@@ -103,12 +103,12 @@ def test_neither_offset_nor_scale_matters_under_pearson(pairs):
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_batch_too_small_to_have_a_spread_is_refused(name, count):
     with pytest.raises(InputError, match="2 pairs or more"):
-        LOSSES[name](torch.zeros(count), torch.ones(count))
+        SCORE_LOSSES[name](torch.zeros(count), torch.ones(count))
 
 
 @pytest.mark.parametrize("name", ["mse", "cosent"])
 def test_other_losses_take_a_single_pair(name):
-    assert torch.isfinite(LOSSES[name](torch.tensor([0.3]), torch.tensor([0.8])))
+    assert torch.isfinite(SCORE_LOSSES[name](torch.tensor([0.3]), torch.tensor([0.8])))
 
 
 def test_cosent_equals_sentence_transformers():
@@ -116,9 +116,9 @@ def test_cosent_equals_sentence_transformers():
     left, right = (torch.from_numpy(rng.normal(size=(25, 6))).float() for _ in range(2))
     target = torch.from_numpy(rng.integers(0, 6, 25) / 5).float()
     theirs = CoSENTLoss(model=None).compute_loss_from_embeddings([left, right], target)
-    torch.testing.assert_close(cosent(torch.cosine_similarity(left, right), target), theirs)
+    torch.testing.assert_close(cosent_loss(torch.cosine_similarity(left, right), target), theirs)
 
 
 def test_cosent_of_far_wrong_predictions_does_not_overflow():
-    loss = cosent(torch.tensor([100.0, -100.0], dtype=torch.float16), torch.tensor([0.0, 1.0]))
+    loss = cosent_loss(torch.tensor([100.0, -100.0], dtype=torch.float16), torch.tensor([0.0, 1.0]))
     assert loss.item() == pytest.approx(4000)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.spatial import distance
 
-from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman, spearman_interval
+from decoder2vec.maths.metrics import pairwise_cos_sim, pearson, spearman, spearman_interval
 
 
 @pytest.fixture
@@ -19,16 +19,16 @@ def rng():
 def test_cosines_equal_scipy_row_by_row(rng, dtype):
     left, right = rng.normal(size=(20, 7)).astype(dtype), rng.normal(size=(20, 7)).astype(dtype)
     expected = [1 - distance.cosine(a.astype(float), b.astype(float)) for a, b in zip(left, right, strict=True)]
-    np.testing.assert_allclose(cosine_pairs(left, right), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(pairwise_cos_sim(left, right), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_cosine_of_large_float32_vectors_does_not_overflow():
     large = np.full((1, 4), 1e30, np.float32)
-    np.testing.assert_allclose(cosine_pairs(large, large), [1.0])
+    np.testing.assert_allclose(pairwise_cos_sim(large, large), [1.0])
 
 
 def test_cosine_with_a_zero_vector_is_zero():
-    found = cosine_pairs(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 2.0], [0.0, 0.0]]))
+    found = pairwise_cos_sim(np.array([[0.0, 0.0], [1.0, 0.0]]), np.array([[1.0, 2.0], [0.0, 0.0]]))
     assert found.tolist() == [0.0, 0.0]
 
 

@@ -8,7 +8,7 @@ from scipy.spatial.distance import cdist
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths import intrinsic_dimension as neighbours
-from decoder2vec.maths.intrinsic_dimension import first_of_equals, nearest
+from decoder2vec.maths.intrinsic_dimension import nearest_neighbours, unique_row_indices
 
 
 def plain(points, k):
@@ -39,13 +39,13 @@ CLOUDS = {
 @pytest.mark.parametrize("name", CLOUDS)
 @pytest.mark.parametrize("k", [1, 2, 7])
 def test_distances_are_those_of_all_pairs(name, k):
-    found = nearest(CLOUDS[name], k)
+    found = nearest_neighbours(CLOUDS[name], k)
     np.testing.assert_allclose(found.distances, plain(CLOUDS[name], k), rtol=1e-12)
 
 
 def test_the_neighbours_named_are_at_the_distances_said_and_never_the_point_itself():
     points = CLOUDS["plain"]
-    found = nearest(points, 5)
+    found = nearest_neighbours(points, 5)
     again = np.linalg.norm(points[found.indices] - points[:, None], axis=2)
     np.testing.assert_allclose(again, found.distances, rtol=1e-12)
     assert (found.indices != np.arange(len(points))[:, None]).all()
@@ -53,7 +53,7 @@ def test_the_neighbours_named_are_at_the_distances_said_and_never_the_point_itse
 
 @pytest.mark.parametrize("chunk", [1, 7, 100, 10_000])
 def test_the_size_of_a_chunk_changes_nothing(chunk):
-    found, whole = nearest(CLOUDS["plain"], 3, chunk=chunk), nearest(CLOUDS["plain"], 3)
+    found, whole = nearest_neighbours(CLOUDS["plain"], 3, chunk=chunk), nearest_neighbours(CLOUDS["plain"], 3)
     np.testing.assert_array_equal(found.indices, whole.indices)
     np.testing.assert_allclose(found.distances, whole.distances, rtol=1e-14)
 
@@ -72,7 +72,7 @@ def test_a_neighbour_that_the_product_overlooks_is_found_again(monkeypatch):
 
     monkeypatch.setattr(neighbours._Product, "propose", spoiled)
     monkeypatch.setattr(neighbours, "_SPARE", 1)
-    np.testing.assert_allclose(nearest(points, 2).distances, plain(points, 2), rtol=1e-12)
+    np.testing.assert_allclose(nearest_neighbours(points, 2).distances, plain(points, 2), rtol=1e-12)
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64"])
@@ -94,23 +94,23 @@ def test_neighbours_inside_a_part_are_those_of_a_search_in_it(k, columns):
     """With few neighbours of the whole, many points have none of the part among them and are searched again."""
     points = gaussian(300, columns)
     rows = np.sort(np.random.default_rng(2).choice(300, 75, replace=False))
-    found = nearest(points, k).among(points, rows)
+    found = nearest_neighbours(points, k).distances_within(points, rows)
     np.testing.assert_allclose(found, plain(points[rows], 2), rtol=1e-12)
 
 
 def test_of_equal_rows_the_first_is_kept():
     points = np.array([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0], [-0.0, 0.0], [1.0, 2.0 + 1e-15]])
-    assert first_of_equals(points).tolist() == [0, 1, 4]
+    assert unique_row_indices(points).tolist() == [0, 1, 4]
 
 
 def test_points_that_are_not_finite_are_refused():
     points = gaussian(20, 3)
     points[3, 1] = np.nan
     with pytest.raises(InputError, match="not finite"):
-        nearest(points, 2)
+        nearest_neighbours(points, 2)
 
 
 @pytest.mark.parametrize("k", [0, 5, 6])
 def test_more_neighbours_than_there_are_points_are_refused(k):
     with pytest.raises(InputError, match=r"no \d neighbours"):
-        nearest(gaussian(5, 3), k)
+        nearest_neighbours(gaussian(5, 3), k)

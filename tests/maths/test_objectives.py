@@ -17,7 +17,14 @@ from sentence_transformers.sentence_transformer.losses import (
 )
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.losses import PAIR_OBJECTIVES, angle_loss, cosent_loss, cosine_mse, info_nce, matryoshka
+from decoder2vec.maths.losses import (
+    PAIR_LOSSES,
+    angle_pair_loss,
+    cosent_pair_loss,
+    cosine_mse_pair_loss,
+    info_nce,
+    matryoshka_loss,
+)
 
 THEIR_PAIRS = {"cosent": CoSENTLoss, "angle": AnglELoss, "cosine_mse": CosineSimilarityLoss}
 BOTH_WAYS = {"directions": ("query_to_doc", "doc_to_query"), "partition_mode": "per_direction"}
@@ -149,7 +156,11 @@ def test_the_same_text_twice_costs_a_coin_toss_unless_it_is_masked():
 
 
 def test_names_lead_to_objectives():
-    assert list(PAIR_OBJECTIVES.items()) == [("cosent", cosent_loss), ("angle", angle_loss), ("cosine_mse", cosine_mse)]
+    assert list(PAIR_LOSSES.items()) == [
+        ("cosent", cosent_pair_loss),
+        ("angle", angle_pair_loss),
+        ("cosine_mse", cosine_mse_pair_loss),
+    ]
 
 
 @pytest.mark.parametrize("dim", [1, 6, 7])
@@ -157,7 +168,7 @@ def test_names_lead_to_objectives():
 @pytest.mark.parametrize("name", THEIR_PAIRS)
 def test_pair_objectives_equal_sentence_transformers(name, n, dim):
     *sides, scores = pairs(n, dim)
-    found = with_gradients(lambda *both: PAIR_OBJECTIVES[name](*both, scores), sides)
+    found = with_gradients(lambda *both: PAIR_LOSSES[name](*both, scores), sides)
     assert_same(found, with_gradients(theirs(THEIR_PAIRS[name](model=None), scores), sides))
 
 
@@ -171,13 +182,13 @@ def test_angle_equals_complex_numbers():
     expected = 1.0
     for p, t in zip(found, scores, strict=True):
         expected += sum(math.exp(20 * (q - p)) for q, u in zip(found, scores, strict=True) if t > u)
-    assert angle_loss(*pairs(8, 6)).item() == pytest.approx(math.log(expected), rel=1e-5)
+    assert angle_pair_loss(*pairs(8, 6)).item() == pytest.approx(math.log(expected), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", PAIR_OBJECTIVES)
+@pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_pairs_of_identical_texts_all_score_the_same(name):
     left, _, scores = pairs(12, 6)
-    loss, *gradients = with_gradients(lambda a, b: PAIR_OBJECTIVES[name](a, b, scores), [left, left])
+    loss, *gradients = with_gradients(lambda a, b: PAIR_LOSSES[name](a, b, scores), [left, left])
     ordered = sum(float(t > u) for t in scores for u in scores)
     expected = ((1 - scores) ** 2).mean().item() if name == "cosine_mse" else math.log(1 + ordered)
     assert loss.item() == pytest.approx(expected, rel=1e-5)
@@ -189,7 +200,7 @@ def test_pairs_of_identical_texts_all_score_the_same(name):
 OBJECTIVES = {
     "info_nce": (info_nce, batch(6, 2)),
     "symmetric": (lambda *roles: info_nce(*roles, symmetric=True), batch(6, 2)),
-    **{name: (objective, pairs(6, 6)) for name, objective in PAIR_OBJECTIVES.items()},
+    **{name: (objective, pairs(6, 6)) for name, objective in PAIR_LOSSES.items()},
 }
 
 
@@ -254,22 +265,22 @@ def their_matryoshka(loss_class, dims, labels=None):
 @pytest.mark.parametrize("dims", [(8,), (8, 4, 2), (3, 7)])
 @pytest.mark.parametrize("m", [None, 2])
 def test_matryoshka_info_nce_equals_sentence_transformers(m, dims):
-    found = with_gradients(matryoshka(info_nce, dims), batch(5, m, dim=8))
+    found = with_gradients(matryoshka_loss(info_nce, dims), batch(5, m, dim=8))
     assert_same(found, with_gradients(their_matryoshka(MultipleNegativesRankingLoss, dims), batch(5, m, dim=8)))
 
 
 @pytest.mark.parametrize("dims", [(8,), (8, 4, 2), (3, 7)])
-@pytest.mark.parametrize("name", PAIR_OBJECTIVES)
+@pytest.mark.parametrize("name", PAIR_LOSSES)
 def test_matryoshka_pair_objectives_equal_sentence_transformers(name, dims):
     *sides, scores = pairs(9, 8)
-    found = with_gradients(lambda *both: matryoshka(PAIR_OBJECTIVES[name], dims)(*both, scores), sides)
+    found = with_gradients(lambda *both: matryoshka_loss(PAIR_LOSSES[name], dims)(*both, scores), sides)
     assert_same(found, with_gradients(their_matryoshka(THEIR_PAIRS[name], dims, scores), sides))
 
 
 def test_matryoshka_cuts_vectors_given_by_name_and_leaves_options_alone():
     anchors, positives, negatives = batch(4, 2, dim=8)
     options = {"temperature": 0.2, "symmetric": True, "masked": vectors(4, 12) > 1}
-    found = matryoshka(info_nce, (8, 2))(anchors, positives=positives, negatives=negatives, **options)
+    found = matryoshka_loss(info_nce, (8, 2))(anchors, positives=positives, negatives=negatives, **options)
     expected = sum(
         info_nce(anchors[:, :dim], positives[:, :dim], negatives[..., :dim], **options).item() for dim in (8, 2)
     )
@@ -278,10 +289,10 @@ def test_matryoshka_cuts_vectors_given_by_name_and_leaves_options_alone():
 
 def test_matryoshka_dimensions_that_the_vectors_do_not_have_are_refused():
     with pytest.raises(InputError, match="have 6 dimensions; lower the Matryoshka dimension 16"):
-        matryoshka(info_nce, (4, 16))(*batch(3, None))
+        matryoshka_loss(info_nce, (4, 16))(*batch(3, None))
 
 
 @pytest.mark.parametrize("dims", [(), (4, 0), (-1,)])
 def test_matryoshka_needs_dimensions_above_0(dims):
     with pytest.raises(InputError, match="above 0"):
-        matryoshka(info_nce, dims)
+        matryoshka_loss(info_nce, dims)

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import average_precision_score
 
-from decoder2vec.maths.bootstrap import average_precisions, difference, means, resample, spearmans
+from decoder2vec.maths.bootstrap import average_precision_scorer, difference, mean_scorer, resample, spearman_scorer
 
 
 def made_up(items=120, ties=True, seed=0):
@@ -30,7 +30,10 @@ def spearman_of(predicted, gold):
 @pytest.mark.parametrize("ties", [True, False])
 @pytest.mark.parametrize(
     ("ours", "plain", "positive"),
-    [(spearmans, spearman_of, False), (average_precisions, lambda p, g: average_precision_score(g, p), True)],
+    [
+        (spearman_scorer, spearman_of, False),
+        (average_precision_scorer, lambda p, g: average_precision_score(g, p), True),
+    ],
 )
 def test_every_sample_is_scored_as_if_its_items_were_written_out(ours, plain, positive, ties):
     gold, predicted = made_up(ties=ties)
@@ -43,7 +46,7 @@ def test_every_sample_is_scored_as_if_its_items_were_written_out(ours, plain, po
 
 def test_means_are_means_of_what_was_drawn():
     values = np.random.default_rng(1).uniform(size=(3, 40))
-    observed, sampled = resample(means(values), 40, samples=250, seed=9)
+    observed, sampled = resample(mean_scorer(values), 40, samples=250, seed=9)
     rng = np.random.default_rng(9)
     rows = np.concatenate([rng.integers(0, 40, (count, 40)) for count in (100, 100, 50)])
     np.testing.assert_allclose(observed, values.mean(axis=1))
@@ -52,7 +55,7 @@ def test_means_are_means_of_what_was_drawn():
 
 def test_the_interval_is_scipys_paired_bootstrap():
     gold, predicted = made_up()
-    observed, sampled = resample(spearmans(predicted, gold), len(gold), samples=1000, seed=5)
+    observed, sampled = resample(spearman_scorer(predicted, gold), len(gold), samples=1000, seed=5)
     found = difference(observed[0] - observed[1], sampled[0] - sampled[1])
 
     def gap(good, worse, truth):
@@ -81,7 +84,7 @@ def test_p_counts_the_samples_on_the_other_side():
 
 def test_equal_encoders_differ_by_nothing():
     gold, predicted = made_up()
-    observed, sampled = resample(spearmans(predicted[[0, 0]], gold), len(gold))
+    observed, sampled = resample(spearman_scorer(predicted[[0, 0]], gold), len(gold))
     found = difference(observed[0] - observed[1], sampled[0] - sampled[1])
     assert (found.value, found.low, found.high, found.p, found.shown) == (0, 0, 0, 1.0, False)
 
@@ -92,7 +95,7 @@ def test_a_difference_of_nothing_is_found_in_about_one_case_of_twenty():
     shown = 0
     for seed in range(300):
         values = rng.normal(size=(2, 80))
-        observed, sampled = resample(means(values), 80, samples=400, seed=seed)
+        observed, sampled = resample(mean_scorer(values), 80, samples=400, seed=seed)
         shown += difference(observed[0] - observed[1], sampled[0] - sampled[1]).shown
     assert 4 <= shown <= 30
 
@@ -102,16 +105,16 @@ def test_constant_scores_correlate_with_nothing(constant):
     gold, predicted = made_up(items=20)
     gold = gold * (constant == "predicted")
     predicted = predicted * (constant == "gold")
-    observed, sampled = resample(spearmans(predicted, gold), 20, samples=30)
+    observed, sampled = resample(spearman_scorer(predicted, gold), 20, samples=30)
     assert not observed.any() and not sampled.any()
 
 
 def test_no_positive_item_is_a_precision_of_nothing():
     _, predicted = made_up(items=20)
-    observed, sampled = resample(average_precisions(predicted, np.zeros(20)), 20, samples=30)
+    observed, sampled = resample(average_precision_scorer(predicted, np.zeros(20)), 20, samples=30)
     assert not observed.any() and not sampled.any()
 
 
 def test_one_item_cannot_vary():
-    observed, sampled = resample(means(np.array([[0.5], [0.25]])), 1, samples=10)
+    observed, sampled = resample(mean_scorer(np.array([[0.5], [0.25]])), 1, samples=10)
     assert observed.tolist() == [0.5, 0.25] and np.ptp(sampled, axis=1).tolist() == [0.0, 0.0]

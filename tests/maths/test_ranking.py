@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, ndcg_score
 
-from decoder2vec.maths.ranking import average_precision, ndcg, ranking_scores, ranks_of, recall, reciprocal_rank
+from decoder2vec.maths.ranking import average_precision, document_ranks, ndcg, ranking_scores, recall, reciprocal_rank
 
 
 def made_up(seed, documents=60, levels=None):
@@ -43,7 +43,7 @@ def by_sorting(scores, gains):
 def test_every_measure_is_that_of_a_sorted_list(seed, levels):
     scores, gains = made_up(seed, levels=levels)
     places = np.flatnonzero(gains)
-    found = ranking_scores(ranks_of(scores, places), gains[places].astype(float), gains.astype(float))
+    found = ranking_scores(document_ranks(scores, places), gains[places].astype(float), gains.astype(float))
     assert found == pytest.approx(by_sorting(scores, gains), abs=1e-12)
 
 
@@ -52,14 +52,14 @@ def test_every_measure_is_that_of_a_sorted_list(seed, levels):
 def test_ndcg_and_average_precision_are_scikit_learns_where_nothing_ties(seed, k):
     scores, gains = made_up(seed)
     places = np.flatnonzero(gains)
-    ranks = ranks_of(scores, places)
+    ranks = document_ranks(scores, places)
     assert ndcg(ranks, gains[places], gains, k) == pytest.approx(ndcg_score([gains], [scores], k=k), abs=1e-12)
     expected = average_precision_score(gains > 0, scores)
     assert average_precision(ranks, len(places)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_of_equal_scores_the_first_place_ranks_first():
-    assert ranks_of(np.array([1.0, 2.0, 1.0, 2.0]), [0, 1, 2, 3]).tolist() == [3, 1, 4, 2]
+    assert document_ranks(np.array([1.0, 2.0, 1.0, 2.0]), [0, 1, 2, 3]).tolist() == [3, 1, 4, 2]
 
 
 def test_a_document_that_is_not_there_is_never_found_but_still_wanted():

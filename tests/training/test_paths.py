@@ -38,7 +38,7 @@ def prompts_of(backbone):
 
 def prompted(backbone):
     torch.manual_seed(0)
-    return backbone.with_adapter(SoftPrompt.start(backbone, 3))
+    return backbone.with_adapter(SoftPrompt.initialise(backbone, 3))
 
 
 def learned(part, rows, prompt):

@@ -283,8 +283,8 @@ def test_a_stage_that_is_found_elsewhere_replaces_nothing(once, again, trained, 
 def test_stages_that_were_done_are_found_and_nothing_is_trained(once, again, trained, stages, tmp_path, monkeypatch):
     from decoder2vec.backbone import backbone as load
 
-    plain, asked, said = load.pick_device, [], []
-    monkeypatch.setattr(load, "pick_device", lambda name=None: plain(asked.append(name) or name))
+    plain, asked, said = load.choose_device, [], []
+    monkeypatch.setattr(load, "choose_device", lambda name=None: plain(asked.append(name) or name))
     outcome = again(stages(), notify=said.append)
     assert trained == [] and same_encoder(outcome.encoder, once[1].encoder)
     assert outcome.results == once[1].results and outcome.record == once[1].record

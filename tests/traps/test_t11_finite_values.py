@@ -7,7 +7,7 @@ from transformers import AutoModel
 
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.machine import pick_dtype
+from decoder2vec.backbone.machine import choose_dtype
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
@@ -73,9 +73,9 @@ def test_machine_never_picks_float16(monkeypatch):
     cuda, big = torch.device("cuda"), torch.tensor(1e5)
     for supported in (True, False):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, s=supported: s)
-        assert pick_dtype(cuda) == (torch.bfloat16 if supported else torch.float32)
-        assert big.to(pick_dtype(cuda)).isfinite()
-    assert pick_dtype(torch.device("cpu")) == torch.float32
+        assert choose_dtype(cuda) == (torch.bfloat16 if supported else torch.float32)
+        assert big.to(choose_dtype(cuda)).isfinite()
+    assert choose_dtype(torch.device("cpu")) == torch.float32
     assert not big.to(torch.float16).isfinite()
 
 

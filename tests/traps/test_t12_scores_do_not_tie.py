@@ -7,7 +7,7 @@ from sentence_transformers import util
 from torch.nn.functional import normalize
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.maths.similarity import SIMILARITIES, all_pairs, row_by_row
+from decoder2vec.maths.similarity import SIMILARITIES, pairwise_similarity, similarity_matrix
 
 REFERENCE = {
     "cosine": lambda a, b: a @ b / np.linalg.norm(a) / np.linalg.norm(b),
@@ -42,7 +42,10 @@ def test_bfloat16_embeddings_are_compared_in_float32(name, query_and_documents, 
     faulty = SIXTEEN_BITS[name](query.expand_as(documents), documents)
     assert len(faulty.unique()) < len(exact)
 
-    for ours in (all_pairs(name, query, documents)[0], row_by_row(name, query.expand_as(documents), documents)):
+    for ours in (
+        similarity_matrix(name, query, documents)[0],
+        pairwise_similarity(name, query.expand_as(documents), documents),
+    ):
         assert ours.dtype == torch.float32
         assert gap(ours, exact) < 1e-5
         assert len(ours.unique()) == len(exact)
@@ -58,7 +61,9 @@ def test_scores_agree_with_sentence_transformers(query_and_documents):
         "euclidean": util.euclidean_sim,
         "manhattan": util.manhattan_sim,
     }.items():
-        torch.testing.assert_close(all_pairs(name, query, documents), theirs(query, documents), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            similarity_matrix(name, query, documents), theirs(query, documents), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_encoder_similarity_does_not_tie(query_and_documents):
@@ -78,8 +83,8 @@ def test_distances_hold_beside_one_huge_dimension(name, count, gap):
     query[0, 3] += 1000
     near = torch.cat([query + 0.01 * (step + 1) * torch.randn(1, 64, generator=generator) for step in range(count)])
     exact = np.array([REFERENCE[name](query[0].double().numpy(), row.double().numpy()) for row in near])
-    assert gap(row_by_row(name, query.expand_as(near), near), exact) < 1e-5
-    assert gap(all_pairs(name, query, near)[0], exact) < 1e-5
+    assert gap(pairwise_similarity(name, query.expand_as(near), near), exact) < 1e-5
+    assert gap(similarity_matrix(name, query, near)[0], exact) < 1e-5
 
     expanded = (query**2).sum() + (near**2).sum(1) - 2 * (query @ near.T)[0]
     faulty = -expanded.clamp(min=0).sqrt().numpy()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import AutoModel
 
-from decoder2vec.backbone.blocks import keep_first
+from decoder2vec.backbone.blocks import keep_first_blocks
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.config import Reading
 
@@ -51,7 +51,7 @@ def test_cut_model_gives_the_normed_reading(name, backbone, texts, prompts_of, r
     model = backbone(name)
     (prompt,) = prompts_of(model, texts[:1])
     cut = AutoModel.from_pretrained(tiny_folder(name), dtype=torch.float32).eval()
-    keep_first(cut, 2)
+    keep_first_blocks(cut, 2)
     with torch.inference_mode():
         output = cut(input_ids=torch.tensor([prompt.ids]), use_cache=False).last_hidden_state[0]
     raw, normed = read(model, [prompt], [Reading(2, "mean"), Reading(2, "mean", True)])[0]

@@ -5,7 +5,7 @@ import torch
 from transformers import AutoModel
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.blocks import keep_first
+from decoder2vec.backbone.blocks import keep_first_blocks
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
@@ -29,7 +29,7 @@ def test_cut_model_saves_and_reloads_identically(name, backbone, texts, prompts_
     full = backbone(name)
     (prompt,) = prompts_of(full, texts[:1])
     model = fresh(name)
-    keep_first(model, 3)
+    keep_first_blocks(model, 3)
     before = output(model, prompt.ids)
     model.save_pretrained(tmp_path)
     again, report = AutoModel.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
@@ -47,7 +47,7 @@ def test_cut_model_equals_the_hidden_state_of_the_full_one(name, depth, backbone
     full = backbone(name)
     (prompt,) = prompts_of(full, texts[:1])
     model = fresh(name)
-    keep_first(model, depth)
+    keep_first_blocks(model, depth)
     states = alone(full, prompt.ids)[depth]
     norm = getattr(model, {"tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}.get(name, "norm"))
     with torch.inference_mode():
@@ -66,7 +66,7 @@ def test_setting_the_depth_alone_cannot_be_saved(name, tmp_path):
 
     model = fresh(name)
     full = list(model.config.layer_types)
-    keep_first(model, 3)
+    keep_first_blocks(model, 3)
     assert model.config.layer_types == full[:3]
     model.save_pretrained(tmp_path / "ours")
 
@@ -74,7 +74,7 @@ def test_setting_the_depth_alone_cannot_be_saved(name, tmp_path):
 def test_cut_gpt_neo_keeps_its_kinds_of_layer(tmp_path):
     """It counts kinds instead of listing them; with the count forgotten, the faulty way, it cannot be made again."""
     model = fresh("tiny-gpt_neo")
-    keep_first(model, 3)
+    keep_first_blocks(model, 3)
     model.save_pretrained(tmp_path / "ours")
     again = AutoModel.from_pretrained(tmp_path / "ours")
     assert [block.attn.attention_type for block in again.h] == ["global", "local", "global"]
@@ -93,7 +93,7 @@ def test_cut_gpt_neo_keeps_its_kinds_of_layer(tmp_path):
 def test_cut_folder_is_a_backbone_like_any_other(name, backbone, texts, prompts_of, read, tmp_path, gap):
     """Saved with its tokenizer it is read by us again, layers counted anew."""
     model = fresh(name)
-    keep_first(model, 2)
+    keep_first_blocks(model, 2)
     model.save_pretrained(tmp_path)
     backbone(name).tokenizer.save_pretrained(tmp_path)
     cut = Backbone.load(tmp_path, device="cpu", dtype="float32")
@@ -108,7 +108,7 @@ def test_impossible_depth_is_refused_and_changes_nothing(depth):
     model = fresh("tiny-qwen3")
     assert depth == 0 or len(model.layers[:depth]) != depth  # what a bare slice makes of it
     with pytest.raises(UnsupportedError, match="1 to 4"):
-        keep_first(model, depth)
+        keep_first_blocks(model, depth)
     assert len(model.layers) == model.config.num_hidden_layers == len(model.config.layer_types) == 4
 
 
@@ -116,5 +116,5 @@ def test_list_that_is_as_long_by_chance_is_not_cut():
     """Four end tokens in a model of four layers say nothing about its layers."""
     model = fresh("tiny-llama")
     model.config.eos_token_id = [0, 1, 2, 3]
-    keep_first(model, 2)
+    keep_first_blocks(model, 2)
     assert model.config.eos_token_id == [0, 1, 2, 3]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import Adapter, Past, TokenBatch
-from decoder2vec.backbone.kv_cache import capture_keys_values, static_cache
+from decoder2vec.backbone.batch import Adapter, PastKeyValues, TokenBatch
+from decoder2vec.backbone.kv_cache import compute_key_values, read_only_cache
 from decoder2vec.errors import InputError
 
 
@@ -29,7 +29,7 @@ class KeyValuePrefix(Adapter):
 
     @classmethod
     @torch.no_grad()
-    def start(cls, backbone: Backbone, tokens: int, text: str = "", depth: int | None = None) -> KeyValuePrefix:
+    def initialise(cls, backbone: Backbone, tokens: int, text: str = "", depth: int | None = None) -> KeyValuePrefix:
         """A prefix to train: what the layers hold after reading a text, repeated as often as needed, or else noise.
 
         The noise has the spread of the keys and values that each layer really makes. Only the first `depth` layers get
@@ -37,7 +37,7 @@ class KeyValuePrefix(Adapter):
         """
         backbone.check_token_count("A prefix", tokens)
         ids = backbone.tokenizer(text or _ANY_TEXT, add_special_tokens=False)["input_ids"] or [backbone.pad_token_id]
-        found = capture_keys_values(backbone, depth, input_ids=torch.tensor([ids], device=backbone.device))
+        found = compute_key_values(backbone, depth, input_ids=torch.tensor([ids], device=backbone.device))
         layers = [torch.cat([keys, values]).float() for keys, values in found]
         if text:
             return cls([layer[:, :, torch.arange(tokens) % len(ids)] for layer in layers])
@@ -48,7 +48,7 @@ class KeyValuePrefix(Adapter):
     def checked(cls, layers: Sequence[Tensor], backbone: Backbone) -> KeyValuePrefix:
         """A prefix with these numbers, if they are of the sizes that the model's layers take."""
         one = torch.tensor([[backbone.pad_token_id]], device=backbone.device)
-        wanted = capture_keys_values(backbone, min(len(layers), backbone.n_layers), input_ids=one)
+        wanted = compute_key_values(backbone, min(len(layers), backbone.n_layers), input_ids=one)
         sizes = {(layer.shape[2] if layer.ndim == 4 else 0) for layer in layers}
         for layer, (keys, _) in zip(layers, wanted, strict=True):
             if len(sizes) > 1 or [*layer.shape[:2], *layer.shape[3:]] != [2, keys.shape[1], keys.shape[3]]:
@@ -73,7 +73,9 @@ class KeyValuePrefix(Adapter):
         if batch.padding == "left":
             positions = (batch.mask.cumsum(1) - 1).clamp(min=0)
         mask = batch.mask.new_ones(rows, self.layers[0].shape[2])
-        return replace(batch, past=Past(static_cache([(pair[0], pair[1]) for pair in pairs]), mask, positions))
+        return replace(
+            batch, past=PastKeyValues(read_only_cache([(pair[0], pair[1]) for pair in pairs]), mask, positions)
+        )
 
 
 _ANY_TEXT = "A text of some words."

@@ -29,7 +29,7 @@ _BYPASSED = {"out_proj", "dt_proj"}
 
 
 @dataclass(frozen=True)
-class LoraShape:
+class LoraConfig:
     """What is changed, and how much room the change has."""
 
     rank: int = 16
@@ -47,7 +47,7 @@ class Lora(Adapter):
 
     kind: ClassVar[str] = "lora"
 
-    def __init__(self, backbone: Backbone, shape: LoraShape) -> None:
+    def __init__(self, backbone: Backbone, shape: LoraConfig) -> None:
         super().__init__()
         if shape.rank < 1 or not 0 <= shape.dropout < 1:
             raise InputError("The rank of LoRA is 1 or more, its dropout 0 or more and below 1.")
@@ -77,9 +77,9 @@ class Lora(Adapter):
         self.eval()  # dropout is for training only
 
     @classmethod
-    def start(cls, backbone: Backbone, rank: int, alpha: float, dropout: float = 0.0, depth: int = 0) -> Lora:
+    def initialise(cls, backbone: Backbone, rank: int, alpha: float, dropout: float = 0.0, depth: int = 0) -> Lora:
         """LoRA on every linear layer inside the first `depth` blocks (0: all); it changes nothing yet."""
-        return cls(backbone, LoraShape(rank, alpha, dropout, depth=depth))
+        return cls(backbone, LoraConfig(rank, alpha, dropout, depth=depth))
 
     @property
     def scale(self) -> float:
@@ -129,7 +129,7 @@ class Lora(Adapter):
         self._kept = None if learning else (versions, found)
         return found
 
-    def merged_by_path(self) -> dict[str, Tensor]:
+    def merged_weights_by_path(self) -> dict[str, Tensor]:
         """The changed weight of each layer, by its path from the model."""
         found = self.merged()
         return {
@@ -172,7 +172,7 @@ class Lora(Adapter):
 
         return add
 
-    def public_state(self) -> dict[str, Tensor]:
+    def peft_state_dict(self) -> dict[str, Tensor]:
         """The matrices of each layer under the names that peft gives them in a file."""
         found = {}
         for name, members in self.groups.items():
@@ -182,14 +182,14 @@ class Lora(Adapter):
         return found
 
     @torch.no_grad()
-    def load_public_state(self, tensors: dict[str, Tensor]) -> None:
-        """The inverse of `public_state`."""
-        for name, own in self.public_state().items():
+    def load_peft_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `peft_state_dict`."""
+        for name, own in self.peft_state_dict().items():
             if tensors[name].shape != own.shape:  # a copy would stretch it
                 raise InputError(f"{name} is {list(tensors[name].shape)} and should be {list(own.shape)}.")
             own.copy_(tensors[name])
 
-    def public_config(self, backbone: Backbone) -> dict[str, Any]:
+    def peft_config(self, backbone: Backbone) -> dict[str, Any]:
         """What peft's `adapter_config.json` says."""
         members = [member for group in self.groups.values() for member in group]
         whole = self.shape.depth in (0, backbone.n_layers)
@@ -207,15 +207,15 @@ class Lora(Adapter):
         }
 
 
-def linear_names(backbone: Backbone) -> set[str]:
+def linear_layer_names(backbone: Backbone) -> set[str]:
     """The last parts of the names of all linear layers inside the blocks, found by structure."""
     found = {name.rpartition(".")[2] for name, module in backbone.blocks.named_modules() if _is_linear(module)}
     return found - _BYPASSED if _has_state_space(backbone) else found
 
 
-def _groups(backbone: Backbone, shape: LoraShape) -> dict[str, list[tuple[str, nn.Module]]]:
+def _groups(backbone: Backbone, shape: LoraConfig) -> dict[str, list[tuple[str, nn.Module]]]:
     """Layers of the same name and size in all blocks that are changed, by path from the model."""
-    targets = set(shape.targets) or linear_names(backbone)
+    targets = set(shape.targets) or linear_layer_names(backbone)
     prefix = next(name for name, module in backbone.model.named_modules() if module is backbone.blocks)
     groups: dict[str, list[tuple[str, nn.Module]]] = {}
     for number, block in enumerate(backbone.blocks[: shape.depth or None]):  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.adapters.lora import Lora, LoraShape
+from decoder2vec.adapters.lora import Lora, LoraConfig
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
@@ -23,21 +23,19 @@ _PEFT_ABOUT = "adapter_config.json"
 _PEFT_NUMBERS = "adapter_model.safetensors"
 
 
-def write_adapter(adapter: Adapter, folder: Path, backbone: Backbone) -> None:
+def save_adapter(adapter: Adapter, folder: Path, backbone: Backbone) -> None:
     """Write the adapter, and which weights it was made for."""
     folder.mkdir(parents=True, exist_ok=True)
     about = {"kind": adapter.kind, "backbone_fingerprint": backbone.fingerprint, "settings": adapter.settings()}
     (folder / _ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     if isinstance(adapter, Lora):
-        (folder / _PEFT_ABOUT).write_text(
-            json.dumps(adapter.public_config(backbone), indent=1) + "\n", encoding="utf-8"
-        )
-        save_file(_on_cpu(adapter.public_state()), folder / _PEFT_NUMBERS, metadata={"format": "pt"})
+        (folder / _PEFT_ABOUT).write_text(json.dumps(adapter.peft_config(backbone), indent=1) + "\n", encoding="utf-8")
+        save_file(_on_cpu(adapter.peft_state_dict()), folder / _PEFT_NUMBERS, metadata={"format": "pt"})
     else:
         save_file(_on_cpu(adapter.state_dict()), folder / _NUMBERS)
 
 
-def read_adapter(folder: Path, backbone: Backbone) -> Adapter:
+def load_adapter(folder: Path, backbone: Backbone) -> Adapter:
     """The adapter of a folder, for the weights it was made for and no others."""
     try:
         about = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
@@ -74,8 +72,8 @@ def _read_kv_prefix(folder: Path, backbone: Backbone, settings: dict[str, Any]) 
 
 
 def _read_lora(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
-    adapter = Lora(backbone, LoraShape(**{**settings, "targets": tuple(settings["targets"])}))
-    adapter.load_public_state(load_file(folder / _PEFT_NUMBERS))
+    adapter = Lora(backbone, LoraConfig(**{**settings, "targets": tuple(settings["targets"])}))
+    adapter.load_peft_state_dict(load_file(folder / _PEFT_NUMBERS))
     return adapter
 
 

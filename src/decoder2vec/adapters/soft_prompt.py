@@ -35,7 +35,7 @@ class SoftPrompt(Adapter):
         self.vectors = nn.Parameter(vectors.detach().float().clone())
 
     @classmethod
-    def start(cls, backbone: Backbone, tokens: int, text: str = "", **settings: Any) -> SoftPrompt:
+    def initialise(cls, backbone: Backbone, tokens: int, text: str = "", **settings: Any) -> SoftPrompt:
         """A prompt to train: the embeddings of a text's tokens, repeated as often as needed, or else random vectors.
 
         Random vectors have the mean and the spread of the model's own token embeddings.

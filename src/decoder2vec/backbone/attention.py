@@ -24,7 +24,7 @@ A mask of booleans that fits [text, 1, token, token before all or token].
 """
 
 
-def the_past(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
+def causal_mask(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
     """A token sees what stands before it, and itself."""
     return torch.ones(tokens, all_tokens, dtype=torch.bool, device=device).tril(all_tokens - tokens)
 
@@ -37,7 +37,7 @@ def narrow(blocks: Iterable[nn.Module], seen: Seen, depth: int | None = None) ->
     """
 
     def less(number: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = arguments_of(type(block).forward)
+        names = forward_parameters(type(block).forward)
         given = dict(zip(names, args, strict=False)) | kwargs
         name = "causal_mask" if "causal_mask" in names else "attention_mask"  # of both, one is for a recurrence
         mask = _narrowed(given[names[0]], given.get(name), given.values(), seen, number)
@@ -48,12 +48,12 @@ def narrow(blocks: Iterable[nn.Module], seen: Seen, depth: int | None = None) ->
 
     return [
         block.register_forward_pre_hook(partial(less, number), with_kwargs=True)
-        for number, block in with_attention(list(blocks))
+        for number, block in attention_blocks(list(blocks))
         if depth is None or number < depth
     ]
 
 
-def with_attention(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
+def attention_blocks(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
     """The blocks that have attention, and their numbers.
 
     Attention says in a flag of its own whether it is causal, and convolutions and recurrences have no such flag; where
@@ -64,7 +64,7 @@ def with_attention(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
 
 
 @contextmanager
-def prefix_attention(blocks: Iterable[nn.Module], lengths: Tensor) -> Iterator[None]:
+def prefix_lm_attention(blocks: Iterable[nn.Module], lengths: Tensor) -> Iterator[None]:
     """While this is open, tokens of a bidirectional model see the first so many of their text, and their own past.
 
     So a text's beginning is read in both directions, and what stands behind it is written from left to right.
@@ -72,7 +72,7 @@ def prefix_attention(blocks: Iterable[nn.Module], lengths: Tensor) -> Iterator[N
 
     def seen(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
         places = torch.arange(all_tokens, device=device) - (all_tokens - tokens)
-        return the_past(tokens, all_tokens, device) | (places < lengths.to(device)[:, None, None, None])
+        return causal_mask(tokens, all_tokens, device) | (places < lengths.to(device)[:, None, None, None])
 
     handles = narrow(blocks, seen)
     try:
@@ -96,7 +96,7 @@ def _narrowed(states: Tensor, mask: Any, given: Iterable[Any], seen: Seen, numbe
 
 
 @cache
-def arguments_of(forward: Callable[..., Any]) -> list[str]:
+def forward_parameters(forward: Callable[..., Any]) -> list[str]:
     """What the blocks of a family are given, in order."""
     return list(inspect.signature(forward).parameters)[1:]
 
@@ -106,7 +106,7 @@ _ROUNDING = 1e-5
 
 
 @torch.inference_mode()
-def attends_ahead(model: nn.Module, padded: bool, changed: int = 2) -> Tensor:
+def sees_next_token(model: nn.Module, padded: bool, changed: int = 2) -> Tensor:
     """[block, text] booleans: does that block let the token before `changed` see it?
 
     Neighbours, so that no attention window is too small. In a padded batch, whose masks are made in another way, the
@@ -153,7 +153,7 @@ def _read(model: nn.Module, ids: Tensor, mask: Tensor, give: Callable[[int, Tens
     passage, modes = _Passage(), {part: part.training for part in model.modules()}
 
     def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = arguments_of(type(block).forward)[0]
+        name = forward_parameters(type(block).forward)[0]
         states = give(len(passage.given), args[0] if args else kwargs[name])
         passage.given.append(states.clone())
         return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, name: states})
@@ -186,7 +186,7 @@ _REASONS = {
 }
 
 
-def configured_attention(model: nn.Module) -> str:
+def attention_from_config(model: nn.Module) -> str:
     """The direction a model's own config asks for: causal unless it says otherwise."""
     return "bidirectional" if getattr(model.config, "is_causal", True) is False else "causal"
 
@@ -213,10 +213,10 @@ def set_attention(model: nn.Module, attention: str) -> None:
     kept = _keep_causal(model, 0)
     fault = "unproved"
     try:
-        fault = attention_fault(model, kind)
+        fault = attention_mismatch(model, kind)
         if lower and not fault:
             _keep_causal(model, lower)
-            fault = attention_fault(model, attention)
+            fault = attention_mismatch(model, attention)
     finally:
         if fault:
             text_config(config).is_causal = config.is_causal = True if before is None else before
@@ -226,7 +226,7 @@ def set_attention(model: nn.Module, attention: str) -> None:
         raise UnsupportedError(f"{family} cannot be read with {attention} attention: {_REASONS.get(family, fault)}.")
 
 
-def attention_fault(model: nn.Module, attention: str) -> str:
+def attention_mismatch(model: nn.Module, attention: str) -> str:
     """What speaks against it that the model reads that way; nothing if every block is proved to.
 
     Asked with and without padding, which take different mask paths. Blocks without attention read from left to right,
@@ -234,11 +234,11 @@ def attention_fault(model: nn.Module, attention: str) -> str:
     """
     kind, lower = parse_attention(attention)
     blocks = list(find_blocks(model)[1])
-    both = [number for number, _ in with_attention(blocks) if kind == "bidirectional" and number >= lower]
+    both = [number for number, _ in attention_blocks(blocks) if kind == "bidirectional" and number >= lower]
     if kind == "bidirectional" and not both:
         return f"no layer above {lower} has attention"
     try:
-        seen = [attends_ahead(model, padded) for padded in (False, True)]
+        seen = [sees_next_token(model, padded) for padded in (False, True)]
     except RuntimeError:
         if not lower:
             raise
@@ -271,12 +271,12 @@ def _keep_causal(model: nn.Module, depth: int) -> int:
     for handle in handles:
         handle.remove()
     if depth:
-        _KEPT_CAUSAL[model] = depth, narrow(find_blocks(model)[1], the_past, depth)
+        _KEPT_CAUSAL[model] = depth, narrow(find_blocks(model)[1], causal_mask, depth)
     return before
 
 
-def check_prefix_attention(model: nn.Module) -> None:
-    """Prove that `prefix_attention` holds: both directions within the prefix, and none ahead behind it."""
+def check_prefix_lm_attention(model: nn.Module) -> None:
+    """Prove that `prefix_lm_attention` holds: both directions within the prefix, and none ahead behind it."""
     try:
         proved = all(_reads_prefixes(model, padded) for padded in (False, True))
     except RuntimeError:  # blocks that are no attention are given a mask of other sizes
@@ -288,7 +288,7 @@ def check_prefix_attention(model: nn.Module) -> None:
 
 def _reads_prefixes(model: nn.Module, padded: bool) -> bool:
     blocks = find_blocks(model)[1]
-    with prefix_attention(blocks, torch.tensor([2] * (1 + padded))):
-        inside, *ahead = (attends_ahead(model, padded, changed=place) for place in (1, 2, 3))
-    attention = [number for number, _ in with_attention(list(blocks))]
+    with prefix_lm_attention(blocks, torch.tensor([2] * (1 + padded))):
+        inside, *ahead = (sees_next_token(model, padded, changed=place) for place in (1, 2, 3))
+    attention = [number for number, _ in attention_blocks(list(blocks))]
     return bool(inside[attention].all()) and not any(some.any() for some in ahead)

@@ -13,12 +13,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from decoder2vec.backbone.attention import configured_attention, set_attention
+from decoder2vec.backbone.attention import attention_from_config, set_attention
 from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.fingerprint import folder_fingerprint
-from decoder2vec.backbone.machine import pick_device, pick_dtype, quiet_transformers
-from decoder2vec.backbone.sources import Notify, resolve
+from decoder2vec.backbone.machine import choose_device, choose_dtype, quiet_transformers
+from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, UnsupportedError
 
@@ -96,10 +96,10 @@ class Backbone:
         model's own config says. `dtype` may be "4bit": weights inside the blocks are rounded, to train LoRA beside a
         model that would not fit otherwise.
         """
-        folder = resolve(name, revision=revision, notify=notify)
-        place = pick_device(device)
+        folder = resolve_model_folder(name, revision=revision, notify=notify)
+        place = choose_device(device)
         four_bit = dtype == FOUR_BIT
-        numbers = pick_dtype(place, None if four_bit else dtype)
+        numbers = choose_dtype(place, None if four_bit else dtype)
         model = _load_model(folder, numbers, **(four_bit_settings(place, numbers) if four_bit else {}))
         try:
             model = model if four_bit else model.to(place)
@@ -107,7 +107,7 @@ class Backbone:
             raise InputError(f"The device {place} cannot be used here: {str(error).splitlines()[0]}") from None
         if four_bit:
             check_four_bit(model)
-        attention = attention or configured_attention(model)
+        attention = attention or attention_from_config(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
         tokenizer = _load_tokenizer(folder)
@@ -137,7 +137,7 @@ class Backbone:
         return self.adapter.enabled() if self.adapter else nullcontext()
 
     @property
-    def identity(self) -> str:
+    def effective_fingerprint(self) -> str:
         """Names what the model computes: its fingerprint, whether it was rounded, and that of the adapter."""
         weights = fingerprint(self.fingerprint, FOUR_BIT) if self.four_bit else self.fingerprint
         return fingerprint(weights, self.adapter.digest()) if self.adapter else weights
@@ -213,7 +213,7 @@ class Backbone:
             room = "1 token or more" if most is None else f"1 to {most} tokens on this model"
             raise InputError(f"{what} has {room}, not {tokens}.")
 
-    def layer(self, number: int) -> int:
+    def resolve_layer(self, number: int) -> int:
         """A layer number in 0..n_layers; negative numbers count from the top, as in a list."""
         if not isinstance(number, int) or not -self.n_layers - 1 <= number <= self.n_layers:
             raise InputError(f"{self.name} has layers 0 (embeddings) to {self.n_layers}; there is no layer {number!r}.")

@@ -27,7 +27,7 @@ class TokenBatch:
     """Which side is padded: "right", "left", or "" where all prompts are equally long."""
     embeds: Tensor | None = None
     """[batch, token, width] vectors to read instead of the ids."""
-    past: Past | None = None
+    past: PastKeyValues | None = None
     """Keys and values that stand before the first token."""
 
     @property
@@ -42,7 +42,7 @@ class TokenBatch:
 
 
 @dataclass(frozen=True)
-class Past:
+class PastKeyValues:
     """Keys and values for every layer, as if so many tokens had been read before."""
 
     cache: Any

@@ -43,7 +43,7 @@ def find_final_norm(parent: nn.Module) -> nn.Module:
     return nn.Identity()
 
 
-def keep_first(model: nn.Module, depth: int) -> None:
+def keep_first_blocks(model: nn.Module, depth: int) -> None:
     """Cut the model to its first `depth` blocks, in place; per-layer lists of the config are cut as well."""
     config = text_config(model.config)
     parent, blocks = find_blocks(model)

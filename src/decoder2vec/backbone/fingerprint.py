@@ -36,7 +36,7 @@ def folder_fingerprint(folder: Path) -> str:
     return fingerprint(weights, config, texts)
 
 
-def note_source(folder: Path, gguf: Path) -> None:
+def record_gguf_source(folder: Path, gguf: Path) -> None:
     """Remember which file a folder was converted from, and what was written then."""
     weights = {file.name: file_sha256(file, remember=False) for file in weight_files(folder)}
     source = {"sha256": file_sha256(gguf), "conversion": _CONVERSION, "weights": weights}

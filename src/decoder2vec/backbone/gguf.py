@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.backbone.fingerprint import note_source
+from decoder2vec.backbone.fingerprint import record_gguf_source
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.errors import BackboneError
 
@@ -34,7 +34,7 @@ def convert(file: Path, folder: Path) -> None:
     with quiet_transformers():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    note_source(folder, file)
+    record_gguf_source(folder, file)
 
 
 def read_metadata(file: Path) -> dict[str, Any]:

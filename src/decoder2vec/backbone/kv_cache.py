@@ -17,7 +17,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.errors import UnsupportedError
 
-KeysValues = tuple[Tensor, Tensor]
+LayerKeyValues = tuple[Tensor, Tensor]
 """[batch, head, token, width] keys and values of one layer."""
 
 
@@ -30,7 +30,7 @@ class _FixedLayer(DynamicLayer):  # type: ignore[misc]
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> KeysValues:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> LayerKeyValues:
         """The past and the present together; nothing is kept."""
         return (
             torch.cat([self.keys.to(key_states.dtype), key_states], dim=-2),
@@ -38,12 +38,12 @@ class _FixedLayer(DynamicLayer):  # type: ignore[misc]
         )
 
 
-def static_cache(layers: Sequence[KeysValues]) -> Cache:
+def read_only_cache(layers: Sequence[LayerKeyValues]) -> Cache:
     """A cache that puts these before what each layer reads."""
     return Cache(layers=[_FixedLayer(keys, values) for keys, values in layers])
 
 
-def capture_keys_values(backbone: Backbone, depth: int | None = None, **inputs: Any) -> list[KeysValues]:
+def compute_key_values(backbone: Backbone, depth: int | None = None, **inputs: Any) -> list[LayerKeyValues]:
     """What the attention of the first `depth` layers (or of all) holds after reading; the model is stopped there.
 
     A family without such a memory is refused.

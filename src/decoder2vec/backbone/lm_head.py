@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import find_blocks
 from decoder2vec.backbone.machine import quiet_transformers
-from decoder2vec.backbone.sources import resolve
+from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.errors import BackboneError
 
 _AT_ONCE = 4096
@@ -33,7 +33,7 @@ class LMHead:
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        model: Any = _load_language_model(resolve(backbone.name), backbone.dtype)
+        model: Any = _load_language_model(resolve_model_folder(backbone.name), backbone.dtype)
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
         self._through = _HandThrough()
         setattr(model, _name_of_body(model), self._through)
@@ -61,7 +61,7 @@ class LMHead:
     def _sum(self, states: Tensor, truth: Tensor) -> Tensor:
         return functional.cross_entropy(self(states).float(), truth, reduction="sum")
 
-    def likeliest(self, states: Tensor) -> Tensor:
+    def predict(self, states: Tensor) -> Tensor:
         """[state] numbers of words."""
         return torch.cat([self(part).argmax(dim=1) for part in torch.split(states, _AT_ONCE)])
 

@@ -17,7 +17,7 @@ _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def pick_device(asked: str | torch.device | None = None) -> torch.device:
+def choose_device(asked: str | torch.device | None = None) -> torch.device:
     """The device asked for, else CUDA, else Apple's MPS, else the CPU; of several processes each takes its own GPU."""
     if asked is not None:
         try:
@@ -30,7 +30,7 @@ def pick_device(asked: str | torch.device | None = None) -> torch.device:
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def pick_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> torch.dtype:
+def choose_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> torch.dtype:
     """The dtype asked for, else bfloat16 on GPUs that compute in it, else float32.
 
     Never float16 (rows turn to NaN), and never 16 bits on a CPU, where most machines are 10-300x slower at it.
@@ -66,7 +66,7 @@ def token_budget(device: torch.device, dim: int) -> int:
     return max(4_096, min(262_144, free // 4 // (100 * dim)))
 
 
-def training_budget(device: torch.device, dim: int, layers: int) -> int:
+def training_token_budget(device: torch.device, dim: int, layers: int) -> int:
     """Tokens whose activations, kept for the backward pass, take two thirds of the free memory.
 
     A token leaves about forty numbers of its width in each block. Memory that torch holds and does not use is free.

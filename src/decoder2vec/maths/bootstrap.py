@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Score = Callable[[Floats], Floats]
+Scorer = Callable[[Floats], Floats]
 """How often each item was drawn, [samples, items] -> scores, [encoders, samples]."""
 
 SAMPLES = 1000
@@ -31,7 +31,7 @@ class Difference:
     p: float
 
     @property
-    def shown(self) -> bool:
+    def significant(self) -> bool:
         """Does this data show a difference? Where the interval holds 0 it does not."""
         return self.low > 0 or self.high < 0
 
@@ -44,7 +44,7 @@ def difference(value: float, drawn: Floats, level: float = 0.95) -> Difference:
     return Difference(float(value), float(low), float(high), float(min(1.0, 2 * (rarer + 1) / (len(drawn) + 1))))
 
 
-def resample(score: Score, items: int, *, samples: int = SAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
+def resample(score: Scorer, items: int, *, samples: int = SAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
     """Scores on the items as they are, [encoders], and on `samples` draws of them, [encoders, samples]."""
     rng = np.random.default_rng(seed)
     found = []
@@ -56,7 +56,7 @@ def resample(score: Score, items: int, *, samples: int = SAMPLES, seed: int = 0)
     return score(np.ones((1, items)))[:, 0], np.concatenate(found, axis=1)
 
 
-def means(values: Floats) -> Score:
+def mean_scorer(values: Floats) -> Scorer:
     """Mean of the values of each encoder, [encoders, items].
 
     Each encoder is multiplied by itself: in one product of matrices the rounding of a row depends on its neighbours,
@@ -66,7 +66,7 @@ def means(values: Floats) -> Score:
     return lambda counts: np.stack([counts @ row for row in rows]) / counts.sum(axis=1)
 
 
-def spearmans(predicted: Floats, gold: Floats) -> Score:
+def spearman_scorer(predicted: Floats, gold: Floats) -> Scorer:
     """Rank correlation of each encoder's similarities, [encoders, items], with human scores; 0 where one is constant.
 
     Items are ranked anew within every draw, ties by their mean rank.
@@ -102,7 +102,7 @@ def _ranks(values: Floats) -> Callable[[Floats], Floats]:
     return within
 
 
-def average_precisions(predicted: Floats, gold: Floats) -> Score:
+def average_precision_scorer(predicted: Floats, gold: Floats) -> Scorer:
     """Average precision of each encoder's similarities, [encoders, items], for items that are positive or not.
 
     Items of equal similarity enter together, as in scikit-learn; without a positive item it is 0.

@@ -19,9 +19,9 @@ from decoder2vec.errors import InputError, unknown_name
 
 Floats = NDArray[np.float64]
 
-FEWEST = 10
+MIN_POINTS = 10
 """Points below which TwoNN is refused."""
-CDFS = ("i/N", "(i-1)/N")
+CDF_CONVENTIONS = ("i/N", "(i-1)/N")
 """How much of the distribution lies at or below the i-th of N sorted ratios.
 
 The first is that of the paper's code and of scikit-dimension since 0.5, the second that of scikit-dimension before;
@@ -29,11 +29,11 @@ which gives estimates that are smaller by 0.07 % at 5,000 points and 0.7 % at 50
 """
 AVERAGES = ("mean", "inverse")
 """Local estimates are averaged as they are, as in the paper's code, or as their inverses, as scikit-dimension does."""
-AREAS = ("paper", "unit")
+AREA_NORMALISATIONS = ("paper", "unit")
 """What the trapezoids over L layers are divided by: L, as the paper writes, or L - 1, as its code does."""
 
 
-def log_ratios(distances: Floats) -> Floats:
+def log_distance_ratios(distances: Floats) -> Floats:
     """[n] log(r2 / r1) from [n, >= 2] distances to the nearest neighbours."""
     _refuse_zeros(distances)
     found: Floats = np.log(distances[:, 1]) - np.log(distances[:, 0])
@@ -50,7 +50,7 @@ def two_nn(logs: Floats, *, discard: float = 0.1, cdf: str = "i/N") -> float:
     return _slope(np.sort(logs), *_line(len(logs), discard, cdf))
 
 
-def two_nn_likelihood(logs: Floats) -> float:
+def two_nn_mle(logs: Floats) -> float:
     """TwoNN without a fit and without leaving any ratio out: (N - 1) / sum of logs."""
     _check(logs, 0.0, "i/N")
     total = float(logs.sum())
@@ -68,24 +68,24 @@ def local_dimensions(distances: Floats) -> Floats:
     return found
 
 
-def maximum_likelihood(local: Floats, *, average: str = "mean") -> float:
+def mle_dimension(local: Floats, *, average: str = "mean") -> float:
     """One number from the local estimates."""
     if average not in AVERAGES:
         raise unknown_name("average", average, AVERAGES)
     return float(local.mean()) if average == "mean" else float(1 / (1 / local).mean())
 
 
-def area(values: Sequence[float] | Floats, *, by: str = "paper") -> float:
+def normalised_area(values: Sequence[float] | Floats, *, normalisation: str = "paper") -> float:
     """The area under a curve over L layers, normalised; the layers are 1 to L, without the embeddings."""
-    if by not in AREAS:
-        raise unknown_name("area", by, AREAS)
+    if normalisation not in AREA_NORMALISATIONS:
+        raise unknown_name("area", normalisation, AREA_NORMALISATIONS)
     curve = np.asarray(values, np.float64)
     if len(curve) < 2:
         return float("nan")
-    return float((curve[1:] + curve[:-1]).sum() / 2 / (len(curve) if by == "paper" else len(curve) - 1))
+    return float((curve[1:] + curve[:-1]).sum() / 2 / (len(curve) if normalisation == "paper" else len(curve) - 1))
 
 
-def parts(count: int, share: float, samples: int, seed: int) -> Iterator[NDArray[np.bool_]]:
+def random_subsets(count: int, share: float, samples: int, seed: int) -> Iterator[NDArray[np.bool_]]:
     """Which of `count` texts are in each random part: the same for every layer and every encoder."""
     for number in range(samples):
         inside = np.zeros(count, bool)
@@ -100,18 +100,18 @@ def half_sample_interval(value: float, halves: Floats) -> tuple[float, float]:
     with replacement looks simpler and is too sure of itself: neighbours share distances, so their ratios hang together.
     TwoNN depends on the number of points, so halves lie elsewhere; only how they scatter is used.
     """
-    low, high = interval(halves - halves.mean())
+    low, high = percentile_interval(halves - halves.mean())
     return value + low, value + high
 
 
-def bootstrap(count: int, samples: int, seed: int) -> Iterator[NDArray[np.intp]]:
+def bootstrap_counts(count: int, samples: int, seed: int) -> Iterator[NDArray[np.intp]]:
     """How often each of `count` points is drawn with replacement, for each sample."""
     for number in range(samples):
         drawn = np.random.default_rng((seed, number)).integers(0, count, count)
         yield np.bincount(drawn, minlength=count)
 
 
-def likelihood_samples(local: Floats, times: Iterable[NDArray[np.intp]], *, average: str) -> Floats:
+def mle_bootstrap(local: Floats, times: Iterable[NDArray[np.intp]], *, average: str) -> Floats:
     """Maximum likelihood of each bootstrap sample, in which local estimate i stands `times[i]` times."""
     found = []
     for each in times:
@@ -120,7 +120,7 @@ def likelihood_samples(local: Floats, times: Iterable[NDArray[np.intp]], *, aver
     return np.array(found)
 
 
-def interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
+def percentile_interval(samples: Floats, level: float = 0.95) -> tuple[float, float]:
     """The middle `level` of the samples."""
     tail = (1 - level) / 2
     low, high = np.quantile(samples, [tail, 1 - tail])
@@ -142,12 +142,12 @@ def _slope(ordered: Floats, line: Floats, kept: int) -> float:
 
 
 def _check(logs: Floats, discard: float, cdf: str) -> None:
-    if cdf not in CDFS:
-        raise unknown_name("convention", cdf, CDFS)
+    if cdf not in CDF_CONVENTIONS:
+        raise unknown_name("convention", cdf, CDF_CONVENTIONS)
     if not 0 <= discard < 0.9:
         raise InputError(f"A share of {discard:g} of the ratios cannot be left out; give 0 or more, and less than 0.9.")
-    if len(logs) < FEWEST:
-        raise InputError(f"TwoNN needs {FEWEST} different points or more, not {len(logs)}.")
+    if len(logs) < MIN_POINTS:
+        raise InputError(f"TwoNN needs {MIN_POINTS} different points or more, not {len(logs)}.")
     if not np.isfinite(logs).all():
         raise InputError(
             "A ratio of distances is not finite; leave out points that are not finite or stand there twice."
@@ -171,7 +171,7 @@ class Neighbours:
     distances: NDArray[np.float64]
     indices: NDArray[np.intp]
 
-    def among(self, points: NDArray[np.floating], rows: NDArray[np.intp], k: int = 2) -> NDArray[np.float64]:
+    def distances_within(self, points: NDArray[np.floating], rows: NDArray[np.intp], k: int = 2) -> NDArray[np.float64]:
         """[rows, k] distances of some points to their nearest among these same points.
 
         A random part of the points nearly always has `k` of its own among the neighbours of the whole, so nothing is
@@ -189,7 +189,7 @@ class Neighbours:
         return found
 
 
-def nearest(points: NDArray[np.floating], k: int, *, chunk: int | None = None) -> Neighbours:
+def nearest_neighbours(points: NDArray[np.floating], k: int, *, chunk: int | None = None) -> Neighbours:
     """The `k` nearest neighbours of every row of [n, dim] points, by Euclidean distance.
 
     `chunk` rows are compared with all others at a time; by default as many as fit into a modest part of memory.
@@ -211,7 +211,7 @@ def nearest(points: NDArray[np.floating], k: int, *, chunk: int | None = None) -
     return Neighbours(out[0].numpy(), out[1].numpy())
 
 
-def first_of_equals(points: NDArray[np.floating]) -> NDArray[np.intp]:
+def unique_row_indices(points: NDArray[np.floating]) -> NDArray[np.intp]:
     """The rows that are left when, of rows that are exactly equal, only the first is kept."""
     seen: dict[bytes, int] = {}
     for number, row in enumerate(np.ascontiguousarray(points) + 0.0):  # minus zero equals zero

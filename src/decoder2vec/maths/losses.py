@@ -15,12 +15,12 @@ _TINY = 1e-6
 _COSENT_SCALE = 20.0
 
 
-def mse(predicted: Tensor, target: Tensor) -> Tensor:
+def mse_loss(predicted: Tensor, target: Tensor) -> Tensor:
     """Mean squared error."""
     return functional.mse_loss(predicted.float(), target.float())
 
 
-def log_variance(predicted: Tensor, target: Tensor) -> Tensor:
+def log_variance_loss(predicted: Tensor, target: Tensor) -> Tensor:
     """Logarithm of the residuals' variance: a constant error is free, spread is not."""
     if len(predicted) < 2:
         raise InputError("The log-variance loss needs batches of 2 pairs or more: one residual has no variance.")
@@ -38,21 +38,21 @@ def pearson_loss(predicted: Tensor, target: Tensor) -> Tensor:
     return 1 - correlation
 
 
-def cosent(predicted: Tensor, target: Tensor) -> Tensor:
+def cosent_loss(predicted: Tensor, target: Tensor) -> Tensor:
     """Every two pairs that people order one way and the predictions the other way cost something."""
     p, t = predicted.float() * _COSENT_SCALE, target.float()
     wrong = (p[None, :] - p[:, None])[t[:, None] > t[None, :]]  # how far the lesser pair stands above the greater
     return torch.logsumexp(torch.cat([wrong.new_zeros(1), wrong]), dim=0)
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mse": mse,
-    "log_variance": log_variance,
+SCORE_LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mse": mse_loss,
+    "log_variance": log_variance_loss,
     "pearson": pearson_loss,
-    "cosent": cosent,
+    "cosent": cosent_loss,
 }
 
-PairObjective = Callable[[Tensor, Tensor, Tensor], Tensor]
+PairLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(left vectors [n, dim], right vectors [n, dim], scores [n] from 0 to 1) -> loss."""
 
 _TINY_NORM = 1e-12
@@ -90,12 +90,12 @@ def info_nce(
     return (loss + functional.cross_entropy(scores[:, : len(anchors)].T, wanted)) / 2
 
 
-def cosent_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
+def cosent_pair_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
     """Every two pairs that people order one way and the cosines the other way cost something."""
-    return cosent(_cosines(left, right), scores)
+    return cosent_loss(_cosines(left, right), scores)
 
 
-def angle_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
+def angle_pair_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
     """CoSENT on |cosine + sine|, which still has a slope where the cosine is flat; AnglELoss of sentence-transformers.
 
     For the sine, half a vector is the real and half the imaginary part of a complex one. It changes its sign when left
@@ -104,18 +104,22 @@ def angle_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
     a, b = _even(_unit(left)), _even(_unit(right))
     (real_a, imaginary_a), (real_b, imaginary_b) = a.chunk(2, dim=-1), b.chunk(2, dim=-1)
     sines = (imaginary_a * real_b - real_a * imaginary_b).sum(dim=-1)
-    return cosent(((a * b).sum(dim=-1) + sines).abs(), scores)
+    return cosent_loss(((a * b).sum(dim=-1) + sines).abs(), scores)
 
 
-def cosine_mse(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
+def cosine_mse_pair_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
     """Mean squared error of the cosines; CosineSimilarityLoss of sentence-transformers."""
-    return mse(_cosines(left, right), scores)
+    return mse_loss(_cosines(left, right), scores)
 
 
-PAIR_OBJECTIVES: dict[str, PairObjective] = {"cosent": cosent_loss, "angle": angle_loss, "cosine_mse": cosine_mse}
+PAIR_LOSSES: dict[str, PairLoss] = {
+    "cosent": cosent_pair_loss,
+    "angle": angle_pair_loss,
+    "cosine_mse": cosine_mse_pair_loss,
+}
 
 
-def matryoshka(objective: Callable[..., Tensor], dims: Sequence[int]) -> Callable[..., Tensor]:
+def matryoshka_loss(objective: Callable[..., Tensor], dims: Sequence[int]) -> Callable[..., Tensor]:
     """The sum of an objective over its vectors cut to the first of their dimensions, once for each of `dims`.
 
     The beginning of a vector then is a vector in its own right. The sum is MatryoshkaLoss of sentence-transformers

@@ -12,7 +12,7 @@ from scipy import stats
 FloatArray = NDArray[np.floating]
 
 
-def cosine_pairs(left: FloatArray, right: FloatArray) -> FloatArray:
+def pairwise_cos_sim(left: FloatArray, right: FloatArray) -> FloatArray:
     """Cosine of each row of `left` with the same row of `right`; a zero vector is similar to nothing (0)."""
     a, b = np.asarray(left, np.float64), np.asarray(right, np.float64)
     norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)

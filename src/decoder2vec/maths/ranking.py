@@ -16,7 +16,7 @@ Floats = NDArray[np.floating]
 Ranks = NDArray[np.intp]
 
 
-def ranks_of(scores: Floats, places: Sequence[int]) -> Ranks:
+def document_ranks(scores: Floats, places: Sequence[int]) -> Ranks:
     """The ranks, from 1, of the documents at some places; of equal scores the first place ranks first.
 
     trec_eval breaks ties by document name, from Z to A: hand the documents over in that order for the same result.

@@ -40,17 +40,17 @@ def _unit(rows: Tensor) -> Tensor:
     return normalize((rows.cpu() if rows.device.type == "mps" else rows).double(), dim=-1)
 
 
-def all_pairs(name: str, a: Any, b: Any) -> Tensor:
+def similarity_matrix(name: str, a: Any, b: Any) -> Tensor:
     """[n, m] similarities of every row of `a` with every row of `b`; distances are negated."""
-    return _ALL_PAIRS[name](rows_of(a), rows_of(b))
+    return _ALL_PAIRS[name](as_float_rows(a), as_float_rows(b))
 
 
-def row_by_row(name: str, a: Any, b: Any) -> Tensor:
+def pairwise_similarity(name: str, a: Any, b: Any) -> Tensor:
     """[n] similarities of each row of `a` with the same row of `b`."""
-    return _ROW_BY_ROW[name](rows_of(a), rows_of(b))
+    return _ROW_BY_ROW[name](as_float_rows(a), as_float_rows(b))
 
 
-def rows_of(vectors: Any) -> Tensor:
+def as_float_rows(vectors: Any) -> Tensor:
     """[n, dim] float32 rows from whatever holds vectors; one vector is one row."""
     if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor | np.ndarray):
         vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])

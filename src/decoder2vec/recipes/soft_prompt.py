@@ -62,5 +62,5 @@ class SoftPromptTuning(Adapting):
 
     def attach(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """A new prompt."""
-        prompt = SoftPrompt.start(backbone, self.tokens, self.start, place=self.place, output=self.output)
+        prompt = SoftPrompt.initialise(backbone, self.tokens, self.start, place=self.place, output=self.output)
         return backbone.with_adapter(prompt.to(backbone.device)), prompt

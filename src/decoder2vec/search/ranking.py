@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoder2vec.maths.similarity import all_pairs
+from decoder2vec.maths.similarity import similarity_matrix
 from decoder2vec.search.hybrid import Found
 from decoder2vec.search.store import Filter, Store, Vectors, document_of
 from decoder2vec.storage import atomic_folder
@@ -59,7 +59,7 @@ class Dense:
     def _scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """[query, chunk] similarities. Products are of float32: fast, and good to six digits."""
         if self.similarity not in ("cosine", "dot"):
-            return all_pairs(self.similarity, queries, rows)
+            return similarity_matrix(self.similarity, queries, rows)
         if self.similarity == "cosine":
             queries = torch.nn.functional.normalize(queries, dim=1)
         if len(queries) == 1:
