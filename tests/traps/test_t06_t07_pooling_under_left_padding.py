@@ -50,7 +50,7 @@ def test_weights_by_absolute_slot_are_caught(
     """T6, the faulty way: the first real token after three pads weighs 4 instead of 1."""
 
     def faulty(name, width, start, end):
-        weights = pooling._inside(width, start, end).float() * torch.arange(1, width + 1)
+        weights = pooling._inside_span(width, start, end).float() * torch.arange(1, width + 1)
         return weights / weights.sum(dim=1, keepdim=True)
 
     model = backbone(family)

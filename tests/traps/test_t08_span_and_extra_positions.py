@@ -61,7 +61,9 @@ def test_padding_positions_are_not_pooled(name, backbone, texts, prompts_of, rea
     expected = np.stack([by_loop(name, alone(model, prompt.ids)[-1])[None] for prompt in prompts])
     assert gap(read(model, prompts, wanted), expected) < 1e-5
 
-    monkeypatch.setattr(pooling, "_inside", lambda width, start, end: torch.ones(len(start), width, dtype=torch.bool))
+    monkeypatch.setattr(
+        pooling, "_inside_span", lambda width, start, end: torch.ones(len(start), width, dtype=torch.bool)
+    )
     assert gap(read(model, prompts, wanted), expected) > 0.05
     assert gap(read(model, prompts[:1], wanted), expected[:1]) < 1e-5  # unseen when a text is read alone
 
