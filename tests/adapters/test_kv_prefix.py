@@ -149,5 +149,5 @@ def test_a_prefix_of_no_length_or_longer_than_the_context_is_refused(tokens, bac
 
 @pytest.mark.parametrize("family", ["tiny-mamba", "tiny-mamba2"])
 def test_a_family_without_keys_and_values_is_refused(family, backbone):
-    with pytest.raises(UnsupportedError, match="keeps no keys and values of what it has read, so none can be given"):
+    with pytest.raises(UnsupportedError, match="has no keys and values, so none can be put in front of a text"):
         KeyValuePrefix.initialise(backbone(family), TOKENS)

@@ -200,7 +200,7 @@ def test_no_stage_at_all_is_refused(tmp_path):
 
 
 BAD_STAGES = {
-    "above all layers": ("simcse.attention=bidirectional:99", "'bidirectional:99' leaves nothing to look both ways"),
+    "above all layers": ("simcse.attention=bidirectional:99", "'bidirectional:99' leaves no layer bidirectional"),
     "no such layer": ("simcse.read.layer=99", "there is no layer 99"),
     "the embeddings": ("simcse.read.layer=0", "Layer 0 is the embeddings"),
     "read elsewhere": ("mntp.read.layer=2", "mntp is told from the top layer"),
