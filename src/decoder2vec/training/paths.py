@@ -96,7 +96,7 @@ def suffix_costs(prompts: Sequence[Prompt], tokens: int) -> list[int]:
 def suffix_part(backbone: Backbone, memory: Memory, reading: Reading) -> Part:
     """Only the tokens of a soft prompt, behind texts whose keys and values are remembered."""
     prompt = backbone.adapter
-    assert isinstance(prompt, SoftPrompt) and prompt.place == "append"
+    assert isinstance(prompt, SoftPrompt) and prompt.position == "append"
     capture = Capture(backbone.with_adapter(None), [reading])
 
     def part(rows: Sequence[int]) -> Tensor:
