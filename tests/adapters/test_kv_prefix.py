@@ -38,9 +38,8 @@ def rotate_keys(keys, model, offset):
     """[head, token, width] keys moved by `offset` positions with the model's rotary embedding."""
     positions = torch.full((1, keys.shape[1]), offset)
     cosine, sine = model.model.rotary_emb(keys, positions)
-    keys, unrotated = keys.split(
-        [cosine.shape[-1], keys.shape[-1] - cosine.shape[-1]], dim=-1
-    )  # some families rotate a part only
+    # some families rotate only the first dimensions
+    keys, unrotated = keys.split([cosine.shape[-1], keys.shape[-1] - cosine.shape[-1]], dim=-1)
     half = keys.shape[-1] // 2
     rotated = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
     return torch.cat([keys * cosine + rotated * sine, unrotated], dim=-1)

@@ -96,9 +96,9 @@ def test_layer_that_leaves_none_bidirectional_is_refused():
 def test_saved_encoder_keeps_the_attention(tmp_path):
     encoder = Encoder.from_pretrained("tiny-qwen3", attention="bidirectional:2", pooling="mean", template="plain")
     vectors = encoder.encode(["cats sleep", "the dogs run over the long road"])
-    again = Encoder.load(encoder.save(tmp_path / "e"))
-    assert again.spec.attention == "bidirectional:2"
-    assert (again.encode(["cats sleep", "the dogs run over the long road"]) == vectors).all()
+    reloaded = Encoder.load(encoder.save(tmp_path / "e"))
+    assert reloaded.spec.attention == "bidirectional:2"
+    assert (reloaded.encode(["cats sleep", "the dogs run over the long road"]) == vectors).all()
     full = Encoder.from_pretrained("tiny-qwen3", attention="bidirectional", pooling="mean", template="plain")
     assert full.fingerprint != encoder.fingerprint
 
@@ -121,16 +121,13 @@ STATE = torch.tensor([[8000.0, 1.0, -2.0, 0.5, 0.0]])
     ("change", "differs"),
     [
         ([0.0, 0.0, 0.0, 0.0, 0.0], False),
-        (
-            [0.0, 0.001, 0.0, 0.0, 0.0],
-            True,
-        ),  # a thousandth of a small dimension is no rounding error, though small beside 8000
-        (
-            [0.008, 0.0, 0.0, 0.0, 0.0],
-            False,
-        ),  # a millionth of the huge dimension is one, though large beside the others
+        # a thousandth of a small dimension is no rounding error, though small beside 8000
+        ([0.0, 0.001, 0.0, 0.0, 0.0], True),
+        # a millionth of the huge dimension is one, though large beside the others
+        ([0.008, 0.0, 0.0, 0.0, 0.0], False),
         ([0.8, 0.0, 0.0, 0.0, 0.0], True),
-        ([0.0, 0.0, 0.0, 0.0, 1e-6], False),  # a dimension near zero is compared with the others
+        # a dimension near zero is compared with the others
+        ([0.0, 0.0, 0.0, 0.0, 1e-6], False),
         ([0.0, 0.0, 0.0, 0.0, 1e-3], True),
     ],
 )

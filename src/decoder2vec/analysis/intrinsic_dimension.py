@@ -200,10 +200,8 @@ def _area(curve: list[CloudDimension]) -> dict[str, Any]:
     values = [math.nan if each.twonn is None else each.twonn for each in curve]
     result: dict[str, Any] = {"layers": len(curve)}
     for by in dimension.AREA_NORMALISATIONS:
-        value, scale = (
-            dimension.normalised_area(values, normalisation=by),
-            1.0 if by == "paper" else len(curve) / max(1, len(curve) - 1),
-        )
+        value = dimension.normalised_area(values, normalisation=by)
+        scale = 1.0 if by == "paper" else len(curve) / max(1, len(curve) - 1)
         result[by] = _rounded(value)
         result[f"{by}_95"] = _rounded(dimension.half_sample_interval(value, scale * samples)) if len(samples) else None
     return result
