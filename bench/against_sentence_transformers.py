@@ -23,7 +23,7 @@ from sentence_transformers.models import Pooling, Transformer
 
 from corpus import mixed, sentences
 from decoder2vec import Encoder
-from decoder2vec.backbone.sources import resolve
+from decoder2vec.backbone.sources import resolve_model_folder
 from measure import report
 
 ROUNDS = 2
@@ -60,7 +60,7 @@ def without_chat_template(folder: str, target: str) -> str:
 
 def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
-    folder = str(resolve(name))
+    folder = str(resolve_model_folder(name))
     scratch = tempfile.TemporaryDirectory()
     peer = sentence_transformer(without_chat_template(folder, scratch.name))
     wrapping = sentence_transformer(folder)

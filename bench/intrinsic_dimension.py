@@ -11,7 +11,7 @@ import numpy as np
 
 from decoder2vec.analysis.intrinsic_dimension import measure
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.intrinsic_dimension import nearest
+from decoder2vec.maths.intrinsic_dimension import nearest_neighbours
 from measure import report
 
 LAYERS, POINTS, DIM, INSIDE, SAMPLED = 30, 5000, 576, 40, 3
@@ -27,7 +27,7 @@ def layer(number: int) -> np.ndarray:
 
 
 def two_nn(points: np.ndarray) -> float:
-    return dimension.two_nn(dimension.log_ratios(nearest(points, 2).distances))
+    return dimension.two_nn(dimension.log_distance_ratios(nearest_neighbours(points, 2).distances))
 
 
 def scikit_dimension(points: np.ndarray) -> float:

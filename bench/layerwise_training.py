@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from decoder2vec.heads.codes import CodeNet, CodeSpec
-from decoder2vec.maths.losses import log_variance
+from decoder2vec.maths.losses import log_variance_loss
 from measure import best_seconds, report
 
 LAYERS, DIM, HIDDEN, WIDTHS, PAIRS = 30, 576, 288, (256, 512), 64
@@ -45,7 +45,7 @@ def step_seconds(model: nn.Module, device: torch.device, steps: int) -> float:
     def job() -> None:
         for _ in range(steps):
             optimizer.zero_grad(set_to_none=True)
-            log_variance(model.score(left, right), target).backward()
+            log_variance_loss(model.score(left, right), target).backward()
             optimizer.step()
 
     job()

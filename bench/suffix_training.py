@@ -37,7 +37,7 @@ def measure(backbone: Backbone, lengths: list[int], tokens: int) -> tuple[float,
     """Seconds of a naive step and of a short one, seconds to fill the store, and how far their gradients are apart."""
     prompts = prompts_of(lengths, backbone.model.config.vocab_size)
     torch.manual_seed(0)
-    soft = SoftPrompt.start(backbone, tokens)
+    soft = SoftPrompt.initialise(backbone, tokens)
     adapted = backbone.with_adapter(soft)
     reading = Reading(backbone.n_layers, "lasttoken", True)
     started = time.perf_counter()

@@ -48,9 +48,9 @@ def plain_step(objective, backbone, texts):
     import peft
     from transformers import AutoModelForCausalLM
 
-    from decoder2vec.backbone.sources import resolve
+    from decoder2vec.backbone.sources import resolve_model_folder
 
-    model = AutoModelForCausalLM.from_pretrained(resolve(backbone.name), dtype=backbone.dtype)
+    model = AutoModelForCausalLM.from_pretrained(resolve_model_folder(backbone.name), dtype=backbone.dtype)
     model.config.is_causal = False
     config = peft.LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = peft.get_peft_model(model, config)

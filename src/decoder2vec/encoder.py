@@ -20,16 +20,23 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
-from decoder2vec.adapters.saving import read_adapter, write_adapter
+from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
-from decoder2vec.backbone.sources import resolve
+from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
 from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
 from decoder2vec.heads.standardise import Head
-from decoder2vec.maths.similarity import PRECISIONS, SIMILARITIES, all_pairs, quantise, row_by_row, rows_of
+from decoder2vec.maths.similarity import (
+    PRECISIONS,
+    SIMILARITIES,
+    as_float_rows,
+    pairwise_similarity,
+    quantise,
+    similarity_matrix,
+)
 from decoder2vec.storage import atomic_folder, check_writable
 from decoder2vec.text.template import Template
 from decoder2vec.version import __version__
@@ -109,9 +116,9 @@ def write_encoder(
         for name, content in (extras or {}).items():
             (temporary / name).write_bytes(content)
         if backbone.adapter:
-            write_adapter(backbone.adapter, temporary / _ADAPTER, backbone)
+            save_adapter(backbone.adapter, temporary / _ADAPTER, backbone)
         for name, adapter in backbone.adapters.items():
-            write_adapter(adapter, temporary / _ADAPTERS / name, backbone)
+            save_adapter(adapter, temporary / _ADAPTERS / name, backbone)
         if weights:
             shutil.copytree(weights, temporary / "backbone")
     if target.exists():
@@ -143,16 +150,16 @@ def as_saved(backbone: Backbone, home: Path, description: dict[str, Any]) -> Bac
             f"({backbone.fingerprint}, expected {expected})."
         )
     for folder in sorted((home / _ADAPTERS).glob("*/")):
-        backbone.adapters[folder.name] = read_adapter(folder, backbone)
+        backbone.adapters[folder.name] = load_adapter(folder, backbone)
     own = home / _ADAPTER
-    return backbone.with_adapter(read_adapter(own, backbone)) if own.is_dir() else backbone
+    return backbone.with_adapter(load_adapter(own, backbone)) if own.is_dir() else backbone
 
 
 def named_adapter(name: str, home: Path, backbone: Backbone) -> Adapter:
     """The adapter of a saved encoder, to be kept under a name that can be a folder's."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
         raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
-    return read_adapter(home / _ADAPTER, backbone)
+    return load_adapter(home / _ADAPTER, backbone)
 
 
 def _read_head(file: Path, kind: str | None) -> AnyHead | None:
@@ -176,7 +183,7 @@ class Encoder:
     def __init__(self, backbone: Backbone, spec: EncoderSpec, head: AnyHead | None = None) -> None:
         if spec.similarity not in SIMILARITIES:
             raise unknown_name("similarity", spec.similarity, SIMILARITIES)
-        readings = tuple(replace(reading, layer=backbone.layer(reading.layer)) for reading in spec.readings)
+        readings = tuple(replace(reading, layer=backbone.resolve_layer(reading.layer)) for reading in spec.readings)
         self.backbone = backbone
         self.spec = replace(spec, readings=readings, attention=backbone.attention)
         self.head = head.to(backbone.device) if isinstance(head, LayerwiseHead) else head
@@ -269,14 +276,14 @@ class Encoder:
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """[n, m] similarities of all embeddings with all others."""
         if pair_head := self._pair_head():
-            return pair_head.similarity(rows_of(embeddings1), rows_of(embeddings2))
-        return all_pairs(self.spec.similarity, embeddings1, embeddings2)
+            return pair_head.similarity(as_float_rows(embeddings1), as_float_rows(embeddings2))
+        return similarity_matrix(self.spec.similarity, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """[n] similarities, row by row."""
         if pair_head := self._pair_head():
-            return pair_head.similarity_pairwise(rows_of(embeddings1), rows_of(embeddings2))
-        return row_by_row(self.spec.similarity, embeddings1, embeddings2)
+            return pair_head.similarity_pairwise(as_float_rows(embeddings1), as_float_rows(embeddings2))
+        return pairwise_similarity(self.spec.similarity, embeddings1, embeddings2)
 
     def score(self, texts1: str | Sequence[str], texts2: str | Sequence[str], **kwargs: Any) -> Any:
         """Scores of pairs of texts between 0 and 1, as people would give them if the encoder was trained on such.
@@ -322,7 +329,7 @@ class Encoder:
         anywhere. `copy_backbone` puts the weights beside it, for a folder that stands alone.
         """
         target = Path(folder)
-        source = resolve(self.backbone.name)
+        source = resolve_model_folder(self.backbone.name)
         inside = source.resolve().is_relative_to(target.resolve())  # saved over itself: its weights must come along
         description = {
             "decoder2vec": __version__,
@@ -365,7 +372,7 @@ class Encoder:
     def fingerprint(self) -> str:
         """Names the embedding space: two encoders with the same one give comparable vectors."""
         choices = {key: value for key, value in self.spec.to_json().items() if key != "backbone"}
-        return fingerprint(self.backbone.identity, choices, self.head.digest() if self.head else None)
+        return fingerprint(self.backbone.effective_fingerprint, choices, self.head.digest() if self.head else None)
 
     @property
     def dim(self) -> int:

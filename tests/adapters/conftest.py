@@ -1,4 +1,4 @@
-"""Shared by the tests of adapters: texts of different lengths as tokens."""
+"""Fixtures for the tests of adapters: texts of different lengths as tokens, and adapters with random parameters."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ TEXTS = ["the dogs run over the long road in the rain and sing of boats", "cats 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_models(one_thread):
-    """Everything here is tiny, and says nothing about missing kernels."""
+    """One thread for tiny models, and no warnings about missing kernels."""
     with quiet_transformers():
         yield
 
 
 @pytest.fixture(scope="session")
 def prompts_of():
-    """prompts_of(backbone) -> the texts as tokens."""
+    """prompts_of(backbone) -> the tokenised texts."""
     return lambda backbone: Tokeniser(backbone, Template.of("plain"), 64)(TEXTS).prompts
 
 
 @pytest.fixture(scope="session")
 def batch_of(prompts_of):
-    """batch_of(backbone, side) -> all of them in one padded batch."""
+    """batch_of(backbone, side) -> all texts in one padded batch."""
     return lambda backbone, side="right": collate(prompts_of(backbone), backbone.pad_token_id, side=side)
 
 
 @pytest.fixture
-def shaken():
-    """shaken(adapter) -> the same, frozen, with noise on all its numbers."""
+def randomised():
+    """randomised(adapter) -> the same adapter, frozen, with noise added to all parameters."""
 
-    def shake(adapter, size=0.1):
+    def add_noise(adapter, size=0.1):
         torch.manual_seed(1)
         for parameter in adapter.requires_grad_(False).parameters():
             parameter += size * torch.randn_like(parameter)
         return adapter
 
-    return shake
+    return add_noise

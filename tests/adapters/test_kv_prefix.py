@@ -1,4 +1,4 @@
-"""Prefixes of keys and values against peft's prefix tuning and against transformers' own cache."""
+"""Key-value prefixes against peft's prefix tuning and against a cache of transformers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import AutoModel, DynamicCache
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.kv_cache import capture_keys_values, static_cache
+from decoder2vec.backbone.kv_cache import compute_key_values, read_only_cache
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
@@ -19,102 +19,103 @@ TOKENS = 3
 
 
 @pytest.fixture
-def prefix_on(backbone, shaken):
-    def make(family):
+def prefix_on(backbone, randomised):
+    def attach(family):
         torch.manual_seed(0)
-        return backbone(family), shaken(KeyValuePrefix.start(backbone(family), TOKENS))
+        return backbone(family), randomised(KeyValuePrefix.initialise(backbone(family), TOKENS))
 
-    return make
+    return attach
 
 
 @torch.no_grad()
 def last_states(model, prefix, prompts):
-    """[text, dim] the last token's state of each text, all in one padded batch."""
+    """[text, dim] state of the last token of each text, in one padded batch."""
     capture = Capture(model.with_adapter(prefix), [Reading(-1, "lasttoken", True)])
     return capture(collate(prompts, model.pad_token_id))[:, 0]
 
 
-def turned(keys, model, places):
-    """Keys [head, token, width] turned so many positions on, by the model's own rotary embedding."""
-    positions = torch.full((1, keys.shape[1]), places)
+def rotate_keys(keys, model, offset):
+    """[head, token, width] keys moved by `offset` positions with the model's rotary embedding."""
+    positions = torch.full((1, keys.shape[1]), offset)
     cosine, sine = model.model.rotary_emb(keys, positions)
-    keys, rest = keys.split([cosine.shape[-1], keys.shape[-1] - cosine.shape[-1]], dim=-1)  # some turn a part only
+    # some families rotate only the first dimensions
+    keys, unrotated = keys.split([cosine.shape[-1], keys.shape[-1] - cosine.shape[-1]], dim=-1)
     half = keys.shape[-1] // 2
     rotated = torch.cat([-keys[..., half:], keys[..., :half]], dim=-1)
-    return torch.cat([keys * cosine + rotated * sine, rest], dim=-1)
+    return torch.cat([keys * cosine + rotated * sine, unrotated], dim=-1)
 
 
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-qwen3", "tiny-gpt_neox"])
-def test_a_prefix_equals_that_of_peft(family, prefix_on, prompts_of):
-    """peft lets the text begin at position k, we at 0. Under rotary positions only distances count, so turning our
-    keys k positions on makes up for it; values have no position."""
+def test_prefix_equals_peft(family, prefix_on, prompts_of):
+    """With peft the text starts at position k, here at 0. With rotary embeddings only distances count, so moving our
+    keys by k positions makes up for it; values have no position."""
     model, prefix = prefix_on(family)
     plain = AutoModel.from_pretrained(tiny_folder(family)).eval()
     settings = PrefixTuningConfig(task_type="FEATURE_EXTRACTION", num_virtual_tokens=TOKENS)
-    theirs = get_peft_model(plain, settings).eval()
+    peft_model = get_peft_model(plain, settings).eval()
     rows = []
     for layer in prefix.layers:
         keys, values = layer
-        rows += [turned(keys, model, TOKENS), values]
+        rows += [rotate_keys(keys, model, TOKENS), values]
     table = torch.stack(rows).permute(2, 0, 1, 3).flatten(1)  # [token, layer and kind, head, width]
-    encoder = theirs.prompt_encoder["default"]
+    encoder = peft_model.prompt_encoder["default"]
     assert encoder.embedding.weight.shape == table.shape
     encoder.embedding.weight.data.copy_(table)
     prompts = prompts_of(model)
-    found = last_states(model, prefix, prompts)
-    for row, prompt in zip(found, prompts, strict=True):
+    vectors = last_states(model, prefix, prompts)
+    for row, prompt in zip(vectors, prompts, strict=True):
         ids = torch.tensor([prompt.ids])
         with torch.no_grad():
-            expected = theirs(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0, -1]
+            expected = peft_model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0, -1]
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     "family", ["tiny-gpt2", "tiny-opt", "tiny-bloom", "tiny-mistral", "tiny-gemma2", "tiny-falcon"]
 )
-def test_a_prefix_equals_a_cache_of_transformers_with_the_text_at_its_own_positions(family, prefix_on, prompts_of):
+def test_prefix_equals_a_transformers_cache(family, prefix_on, prompts_of):
     model, prefix = prefix_on(family)
     prompts = prompts_of(model)
-    found = last_states(model, prefix, prompts)
-    for row, prompt in zip(found, prompts, strict=True):
+    vectors = last_states(model, prefix, prompts)
+    for row, prompt in zip(vectors, prompts, strict=True):
         cache = DynamicCache()
-        for number, (keys, values) in enumerate(prefix.layers):
-            cache.update(keys[None], values[None], number)
+        for layer, (keys, values) in enumerate(prefix.layers):
+            cache.update(keys[None], values[None], layer)
         ids = torch.tensor([prompt.ids])
         inputs = {"input_ids": ids, "attention_mask": torch.ones(1, TOKENS + ids.shape[1], dtype=torch.long)}
-        if family != "tiny-bloom":  # it has distances instead of positions
+        if family != "tiny-bloom":  # ALiBi has no position ids
             inputs["position_ids"] = torch.arange(ids.shape[1])[None]
         with torch.no_grad():
             expected = model.model(**inputs, past_key_values=cache, use_cache=True).last_hidden_state[0, -1]
         torch.testing.assert_close(row, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_prefix_of_what_was_read_continues_it(backbone):
-    """Started from a text, the prefix is that text: a rotary model goes on as if it stood there."""
+def test_prefix_from_a_text_has_its_keys_and_values(backbone):
+    """A longer prefix repeats them."""
     model = backbone("tiny-llama")
     ids = model.tokenizer("the cats sleep often", add_special_tokens=False)["input_ids"]
-    prefix = KeyValuePrefix.start(model, len(ids), "the cats sleep often")
-    for layer, pair in zip(prefix.layers, capture_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
+    prefix = KeyValuePrefix.initialise(model, len(ids), "the cats sleep often")
+    for layer, pair in zip(prefix.layers, compute_key_values(model, input_ids=torch.tensor([ids])), strict=True):
         assert torch.equal(layer, torch.cat(pair))
-    longer = KeyValuePrefix.start(model, 2 * len(ids) + 1, "the cats sleep often")
+    longer = KeyValuePrefix.initialise(model, 2 * len(ids) + 1, "the cats sleep often")
     assert torch.equal(longer.layers[0][:, :, len(ids) : 2 * len(ids)], prefix.layers[0])
     assert torch.equal(longer.layers[3][:, :, -1], prefix.layers[3][:, :, 0])
 
 
-def test_noise_is_as_wide_as_what_the_layers_hold(backbone):
+def test_random_prefix_has_the_spread_of_each_layer(backbone):
     model = backbone("tiny-llama")
     ids = model.tokenizer("A text of some words.", add_special_tokens=False)["input_ids"]
     torch.manual_seed(0)
-    prefix = KeyValuePrefix.start(model, 200)
-    for layer, pair in zip(prefix.layers, capture_keys_values(model, input_ids=torch.tensor([ids])), strict=True):
-        spread = torch.cat(pair).std(dim=2)
-        torch.testing.assert_close(layer.detach().std(dim=2), spread, rtol=0.25, atol=0.02)
+    prefix = KeyValuePrefix.initialise(model, 200)
+    for layer, pair in zip(prefix.layers, compute_key_values(model, input_ids=torch.tensor([ids])), strict=True):
+        deviation = torch.cat(pair).std(dim=2)
+        torch.testing.assert_close(layer.detach().std(dim=2), deviation, rtol=0.25, atol=0.02)
 
 
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
-def test_only_the_layers_that_run_have_a_prefix(family, backbone, batch_of):
+def test_only_layers_up_to_the_depth_have_a_prefix(family, backbone, batch_of):
     model = backbone(family)
-    prefix = KeyValuePrefix.start(model, TOKENS, depth=2)
+    prefix = KeyValuePrefix.initialise(model, TOKENS, depth=2)
     assert len(prefix.layers) == 2
     vectors = Capture(model.with_adapter(prefix), [Reading(2, "mean")])(batch_of(model))
     vectors.sum().backward()
@@ -122,17 +123,17 @@ def test_only_the_layers_that_run_have_a_prefix(family, backbone, batch_of):
     assert all(parameter.grad is None for parameter in model.model.parameters())
 
 
-def test_the_cache_does_not_grow(backbone):
+def test_read_only_cache_does_not_grow(backbone):
     model = backbone("tiny-llama")
-    pairs = capture_keys_values(model, input_ids=torch.tensor([[5, 6]]))
-    cache, ids = static_cache(pairs), torch.tensor([[7, 8, 9]])
+    pairs = compute_key_values(model, input_ids=torch.tensor([[5, 6]]))
+    cache, ids = read_only_cache(pairs), torch.tensor([[7, 8, 9]])
     with torch.no_grad():
-        one, two = (model.model(input_ids=ids, past_key_values=cache, use_cache=True)[0] for _ in range(2))
-    assert torch.equal(one, two) and cache.get_seq_length() == 2
+        first, second = (model.model(input_ids=ids, past_key_values=cache, use_cache=True)[0] for _ in range(2))
+    assert torch.equal(first, second) and cache.get_seq_length() == 2
 
 
 @pytest.mark.parametrize("family", ["tiny-gpt2", "tiny-gpt_neo", "tiny-llama", "tiny-mistral", "tiny-bloom"])
-def test_a_text_as_long_as_the_context_fits_behind_a_prefix(family, prefix_on):
+def test_text_as_long_as_the_context_fits_after_a_prefix(family, prefix_on):
     model, prefix = prefix_on(family)
     from decoder2vec.config import EncoderSpec
     from decoder2vec.encoder import Encoder
@@ -142,12 +143,12 @@ def test_a_text_as_long_as_the_context_fits_behind_a_prefix(family, prefix_on):
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 256, 1000])
-def test_a_prefix_of_no_length_or_longer_than_the_context_is_refused(tokens, backbone):
+def test_prefix_of_invalid_length_is_refused(tokens, backbone):
     with pytest.raises(InputError, match=rf"A prefix has 1 to 255 tokens on this model, not {tokens}\."):
-        KeyValuePrefix.start(backbone("tiny-llama"), tokens)
+        KeyValuePrefix.initialise(backbone("tiny-llama"), tokens)
 
 
 @pytest.mark.parametrize("family", ["tiny-mamba", "tiny-mamba2"])
-def test_a_family_without_keys_and_values_is_refused(family, backbone):
-    with pytest.raises(UnsupportedError, match="keeps no keys and values of what it has read, so none can be given"):
-        KeyValuePrefix.start(backbone(family), TOKENS)
+def test_family_without_keys_and_values_is_refused(family, backbone):
+    with pytest.raises(UnsupportedError, match="has no keys and values, so none can be put in front of a text"):
+        KeyValuePrefix.initialise(backbone(family), TOKENS)

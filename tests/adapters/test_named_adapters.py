@@ -1,4 +1,4 @@
-"""Several adapters in one encoder's folder, switched by name."""
+"""Several named adapters in the folder of one encoder."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def encoder_with(backbone, adapter):
 
 @pytest.fixture
 def folders(backbone, tmp_path):
-    """An encoder of each kind of adapter, and its vectors."""
+    """Saves an encoder with each kind of adapter; returns their vectors."""
     model = backbone("tiny-llama")
-    made = {
-        "lora": Lora.start(model, 2, 4),
-        "prompt": SoftPrompt.start(model, 3),
-        "prefix": KeyValuePrefix.start(model, 2),
+    adapters = {
+        "lora": Lora.initialise(model, 2, 4),
+        "prompt": SoftPrompt.initialise(model, 3),
+        "prefix": KeyValuePrefix.initialise(model, 2),
     }
-    found = {}
-    for name, adapter in made.items():
+    vectors = {}
+    for name, adapter in adapters.items():
         encoder = encoder_with(model, adapter)
         encoder.save(tmp_path / name)
-        found[name] = encoder.encode(TEXTS)
-    return found
+        vectors[name] = encoder.encode(TEXTS)
+    return vectors
 
 
-def test_each_name_reads_as_the_encoder_it_came_from(folders, tmp_path):
+def test_named_adapter_gives_the_vectors_of_its_encoder(folders, tmp_path):
     encoder = Encoder.load(tmp_path / "lora")
     for name in ("prompt", "prefix"):
         encoder.add_adapter(name, tmp_path / name)
     encoder.save(tmp_path / "all")
     loaded = Encoder.load(tmp_path / "all")
-    for _ in range(2):  # to and fro
+    for _ in range(2):  # switching back and forth
         for name in ("prompt", "prefix"):
             np.testing.assert_array_equal(loaded.through(name).encode(TEXTS), folders[name])
         np.testing.assert_array_equal(loaded.encode(TEXTS), folders["lora"])
@@ -56,7 +56,7 @@ def test_each_name_reads_as_the_encoder_it_came_from(folders, tmp_path):
     assert loaded.through("prefix").backbone.model is loaded.backbone.model
 
 
-def test_a_saved_encoder_keeps_its_names_when_it_is_saved_again(folders, tmp_path):
+def test_adapter_names_survive_saving_twice(folders, tmp_path):
     encoder = Encoder.load(tmp_path / "lora")
     encoder.add_adapter("other", tmp_path / "prompt")
     encoder.save(tmp_path / "one")
@@ -64,7 +64,7 @@ def test_a_saved_encoder_keeps_its_names_when_it_is_saved_again(folders, tmp_pat
     assert list(Encoder.load(tmp_path / "two").backbone.adapters) == ["other"]
 
 
-def test_unknown_and_unusable_names_are_refused(folders, tmp_path, backbone):
+def test_unknown_and_invalid_names_are_refused(folders, tmp_path, backbone):
     encoder = Encoder.load(tmp_path / "lora")
     with pytest.raises(InputError, match="no named adapters"):
         encoder.through("law")

@@ -15,12 +15,12 @@ from decoder2vec.adapters.lora import Lora
 from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, differences, dimension_curve, measure, read_curves
 from decoder2vec.analysis.layer_embeddings import LayerEmbeddings, in_curve, spread
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.blocks import keep_first
+from decoder2vec.backbone.blocks import keep_first_blocks
 from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.intrinsic_dimension import nearest
+from decoder2vec.maths.intrinsic_dimension import nearest_neighbours
 
 TEXTS = [
     f"The {who} {does} {what}."
@@ -114,8 +114,8 @@ def test_texts_are_spread_evenly_without_blanks_and_repetitions():
 def test_every_layer_has_the_numbers_of_its_vectors(clouds, document):
     assert [row["layer"] for row in document["layers"]] == [0, 1, 2, 3, 4, 4]
     for number, row in enumerate(document["layers"]):
-        distances = nearest(clouds.layer(number), 5).distances
-        expected = dimension.two_nn(dimension.log_ratios(distances))
+        distances = nearest_neighbours(clouds.layer(number), 5).distances
+        expected = dimension.two_nn(dimension.log_distance_ratios(distances))
         assert row["twonn"] == pytest.approx(expected, rel=1e-5)
         assert row["mle"] == pytest.approx(dimension.local_dimensions(distances).mean(), rel=1e-5)
         assert row["twonn_95"][0] < row["twonn"] < row["twonn_95"][1]
@@ -140,8 +140,8 @@ def test_parts_are_estimates_of_random_parts():
     points = cloud(600)
     plan = DimensionPlan(halves=10, quarters=4)
     halves = []
-    for inside in dimension.parts(600, 0.5, 10, plan.seed):
-        halves.append(dimension.two_nn(dimension.log_ratios(nearest(points[inside], 2).distances)))
+    for inside in dimension.random_subsets(600, 0.5, 10, plan.seed):
+        halves.append(dimension.two_nn(dimension.log_distance_ratios(nearest_neighbours(points[inside], 2).distances)))
     found = measure(points, plan)
     assert found.subsamples[0]["mean"] == pytest.approx(np.mean(halves), rel=1e-9)
     assert found.subsamples[0]["std"] == pytest.approx(np.std(halves), rel=1e-9)
@@ -249,7 +249,7 @@ def test_an_encoder_does_not_differ_from_itself(document):
 
 def variants(encoder):
     """The same model with an adapter, looking both ways, and cut."""
-    adapter = Lora.start(encoder.backbone, rank=4, alpha=8)
+    adapter = Lora.initialise(encoder.backbone, rank=4, alpha=8)
     torch.manual_seed(1)
     for parameter in adapter.requires_grad_(False).parameters():
         parameter += 0.3 * torch.randn_like(parameter)
@@ -257,7 +257,7 @@ def variants(encoder):
     choices = {"device": "cpu", "dtype": "float32", "template": "plain", "pooling": "mean"}
     yield Encoder.from_pretrained("tiny-llama", attention="bidirectional", **choices)
     cut = Encoder.from_pretrained("tiny-llama", **choices).backbone
-    keep_first(cut.model, 2)
+    keep_first_blocks(cut.model, 2)
     short = Backbone(cut.name, cut.model, cut.tokenizer, cut.attention, "of the cut model")
     yield Encoder(short, replace(encoder.spec, readings=(Reading(2),)))
 

@@ -1,4 +1,4 @@
-"""Every family is read correctly: each layer, pooling and norm against a plain forward by transformers.
+"""Every family is read correctly: each layer, pooling and norm against a plain forward pass of transformers.
 
 The same checks write the table of supported families in docs/backbones.md: D2V_WRITE_DOCS=1 rewrites it.
 """
@@ -35,12 +35,12 @@ TEXTS = [
     "If the loaf is dense and gummy, the yeast was probably too old, or the dough was too cold to rise.",
     "Brown bread 42",
 ]
-"""From one token to several attention windows (16 tokens in the tiny models)."""
+"""Lengths from one token to several attention windows (16 tokens in the tiny models)."""
 
-REFUSED = {"gpt_neo": "buffer", "mamba": "left to right", "mamba2": "left to right"}
+CAUSAL_ONLY = {"gpt_neo": "buffer", "mamba": "left to right", "mamba2": "left to right"}
 TOLERANCE = 1e-5
 
-# where each family keeps its blocks and its final norm, written down by hand
+# where each family keeps its blocks and its final norm
 BLOCKS = {"gpt2": "h", "gpt_neo": "h", "gptj": "h", "falcon": "h", "bloom": "h", "opt": "decoder.layers"}
 NORMS = {
     **dict.fromkeys(("gpt2", "gpt_neo", "gptj", "falcon", "bloom"), "ln_f"),
@@ -51,10 +51,10 @@ NORMS = {
 }
 NO_4D_MASK = ("opt", "bloom")
 STATE_SPACE = ("mamba", "mamba2")
-"""Their hidden_states are what each block returns, without the embeddings; all others' are what each is given."""
+"""Their hidden_states are the outputs of the blocks, without the embeddings; those of all others are the inputs."""
 
 
-def part(model, path):
+def submodule(model, path):
     return reduce(getattr, path.split("."), model)
 
 
@@ -69,46 +69,48 @@ def plain_tokenizer(name):
     return AutoTokenizer.from_pretrained(tiny_folder(name))
 
 
-def everyone_sees_everyone(model, width):
-    """Additive 4-D masks of zeros; a sliding layer sees its window on both sides."""
+def full_attention_mask(model, width):
+    """Additive 4-D mask of zeros; a sliding layer attends to its window on both sides."""
     position = torch.arange(width)
     full = torch.zeros(1, 1, width, width)
     window = getattr(model.config, "sliding_window", None)
     if window is None:
         return full
-    apart = (position[:, None] - position[None, :]).abs()
-    sliding = full.masked_fill(apart > window, torch.finfo(torch.float32).min)
-    kinds = getattr(model.config, "layer_types", None)
-    return {"full_attention": full, "sliding_attention": sliding} if kinds else sliding
+    distance = (position[:, None] - position[None, :]).abs()
+    sliding = full.masked_fill(distance > window, torch.finfo(torch.float32).min)
+    layer_types = getattr(model.config, "layer_types", None)
+    return {"full_attention": full, "sliding_attention": sliding} if layer_types else sliding
 
 
 @torch.inference_mode()
 def plain_states(name, text, attention):
-    """[layer, token, dim] raw and normed states of one text on its own, without padding."""
+    """[layer, token, dim] raw and normed states of a single text without padding."""
     family = TINY[name]
     model = plain_model(name, None if attention == "causal" else "eager")
     ids = torch.tensor([plain_tokenizer(name)(text)["input_ids"]])
     inputs = {"input_ids": ids}
     if attention == "bidirectional" and family not in NO_4D_MASK:
-        inputs["attention_mask"] = everyone_sees_everyone(model, ids.shape[1])
-    seen = []
-    hook = part(model, BLOCKS.get(family, "layers"))[-1].register_forward_hook(lambda _, __, out: seen.append(out))
+        inputs["attention_mask"] = full_attention_mask(model, ids.shape[1])
+    outputs = []
+    hook = submodule(model, BLOCKS.get(family, "layers"))[-1].register_forward_hook(
+        lambda _, __, out: outputs.append(out)
+    )
     with pytest.MonkeyPatch.context() as patch:
         if attention == "bidirectional" and family in NO_4D_MASK:
             module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
             patch.setattr(module, "create_causal_mask", lambda **_: torch.zeros(1, 1, *[ids.shape[1]] * 2))
         output = model(**inputs, output_hidden_states=True, use_cache=False)
     hook.remove()
-    last = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
+    last = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0]
     raw = [*output.hidden_states[:-1], last]
     if family in STATE_SPACE:
-        raw = [part(model, "embeddings")(ids), *output.hidden_states[:-1]]
-    norm = part(model, NORMS.get(family, "norm"))
+        raw = [submodule(model, "embeddings")(ids), *output.hidden_states[:-1]]
+    norm = submodule(model, NORMS.get(family, "norm"))
     normed = [*(norm(states) for states in raw[:-1]), output.last_hidden_state]
     return [states[0].double().numpy() for states in raw], [states[0].double().numpy() for states in normed]
 
 
-def pooled_by_hand(states, pooling):
+def pool_by_loop(states, pooling):
     if pooling == "lasttoken":
         return states[-1]
     if pooling == "cls":
@@ -125,14 +127,14 @@ def pooled_by_hand(states, pooling):
 
 
 @cache
-def loaded(name, attention="causal"):
+def load_backbone(name, attention="causal"):
     return Backbone.load(name, attention=attention, device="cpu", dtype="float32")
 
 
 @cache
 def wrong_layers(name, attention):
-    """Layers of which any pooling, raw or normed, of any text in a padded batch differs from the plain forward."""
-    backbone = loaded(name, attention)
+    """Layers of which any pooling of any text, raw or normed, differs from the plain forward pass."""
+    backbone = load_backbone(name, attention)
     readings = [
         Reading(layer, pooling, normed)
         for layer in range(backbone.n_layers + 1)
@@ -141,42 +143,42 @@ def wrong_layers(name, attention):
     ]
     extractor = Extractor(backbone, readings, budget=10_000)
     with mock.patch("decoder2vec.activations.extract.batch_overhead", return_value=10**6):
-        found = extractor(TEXTS)
-    assert extractor.stats.padding > 0.3, "the texts were meant to share one padded batch"
-    alone = np.concatenate([Extractor(backbone, readings)([text]) for text in TEXTS])
+        batched = extractor(TEXTS)
+    assert extractor.stats.padding > 0.3, "the texts must share one padded batch"
+    single = np.concatenate([Extractor(backbone, readings)([text]) for text in TEXTS])
     wrong = set()
     for row, text in enumerate(TEXTS):
         states = dict(zip((False, True), plain_states(name, text, attention), strict=True))
         assert len(states[False]) == backbone.n_layers + 1
         for column, reading in enumerate(readings):
-            expected = pooled_by_hand(states[reading.normed][reading.layer], reading.pooling)
-            size = TOLERANCE * np.abs(expected).max()
-            for vector in (found[row, column], alone[row, column]):
-                if not np.abs(vector - expected).max() <= size:
+            expected = pool_by_loop(states[reading.normed][reading.layer], reading.pooling)
+            tolerance = TOLERANCE * np.abs(expected).max()
+            for vector in (batched[row, column], single[row, column]):
+                if not np.abs(vector - expected).max() <= tolerance:
                     wrong.add(reading.layer)
     return wrong
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_every_reading_of_a_padded_batch_equals_a_plain_forward(name):
+def test_causal_readings_equal_a_plain_forward_pass(name):
     assert wrong_layers(name, "causal") == set()
 
 
-@pytest.mark.parametrize("name", [name for name, family in TINY.items() if family not in REFUSED])
-def test_every_reading_equals_a_plain_forward_under_bidirectional_attention(name):
+@pytest.mark.parametrize("name", [name for name, family in TINY.items() if family not in CAUSAL_ONLY])
+def test_bidirectional_readings_equal_a_plain_forward_pass(name):
     assert wrong_layers(name, "bidirectional") == set()
 
 
-@pytest.mark.parametrize("name", [name for name, family in TINY.items() if family in REFUSED])
-def test_a_family_that_cannot_look_ahead_is_refused_with_the_reason(name):
-    with pytest.raises(UnsupportedError, match=REFUSED[TINY[name]]) as caught:
+@pytest.mark.parametrize("name", [name for name, family in TINY.items() if family in CAUSAL_ONLY])
+def test_causal_only_family_is_refused_with_the_reason(name):
+    with pytest.raises(UnsupportedError, match=CAUSAL_ONLY[TINY[name]]) as caught:
         Backbone.load(name, attention="bidirectional")
     assert TINY[name] in str(caught.value)
 
 
 @pytest.mark.parametrize("name", TINY)
-def test_pad_and_bos_are_what_the_tokenizer_says(name):
-    model, tokenizer = loaded(name), plain_tokenizer(name)
+def test_pad_and_bos_are_those_of_the_tokenizer(name):
+    model, tokenizer = load_backbone(name), plain_tokenizer(name)
     assert model.pad_token_id == (tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id)
     assert model.missing_bos_token_id is None
     assert model.family == TINY[name]
@@ -184,27 +186,27 @@ def test_pad_and_bos_are_what_the_tokenizer_says(name):
 
 @pytest.mark.parametrize("name", TINY)
 def test_blocks_and_final_norm_are_those_of_the_family(name):
-    model, family = loaded(name).model, TINY[name]
+    model, family = load_backbone(name).model, TINY[name]
     parent, blocks = find_blocks(model)
-    assert blocks is part(model, BLOCKS.get(family, "layers"))
-    assert find_final_norm(parent) is part(model, NORMS.get(family, "norm"))
+    assert blocks is submodule(model, BLOCKS.get(family, "layers"))
+    assert find_final_norm(parent) is submodule(model, NORMS.get(family, "norm"))
 
 
 def table_row(name):
-    model, tokenizer = loaded(name), plain_tokenizer(name)
+    model, tokenizer = load_backbone(name), plain_tokenizer(name)
     wrong = wrong_layers(name, "causal")
-    right = [str(layer) for layer in range(model.n_layers + 1) if layer not in wrong]
+    correct = [str(layer) for layer in range(model.n_layers + 1) if layer not in wrong]
     try:
-        look_ahead = "no" if wrong_layers(name, "bidirectional") else "yes"
+        bidirectional = "no" if wrong_layers(name, "bidirectional") else "yes"
     except UnsupportedError as error:
-        look_ahead = "no: " + str(error).partition(": ")[2].rstrip(".")
+        bidirectional = "no: " + str(error).partition(": ")[2].rstrip(".")
     pad = "none; EOS fills the rows" if tokenizer.pad_token is None else "its own"
     adds_bos = tokenizer("a")["input_ids"][0] == tokenizer.bos_token_id
     cells = (
         f"`{TINY[name]}`",
-        ", ".join(right) if wrong else "all",
+        ", ".join(correct) if wrong else "all",
         "no" if wrong else "yes",
-        look_ahead,
+        bidirectional,
         pad,
         "by the tokenizer" if adds_bos else "by us" if model.missing_bos_token_id is not None else "none",
     )
@@ -219,8 +221,8 @@ def support_table():
 
 def test_support_table_in_docs():
     text = DOCS.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    old, _, after = rest.partition(END)
+    before, _, remainder = text.partition(BEGIN)
+    old, _, after = remainder.partition(END)
     new = f"\n{support_table()}\n"
     if os.environ.get("D2V_WRITE_DOCS") == "1":
         DOCS.write_text(before + BEGIN + new + END + after, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Weights of 4 bits: rounded inside the blocks only, read and trained beside, and said when they cannot be had."""
+"""4-bit weights: quantised inside the blocks only, used to encode and to train LoRA, refused where unsupported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from decoder2vec.backbone import backbone as four_bit
+from decoder2vec.backbone import backbone as backbone_module
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder
@@ -17,19 +17,19 @@ from decoder2vec.training.adapting import AdapterTraining
 from toys.contrast import small, toy_data
 
 
-def test_without_bitsandbytes_it_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(four_bit, "find_spec", lambda _: None)
+def test_missing_bitsandbytes_is_reported_with_the_extra(monkeypatch):
+    monkeypatch.setattr(backbone_module, "find_spec", lambda _: None)
     with pytest.raises(Decoder2VecError, match=r"bitsandbytes: pip install 'decoder2vec\[4bit\]'"):
         Backbone.load("tiny-llama", dtype="4bit")
 
 
 @pytest.fixture(scope="module")
-def rounded():
+def quantised():
     pytest.importorskip("bitsandbytes")
     return Backbone.load("tiny-llama", dtype="4bit")
 
 
-def test_what_this_machine_cannot_compute_is_refused_in_a_sentence(monkeypatch):
+def test_unsupported_machine_is_refused_in_one_sentence(monkeypatch):
     bitsandbytes = pytest.importorskip("bitsandbytes")
 
     def broken(*_):
@@ -40,48 +40,50 @@ def test_what_this_machine_cannot_compute_is_refused_in_a_sentence(monkeypatch):
         Backbone.load("tiny-llama", dtype="4bit")
 
 
-def test_the_fused_kernel_without_a_backward_pass_is_not_used(monkeypatch):
-    """As on a CPU with AVX512-BF16, where it would be taken after the first evaluation."""
+def test_fused_kernel_without_backward_pass_is_not_used(monkeypatch):
+    """As on a CPU with AVX512-BF16, where bitsandbytes would use it after the first evaluation."""
     modules = pytest.importorskip("bitsandbytes.nn.modules")
     monkeypatch.setattr(modules, "has_avx512bf16", lambda: True)
     monkeypatch.setattr(modules, "_convert_weight_packed_for_cpu", lambda *_: pytest.fail("weights were repacked"))
-    rounded = Backbone.load("tiny-llama", dtype="4bit")
+    quantised = Backbone.load("tiny-llama", dtype="4bit")
     spec = Encoder.from_pretrained("tiny-llama").spec
-    assert np.isfinite(Encoder(rounded, spec).encode(["cats sleep"])).all()
+    assert np.isfinite(Encoder(quantised, spec).encode(["cats sleep"])).all()
 
 
-def test_weights_inside_the_blocks_are_rounded_and_no_others(rounded):
-    kinds = {name: weight.dtype for name, weight in rounded.model.named_parameters() if weight.dtype == torch.uint8}
-    assert len(kinds) == 4 * 7
-    assert all(name.startswith("layers.") for name in kinds)
+def test_only_weights_inside_the_blocks_are_quantised(quantised):
+    quantised_weights = {
+        name: weight.dtype for name, weight in quantised.model.named_parameters() if weight.dtype == torch.uint8
+    }
+    assert len(quantised_weights) == 4 * 7
+    assert all(name.startswith("layers.") for name in quantised_weights)
 
 
-def test_rounded_weights_read_nearly_the_same_and_are_another_space(rounded):
-    whole = Backbone.load("tiny-llama")
+def test_vectors_are_close_but_the_fingerprint_differs(quantised):
+    full = Backbone.load("tiny-llama")
     texts = ["cats sleep", "the dogs run over the long road in the rain"]
-    near, exact = (Encoder(b, Encoder.from_pretrained("tiny-llama").spec).encode(texts) for b in (rounded, whole))
+    near, exact = (Encoder(b, Encoder.from_pretrained("tiny-llama").spec).encode(texts) for b in (quantised, full))
     cosines = (near * exact).sum(1) / np.linalg.norm(near, axis=1) / np.linalg.norm(exact, axis=1)
     assert (cosines > 0.9).all()
     assert not np.allclose(near, exact, atol=1e-3)
-    assert rounded.fingerprint == whole.fingerprint
-    assert rounded.identity != whole.identity
+    assert quantised.fingerprint == full.fingerprint
+    assert quantised.effective_fingerprint != full.effective_fingerprint
 
 
-def test_lora_is_trained_beside_rounded_weights_and_serves_the_exact_ones_too(rounded, tmp_path):
-    before = {name: weight.clone() for name, weight in rounded.model.named_parameters()}
-    result = AdapterTraining(small("lora"), toy_data(), rounded).run(0)
+def test_lora_on_4_bit_weights_also_fits_the_full_ones(quantised, tmp_path):
+    before = {name: weight.clone() for name, weight in quantised.model.named_parameters()}
+    result = AdapterTraining(small("lora"), toy_data(), quantised).run(0)
     assert result.notes["training"]["losses"][-1] < result.notes["training"]["losses"][0]
-    assert all(torch.equal(before[name], weight) for name, weight in rounded.model.named_parameters())
+    assert all(torch.equal(before[name], weight) for name, weight in quantised.model.named_parameters())
     folder = result.encoder.save(tmp_path / "e")
-    own = result.encoder.encode(["cats sleep"])
-    assert np.array_equal(Encoder.load(folder, dtype="4bit").encode(["cats sleep"]), own)
-    exact = peft.PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder("tiny-llama")), folder / "adapter")
-    ids = torch.tensor([rounded.tokenizer("cats sleep")["input_ids"]])
+    expected = result.encoder.encode(["cats sleep"])
+    assert np.array_equal(Encoder.load(folder, dtype="4bit").encode(["cats sleep"]), expected)
+    full = peft.PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder("tiny-llama")), folder / "adapter")
+    ids = torch.tensor([quantised.tokenizer("cats sleep")["input_ids"]])
     with torch.no_grad():
-        by_peft = exact(input_ids=ids).last_hidden_state[0, -1].numpy()
+        by_peft = full(input_ids=ids).last_hidden_state[0, -1].numpy()
     assert np.allclose(Encoder.load(folder).encode("cats sleep"), by_peft, atol=1e-5)
 
 
-def test_rounded_weights_are_not_trained_themselves(rounded):
+def test_full_training_of_4_bit_weights_is_refused(quantised):
     with pytest.raises(UnsupportedError, match="cannot be trained themselves"):
-        AdapterTraining(small("full"), toy_data(), rounded).run(0)
+        AdapterTraining(small("full"), toy_data(), quantised).run(0)

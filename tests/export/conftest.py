@@ -55,7 +55,7 @@ def with_lora(own_cache):
 
 
 def _random_lora(backbone, seed):
-    lora = Lora.start(backbone, rank=4, alpha=8)
+    lora = Lora.initialise(backbone, rank=4, alpha=8)
     generator = torch.Generator().manual_seed(seed)
     for parameter in lora.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2

@@ -43,7 +43,7 @@ def save(tmp_path_factory):
 
 
 def random_lora(backbone, seed=0):
-    lora = Lora.start(backbone, rank=4, alpha=12)
+    lora = Lora.initialise(backbone, rank=4, alpha=12)
     generator = torch.Generator().manual_seed(seed)
     for parameter in lora.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator) * 0.2
@@ -158,7 +158,7 @@ def test_each_direction_and_each_lora_has_merged_weights_of_its_own(with_lora):
 def test_weights_that_were_merged_in_a_coarser_format_are_not_taken_for_finer_ones(with_lora, monkeypatch):
     folder = with_lora(seed=3)
     with monkeypatch.context() as patch:
-        patch.setattr("decoder2vec.backbone.backbone.pick_dtype", lambda *_: torch.bfloat16)
+        patch.setattr("decoder2vec.backbone.backbone.choose_dtype", lambda *_: torch.bfloat16)
         load_base_model(folder, device="cpu")
     found, _ = load_base_model(folder, device="cpu")
     expected = merged_by_hand(weights(tiny_folder("tiny-llama")), folder)
@@ -176,7 +176,7 @@ def test_of_an_encoder_whose_weights_were_all_trained_these_are_taken(backbone, 
 @pytest.mark.parametrize("kind", ["soft_prompt", "kv_prefix"])
 def test_what_cannot_be_merged_is_refused_with_the_reason(kind, backbone, save):
     bare = backbone("tiny-llama")
-    adapter = SoftPrompt.start(bare, 2) if kind == "soft_prompt" else KeyValuePrefix.start(bare, 2)
+    adapter = SoftPrompt.initialise(bare, 2) if kind == "soft_prompt" else KeyValuePrefix.initialise(bare, 2)
     with pytest.raises(UnsupportedError, match=f"through a {kind}, which cannot be merged into the weights") as error:
         load_base_model(save(bare, adapter), device="cpu")
     assert str(error.value).count(". ") == 0 and "lora" in str(error.value)

@@ -202,7 +202,7 @@ def test_blocks_that_share_weights_are_refused_in_words(tmp_path):
 
 
 def test_a_cut_that_reads_otherwise_is_noticed_and_leaves_nothing(backbone, tmp_path, monkeypatch):
-    honest = pruned_folder.keep_first
+    honest = pruned_folder.keep_first_blocks
 
     def forgets_the_norm(model, depth):
         honest(model, depth)
@@ -212,20 +212,20 @@ def test_a_cut_that_reads_otherwise_is_noticed_and_leaves_nothing(backbone, tmp_
         raise IndexError("list index out of range")
 
     for wrong, said in ((forgets_the_norm, "its vectors are off by"), (cannot, "list index out of range")):
-        monkeypatch.setattr(pruned_folder, "keep_first", wrong)
+        monkeypatch.setattr(pruned_folder, "keep_first_blocks", wrong)
         with pytest.raises(UnsupportedError, match=f"A llama cannot be cut to 2 layers: {said}"):
             write_pruned(backbone("tiny-llama"), 2, tmp_path / "cut")
         assert list(tmp_path.iterdir()) == []
 
 
 def test_a_list_that_was_not_cut_is_noticed(backbone, tmp_path, monkeypatch):
-    """The trap of T21, should keep_first ever forget it: transformers refuses the config, and so do we."""
+    """The trap of T21, should keep_first_blocks ever forget it: transformers refuses the config, and so do we."""
 
     def blocks_only(model, depth):
         model.model.layers = model.model.layers[:depth]
         model.config.num_hidden_layers = depth
 
-    monkeypatch.setattr(pruned_folder, "keep_first", blocks_only)
+    monkeypatch.setattr(pruned_folder, "keep_first_blocks", blocks_only)
     with pytest.raises(UnsupportedError, match="A qwen3 cannot be cut to 2 layers"):
         write_pruned(backbone("tiny-qwen3"), 2, tmp_path / "cut")
     assert list(tmp_path.iterdir()) == []

@@ -173,7 +173,7 @@ def test_adapters_beside_the_tokens_are_refused(made_of, tmp_path):
 
     plain = made_of()
     for kind in (SoftPrompt, KeyValuePrefix):
-        adapted = plain.backbone.with_adapter(kind.start(plain.backbone, 3))
+        adapted = plain.backbone.with_adapter(kind.initialise(plain.backbone, 3))
         with pytest.raises(UnsupportedError, match=kind.kind):
             export(Encoder(adapted, plain.spec), "sentence-transformers", tmp_path / "out")
 

@@ -252,7 +252,7 @@ def test_what_is_exported_is_an_encoder_again(encoder_of, tmp_path, gap):
 def test_a_prompt_or_a_prefix_is_refused_in_words(made_of, tmp_path):
     encoder = made_of()
     bare = encoder.backbone
-    for adapter in (SoftPrompt.start(bare, 2), KeyValuePrefix.start(bare, 2)):
+    for adapter in (SoftPrompt.initialise(bare, 2), KeyValuePrefix.initialise(bare, 2)):
         with pytest.raises(UnsupportedError, match=f"A {adapter.kind} stands beside the weights") as error:
             export(Encoder(bare.with_adapter(adapter), encoder.spec), "transformers", tmp_path / "out")
         assert str(error.value).count(". ") == 0

@@ -1,4 +1,4 @@
-"""Every measure of geometry against its definition, written as plainly as can be."""
+"""Every measure of geometry against a direct implementation of its definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def unit(vector):
     return vector / np.linalg.norm(vector)
 
 
-def distances_squared(rows):
+def squared_distances(rows):
     return [((unit(a) - unit(b)) ** 2).sum() for a, b in itertools.combinations(rows, 2)]
 
 
@@ -31,16 +31,16 @@ def test_anisotropy_is_the_mean_cosine_of_all_pairs():
     assert anisotropy(np.array([[1.0, 0.0], [-2.0, 0.0]])) == pytest.approx(-1)
 
 
-def test_a_zero_vector_is_like_no_other():
+def test_cosine_with_a_zero_vector_is_zero():
     rows = np.array([[1.0, 0.0], [0.0, 0.0], [2.0, 0.0]])
     assert anisotropy(rows) == pytest.approx(1 / 3)
 
 
-def test_uniformity_is_that_of_a_loop_over_pairs():
-    assert uniformity(X) == pytest.approx(math.log(np.mean(np.exp(-2 * np.array(distances_squared(X))))), rel=1e-9)
+def test_uniformity_equals_a_loop_over_pairs():
+    assert uniformity(X) == pytest.approx(math.log(np.mean(np.exp(-2 * np.array(squared_distances(X))))), rel=1e-9)
 
 
-def test_uniformity_of_many_vectors_is_that_of_the_pairwise_distances():
+def test_uniformity_in_chunks_equals_pairwise_distances():
     from scipy.spatial.distance import pdist
 
     rows = RNG.standard_normal((1300, 4))  # more than two chunks
@@ -48,34 +48,34 @@ def test_uniformity_of_many_vectors_is_that_of_the_pairwise_distances():
     assert uniformity(rows) == pytest.approx(np.log(np.exp(-2 * pdist(rows) ** 2).mean()), rel=1e-9)
 
 
-def test_alignment_is_that_of_a_loop_over_pairs():
-    other = X + 0.1 * RNG.standard_normal(X.shape)
-    expected = np.mean([((unit(a) - unit(b)) ** 2).sum() for a, b in zip(X, other, strict=True)])
-    assert alignment(X, other) == pytest.approx(expected, rel=1e-12)
+def test_alignment_equals_a_loop_over_pairs():
+    shifted = X + 0.1 * RNG.standard_normal(X.shape)
+    expected = np.mean([((unit(a) - unit(b)) ** 2).sum() for a, b in zip(X, shifted, strict=True)])
+    assert alignment(X, shifted) == pytest.approx(expected, rel=1e-12)
     assert alignment(X, 3 * X) == pytest.approx(0, abs=1e-30)
     with pytest.raises(InputError, match="pairs"):
         alignment(X, X[:3])
 
 
-def plain_effective_rank(rows):
+def effective_rank_by_svd(rows):
     values = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)
     shares = [value / values.sum() for value in values if value > 1e-9]
     return math.exp(-sum(share * math.log(share) for share in shares))
 
 
-@pytest.mark.parametrize("rows", [X, X.T, Y, 1e20 * X, X[:3]], ids=["tall", "wide", "other", "huge", "three"])
+@pytest.mark.parametrize("rows", [X, X.T, Y, 1e20 * X, X[:3]], ids=["tall", "wide", "nonlinear", "huge", "three"])
 def test_effective_rank_is_the_entropy_of_the_singular_values(rows):
-    assert effective_rank(rows) == pytest.approx(plain_effective_rank(rows), rel=1e-6)
+    assert effective_rank(rows) == pytest.approx(effective_rank_by_svd(rows), rel=1e-6)
 
 
-def test_effective_rank_counts_directions_of_equal_strength():
+def test_effective_rank_counts_equally_strong_directions():
     rows = np.concatenate([np.eye(7), -np.eye(7)])
     assert effective_rank(rows) == pytest.approx(7)
     assert effective_rank(np.outer(np.arange(9.0), np.ones(4))) == pytest.approx(1)
 
 
-def test_rounding_is_no_direction():
-    """Two directions among 300: the other 298 singular values are of the size of rounding errors."""
+def test_effective_rank_ignores_rounding_errors():
+    """Of 300 singular values two are real; the other 298 are as small as rounding errors."""
     rows = RNG.standard_normal((400, 2)) @ RNG.standard_normal((2, 300))
     values = np.linalg.svd(rows - rows.mean(axis=0), compute_uv=False)[:2]
     shares = values / values.sum()
@@ -94,33 +94,33 @@ def textbook_cka(x, y):
     return hsic(k, m) / math.sqrt(hsic(k, k) * hsic(m, m))
 
 
-def test_cka_is_the_textbook_formula():
+def test_cka_equals_the_textbook_formula():
     assert linear_cka(X, Y) == pytest.approx(textbook_cka(X, Y), rel=1e-9)
     x, y = X - X.mean(axis=0), Y - Y.mean(axis=0)
-    features = np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
-    assert linear_cka(X, Y) == pytest.approx(features, rel=1e-9)
+    from_features = np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+    assert linear_cka(X, Y) == pytest.approx(from_features, rel=1e-9)
 
 
-def test_cka_does_not_see_rotation_scale_or_place_but_sees_other_changes():
-    turn = np.linalg.qr(RNG.standard_normal((6, 6)))[0]
-    assert linear_cka(X, 1e5 * X @ turn + 7) == pytest.approx(1)
-    assert linear_cka(Y, X @ turn - 3) == pytest.approx(linear_cka(Y, X), rel=1e-9)
+def test_cka_ignores_rotation_scale_and_offset_only():
+    rotation = np.linalg.qr(RNG.standard_normal((6, 6)))[0]
+    assert linear_cka(X, 1e5 * X @ rotation + 7) == pytest.approx(1)
+    assert linear_cka(Y, X @ rotation - 3) == pytest.approx(linear_cka(Y, X), rel=1e-9)
     assert linear_cka(X, X * [100, 1, 1, 1, 1, 1]) < 0.9
 
 
-def test_all_layers_at_once_are_as_one_by_one_in_chunks():
+def test_cka_matrix_in_chunks_equals_single_pairs():
     layers = [RNG.standard_normal((700, dim)) + RNG.standard_normal((700, 1)) for dim in (3, 5, 8)]
-    found = cka_matrix(layers)
+    matrix = cka_matrix(layers)
     for i, j in itertools.product(range(3), repeat=2):
         x, y = (layers[n] - layers[n].mean(axis=0) for n in (i, j))
         expected = np.linalg.norm(y.T @ x) ** 2 / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
-        assert found[i, j] == pytest.approx(expected, rel=1e-9)
+        assert matrix[i, j] == pytest.approx(expected, rel=1e-9)
 
 
-def test_what_does_not_exist_is_not_a_number():
-    same = np.full((5, 3), 0.1)
-    assert math.isnan(effective_rank(same))
-    assert math.isnan(linear_cka(same, X[:5]))
+def test_undefined_measures_are_nan():
+    equal = np.full((5, 3), 0.1)
+    assert math.isnan(effective_rank(equal))
+    assert math.isnan(linear_cka(equal, X[:5]))
     assert math.isnan(anisotropy(X[:1])) and math.isnan(uniformity(X[:1])) and math.isnan(alignment(X[:0], X[:0]))
     with pytest.raises(InputError, match="same texts"):
         linear_cka(X, Y[:7])

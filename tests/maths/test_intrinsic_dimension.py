@@ -1,4 +1,4 @@
-"""TwoNN and maximum likelihood equal scikit-dimension's, and find the dimension of what has a known one."""
+"""Estimates against scikit-dimension and on manifolds of known dimension; nearest neighbours against scipy."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from scipy.spatial.distance import cdist
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.intrinsic_dimension import nearest
+from decoder2vec.maths.intrinsic_dimension import nearest_neighbours, unique_row_indices
 
 
 def two_nn(points, **options):
-    return dimension.two_nn(dimension.log_ratios(nearest(points, 2).distances), **options)
+    return dimension.two_nn(dimension.log_distance_ratios(nearest_neighbours(points, 2).distances), **options)
 
 
-def likelihood(points, k=50, **options):
-    return dimension.maximum_likelihood(dimension.local_dimensions(nearest(points, k).distances), **options)
+def mle(points, k=50, **options):
+    return dimension.mle_dimension(dimension.local_dimensions(nearest_neighbours(points, k).distances), **options)
 
 
-def clouds():
+def point_sets():
     rng = np.random.default_rng(0)
     return {
         "gaussian": rng.standard_normal((500, 8)),
@@ -29,57 +31,57 @@ def clouds():
     }
 
 
-# against the field's library
+# --- against scikit-dimension ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("discard", [0.1, 0.0137, 0.5])
-@pytest.mark.parametrize("name", clouds())
+@pytest.mark.parametrize("name", point_sets())
 def test_two_nn_equals_scikit_dimension(name, discard):
     skdim = pytest.importorskip("skdim")
-    points = clouds()[name]
+    points = point_sets()[name]
     expected = skdim.id.TwoNN(discard_fraction=discard).fit(points).dimension_
     assert two_nn(points, discard=discard) == pytest.approx(expected, abs=0, rel=1e-9)
 
 
-@pytest.mark.parametrize("name", clouds())
-def test_the_other_convention_equals_that_of_earlier_scikit_dimension(name):
+@pytest.mark.parametrize("name", point_sets())
+def test_second_cdf_equals_earlier_scikit_dimension(name):
     """Its formula before 0.5, written out: arange(N) / N."""
-    points = clouds()[name]
-    distances = nearest(points, 2).distances
-    mu = np.sort(distances[:, 1] / distances[:, 0])
-    n, kept = len(mu), int(len(mu) * (1 - 0.1))
-    x, y = np.log(mu[:kept]), -np.log(1 - np.arange(n)[:kept] / n)
+    points = point_sets()[name]
+    distances = nearest_neighbours(points, 2).distances
+    ratios = np.sort(distances[:, 1] / distances[:, 0])
+    n, kept = len(ratios), int(len(ratios) * (1 - 0.1))
+    x, y = np.log(ratios[:kept]), -np.log(1 - np.arange(n)[:kept] / n)
     expected = np.linalg.lstsq(x[:, None], y, rcond=None)[0][0]
     assert two_nn(points, cdf="(i-1)/N") == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("count", "percent"), [(500, 0.66), (1000, 0.33), (5000, 0.07)])
-def test_the_two_conventions_differ_by_a_factor_that_the_number_of_points_sets(count, percent):
-    logs = np.random.default_rng(0).exponential(1 / 10, count)
-    ratio = dimension.two_nn(logs) / dimension.two_nn(logs, cdf="(i-1)/N")
+def test_cdf_conventions_differ_by_a_known_factor(count, percent):
+    log_ratios = np.random.default_rng(0).exponential(1 / 10, count)
+    ratio = dimension.two_nn(log_ratios) / dimension.two_nn(log_ratios, cdf="(i-1)/N")
     assert 100 * (ratio - 1) == pytest.approx(percent, abs=0.02)
 
 
-@pytest.mark.parametrize("name", clouds())
-def test_the_closed_form_equals_scikit_dimension(name):
+@pytest.mark.parametrize("name", point_sets())
+def test_two_nn_mle_equals_scikit_dimension(name):
     skdim = pytest.importorskip("skdim")
-    points = clouds()[name]
+    points = point_sets()[name]
     expected = skdim.id.TwoNN(discard_fraction=0, method="mle").fit(points).dimension_
-    found = dimension.two_nn_likelihood(dimension.log_ratios(nearest(points, 2).distances))
-    assert found == pytest.approx(expected, rel=1e-9)
+    estimate = dimension.two_nn_mle(dimension.log_distance_ratios(nearest_neighbours(points, 2).distances))
+    assert estimate == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize(("average", "comb"), [("mean", "mean"), ("inverse", "mle")])
 @pytest.mark.parametrize("k", [5, 50])
-@pytest.mark.parametrize("name", clouds())
+@pytest.mark.parametrize("name", point_sets())
 def test_maximum_likelihood_equals_scikit_dimension(name, k, average, comb):
     skdim = pytest.importorskip("skdim")
-    points = clouds()[name]
+    points = point_sets()[name]
     expected = skdim.id.MLE().fit(points, n_neighbors=k, comb=comb).dimension_
-    assert likelihood(points, k, average=average) == pytest.approx(expected, rel=1e-9)
+    assert mle(points, k, average=average) == pytest.approx(expected, rel=1e-9)
 
 
-# on what has a known dimension, 5,000 points
+# --- on 5,000 points of known dimension ------------------------------------------------------------------------------
 
 
 def embedded(points, axes=64):
@@ -106,22 +108,22 @@ def manifolds():
 
 
 @pytest.mark.parametrize("name", manifolds())
-def test_a_known_manifold_has_its_dimension(name):
-    points, true, tolerance = manifolds()[name]
-    distances = nearest(points, 50).distances
-    assert dimension.two_nn(dimension.log_ratios(distances)) == pytest.approx(true, rel=tolerance)
+def test_dimension_of_known_manifolds_is_found(name):
+    points, true_dimension, tolerance = manifolds()[name]
+    distances = nearest_neighbours(points, 50).distances
+    assert dimension.two_nn(dimension.log_distance_ratios(distances)) == pytest.approx(true_dimension, rel=tolerance)
     local = dimension.local_dimensions(distances)
-    assert dimension.maximum_likelihood(local, average="inverse") == pytest.approx(true, rel=2.5 * tolerance)
+    assert dimension.mle_dimension(local, average="inverse") == pytest.approx(true_dimension, rel=2.5 * tolerance)
 
 
-@pytest.mark.parametrize(("true", "expected"), [(10, 9.7), (20, 17.8), (50, 33)])
-def test_high_dimensions_are_underestimated_as_they_are_known_to_be(true, expected):
+@pytest.mark.parametrize(("true_dimension", "expected"), [(10, 9.7), (20, 17.8), (50, 33)])
+def test_high_dimensions_are_underestimated_as_published(true_dimension, expected):
     points = np.zeros((5000, 128))
-    points[:, :true] = np.random.default_rng(2).standard_normal((5000, true))
+    points[:, :true_dimension] = np.random.default_rng(2).standard_normal((5000, true_dimension))
     assert two_nn(points) == pytest.approx(expected, rel=0.06)
 
 
-# what must not matter
+# --- invariances -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -134,96 +136,99 @@ def test_high_dimensions_are_underestimated_as_they_are_known_to_be(true, expect
     ],
     ids=["rotation", "scale", "translation", "order"],
 )
-def test_the_estimates_do_not_see(change):
-    points = clouds()["gaussian"]
+def test_estimates_are_invariant_under(change):
+    points = point_sets()["gaussian"]
     assert two_nn(change(points)) == pytest.approx(two_nn(points), rel=1e-9)
-    assert likelihood(change(points)) == pytest.approx(likelihood(points), rel=1e-9)
+    assert mle(change(points)) == pytest.approx(mle(points), rel=1e-9)
 
 
-def test_float32_input_is_as_good_as_float64():
-    points = clouds()["wide"]
+def test_float32_input_equals_float64():
+    points = point_sets()["wide"]
     assert two_nn(points.astype(np.float32)) == pytest.approx(two_nn(points), rel=1e-3)
 
 
-# intervals
+# --- intervals -------------------------------------------------------------------------------------------------------
 
 
-def test_bootstrap_samples_equal_estimates_of_what_was_drawn():
+def test_bootstrap_estimates_equal_those_of_drawn_points():
     local = np.random.default_rng(5).uniform(1, 9, 40)
-    times = list(dimension.bootstrap(40, 6, seed=3))
-    assert all(each.sum() == 40 for each in times) and len({tuple(each) for each in times}) == 6
+    samples = list(dimension.bootstrap_counts(40, 6, seed=3))
+    assert all(counts.sum() == 40 for counts in samples) and len({tuple(counts) for counts in samples}) == 6
     for average in dimension.AVERAGES:
-        found = dimension.likelihood_samples(local, times, average=average)
-        expected = [dimension.maximum_likelihood(np.repeat(local, each), average=average) for each in times]
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        estimates = dimension.mle_bootstrap(local, samples, average=average)
+        expected = [dimension.mle_dimension(np.repeat(local, counts), average=average) for counts in samples]
+        np.testing.assert_allclose(estimates, expected, rtol=1e-12)
 
 
-def test_parts_are_random_of_the_size_asked_and_the_same_again():
-    first, again, other = (list(dimension.parts(101, 0.5, 8, seed)) for seed in (0, 0, 1))
+def test_random_subsets_have_the_size_and_are_reproducible():
+    first, again, other_seed = (list(dimension.random_subsets(101, 0.5, 8, seed)) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first, again)
-    assert all(part.sum() == 50 for part in first)
-    assert len({part.tobytes() for part in [*first, *other]}) == 16
+    assert all(members.sum() == 50 for members in first)
+    assert len({members.tobytes() for members in [*first, *other_seed]}) == 16
 
 
-def test_the_interval_holds_the_true_dimension_about_as_often_as_it_says():
-    """On a torus, which has no edge: 60 clouds of 300 points. To draw ratios with replacement would hold 81 %."""
-    inside = 0
+def test_interval_contains_the_true_dimension_95_percent():
+    """On 60 samples of 300 points of a torus, which has no edge. A bootstrap of the ratios would reach 81 %."""
+    covered = 0
     for seed in range(60):
         angles = np.random.default_rng(seed).uniform(0, 2 * np.pi, (300, 2))
         points = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-        near = nearest(points, 24)
-        rows = map(np.flatnonzero, dimension.parts(300, 0.5, 60, seed))
-        halves = [dimension.two_nn(dimension.log_ratios(near.among(points, each))) for each in rows]
+        neighbours = nearest_neighbours(points, 24)
+        subsets = map(np.flatnonzero, dimension.random_subsets(300, 0.5, 60, seed))
+        halves = [
+            dimension.two_nn(dimension.log_distance_ratios(neighbours.distances_within(points, rows)))
+            for rows in subsets
+        ]
         low, high = dimension.half_sample_interval(
-            dimension.two_nn(dimension.log_ratios(near.distances)), np.array(halves)
+            dimension.two_nn(dimension.log_distance_ratios(neighbours.distances)), np.array(halves)
         )
-        inside += low <= 2 <= high
-    assert inside >= 53
+        covered += low <= 2 <= high
+    assert covered >= 53
 
 
-# areas
+# --- areas -----------------------------------------------------------------------------------------------------------
 
 
 def test_areas_of_three_layers_by_hand():
     curve = [2.0, 6.0, 4.0]  # trapezoids 4 + 5
-    assert dimension.area(curve) == pytest.approx(9 / 3)
-    assert dimension.area(curve, by="unit") == pytest.approx(9 / 2)
-    assert math.isnan(dimension.area([3.0]))
+    assert dimension.normalised_area(curve) == pytest.approx(9 / 3)
+    assert dimension.normalised_area(curve, normalisation="unit") == pytest.approx(9 / 2)
+    assert math.isnan(dimension.normalised_area([3.0]))
     with pytest.raises(InputError, match="area"):
-        dimension.area(curve, by="papers")
+        dimension.normalised_area(curve, normalisation="papers")
 
 
-# what cannot be estimated
+# --- degenerate and invalid input ------------------------------------------------------------------------------------
 
 
-def test_fewer_than_ten_points_are_refused():
+def test_two_nn_of_fewer_than_ten_points_is_refused():
     with pytest.raises(InputError, match="10 different points"):
         dimension.two_nn(np.ones(9))
 
 
 def test_duplicates_and_infinities_are_refused():
     with pytest.raises(InputError, match="twice"):
-        dimension.log_ratios(np.array([[0.0, 1.0]] * 20))
+        dimension.log_distance_ratios(np.array([[0.0, 1.0]] * 20))
     with pytest.raises(InputError, match="twice"):
         dimension.local_dimensions(np.array([[0.0, 1.0]] * 20))
     with pytest.raises(InputError, match="not finite"):
         dimension.two_nn(np.r_[np.ones(20), np.inf])
 
 
-def test_a_lattice_has_no_two_nn():
-    """Every ratio is 1: there is nothing to fit a line to."""
+def test_two_nn_of_a_lattice_is_nan():
+    """Every ratio is 1, so there is no line to fit."""
     assert math.isnan(dimension.two_nn(np.zeros(20)))
-    assert math.isnan(dimension.two_nn_likelihood(np.zeros(20)))
+    assert math.isnan(dimension.two_nn_mle(np.zeros(20)))
 
 
-def test_without_discarding_the_largest_ratio_has_no_place_on_the_line():
-    logs = np.random.default_rng(6).exponential(0.2, 50)
-    x, share = np.sort(logs)[:-1], np.arange(1, 50) / 50
-    assert dimension.two_nn(logs, discard=0) == pytest.approx(x @ -np.log(1 - share) / (x @ x))
+def test_largest_ratio_is_left_out_without_discarding():
+    log_ratios = np.random.default_rng(6).exponential(0.2, 50)
+    x, share = np.sort(log_ratios)[:-1], np.arange(1, 50) / 50
+    assert dimension.two_nn(log_ratios, discard=0) == pytest.approx(x @ -np.log(1 - share) / (x @ x))
 
 
 @pytest.mark.parametrize("options", [{"discard": -0.1}, {"discard": 0.95}, {"cdf": "i/n"}])
-def test_settings_that_make_no_sense_are_refused(options):
+def test_invalid_two_nn_options_are_refused(options):
     with pytest.raises(InputError):
         dimension.two_nn(np.ones(20), **options)
 
@@ -232,4 +237,114 @@ def test_one_neighbour_or_an_unknown_average_is_refused():
     with pytest.raises(InputError, match="2 neighbours"):
         dimension.local_dimensions(np.ones((20, 1)))
     with pytest.raises(InputError, match="average"):
-        dimension.maximum_likelihood(np.ones(20), average="harmonic")
+        dimension.mle_dimension(np.ones(20), average="harmonic")
+
+
+# --- nearest neighbours ----------------------------------------------------------------------------------------------
+
+
+def neighbour_distances_by_scipy(points, k):
+    """All pairs, by differences in float64."""
+    distances = cdist(points.astype(np.float64), points.astype(np.float64))
+    np.fill_diagonal(distances, np.inf)
+    return np.sort(distances, axis=1)[:, :k]
+
+
+def gaussian(rows=400, columns=50):
+    return np.random.default_rng(0).standard_normal((rows, columns))
+
+
+POINTS = {
+    "plain": gaussian(),
+    "far from the origin": gaussian() * 1e-3 + 1000,
+    "one huge dimension": np.c_[gaussian(), 1e5 * gaussian(400, 1)],
+    "float32 far away": (gaussian() * 1e-2 + 1000).astype(np.float32),
+    "enormous": gaussian() * 1e30,
+    "tiny": gaussian() * 1e-30,
+    "all equally far apart": np.eye(60),
+    "lattice": np.random.default_rng(1).permutation(np.stack(np.meshgrid(*[np.arange(6.0)] * 3), -1).reshape(-1, 3)),
+    "close pairs": np.repeat(gaussian(200), 2, axis=0) + 1e-9 * gaussian(),
+    "fewer points than candidates": gaussian(9),
+}
+
+
+@pytest.mark.parametrize("name", POINTS)
+@pytest.mark.parametrize("k", [1, 2, 7])
+def test_distances_equal_a_search_over_all_pairs(name, k):
+    result = nearest_neighbours(POINTS[name], k)
+    np.testing.assert_allclose(result.distances, neighbour_distances_by_scipy(POINTS[name], k), rtol=1e-12)
+
+
+def test_indices_match_distances_and_exclude_the_point():
+    points = POINTS["plain"]
+    result = nearest_neighbours(points, 5)
+    distances = np.linalg.norm(points[result.indices] - points[:, None], axis=2)
+    np.testing.assert_allclose(distances, result.distances, rtol=1e-12)
+    assert (result.indices != np.arange(len(points))[:, None]).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 100, 10_000])
+def test_chunk_size_does_not_change_the_result(chunk):
+    result, expected = nearest_neighbours(POINTS["plain"], 3, chunk=chunk), nearest_neighbours(POINTS["plain"], 3)
+    np.testing.assert_array_equal(result.indices, expected.indices)
+    np.testing.assert_allclose(result.distances, expected.distances, rtol=1e-14)
+
+
+def test_neighbour_missed_by_the_product_is_found_again(monkeypatch):
+    """The float32 candidates are replaced by wrong ones; the error bound must detect it."""
+    points = POINTS["plain"]
+    original = dimension._DistanceProduct.propose
+
+    def wrong_candidates(self, rows, count):
+        candidates, farthest = original(self, rows, count)
+        if self.points.dtype != torch.float32:
+            return candidates, farthest
+        # far points instead of the nearest: the worst that a float32 product can return
+        return (candidates + 1 + rows[:, None]) % len(points), farthest * 0
+
+    monkeypatch.setattr(dimension._DistanceProduct, "propose", wrong_candidates)
+    monkeypatch.setattr(dimension, "_EXTRA_CANDIDATES", 1)
+    np.testing.assert_allclose(
+        nearest_neighbours(points, 2).distances, neighbour_distances_by_scipy(points, 2), rtol=1e-12
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["plain", "far from the origin", "one huge dimension", "close pairs"])
+def test_error_bound_of_the_product_holds(dtype, name):
+    points = dimension._to_float64_tensor(POINTS[name])
+    product = dimension._DistanceProduct(points, getattr(torch, dtype))
+    rows = torch.arange(len(points))
+    shifted = torch.addmm(product.squares, product.points, product.points.T, alpha=-2).double()
+    approximate = (shifted + product.norms.square()[:, None]) * product.unit**2
+    true = cdist(points, points)
+    bound = product.error(rows[:, None], torch.from_numpy(true))
+    assert (np.abs(approximate - true**2) <= bound).all()
+
+
+@pytest.mark.parametrize("columns", [3, 50])
+@pytest.mark.parametrize("k", [4, 50])
+def test_distances_within_a_subset_equal_a_search_in_it(k, columns):
+    """With few known neighbours, many points have none in the subset and are searched again."""
+    points = gaussian(300, columns)
+    rows = np.sort(np.random.default_rng(2).choice(300, 75, replace=False))
+    result = nearest_neighbours(points, k).distances_within(points, rows)
+    np.testing.assert_allclose(result, neighbour_distances_by_scipy(points[rows], 2), rtol=1e-12)
+
+
+def test_unique_row_indices_keep_the_first_of_equal_rows():
+    points = np.array([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0], [-0.0, 0.0], [1.0, 2.0 + 1e-15]])
+    assert unique_row_indices(points).tolist() == [0, 1, 4]
+
+
+def test_neighbours_of_points_that_are_not_finite_are_refused():
+    points = gaussian(20, 3)
+    points[3, 1] = np.nan
+    with pytest.raises(InputError, match="not finite"):
+        nearest_neighbours(points, 2)
+
+
+@pytest.mark.parametrize("k", [0, 5, 6])
+def test_more_neighbours_than_points_are_refused(k):
+    with pytest.raises(InputError, match=r"no \d neighbours"):
+        nearest_neighbours(gaussian(5, 3), k)

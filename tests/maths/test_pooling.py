@@ -16,7 +16,7 @@ SPANS = {
 }
 
 
-def by_hand(states, start, end, pooling):
+def pool_by_loop(states, start, end, pooling):
     rows = []
     for row, first, last in zip(states.double().tolist(), start, end, strict=True):
         span = row[first:last]
@@ -28,9 +28,9 @@ def by_hand(states, start, end, pooling):
             rows.append([max(column) for column in zip(*span, strict=True)])
         else:
             weights = [rank + 1 if pooling == "weightedmean" else 1 for rank in range(len(span))]
-            whole = 1 if pooling == "sum" else sum(weights)
+            total = 1 if pooling == "sum" else sum(weights)
             columns = zip(*span, strict=True)
-            rows.append([sum(w * x for w, x in zip(weights, column, strict=True)) / whole for column in columns])
+            rows.append([sum(w * x for w, x in zip(weights, column, strict=True)) / total for column in columns])
     return np.array(rows)
 
 
@@ -39,7 +39,7 @@ def states():
     return torch.randn(4, 9, 6, generator=torch.Generator().manual_seed(0))
 
 
-def test_the_poolings_are_the_six_that_are_checked_here():
+def test_all_poolings_are_tested_here():
     assert set(POOLINGS) == {"lasttoken", "mean", "weightedmean", "max", "cls", "sum"}
 
 
@@ -47,50 +47,50 @@ def test_the_poolings_are_the_six_that_are_checked_here():
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_pooling_equals_a_plain_loop(states, pooling, spans):
     start, end = SPANS[spans]
-    found = pool(states, torch.tensor(start), torch.tensor(end), [pooling])
-    assert found.shape == (4, 1, 6)
-    np.testing.assert_allclose(found[:, 0], by_hand(states, start, end, pooling), rtol=1e-5, atol=1e-6)
+    pooled = pool(states, torch.tensor(start), torch.tensor(end), [pooling])
+    assert pooled.shape == (4, 1, 6)
+    np.testing.assert_allclose(pooled[:, 0], pool_by_loop(states, start, end, pooling), rtol=1e-5, atol=1e-6)
 
 
-def test_all_poolings_together_come_back_in_the_order_asked(states):
+def test_several_poolings_come_back_in_the_requested_order(states):
     start, end = SPANS["prefix and padding"]
-    asked = ["sum", "cls", "mean", "max", "lasttoken", "weightedmean", "mean"]
-    found = pool(states, torch.tensor(start), torch.tensor(end), asked)
-    for column, name in enumerate(asked):
-        np.testing.assert_allclose(found[:, column], by_hand(states, start, end, name), rtol=1e-5, atol=1e-6)
+    requested = ["sum", "cls", "mean", "max", "lasttoken", "weightedmean", "mean"]
+    pooled = pool(states, torch.tensor(start), torch.tensor(end), requested)
+    for column, name in enumerate(requested):
+        np.testing.assert_allclose(pooled[:, column], pool_by_loop(states, start, end, name), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_what_lies_outside_the_span_does_not_count(states, pooling):
+def test_positions_outside_the_span_do_not_count(states, pooling):
     start, end = SPANS["prefix and padding"]
-    spoilt = states.clone()
+    corrupted = states.clone()
     for row, (first, last) in enumerate(zip(start, end, strict=True)):
-        spoilt[row, :first] = 1e30
-        spoilt[row, last:] = -1e30
+        corrupted[row, :first] = 1e30
+        corrupted[row, last:] = -1e30
     bounds = torch.tensor(start), torch.tensor(end)
-    torch.testing.assert_close(pool(spoilt, *bounds, [pooling]), pool(states, *bounds, [pooling]))
+    torch.testing.assert_close(pool(corrupted, *bounds, [pooling]), pool(states, *bounds, [pooling]))
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_one_token_is_its_own_vector_under_every_pooling(states, pooling):
-    found = pool(states, torch.full((4,), 3), torch.full((4,), 4), [pooling])
-    torch.testing.assert_close(found[:, 0], states[:, 3])
+def test_pooling_one_token_returns_its_state(states, pooling):
+    pooled = pool(states, torch.full((4,), 3), torch.full((4,), 4), [pooling])
+    torch.testing.assert_close(pooled[:, 0], states[:, 3])
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_sums_of_16_bit_states_are_made_in_float32(pooling, dtype):
-    long = (1 + torch.rand(2, 3000, 4, generator=torch.Generator().manual_seed(1))).to(dtype)
+def test_16_bit_states_are_pooled_in_float32(pooling, dtype):
+    long_texts = (1 + torch.rand(2, 3000, 4, generator=torch.Generator().manual_seed(1))).to(dtype)
     start, end = [0, 10], [3000, 2990]
-    found = pool(long, torch.tensor(start), torch.tensor(end), [pooling])
-    assert found.dtype == torch.float32
-    np.testing.assert_allclose(found[:, 0], by_hand(long, start, end, pooling), rtol=1e-5)
+    pooled = pool(long_texts, torch.tensor(start), torch.tensor(end), [pooling])
+    assert pooled.dtype == torch.float32
+    np.testing.assert_allclose(pooled[:, 0], pool_by_loop(long_texts, start, end, pooling), rtol=1e-5)
 
 
-def test_a_sum_of_bfloat16_ones_does_not_stop_growing_at_256():
+def test_sum_of_bfloat16_ones_does_not_saturate_at_256():
     ones = torch.ones(1, 4096, 1, dtype=torch.bfloat16)
-    found = pool(ones, torch.tensor([0]), torch.tensor([4096]), ["sum"])
-    assert found.item() == 4096.0
+    pooled = pool(ones, torch.tensor([0]), torch.tensor([4096]), ["sum"])
+    assert pooled.item() == 4096.0
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])

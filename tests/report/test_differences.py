@@ -38,7 +38,7 @@ def test_a_better_encoder_is_better_and_the_numbers_are_those_of_the_scores(enco
         for kind in dict.fromkeys(KINDS.values())
     ]
     assert found.between(0, 1).value == pytest.approx(np.mean(by_family), abs=0.02)
-    assert found.between(0, 1).shown and found.between(0, 1).low > 0
+    assert found.between(0, 1).significant and found.between(0, 1).low > 0
     assert found.notes == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from decoder2vec.maths.ranking import ranking_scores, ranks_of
+from decoder2vec.maths.ranking import document_ranks, ranking_scores
 
 pytestmark = pytest.mark.slow
 
@@ -22,6 +22,6 @@ def test_every_measure_is_that_of_ranx():
     rows = []
     for line, truth in zip(scores, gains, strict=True):
         places = np.flatnonzero(truth)
-        rows.append(ranking_scores(ranks_of(line, places), truth[places].astype(float), truth.astype(float)))
+        rows.append(ranking_scores(document_ranks(line, places), truth[places].astype(float), truth.astype(float)))
     for name in measures:
         assert np.mean([row[name] for row in rows]) == pytest.approx(expected[name], abs=1e-9), name

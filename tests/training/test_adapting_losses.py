@@ -149,7 +149,7 @@ def test_training_reads_a_text_as_the_encoder_does(name, family, backbone, monke
     long = "the cats sleep near the dogs that run in the rain, " * 4
     examples = [*toy_examples()[:5], Example(long, long + "often", (), "long")]
     scores = []
-    monkeypatch.setattr(adapting, "cosine_pairs", lambda *sides: scores.append(sides) or np.arange(10.0))
+    monkeypatch.setattr(adapting, "pairwise_cos_sim", lambda *sides: scores.append(sides) or np.arange(10.0))
     recipe = small(name, epochs=0, read=ReadAs(template="prompteol", max_length=40, pooling="mean"))
     pairs = replace(toy_pairs(), left=[long, *toy_pairs().left[1:]])
     data = toy_data(contrast=Contrast.of(examples), dev=(pairs,))

@@ -93,7 +93,7 @@ def adapted_by_hand(name, module, family, attention):
     if name == "full":
         model.base_model.load_state_dict(module.state_dict())
     if name == "lora":
-        state = module.public_state()
+        state = module.peft_state_dict()
         for key in [key for key in state if "lora_A" in key]:
             place = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             change = 2.0 * state[key.replace("lora_A", "lora_B")] @ state[key]  # alpha 8, rank 4

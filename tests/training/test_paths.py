@@ -38,7 +38,7 @@ def prompts_of(backbone):
 
 def prompted(backbone):
     torch.manual_seed(0)
-    return backbone.with_adapter(SoftPrompt.start(backbone, 3))
+    return backbone.with_adapter(SoftPrompt.initialise(backbone, 3))
 
 
 def learned(part, rows, prompt):
@@ -152,7 +152,7 @@ def test_a_disk_without_room_is_not_filled(backbone, own_files, monkeypatch, cap
 def test_a_family_without_keys_and_values_takes_the_long_way(backbone):
     adapted = prompted(backbone("tiny-mamba"))
     prompts = prompts_of(adapted)
-    with pytest.raises(UnsupportedError, match="mamba keeps no keys and values"):
+    with pytest.raises(UnsupportedError, match="mamba has no keys and values"):
         prefix_memory(adapted, prompts, 4)
     path = pick_path(small("soft_prompt", tokens=3), adapted, prompts, READINGS[0])
     torch.testing.assert_close(path([0, 1]), token_part(adapted, prompts, READINGS[0])([0, 1]), rtol=1e-4, atol=1e-5)

@@ -200,7 +200,7 @@ def test_no_stage_at_all_is_refused(tmp_path):
 
 
 BAD_STAGES = {
-    "above all layers": ("simcse.attention=bidirectional:99", "'bidirectional:99' leaves nothing to look both ways"),
+    "above all layers": ("simcse.attention=bidirectional:99", "'bidirectional:99' leaves no layer bidirectional"),
     "no such layer": ("simcse.read.layer=99", "there is no layer 99"),
     "the embeddings": ("simcse.read.layer=0", "Layer 0 is the embeddings"),
     "read elsewhere": ("mntp.read.layer=2", "mntp is told from the top layer"),
@@ -283,8 +283,8 @@ def test_a_stage_that_is_found_elsewhere_replaces_nothing(once, again, trained, 
 def test_stages_that_were_done_are_found_and_nothing_is_trained(once, again, trained, stages, tmp_path, monkeypatch):
     from decoder2vec.backbone import backbone as load
 
-    plain, asked, said = load.pick_device, [], []
-    monkeypatch.setattr(load, "pick_device", lambda name=None: plain(asked.append(name) or name))
+    plain, asked, said = load.choose_device, [], []
+    monkeypatch.setattr(load, "choose_device", lambda name=None: plain(asked.append(name) or name))
     outcome = again(stages(), notify=said.append)
     assert trained == [] and same_encoder(outcome.encoder, once[1].encoder)
     assert outcome.results == once[1].results and outcome.record == once[1].record

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.machine import pick_device
+from decoder2vec.backbone.machine import choose_device
 from decoder2vec.training import adapting, checkpoint, processes
 from decoder2vec.training.contrast import Contrast
 from decoder2vec.training.plan import Plan
@@ -160,8 +160,8 @@ def test_each_process_takes_a_gpu_of_its_own(rank, device, monkeypatch):
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
-    assert pick_device() == torch.device(device)
-    assert pick_device("cuda:1") == torch.device("cuda:1"), "unless one is asked for"
+    assert choose_device() == torch.device(device)
+    assert choose_device("cuda:1") == torch.device("cuda:1"), "unless one is asked for"
 
 
 if __name__ == "__main__":

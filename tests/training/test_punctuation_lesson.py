@@ -16,7 +16,7 @@ from tokenizers import normalizers
 from torch.utils.checkpoint import checkpoint as computed_twice
 from transformers import AutoModel, AutoTokenizer, DynamicCache
 
-from decoder2vec.backbone.attention import attention_fault
+from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
@@ -145,7 +145,7 @@ def states_by_hand(name, adapter, family, attention, texts, max_length=10**6):
     if name == "full":
         model.load_state_dict(adapter.state_dict())
     if name == "lora":
-        state = adapter.public_state()
+        state = adapter.peft_state_dict()
         for key in [key for key in state if "lora_A" in key]:
             place = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
             added = 2.0 * state[key.replace("lora_A", "lora_B")] @ state[key]  # alpha 8, rank 4
@@ -398,7 +398,7 @@ def test_marks_and_capitals_are_learned_and_the_encoder_still_looks_both_ways(ba
     after.encoder.save(tmp_path / "encoder")
     loaded = Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32")
     assert loaded.spec.attention == loaded.backbone.attention == "bidirectional"
-    assert not attention_fault(loaded.backbone.model, "bidirectional")
+    assert not attention_mismatch(loaded.backbone.model, "bidirectional")
     assert (loaded.encode(texts[:3]) == after.encoder.encode(texts[:3])).all()
     assert not np.allclose(loaded.encode(texts[:3]), before.encoder.encode(texts[:3]), atol=1e-3)
 

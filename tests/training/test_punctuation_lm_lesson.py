@@ -79,7 +79,7 @@ class StockModel:
         if name == "full":
             body.load_state_dict(adapter.state_dict())
         else:
-            state = adapter.public_state()
+            state = adapter.peft_state_dict()
             for key in [key for key in state if "lora_A" in key]:
                 place = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
                 added = 2.0 * state[key.replace("lora_A", "lora_B")] @ state[key]  # alpha 8, rank 4
@@ -296,7 +296,7 @@ def test_what_cannot_be_is_refused(prepared, monkeypatch):
     with pytest.raises(InputError, match="set attention to bidirectional"):
         prepared(attention="causal")
     with monkeypatch.context() as patch, pytest.raises(UnsupportedError, match="go on from left to right"):
-        patch.setattr(direction, "prefix_attention", lambda *_: nullcontext())  # a mask that does not take
+        patch.setattr(direction, "prefix_lm_attention", lambda *_: nullcontext())  # a mask that does not take
         prepared()
     with pytest.raises(InputError, match="leave the template at plain"):
         prepared(read=ReadAs(template="prompteol"))

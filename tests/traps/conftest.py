@@ -1,4 +1,4 @@
-"""Independent references: one unpadded text through plain transformers, and pooling by plain loops."""
+"""Independent references: a single unpadded text through plain transformers, and pooling by plain loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decoder2vec.text.tokens import Tokeniser
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet(own_cache):
-    """No remarks about missing kernels; and one thread, since several only wait for each other on models so small."""
+    """No warnings about missing kernels, and one thread, since several are slower on such small models."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with quiet_transformers():
@@ -25,23 +25,23 @@ def quiet(own_cache):
 
 @pytest.fixture(scope="session")
 def texts():
-    """Of three lengths, so that a batch of them is padded."""
+    """Texts of three lengths, so that a batch of them is padded."""
     return ["A long, slow rise in the fridge gives sourdough its tangy flavour.", "Short one.", "A red card, early"]
 
 
 @pytest.fixture(scope="session")
-def prompts_of():
-    """prompts_of(backbone, texts, template, ...) -> what our tokeniser makes of the texts."""
+def tokenise():
+    """tokenise(backbone, texts, template, ...) -> the prompts of our tokeniser."""
 
-    def make(backbone, texts, template="plain", max_length=256, on_overflow="truncate"):
+    def run(backbone, texts, template="plain", max_length=256, on_overflow="truncate"):
         return Tokeniser(backbone, Template.of(template), max_length, on_overflow)(texts).prompts
 
-    return make
+    return run
 
 
 @pytest.fixture(scope="session")
-def read():
-    """read(backbone, prompts, readings, side) -> [prompt, reading, dim], all prompts in one padded batch."""
+def encode_batch():
+    """encode_batch(backbone, prompts, readings, side) -> [prompt, reading, dim], all prompts in one padded batch."""
 
     @torch.inference_mode()
     def run(backbone, prompts, readings, side="right"):
@@ -51,26 +51,26 @@ def read():
 
 
 @pytest.fixture(scope="session")
-def alone():
-    """alone(backbone, ids) -> [layer, token, dim] by transformers itself: one text, no padding, no hook of ours.
+def single_states():
+    """single_states(backbone, ids) -> [layer, token, dim] by transformers: one text, no padding, none of our hooks.
 
-    Layer 0 is the embeddings; the last layer is after the final norm, as transformers gives it.
+    Layer 0 is the embeddings; the last layer is after the final norm, as transformers returns it.
     """
 
     @torch.inference_mode()
     def states(backbone, ids):
         row = torch.tensor([ids])
-        found = list(backbone.model(input_ids=row, output_hidden_states=True, use_cache=False).hidden_states)
+        layers = list(backbone.model(input_ids=row, output_hidden_states=True, use_cache=False).hidden_states)
         if "mamba" in backbone.family:  # its list starts after the first block and ends with raw, normed
-            found = [backbone.model.get_input_embeddings()(row), *found[:-2], found[-1]]
-        return torch.cat(found).float().numpy()
+            layers = [backbone.model.get_input_embeddings()(row), *layers[:-2], layers[-1]]
+        return torch.cat(layers).float().numpy()
 
     return states
 
 
 @pytest.fixture(scope="session")
-def by_loop():
-    """by_loop(name, [token, dim] states) -> the pooled vector, in float64 and one token at a time."""
+def pool_by_loop():
+    """pool_by_loop(pooling, [token, dim] states) -> the pooled vector, in float64 and one token at a time."""
 
     def pooled(name, states):
         rows = [np.asarray(row, np.float64) for row in states]
@@ -78,10 +78,11 @@ def by_loop():
             return rows[0]
         if name == "lasttoken":
             return rows[-1]
-        total, weight, best = np.zeros_like(rows[0]), 0.0, rows[0]
-        for number, row in enumerate(rows, 1):
-            share = number if name == "weightedmean" else 1
-            total, weight, best = total + share * row, weight + share, np.maximum(best, row)
-        return {"max": best, "sum": total}.get(name, total / weight)
+        total, weight, maximum = np.zeros_like(rows[0]), 0.0, rows[0]
+        for rank, row in enumerate(rows, 1):
+            token_weight = rank if name == "weightedmean" else 1
+            total, weight = total + token_weight * row, weight + token_weight
+            maximum = np.maximum(maximum, row)
+        return {"max": maximum, "sum": total}.get(name, total / weight)
 
     return pooled

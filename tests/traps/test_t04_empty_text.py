@@ -1,4 +1,4 @@
-"""T4: a text without tokens, whose vector must not be made of its neighbours' padding."""
+"""T4: a text without tokens, whose vector must not be computed from padding."""
 
 import numpy as np
 import pytest
@@ -14,11 +14,11 @@ BOS = 1
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-mamba"])
-def test_empty_text_is_read_as_one_token_alone_and_in_any_batch(name, backbone, alone, gap):
-    """With or without a BOS from the tokenizer, it is the state of a lone BOS token: finite, the same everywhere."""
+def test_empty_text_is_one_token_in_any_batch(name, backbone, single_states, gap):
+    """Whether or not the tokenizer adds BOS, the vector is the state of a single BOS token."""
     spec = EncoderSpec(name, tuple(Reading(-1, pooling, True) for pooling in POOLINGS), template="{text}")
     encoder = Encoder(backbone(name), spec)
-    expected = np.tile(alone(backbone(name), [BOS])[-1, 0], len(POOLINGS))
+    expected = np.tile(single_states(backbone(name), [BOS])[-1, 0], len(POOLINGS))
     assert gap(encoder.encode(""), expected) < 1e-5
     for batch in (["", "Short one."], [LONG, ""], ["", LONG, ""]):
         assert gap(encoder.encode(batch)[batch.index("")], expected) < 1e-5
@@ -27,8 +27,8 @@ def test_empty_text_is_read_as_one_token_alone_and_in_any_batch(name, backbone, 
 
 @pytest.mark.parametrize("template", sorted(TEMPLATES))
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-gemma3_text"])
-def test_empty_or_blank_text_in_a_template_does_not_depend_on_the_batch(name, template, backbone, gap):
-    """Where the text leaves nothing to pool, the prompt's last token stands in for it."""
+def test_blank_text_in_a_template_ignores_the_batch(name, template, backbone, gap):
+    """If the text has no token to pool, the last token of the prompt is pooled."""
     readings = tuple(Reading(-1, pooling) for pooling in POOLINGS)
     encoder = Encoder(backbone(name), EncoderSpec(name, readings, template=TEMPLATES[template]))
     for text in ("", " ", "\n"):
@@ -38,7 +38,7 @@ def test_empty_or_blank_text_in_a_template_does_not_depend_on_the_batch(name, te
 
 
 def test_slicing_by_length_zero_pools_the_padding(backbone):
-    """The faulty way: states[-length:] with length 0 is the whole row, so the neighbour's length decides."""
+    """The faulty variant: states[-length:] with length 0 is the whole row, so it depends on the longest text."""
     model = backbone("tiny-gpt2")
 
     @torch.inference_mode()
@@ -54,8 +54,8 @@ def test_slicing_by_length_zero_pools_the_padding(backbone):
 
 
 @torch.inference_mode()
-def test_dividing_by_the_number_of_tokens_turns_to_nan(backbone):
-    """The other faulty way: a masked mean over no token at all."""
+def test_mean_over_no_tokens_is_nan(backbone):
+    """Another faulty variant: a masked mean over no tokens."""
     model = backbone("tiny-gpt2")
     batch = model.tokenizer(["", LONG], padding=False)["input_ids"]
     width = max(map(len, batch))

@@ -1,4 +1,4 @@
-"""T10: the pad token is also a real token, and the last token of a prompt is not there to be cut off."""
+"""T10: the pad token may be a real token, and truncation must not remove the last token of a prompt."""
 
 from dataclasses import replace
 
@@ -13,67 +13,69 @@ from decoder2vec.text.batches import collate
 LONG = "A long, slow rise in the fridge gives sourdough its tangy flavour."
 
 
-def appends(model, token):
-    """The same backbone with a tokenizer that ends every prompt with `token`, whatever its eos_token is."""
+def with_appended_token(model, token):
+    """The backbone with a tokenizer that appends `token` to every prompt; and the id of the token."""
     tokenizer = tiny_tokenizer(pad=True, bos=False)
-    number = tokenizer.convert_tokens_to_ids(token)
+    token_id = tokenizer.convert_tokens_to_ids(token)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"$A {token}", special_tokens=[(token, number)]
+        single=f"$A {token}", special_tokens=[(token, token_id)]
     )
-    return replace(model, tokenizer=tokenizer), number
+    return replace(model, tokenizer=tokenizer), token_id
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("text", ["Short<eos>", "Short<eos><eos>", "<eos>", "<eos> Short", "a<eos>b"])
-def test_text_with_the_pad_token_in_it_keeps_that_token(text, side, backbone, prompts_of, read, alone, by_loop, gap):
-    """The mask comes from lengths; one made by `ids != pad` drops real tokens."""
+def test_pad_token_inside_a_text_is_kept(
+    text, side, backbone, tokenise, encode_batch, single_states, pool_by_loop, gap
+):
+    """The mask is computed from lengths; `ids != pad`, the faulty variant, drops real tokens."""
     model = backbone("tiny-gpt2")
     assert model.pad_token_id == model.tokenizer.eos_token_id
-    prompts = prompts_of(model, [LONG, text])
-    wanted = [Reading(-1, "lasttoken", True), Reading(-1, "mean", True)]
-    states = alone(model, model.tokenizer.encode(text))[-1]
-    expected = np.stack([by_loop("lasttoken", states), by_loop("mean", states)])
-    assert gap(read(model, prompts, wanted, side)[1], expected) < 1e-5
+    prompts = tokenise(model, [LONG, text])
+    readings = [Reading(-1, "lasttoken", True), Reading(-1, "mean", True)]
+    states = single_states(model, model.tokenizer.encode(text))[-1]
+    expected = np.stack([pool_by_loop("lasttoken", states), pool_by_loop("mean", states)])
+    assert gap(encode_batch(model, prompts, readings, side)[1], expected) < 1e-5
 
     assert collate(prompts, model.pad_token_id, side=side).mask[1].sum() == len(states)
-    kept = states[np.array(model.tokenizer.encode(text)) != model.pad_token_id]
+    without_pad = states[np.array(model.tokenizer.encode(text)) != model.pad_token_id]
     with np.errstate(invalid="ignore"):
-        assert gap(kept.sum(axis=0) / np.float64(len(kept)), expected[1]) > 1e-2
-    if len(kept) and text.endswith("<eos>"):
-        assert gap(kept[-1], expected[0]) > 1e-2
+        assert gap(without_pad.sum(axis=0) / np.float64(len(without_pad)), expected[1]) > 1e-2
+    if len(without_pad) and text.endswith("<eos>"):
+        assert gap(without_pad[-1], expected[0]) > 1e-2
 
 
 @pytest.mark.parametrize("token", ["<eos>", "<pad>"])
 @pytest.mark.parametrize("template", ["plain", "prompteol", "echo"])
 @pytest.mark.parametrize("on_overflow", ["truncate", "chunk"])
-def test_appended_token_and_suffix_are_never_cut_off(on_overflow, template, token, backbone, prompts_of):
-    """The token the tokenizer itself appends ends every prompt; slicing ids at the limit loses it."""
-    model, number = appends(backbone("tiny-gpt2"), token)
+def test_truncation_keeps_suffix_and_appended_token(on_overflow, template, token, backbone, tokenise):
+    """Every prompt ends with the token that the tokenizer appends; slicing ids, the faulty variant, loses it."""
+    model, token_id = with_appended_token(backbone("tiny-gpt2"), token)
     suffix = {"prompteol": '" means in one word: "'}.get(template, "")
-    (whole,) = prompts_of(model, [LONG * 3], template)
-    limit = len(prompts_of(model, [""], template)[0].ids) + 12
-    assert len(whole.ids) > limit
+    (untruncated,) = tokenise(model, [LONG * 3], template)
+    limit = len(tokenise(model, [""], template)[0].ids) + 12
+    assert len(untruncated.ids) > limit
 
-    cut = prompts_of(model, [LONG * 3], template, max_length=limit, on_overflow=on_overflow)
-    assert len(cut) > 1 if on_overflow == "chunk" else len(cut) == 1
-    for prompt in cut:
-        assert limit - 3 <= len(prompt.ids) <= limit or prompt is cut[-1]
-        assert prompt.ids[-1] == number and prompt.end == len(prompt.ids)
-        assert number not in prompt.ids[:-1]
+    truncated = tokenise(model, [LONG * 3], template, max_length=limit, on_overflow=on_overflow)
+    assert len(truncated) > 1 if on_overflow == "chunk" else len(truncated) == 1
+    for prompt in truncated:
+        assert limit - 3 <= len(prompt.ids) <= limit or prompt is truncated[-1]
+        assert prompt.ids[-1] == token_id and prompt.end == len(prompt.ids)
+        assert token_id not in prompt.ids[:-1]
         assert model.tokenizer.decode(prompt.ids[:-1]).endswith(suffix)
 
-    faulty = whole.ids[:limit]
-    assert faulty[-1] != number
+    faulty = untruncated.ids[:limit]
+    assert faulty[-1] != token_id
     assert not suffix or not model.tokenizer.decode(faulty).endswith(suffix)
 
 
-def test_cut_text_has_the_vector_of_the_shorter_text(backbone, prompts_of, alone, read, gap):
-    """The appended token sees a whole prompt, tokenised as if the text had been that short."""
-    model, number = appends(backbone("tiny-gpt2"), "<eos>")
-    (prompt,) = prompts_of(model, [LONG], "prompteol", max_length=40)
+def test_truncated_text_has_the_vector_of_the_shorter_text(backbone, tokenise, single_states, encode_batch, gap):
+    """The prompt is tokenised as if the text had been that short."""
+    model, token_id = with_appended_token(backbone("tiny-gpt2"), "<eos>")
+    (prompt,) = tokenise(model, [LONG], "prompteol", max_length=40)
     text = model.tokenizer.decode(prompt.ids).split('"')[1]
     assert text and LONG.startswith(text)
     ids = model.tokenizer.encode(f'This sentence : "{text}" means in one word: "')
-    assert prompt.ids == ids and ids[-1] == number
-    found = read(model, [prompt], [Reading(-1, "lasttoken", True)])[0, 0]
-    assert gap(found, alone(model, ids)[-1, -1]) < 1e-5
+    assert prompt.ids == ids and ids[-1] == token_id
+    vector = encode_batch(model, [prompt], [Reading(-1, "lasttoken", True)])[0, 0]
+    assert gap(vector, single_states(model, ids)[-1, -1]) < 1e-5

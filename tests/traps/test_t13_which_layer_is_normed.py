@@ -1,11 +1,11 @@
-"""T13: the last entry of transformers' hidden_states is normed and the others are not."""
+"""T13: the last of transformers' hidden_states is after the final norm, and the others are not."""
 
 import pytest
 import torch
 from torch import nn
 from transformers import AutoModel
 
-from decoder2vec.backbone.blocks import keep_first
+from decoder2vec.backbone.blocks import keep_first_blocks
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.config import Reading
 
@@ -20,7 +20,7 @@ NORMS = {
 
 @torch.inference_mode()
 def last_raw(name, ids):
-    """What the last block gives: the model's own output once its final norm is taken out."""
+    """Output of the last block: the output of the model with its final norm removed."""
     model = AutoModel.from_pretrained(tiny_folder(name), dtype=torch.float32).eval()
     *path, leaf = NORMS.get(TINY[name], "norm").split(".")
     parent = model.get_submodule(".".join(path))
@@ -30,45 +30,49 @@ def last_raw(name, ids):
 
 
 @pytest.mark.parametrize("name", sorted(TINY))
-def test_raw_and_normed_are_said_and_not_guessed(name, backbone, texts, prompts_of, read, alone, by_loop, gap):
-    """Taking hidden_states[-1] for the raw last layer, the faulty way, is far off in every family."""
+def test_raw_and_normed_readings_are_distinct(
+    name, backbone, texts, tokenise, encode_batch, single_states, pool_by_loop, gap
+):
+    """hidden_states[-1] taken for the raw last layer, the faulty variant, is far off in every family."""
     model = backbone(name)
-    (prompt,) = prompts_of(model, texts[:1])
-    states = alone(model, prompt.ids)
-    raw = [by_loop("mean", states[layer]) for layer in range(4)] + [by_loop("mean", last_raw(name, prompt.ids))]
-    found = read(model, [prompt], [Reading(layer, "mean") for layer in range(5)])[0]
+    (prompt,) = tokenise(model, texts[:1])
+    states = single_states(model, prompt.ids)
+    raw = [pool_by_loop("mean", states[layer]) for layer in range(4)] + [
+        pool_by_loop("mean", last_raw(name, prompt.ids))
+    ]
+    vectors = encode_batch(model, [prompt], [Reading(layer, "mean") for layer in range(5)])[0]
     for layer in range(5):
-        assert gap(found[layer], raw[layer]) < 1e-5
+        assert gap(vectors[layer], raw[layer]) < 1e-5
 
-    from_transformers = by_loop("mean", states[-1])
-    assert gap(read(model, [prompt], [Reading(4, "mean", True)])[0, 0], from_transformers) < 1e-5
-    assert gap(found[4], from_transformers) > 0.05
+    from_transformers = pool_by_loop("mean", states[-1])
+    assert gap(encode_batch(model, [prompt], [Reading(4, "mean", True)])[0, 0], from_transformers) < 1e-5
+    assert gap(vectors[4], from_transformers) > 0.05
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt2", "tiny-llama", "tiny-opt", "tiny-gemma3_text", "tiny-mamba"])
-def test_cut_model_gives_the_normed_reading(name, backbone, texts, prompts_of, read, by_loop, gap):
-    """Dropping blocks and running gives norm(layer k); the raw layer k, the faulty guess, is something else."""
+def test_cut_model_gives_the_normed_reading(name, backbone, texts, tokenise, encode_batch, pool_by_loop, gap):
+    """A cut model returns norm(layer k), not the raw layer k."""
     model = backbone(name)
-    (prompt,) = prompts_of(model, texts[:1])
+    (prompt,) = tokenise(model, texts[:1])
     cut = AutoModel.from_pretrained(tiny_folder(name), dtype=torch.float32).eval()
-    keep_first(cut, 2)
+    keep_first_blocks(cut, 2)
     with torch.inference_mode():
         output = cut(input_ids=torch.tensor([prompt.ids]), use_cache=False).last_hidden_state[0]
-    raw, normed = read(model, [prompt], [Reading(2, "mean"), Reading(2, "mean", True)])[0]
-    assert gap(normed, by_loop("mean", output)) < 1e-5
-    assert gap(raw, by_loop("mean", output)) > 0.05
+    raw, normed = encode_batch(model, [prompt], [Reading(2, "mean"), Reading(2, "mean", True)])[0]
+    assert gap(normed, pool_by_loop("mean", output)) < 1e-5
+    assert gap(raw, pool_by_loop("mean", output)) > 0.05
 
 
 @pytest.mark.parametrize("name", ["tiny-mamba", "tiny-mamba2"])
-def test_state_space_models_count_their_layers_from_the_first_block(name, backbone, texts, prompts_of, read, gap):
-    """Their hidden_states lack the embeddings, so index i is our layer i + 1: numbering by index is the fault."""
+def test_hidden_states_of_state_space_models_are_shifted(name, backbone, texts, tokenise, encode_batch, gap):
+    """Their hidden_states lack the embeddings, so index i is our layer i + 1; using i, the faulty variant, is wrong."""
     model = backbone(name)
-    (prompt,) = prompts_of(model, texts[:1])
+    (prompt,) = tokenise(model, texts[:1])
     with torch.inference_mode():
-        found = model.model(input_ids=torch.tensor([prompt.ids]), output_hidden_states=True).hidden_states
+        hidden_states = model.model(input_ids=torch.tensor([prompt.ids]), output_hidden_states=True).hidden_states
         embedded = model.model.get_input_embeddings()(torch.tensor([prompt.ids]))
-    ours = read(model, [prompt], [Reading(layer, "lasttoken") for layer in range(5)])[0]
+    ours = encode_batch(model, [prompt], [Reading(layer, "lasttoken") for layer in range(5)])[0]
     assert gap(ours[0], embedded[0, -1]) < 1e-6
     for layer in range(1, 5):
-        assert gap(ours[layer], found[layer - 1][0, -1]) < 1e-5
-        assert gap(ours[layer], found[layer][0, -1]) > 1e-2
+        assert gap(ours[layer], hidden_states[layer - 1][0, -1]) < 1e-5
+        assert gap(ours[layer], hidden_states[layer][0, -1]) > 1e-2

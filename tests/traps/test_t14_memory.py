@@ -1,4 +1,4 @@
-"""T14: every layer's every token kept, caches, an LM head, and blocks that nobody asked for."""
+"""T14: memory and time for states of all layers, caches, an LM head, hooks left behind, and unneeded blocks."""
 
 import weakref
 
@@ -14,40 +14,40 @@ from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.text.batches import collate
 
 FAMILIES = ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gpt_neox", "tiny-mamba"]
-EVERYTHING = [Reading(layer, name, normed) for layer in range(5) for name in POOLINGS for normed in (False, True)]
+ALL_READINGS = [Reading(layer, name, normed) for layer in range(5) for name in POOLINGS for normed in (False, True)]
 
 
-class OnProgress:
-    """Counts the blocks that run, and how many of their outputs are alive when the last one is done."""
+class BlockMonitor:
+    """Records which blocks run, and how many of their outputs are alive at the same time."""
 
     def __init__(self, blocks):
         self.calls, self.kwargs, self.outputs, self.alive = [], [], [], 0
-        for number, block in enumerate(blocks):
-            block.register_forward_pre_hook(self.before(number), with_kwargs=True)
+        for index, block in enumerate(blocks):
+            block.register_forward_pre_hook(self.before(index), with_kwargs=True)
             block.register_forward_hook(self.after)
 
-    def before(self, number):
+    def before(self, index):
         def hook(_, args, kwargs):
-            self.calls.append(number)
+            self.calls.append(index)
             self.kwargs.append(kwargs)
 
         return hook
 
     def after(self, _, args, output):
         self.outputs.append(weakref.ref(output[0] if isinstance(output, tuple) else output))
-        self.alive = max(self.alive, sum(each() is not None for each in self.outputs))
+        self.alive = max(self.alive, sum(output() is not None for output in self.outputs))
 
 
 @pytest.fixture
-def watched(prompts_of):
-    """watched(family) -> a backbone of one's own, a padded batch, and a watch over its blocks."""
+def monitored(tokenise):
+    """monitored(family) -> a new backbone, a padded batch, and a monitor of its blocks."""
 
     def make(family):
         model = Backbone.load(family, device="cpu", dtype="float32")
         return (
             model,
-            collate(prompts_of(model, ["A long one", "Short", ""]), model.pad_token_id),
-            OnProgress(model.blocks),
+            collate(tokenise(model, ["A long one", "Short", ""]), model.pad_token_id),
+            BlockMonitor(model.blocks),
         )
 
     return make
@@ -55,34 +55,34 @@ def watched(prompts_of):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
-def test_states_of_a_layer_are_gone_when_the_next_but_one_is_computed(family, watched):
-    """All 60 readings leave [batch, reading, dim]; output_hidden_states, the faulty way, keeps every block's output."""
-    model, batch, on_progress = watched(family)
-    found = Capture(model, EVERYTHING)(batch)
-    assert found.shape == (3, len(EVERYTHING), model.dim)
-    assert found.untyped_storage().nbytes() == found.numel() * 4
-    assert on_progress.alive <= 2
-    assert all(each() is None for each in on_progress.outputs)
+def test_states_of_a_layer_are_released_early(family, monitored):
+    """Two outputs are alive at most; with output_hidden_states, the faulty variant, those of every block are."""
+    model, batch, monitor = monitored(family)
+    vectors = Capture(model, ALL_READINGS)(batch)
+    assert vectors.shape == (3, len(ALL_READINGS), model.dim)
+    assert vectors.untyped_storage().nbytes() == vectors.numel() * 4
+    assert monitor.alive <= 2
+    assert all(output() is None for output in monitor.outputs)
 
-    model, batch, on_progress = watched(family)
-    kept = model.model(input_ids=batch.ids, use_cache=False, output_hidden_states=True).hidden_states
-    assert len(kept) == 5
-    assert on_progress.alive >= 4
+    model, batch, monitor = monitored(family)
+    hidden_states = model.model(input_ids=batch.ids, use_cache=False, output_hidden_states=True).hidden_states
+    assert len(hidden_states) == 5
+    assert monitor.alive >= 4
 
 
 @pytest.mark.parametrize("family", ["tiny-gpt2", "tiny-llama", "tiny-mamba"])
 @pytest.mark.parametrize("last", [0, 2, 4])
 @torch.inference_mode()
-def test_model_stops_after_the_last_layer_wanted(family, last, watched):
-    """A forward that is left to run, the faulty way, computes all four blocks."""
-    model, batch, on_progress = watched(family)
+def test_model_stops_after_the_last_requested_layer(family, last, monitored):
+    """A full forward pass, the faulty variant, computes all four blocks."""
+    model, batch, monitor = monitored(family)
     Capture(model, [Reading(0), Reading(last)])(batch)
-    assert len(on_progress.outputs) == last
-    assert on_progress.calls == list(range(max(last, 1)))[: len(on_progress.calls)]
+    assert len(monitor.outputs) == last
+    assert monitor.calls == list(range(max(last, 1)))[: len(monitor.calls)]
 
-    on_progress.outputs.clear()
+    monitor.outputs.clear()
     model.model(input_ids=batch.ids, use_cache=False)
-    assert len(on_progress.outputs) == 4
+    assert len(monitor.outputs) == 4
 
 
 def hooks_of(model):
@@ -91,11 +91,11 @@ def hooks_of(model):
 
 @pytest.mark.parametrize("broken", [False, True])
 @torch.inference_mode()
-def test_no_hook_stays_behind_even_after_an_error(broken, texts, prompts_of):
-    """Hooks that outlive a call, the faulty way, read the next batch with this batch's spans."""
+def test_hooks_are_removed_even_after_an_error(broken, texts, tokenise):
+    """Hooks that outlive a call would pool the next batch with the spans of this one."""
     model = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    batch = collate(prompts_of(model, texts), model.pad_token_id)
-    capture = Capture(model, EVERYTHING)
+    batch = collate(tokenise(model, texts), model.pad_token_id)
+    capture = Capture(model, ALL_READINGS)
     before = hooks_of(model.model)
 
     def fail(*_, **__):
@@ -109,18 +109,18 @@ def test_no_hook_stays_behind_even_after_an_error(broken, texts, prompts_of):
         capture(batch)
     assert hooks_of(model.model) == before
 
-    capture._hook(lambda layer, states: None)  # the faulty variant: hooked, and never removed
+    capture._hook(lambda layer, states: None)  # the faulty variant: never removed
     assert hooks_of(model.model) > before
 
 
 @pytest.mark.parametrize("family", ["tiny-gpt2", "tiny-llama", "tiny-qwen3", "tiny-gpt_neox"])
 @torch.inference_mode()
-def test_no_key_value_cache_is_built(family, watched):
-    """Left to its default, the faulty way, the model hands every block a cache to fill."""
-    model, batch, on_progress = watched(family)
+def test_no_key_value_cache_is_built(family, monitored):
+    """By default, the faulty variant, the model fills a cache in every block."""
+    model, batch, monitor = monitored(family)
     Capture(model, [Reading(4)])(batch)
-    assert len(on_progress.kwargs) == 4
-    assert not any(kwargs.get("past_key_values") is not None for kwargs in on_progress.kwargs)
+    assert len(monitor.kwargs) == 4
+    assert not any(kwargs.get("past_key_values") is not None for kwargs in monitor.kwargs)
 
     output = model.model(input_ids=batch.ids)
     assert output.past_key_values is not None and len(output.past_key_values) == 4
@@ -128,20 +128,20 @@ def test_no_key_value_cache_is_built(family, watched):
 
 @pytest.mark.parametrize("name", sorted(TINY))
 def test_no_language_model_head_is_loaded(name, backbone):
-    """No weight has the vocabulary's width but the embeddings; the causal LM class, the faulty way, has a head."""
+    """Only the embeddings have the size of the vocabulary; the causal LM class, the faulty variant, has a head."""
     model = backbone(name).model
     size = model.config.vocab_size
 
-    def heads(of):
-        return [key for key, each in of.named_modules() if getattr(each, "out_features", None) == size]
+    def heads(module):
+        return [name for name, child in module.named_modules() if getattr(child, "out_features", None) == size]
 
     assert heads(model) == []
     assert model.get_output_embeddings() is None
     assert heads(AutoModelForCausalLM.from_pretrained(tiny_folder(name))) != []
 
 
-def test_nothing_is_trainable_and_no_graph_is_kept(texts):
-    """Vectors come without a graph behind them."""
+def test_encoding_keeps_no_autograd_graph(texts):
+    """No weight requires a gradient, and no vector does."""
     from decoder2vec.encoder import Encoder
 
     encoder = Encoder.from_pretrained("tiny-gpt2", template="plain", pooling="mean", device="cpu")

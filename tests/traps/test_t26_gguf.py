@@ -1,4 +1,4 @@
-"""T26: a GGUF file, converted once and whole, with the tokenizer's switches that transformers drops."""
+"""T26: a GGUF file is converted once and completely, with the tokenizer settings that transformers drops."""
 
 import json
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
 from decoder2vec.backbone import gguf as conversion
-from decoder2vec.backbone import sources as source
+from decoder2vec.backbone import sources
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import Reading
@@ -22,7 +22,7 @@ EOS, BOS, PAD = 0, 1, 2
 
 
 def in_llama_cpp_order(weight, heads):
-    """Rows of a query or key projection as llama.cpp keeps them: rotary pairs side by side."""
+    """Rows of a query or key projection in the order of llama.cpp: rotary pairs side by side."""
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
@@ -45,7 +45,7 @@ def add_tokenizer(writer, pre):
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(pre)
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if number <= PAD else 1 for number in range(len(tokens))])
+    writer.add_token_types([gguf.TokenType.CONTROL if token_id <= PAD else 1 for token_id in range(len(tokens))])
     writer.add_token_merges([" ".join(pair) for pair in spec["merges"]])
     writer.add_bos_token_id(BOS)
     writer.add_eos_token_id(EOS)
@@ -70,8 +70,8 @@ def write_gguf(file, kind=F32, *, bos=True, eos=None, causal=None, pre="gpt-2", 
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     for name, tensor in model.state_dict().items():
         weight = tensor.numpy() * np.float32(scale)
-        for part, count in heads.items():
-            if part in name:
+        for projection, count in heads.items():
+            if projection in name:
                 weight = in_llama_cpp_order(weight, count)
         stored = kind if weight.ndim == 2 else F32
         data = gguf.quantize(np.ascontiguousarray(weight), stored)
@@ -85,21 +85,21 @@ def write_gguf(file, kind=F32, *, bos=True, eos=None, causal=None, pre="gpt-2", 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """files(**choices) -> a GGUF file made with these choices; each is written once."""
-    folder, made = tmp_path_factory.mktemp("gguf"), {}
+    """files(**options) -> a GGUF file written with these options; each is written once."""
+    folder, written = tmp_path_factory.mktemp("gguf"), {}
 
-    def get(kind=F32, **choices):
-        key = (kind, *sorted(choices.items()))
-        if key not in made:
-            made[key] = write_gguf(folder / f"tiny-{len(made)}.gguf", kind, **choices)
-        return made[key]
+    def get(kind=F32, **options):
+        key = (kind, *sorted(options.items()))
+        if key not in written:
+            written[key] = write_gguf(folder / f"tiny-{len(written)}.gguf", kind, **options)
+        return written[key]
 
     return get
 
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch, files):
-    """A cache in which nothing has been converted yet."""
+    """An empty cache; returns its folder of models."""
     files(), files(scale=0.5)
     monkeypatch.setenv("D2V_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache" / "models"
@@ -109,8 +109,8 @@ def load(file):
     return Backbone.load(file, device="cpu", dtype="float32")
 
 
-def rounded_model(kind):
-    """The source model with its matrices put through the quantisation and back, by the gguf package."""
+def dequantised_model(kind):
+    """The source model with its matrices quantised and dequantised by the gguf package."""
     model = AutoModel.from_pretrained(tiny_folder("tiny-llama"), dtype=torch.float32).eval()
     with torch.no_grad():
         for weight in model.parameters():
@@ -121,69 +121,74 @@ def rounded_model(kind):
 
 
 @pytest.mark.parametrize(("kind", "rounding"), [(F32, 1e-6), (Q8_0, 0.1)])
-def test_vectors_are_those_of_the_source_model(kind, rounding, files, backbone, texts, prompts_of, read, by_loop, gap):
-    """To the rounding of the weights, and exactly those of a model with weights rounded in the same way."""
+def test_vectors_equal_those_of_the_source_model(
+    kind, rounding, files, backbone, texts, tokenise, encode_batch, pool_by_loop, gap
+):
+    """Up to the rounding of the weights; and exactly those of a model with equally rounded weights."""
     model, origin = load(files(kind)), backbone("tiny-llama")
-    prompts = prompts_of(model, texts)
-    assert [prompt.ids for prompt in prompts] == [prompt.ids for prompt in prompts_of(origin, texts)]
-    wanted = [Reading(4, "mean", True)]
-    found = read(model, prompts, wanted)
-    assert gap(found, read(origin, prompts, wanted)) < rounding
+    prompts = tokenise(model, texts)
+    assert [prompt.ids for prompt in prompts] == [prompt.ids for prompt in tokenise(origin, texts)]
+    readings = [Reading(4, "mean", True)]
+    vectors = encode_batch(model, prompts, readings)
+    assert gap(vectors, encode_batch(origin, prompts, readings)) < rounding
 
-    rounded = rounded_model(kind)
+    reference = dequantised_model(kind)
     with torch.inference_mode():
-        states = [rounded(input_ids=torch.tensor([prompt.ids])).last_hidden_state[0] for prompt in prompts]
-    assert gap(found[:, 0], [by_loop("mean", each) for each in states]) < 1e-5
+        states = [reference(input_ids=torch.tensor([prompt.ids])).last_hidden_state[0] for prompt in prompts]
+    assert gap(vectors[:, 0], [pool_by_loop("mean", tokens) for tokens in states]) < 1e-5
     weights = dict(model.model.named_parameters())
-    for name, weight in rounded.named_parameters():
+    for name, weight in reference.named_parameters():
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=0, msg=name)
 
 
-def test_query_and_key_rows_left_in_llama_cpp_order_would_be_caught(files, backbone, texts, prompts_of, read, gap):
-    """The faulty variant of a conversion: the right numbers in the wrong rows."""
+def test_rows_in_llama_cpp_order_would_be_detected(files, backbone, texts, tokenise, encode_batch, gap):
+    """The faulty variant of a conversion: the right weights in the wrong rows."""
     model, origin = load(files()), backbone("tiny-llama")
-    prompts = prompts_of(model, texts)
+    prompts = tokenise(model, texts)
     with torch.no_grad():
         for block in model.blocks:
             weight = block.self_attn.q_proj.weight
             weight.copy_(torch.from_numpy(in_llama_cpp_order(weight.numpy(), 4)))
-    assert gap(read(model, prompts, [Reading(4, "mean")]), read(origin, prompts, [Reading(4, "mean")])) > 1e-2
+    assert (
+        gap(encode_batch(model, prompts, [Reading(4, "mean")]), encode_batch(origin, prompts, [Reading(4, "mean")]))
+        > 1e-2
+    )
 
 
-def test_file_is_converted_once(files, empty_cache, monkeypatch):
-    """Converting at every load, the faulty way, costs most of a minute for a real model."""
+def test_file_is_converted_only_once(files, empty_cache, monkeypatch):
+    """Converting at every load, the faulty variant, costs most of a minute for a real model."""
     calls = []
-    real = conversion.convert
-    monkeypatch.setattr(conversion, "convert", lambda *args: (calls.append(args), real(*args))[1])
-    said = []
-    first = Backbone.load(files(), device="cpu", notify=said.append)
-    again = Backbone.load(files(), device="cpu", notify=said.append)
-    assert len(calls) == len(said) == 1
-    assert first.fingerprint == again.fingerprint
+    original = sources.convert_gguf
+    monkeypatch.setattr(sources, "convert_gguf", lambda *args: (calls.append(args), original(*args))[1])
+    messages = []
+    first = Backbone.load(files(), device="cpu", notify=messages.append)
+    second = Backbone.load(files(), device="cpu", notify=messages.append)
+    assert len(calls) == len(messages) == 1
+    assert first.fingerprint == second.fingerprint
     assert len(list(empty_cache.iterdir())) == 1
 
 
-def test_other_weights_under_the_same_name_are_converted_anew(files, empty_cache, tmp_path, monkeypatch):
-    """A cache that goes by the file's name, the faulty way, serves the old weights."""
+def test_changed_file_of_the_same_name_is_converted_again(files, empty_cache, tmp_path, monkeypatch):
+    """A cache keyed by file name, the faulty variant, returns the old weights."""
     contents = [files().read_bytes(), files(scale=0.5).read_bytes()]
     file = tmp_path / "tiny.gguf"
 
-    def one_after_the_other():
+    def load_both():
         for content in contents:
             file.write_bytes(content)
             yield load(file).model.get_input_embeddings().weight
 
-    old, new = one_after_the_other()
+    old, new = load_both()
     torch.testing.assert_close(old * 0.5, new)
 
-    monkeypatch.setattr(source, "file_sha256", lambda _: "0" * 64)
-    old, new = one_after_the_other()
+    monkeypatch.setattr(sources, "file_sha256", lambda _: "0" * 64)
+    old, new = load_both()
     torch.testing.assert_close(old, new)
 
 
 @pytest.mark.parametrize("bos", [True, False])
-def test_bos_is_added_when_the_file_says_so(bos, files, backbone, texts, gap, monkeypatch, tmp_path):
-    """Transformers reads the switch and forgets it; what comes first in the prompt changes every vector."""
+def test_bos_is_added_as_the_file_says(bos, files, backbone, texts, gap, monkeypatch, tmp_path):
+    """Transformers ignores the setting, and the first token of a prompt changes every vector."""
     file = files(bos=bos)
     raw = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     assert raw.encode("bread")[0] != BOS
@@ -196,21 +201,21 @@ def test_bos_is_added_when_the_file_says_so(bos, files, backbone, texts, gap, mo
     assert (gap(encoder.encode(texts), origin.encode(texts)) < 1e-5) == bos
 
     monkeypatch.setenv("D2V_CACHE", str(tmp_path))
-    monkeypatch.setattr(conversion, "_mend_tokenizer", lambda *_: None)
+    monkeypatch.setattr(conversion, "_repair_tokenizer", lambda *_: None)
     faulty = Encoder.from_pretrained(file, template="plain", pooling="mean", normed=True, device="cpu")
     assert (gap(faulty.encode(texts), origin.encode(texts)) > 1e-2) and faulty.tokenizer.encode("bread")[0] != BOS
 
 
-def test_bos_is_added_where_the_kind_of_tokenizer_implies_it(files):
-    """Llama 3 files need not carry the switch: llama.cpp adds BOS for this pre-tokenizer unless told not to."""
+def test_bos_is_added_if_the_pre_tokenizer_implies_it(files):
+    """Llama 3 files may lack the setting: llama.cpp adds BOS for their pre-tokenizer by default."""
     assert load(files(bos=None, pre="llama-bpe")).tokenizer.encode("bread")[0] == BOS
     assert load(files(bos=False, pre="llama-bpe")).tokenizer.encode("bread")[0] != BOS
     assert load(files(bos=None, pre="gpt-2")).tokenizer.encode("bread")[0] != BOS
 
 
 @pytest.mark.parametrize("bos", [True, False])
-def test_eos_is_added_when_the_file_says_so(bos, files):
-    """Embedding models are read at an appended EOS token; without it the last token is another one."""
+def test_eos_is_added_as_the_file_says(bos, files):
+    """Embedding models pool an appended EOS token; without it the last token is another one."""
     file = files(bos=bos, eos=True)
     raw = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     assert raw.encode("bread")[-1] != EOS
@@ -219,8 +224,8 @@ def test_eos_is_added_when_the_file_says_so(bos, files):
     assert (ids[0] == BOS) == bos
 
 
-def test_file_made_for_both_directions_is_not_read_as_causal(files):
-    """llama.cpp reads `attention.causal = false`; a conversion that drops it gives a causal model in silence."""
+def test_bidirectional_file_is_not_loaded_as_causal(files):
+    """llama.cpp supports `attention.causal = false`; a conversion that drops it silently gives a causal model."""
     file = files(causal=False)
     plain = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name)
     assert getattr(plain.config, "is_causal", True) is True
@@ -228,8 +233,8 @@ def test_file_made_for_both_directions_is_not_read_as_causal(files):
     assert load(files()).attention == "causal"
 
 
-def test_digits_are_split_for_the_tokenizer_that_wants_it(files):
-    """SmolLM counts digits one by one; transformers takes GPT-2's word pattern for it."""
+def test_digits_are_split_for_smollm(files):
+    """SmolLM splits numbers into digits; transformers uses GPT-2's word pattern for it."""
     file = files(pre="smollm")
 
     def pieces(tokenizer):
@@ -240,16 +245,16 @@ def test_digits_are_split_for_the_tokenizer_that_wants_it(files):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.00005, 0.01, 0.1, 0.5, 0.9, 0.99999])
-def test_cut_off_file_is_refused_and_nothing_is_kept(share, files, empty_cache, tmp_path, monkeypatch):
-    """Whether the header or the weights are cut; a conversion made in place would leave a folder to be found."""
-    whole = files().read_bytes()
-    file = tmp_path / "cut.gguf"
-    file.write_bytes(whole[: int(len(whole) * share)])
-    with pytest.raises(BackboneError, match=r"cut\.gguf.*download it again"):
+def test_truncated_file_is_refused_and_leaves_no_folder(share, files, empty_cache, tmp_path, monkeypatch):
+    """In the header or in the weights; a conversion in place, the faulty variant, would leave a folder."""
+    content = files().read_bytes()
+    file = tmp_path / "truncated.gguf"
+    file.write_bytes(content[: int(len(content) * share)])
+    with pytest.raises(BackboneError, match=r"truncated\.gguf.*download it again"):
         load(file)
     assert not empty_cache.exists() or list(empty_cache.iterdir()) == []
 
-    monkeypatch.setattr(source, "atomic_folder", in_place)
+    monkeypatch.setattr(sources, "atomic_folder", in_place)
     with pytest.raises(BackboneError):
         load(file)
     assert list(empty_cache.iterdir()) != []
@@ -257,46 +262,46 @@ def test_cut_off_file_is_refused_and_nothing_is_kept(share, files, empty_cache, 
 
 @contextmanager
 def in_place(target):
-    """The faulty variant: the folder is there before it is whole."""
+    """The faulty variant of `atomic_folder`: the folder exists before it is complete."""
     target.mkdir(parents=True)
     yield target
 
 
-def test_conversion_that_fails_half_way_leaves_nothing(files, empty_cache, monkeypatch):
-    """A later load starts anew and succeeds; over a half-made folder, the faulty way, it never would."""
-    real = conversion._mend_tokenizer
+def test_failed_conversion_leaves_no_folder(files, empty_cache, monkeypatch):
+    """A later load converts the file again and succeeds."""
+    original = conversion._repair_tokenizer
 
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(conversion, "_mend_tokenizer", fail)
+    monkeypatch.setattr(conversion, "_repair_tokenizer", fail)
     with pytest.raises(OSError, match="disk full"):
         load(files())
     assert list(empty_cache.iterdir()) == []
-    monkeypatch.setattr(conversion, "_mend_tokenizer", real)
+    monkeypatch.setattr(conversion, "_repair_tokenizer", original)
     assert load(files()).n_layers == 4
 
 
-def test_half_made_folder_would_be_taken_for_a_model(files, empty_cache, monkeypatch):
-    """The faulty variant of the test above."""
-    real = conversion._mend_tokenizer
+def test_incomplete_folder_would_be_taken_for_a_model(files, empty_cache, monkeypatch):
+    """The faulty variant of the test above: no later load succeeds."""
+    original = conversion._repair_tokenizer
 
     def fail(*_):
         raise OSError("disk full")
 
-    monkeypatch.setattr(conversion, "_mend_tokenizer", fail)
-    monkeypatch.setattr(source, "atomic_folder", in_place)
+    monkeypatch.setattr(conversion, "_repair_tokenizer", fail)
+    monkeypatch.setattr(sources, "atomic_folder", in_place)
     with pytest.raises(OSError, match="disk full"):
         load(files())
-    monkeypatch.setattr(conversion, "_mend_tokenizer", real)
+    monkeypatch.setattr(conversion, "_repair_tokenizer", original)
     with pytest.raises(Exception, match=r".") as caught:
         load(files())
     assert "disk full" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"not a model at all", bytes(4096)])
-def test_what_is_no_gguf_file_is_refused(content, tmp_path):
-    """Whatever its name says."""
+def test_file_that_is_not_gguf_is_refused(content, tmp_path):
+    """Its name alone does not make it one."""
     file = tmp_path / "fake.gguf"
     file.write_bytes(content)
     with pytest.raises(BackboneError, match=r"fake\.gguf"):

@@ -32,7 +32,7 @@ class Capture:
         if not readings:
             raise InputError("Nothing to read: give at least one layer and pooling.")
         self.backbone = backbone
-        self.readings = [Reading(backbone.layer(r.layer), r.pooling, r.normed) for r in readings]
+        self.readings = [Reading(backbone.resolve_layer(r.layer), r.pooling, r.normed) for r in readings]
         self._wanted: dict[int, dict[bool, list[str]]] = defaultdict(lambda: defaultdict(list))
         for reading in dict.fromkeys(self.readings):
             if reading.pooling not in POOLINGS:

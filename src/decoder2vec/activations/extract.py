@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import Past, TokenBatch
-from decoder2vec.backbone.kv_cache import KeysValues, capture_keys_values, static_cache
+from decoder2vec.backbone.batch import PastKeyValues, TokenBatch
+from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.errors import InputError, UnsupportedError
@@ -40,7 +40,7 @@ class SharedPrefix:
         # on a GPU attention is fastest without the mask that a past needs
         plain = backbone.attention == "causal" and backbone.adapter is None and backbone.device.type == "cpu"
         self._possible = plain and depth > 0
-        self._known: tuple[list[int], list[KeysValues]] = ([], [])
+        self._known: tuple[list[int], list[LayerKeyValues]] = ([], [])
 
     def collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
         """The batch of some prompts, for the first `depth` layers."""
@@ -53,15 +53,15 @@ class SharedPrefix:
         rest = [Prompt(one.ids[length:], one.start - length, one.end - length) for one in prompts]
         batch = collate(rest, self._backbone.pad_token_id)
         rows = len(prompts)
-        cache = static_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
+        cache = read_only_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
         positions = torch.arange(length, length + batch.width).expand(rows, -1)
-        return replace(batch, past=Past(cache, batch.mask.new_ones(rows, length), positions))
+        return replace(batch, past=PastKeyValues(cache, batch.mask.new_ones(rows, length), positions))
 
-    def _read(self, ids: list[int]) -> list[KeysValues]:
+    def _read(self, ids: list[int]) -> list[LayerKeyValues]:
         if self._known[0] != ids:
             try:
                 tokens = torch.tensor([ids], device=self._backbone.device)
-                self._known = (ids, capture_keys_values(self._backbone, self._depth, input_ids=tokens))
+                self._known = (ids, compute_key_values(self._backbone, self._depth, input_ids=tokens))
             except UnsupportedError:  # a family that keeps no keys and values
                 self._possible = False
                 return []
@@ -133,7 +133,7 @@ class Extractor:
     def space(self) -> dict[str, object]:
         """Everything that changes a vector; its fingerprint names the space in the store."""
         return {
-            "weights": self.backbone.identity,
+            "weights": self.backbone.effective_fingerprint,
             "backbone": self.backbone.name,
             "attention": self.backbone.attention,
             "dtype": str(self.backbone.dtype),

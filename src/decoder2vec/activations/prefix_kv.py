@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import Past
-from decoder2vec.backbone.kv_cache import KeysValues, capture_keys_values, static_cache
+from decoder2vec.backbone.batch import PastKeyValues
+from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import fingerprint
 from decoder2vec.storage import atomic_file, prefix_kv_root
@@ -40,17 +40,17 @@ Memory = Callable[[Sequence[int]], "Remembered"]
 class Remembered:
     """Keys and values of some texts, padded on the left, so that what follows stands right behind each."""
 
-    layers: list[KeysValues]
+    layers: list[LayerKeyValues]
     lengths: Tensor
     """[text] tokens of each."""
 
-    def before(self, tokens: int) -> Past:
+    def before(self, tokens: int) -> PastKeyValues:
         """As the past of so many tokens that follow."""
         width = self.layers[0][0].shape[2]
         device = self.lengths.device
         mask = torch.arange(width, device=device) >= width - self.lengths[:, None]
         positions = self.lengths[:, None] + torch.arange(tokens, device=device)
-        return Past(static_cache(self.layers), mask.long(), positions)
+        return PastKeyValues(read_only_cache(self.layers), mask.long(), positions)
 
 
 def prefix_memory(backbone: Backbone, prompts: Sequence[Prompt], depth: int, cap: int = DEFAULT_CAP) -> Memory:
@@ -77,7 +77,7 @@ class _Computed:
     @torch.no_grad()
     def __call__(self, rows: Sequence[int]) -> Remembered:
         batch = collate([self.prompts[row] for row in rows], self.backbone.pad_token_id).to(self.backbone.device)
-        found = capture_keys_values(self.backbone, self.depth, input_ids=batch.ids)
+        found = compute_key_values(self.backbone, self.depth, input_ids=batch.ids)
         lengths = batch.mask.sum(dim=1)
         place = torch.arange(batch.width, device=lengths.device) - (batch.width - lengths[:, None])
         if (lengths == batch.width).all():
@@ -98,7 +98,7 @@ class _Kept:
         self.lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
         self.ends = self.lengths.cumsum(0)
         self.width = sum(map(_size, shapes))
-        identity = [backbone.identity, backbone.attention, str(backbone.dtype), len(shapes)]
+        identity = [backbone.effective_fingerprint, backbone.attention, str(backbone.dtype), len(shapes)]
         key = fingerprint(*identity, [prompt.ids for prompt in prompts])
         file = prefix_kv_root() / f"{key}.bin"
         size = int(self.ends[-1]) * self.width * backbone.dtype.itemsize
@@ -119,7 +119,7 @@ class _Kept:
         budget = token_budget(device, self.backbone.dim)
         for rows in plan(self.lengths.tolist(), budget, batch_overhead(device, self.backbone.dim)):
             batch = collate([prompts[row] for row in rows], self.backbone.pad_token_id).to(device)
-            found = capture_keys_values(self.backbone, len(self.shapes), input_ids=batch.ids)
+            found = compute_key_values(self.backbone, len(self.shapes), input_ids=batch.ids)
             parts = [torch.stack(pair, dim=2).permute(0, 3, 2, 1, 4).flatten(2) for pair in found]
             together = torch.cat(parts, dim=2).cpu()
             for row, text in zip(rows, together, strict=True):
@@ -154,7 +154,7 @@ def _check_room(folder: Path, size: int) -> None:
 def _shapes(backbone: Backbone, depth: int) -> list[torch.Size]:
     """[head, 1, width] of the keys of each layer."""
     ids = torch.tensor([[backbone.pad_token_id]], device=backbone.device)
-    return [keys.shape[1:] for keys, _ in capture_keys_values(backbone, depth, input_ids=ids)]
+    return [keys.shape[1:] for keys, _ in compute_key_values(backbone, depth, input_ids=ids)]
 
 
 def _size(shape: torch.Size) -> int:

@@ -1,1 +1,1 @@
-"""Adapters: small trained parts that make a frozen model read differently."""
+"""Adapters: soft prompts, key-value prefixes and LoRA, which change what a frozen model computes."""

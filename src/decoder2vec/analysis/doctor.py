@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.backbone.attention import attention_fault
+from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
@@ -133,7 +133,7 @@ def _plain_forward(backbone: Backbone, prompt: Prompt, **kwargs: bool) -> Any:
 def _direction(backbone: Backbone) -> tuple[bool, str]:
     """A later token moves an earlier one, in every block, where attention is bidirectional, and nowhere else."""
     before = backbone.attention
-    if fault := attention_fault(backbone.model, before):
+    if fault := attention_mismatch(backbone.model, before):
         return False, f"read as {before}, but {fault}"
     try:
         backbone.set_attention("bidirectional")

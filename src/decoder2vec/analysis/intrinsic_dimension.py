@@ -20,7 +20,12 @@ from decoder2vec.analysis.layer_embeddings import LayerEmbeddings, in_curve
 from decoder2vec.errors import DataFileError, InputError, unknown_name
 from decoder2vec.maths import intrinsic_dimension as dimension
 from decoder2vec.maths.geometry import anisotropy, effective_rank
-from decoder2vec.maths.intrinsic_dimension import Neighbours, first_of_equals, half_sample_interval, nearest
+from decoder2vec.maths.intrinsic_dimension import (
+    Neighbours,
+    half_sample_interval,
+    nearest_neighbours,
+    unique_row_indices,
+)
 
 _FEW = 300
 """Points below which an estimate is flagged as rough."""
@@ -52,8 +57,8 @@ class DimensionPlan:
 
     def check(self) -> None:
         """Refuse what cannot be estimated now, not after the model has run."""
-        if self.cdf not in dimension.CDFS:
-            raise unknown_name("convention", self.cdf, dimension.CDFS)
+        if self.cdf not in dimension.CDF_CONVENTIONS:
+            raise unknown_name("convention", self.cdf, dimension.CDF_CONVENTIONS)
         if self.average not in dimension.AVERAGES:
             raise unknown_name("average", self.average, dimension.AVERAGES)
         if not 0 <= self.discard < 0.9:
@@ -98,8 +103,8 @@ def dimension_curve(
     """The dimension of every layer and of the embeddings themselves, as a document for JSON."""
     plan = plan or DimensionPlan()
     plan.check()
-    if len(clouds.texts) < dimension.FEWEST:
-        raise InputError(f"{len(clouds.texts)} different texts say nothing; give {dimension.FEWEST} or more.")
+    if len(clouds.texts) < dimension.MIN_POINTS:
+        raise InputError(f"{len(clouds.texts)} different texts say nothing; give {dimension.MIN_POINTS} or more.")
     found = []
     for number in range(len(clouds)):
         found.append(measure(clouds.layer(number), plan))
@@ -126,16 +131,16 @@ def measure(vectors: NDArray[np.floating], plan: DimensionPlan | None = None) ->
     plan.check()
     if not np.isfinite(vectors).all():
         return CloudDimension(flags=["not finite"])
-    kept = first_of_equals(vectors)
+    kept = unique_row_indices(vectors)
     result = CloudDimension(points=len(kept), duplicates=len(vectors) - len(kept))
     result.anisotropy, result.effective_rank = anisotropy(vectors), effective_rank(vectors)
-    if len(kept) < dimension.FEWEST:
+    if len(kept) < dimension.MIN_POINTS:
         result.flags.append("constant" if len(kept) == 1 else "too few points")
         return result
     if len(kept) < _FEW:
         result.flags.append("few points")
     points = np.asarray(vectors[kept], np.float64)
-    near = nearest(points, min(max(plan.neighbours, _ENOUGH), len(points) - 1))
+    near = nearest_neighbours(points, min(max(plan.neighbours, _ENOUGH), len(points) - 1))
 
     _two_nn(result, near, plan)
     _maximum_likelihood(result, near, plan)
@@ -144,11 +149,11 @@ def measure(vectors: NDArray[np.floating], plan: DimensionPlan | None = None) ->
 
 
 def _two_nn(result: CloudDimension, near: Neighbours, plan: DimensionPlan) -> None:
-    logs = dimension.log_ratios(near.distances)
+    logs = dimension.log_distance_ratios(near.distances)
     if (logs == 0).mean() > _MANY_TIES:
         result.flags.append("ties")
     result.twonn = dimension.two_nn(logs, discard=plan.discard, cdf=plan.cdf)
-    result.twonn_likelihood = dimension.two_nn_likelihood(logs)
+    result.twonn_likelihood = dimension.two_nn_mle(logs)
 
 
 def _maximum_likelihood(result: CloudDimension, near: Neighbours, plan: DimensionPlan) -> None:
@@ -159,9 +164,9 @@ def _maximum_likelihood(result: CloudDimension, near: Neighbours, plan: Dimensio
     if not np.isfinite(local).all():  # some point is equally far from all its neighbours
         result.flags.append("ties")
         return
-    result.mle = dimension.maximum_likelihood(local, average=plan.average)
-    times = dimension.bootstrap(len(local), plan.samples, plan.seed)
-    result.mle_95 = dimension.interval(dimension.likelihood_samples(local, times, average=plan.average))
+    result.mle = dimension.mle_dimension(local, average=plan.average)
+    times = dimension.bootstrap_counts(len(local), plan.samples, plan.seed)
+    result.mle_95 = dimension.percentile_interval(dimension.mle_bootstrap(local, times, average=plan.average))
 
 
 def _parts(
@@ -175,11 +180,11 @@ def _parts(
     closest = Neighbours(near.distances[:, :_ENOUGH_FOR_HALF], near.indices[:, :_ENOUGH_FOR_HALF])
     for share, draws, among in ((0.5, plan.halves, closest), (0.25, plan.quarters, near)):
         count, found, sizes = texts[0], [], []
-        for inside in dimension.parts(count, share, draws, plan.seed):
+        for inside in dimension.random_subsets(count, share, draws, plan.seed):
             rows = np.flatnonzero(inside[texts[1]])
-            if len(rows) < dimension.FEWEST:  # too small a part: nothing is said about it
+            if len(rows) < dimension.MIN_POINTS:  # too small a part: nothing is said about it
                 return
-            logs = dimension.log_ratios(among.among(points, rows))
+            logs = dimension.log_distance_ratios(among.distances_within(points, rows))
             found.append(dimension.two_nn(logs, discard=plan.discard, cdf=plan.cdf))
             sizes.append(len(rows))
         part = {"points": round(float(np.mean(sizes))), "mean": float(np.mean(found)), "std": float(np.std(found))}
@@ -194,8 +199,9 @@ def _area(curve: list[CloudDimension]) -> dict[str, Any]:
     samples = np.array(_area_samples(curve))
     values = [math.nan if each.twonn is None else each.twonn for each in curve]
     result: dict[str, Any] = {"layers": len(curve)}
-    for by in dimension.AREAS:
-        value, scale = dimension.area(values, by=by), 1.0 if by == "paper" else len(curve) / max(1, len(curve) - 1)
+    for by in dimension.AREA_NORMALISATIONS:
+        value = dimension.normalised_area(values, normalisation=by)
+        scale = 1.0 if by == "paper" else len(curve) / max(1, len(curve) - 1)
         result[by] = _rounded(value)
         result[f"{by}_95"] = _rounded(dimension.half_sample_interval(value, scale * samples)) if len(samples) else None
     return result
@@ -206,7 +212,7 @@ def _area_samples(curve: list[CloudDimension]) -> list[float]:
     samples = [each.samples for each in curve if each.samples is not None]
     if len(samples) < len(curve) or len(curve) < 2:
         return []
-    return [round(dimension.area(values), 4) for values in np.stack(samples, axis=1)]
+    return [round(dimension.normalised_area(values), 4) for values in np.stack(samples, axis=1)]
 
 
 def _rounded(value: Any) -> Any:

@@ -253,7 +253,7 @@ def loss_curve(
     )
     return LossCurve(
         backbone.name,
-        backbone.identity,
+        backbone.effective_fingerprint,
         backbone.attention,
         triples.name,
         plan,

@@ -19,7 +19,7 @@ from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError, unknown_name
 from decoder2vec.heads.standardise import HEADS, Head
-from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman
+from decoder2vec.maths.metrics import pairwise_cos_sim, pearson, spearman
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.text.template import Template
@@ -80,7 +80,7 @@ class SweepPlan:
 
     def readings(self, backbone: Backbone) -> list[Reading]:
         """Every reading of one pass."""
-        layers = [backbone.layer(layer) for layer in self.layers] or list(range(backbone.n_layers + 1))
+        layers = [backbone.resolve_layer(layer) for layer in self.layers] or list(range(backbone.n_layers + 1))
         places = [(layer, False) for layer in layers]
         if backbone.n_layers in layers:
             places.append((backbone.n_layers, True))
@@ -123,7 +123,7 @@ class Sweep:
         """Everything but the weights."""
         return {
             "model": self.model,
-            "weights": self.backbone.identity,
+            "weights": self.backbone.effective_fingerprint,
             "dtype": str(self.backbone.dtype).removeprefix("torch."),
             "data": {"name": self.data.name, "pairs": len(self.data), "texts": len(self.data.texts())},
             "plan": asdict(self.plan),
@@ -206,5 +206,5 @@ def _apply(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 def _correlations(
     vectors: NDArray[np.float32], left: NDArray[np.intp], right: NDArray[np.intp], scores: Sequence[float]
 ) -> tuple[float, float]:
-    predicted, truth = cosine_pairs(vectors[left], vectors[right]), np.asarray(scores)
+    predicted, truth = pairwise_cos_sim(vectors[left], vectors[right]), np.asarray(scores)
     return round(100 * spearman(predicted, truth), 2), round(100 * pearson(predicted, truth), 2)

@@ -1,1 +1,1 @@
-"""A language model seen as: embeddings, blocks, final norm, tokenizer."""
+"""Any decoder-only language model as embeddings, blocks, final norm and tokenizer; its attention, device and dtype."""

@@ -1,4 +1,8 @@
-"""What tokens may see of each other, narrowed down for some blocks: the mask that a family gives them, less a part."""
+"""Causal and bidirectional attention: switch a model, verify the switch block by block, and restrict attention masks.
+
+transformers ignores a request for bidirectional attention in some families without an error. So a switch counts only
+after a check: change one token, and see in which blocks the state of the token before it changes.
+"""
 
 from __future__ import annotations
 
@@ -17,166 +21,17 @@ from transformers.cache_utils import Cache
 from decoder2vec.backbone.blocks import find_blocks, text_config
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 
-Seen = Callable[[int, int, torch.device], Tensor]
-"""So many tokens, of so many that are there with those that stand before all of them, to what each may see.
+ATTENTIONS = ("causal", "bidirectional")
+"""Also "bidirectional:12": causal up to layer 12 and bidirectional above it."""
 
-A mask of booleans that fits [text, 1, token, token before all or token].
+MaskFunction = Callable[[int, int, torch.device], Tensor]
+"""(tokens, tokens including cached ones, device) -> booleans that broadcast to [text, 1, token, cached or token].
+
+True where a token may attend.
 """
 
-
-def the_past(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
-    """A token sees what stands before it, and itself."""
-    return torch.ones(tokens, all_tokens, dtype=torch.bool, device=device).tril(all_tokens - tokens)
-
-
-def narrow(blocks: Iterable[nn.Module], seen: Seen, depth: int | None = None) -> list[Any]:
-    """From now on attention in a model's blocks, or in the first `depth` of them, sees no more than that.
-
-    Blocks without attention are left alone: they see the past only, and a mask over pairs of tokens is none for them.
-    Returns the handles that undo it.
-    """
-
-    def less(number: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        names = arguments_of(type(block).forward)
-        given = dict(zip(names, args, strict=False)) | kwargs
-        name = "causal_mask" if "causal_mask" in names else "attention_mask"  # of both, one is for a recurrence
-        mask = _narrowed(given[names[0]], given.get(name), given.values(), seen, number)
-        if name in names[: len(args)]:  # some families give it by position
-            place = names.index(name)
-            return (*args[:place], mask, *args[place + 1 :]), kwargs
-        return args, {**kwargs, name: mask}
-
-    return [
-        block.register_forward_pre_hook(partial(less, number), with_kwargs=True)
-        for number, block in with_attention(list(blocks))
-        if depth is None or number < depth
-    ]
-
-
-def with_attention(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
-    """The blocks that have attention, and their numbers.
-
-    Attention says in a flag of its own whether it is causal, and convolutions and recurrences have no such flag; where
-    no block has one, the family is older than the flag, and all are attention.
-    """
-    numbered = list(enumerate(blocks))
-    return [pair for pair in numbered if any(hasattr(part, "is_causal") for part in pair[1].modules())] or numbered
-
-
-@contextmanager
-def prefix_attention(blocks: Iterable[nn.Module], lengths: Tensor) -> Iterator[None]:
-    """While this is open, tokens of a bidirectional model see the first so many of their text, and their own past.
-
-    So a text's beginning is read in both directions, and what stands behind it is written from left to right.
-    """
-
-    def seen(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
-        places = torch.arange(all_tokens, device=device) - (all_tokens - tokens)
-        return the_past(tokens, all_tokens, device) | (places < lengths.to(device)[:, None, None, None])
-
-    handles = narrow(blocks, seen)
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _narrowed(states: Tensor, mask: Any, given: Iterable[Any], seen: Seen, number: int) -> Any:
-    """The mask that block `number` is given, narrowed; some families add it to the weights, as numbers."""
-    tokens = states.shape[1]
-    if mask is None:  # all is seen, what its memory holds before all tokens included
-        memory = next((value for value in given if isinstance(value, Cache)), None)
-        before = memory.get_seq_length(number) if memory else 0
-        mask = states.new_zeros(len(states), 1, tokens, before + tokens)
-    if not isinstance(mask, Tensor) or mask.ndim != 4:
-        return mask  # none over pairs of tokens: the proof will say so
-    own = seen(tokens, mask.shape[-1], states.device)
-    return mask & own if mask.dtype == torch.bool else mask.masked_fill(~own, torch.finfo(mask.dtype).min)
-
-
-@cache
-def arguments_of(forward: Callable[..., Any]) -> list[str]:
-    """What the blocks of a family are given, in order."""
-    return list(inspect.signature(forward).parameters)[1:]
-
-
 _ROUNDING = 1e-5
-"""Numbers that move by a smaller part of themselves have been rounded otherwise, as recurrences and experts do."""
-
-
-@torch.inference_mode()
-def attends_ahead(model: nn.Module, padded: bool, changed: int = 2) -> Tensor:
-    """[block, text] booleans: does that block let the token before `changed` see it?
-
-    Neighbours, so that no attention window is too small. In a padded batch, whose masks are made in another way, the
-    first of two texts ends one token earlier.
-    """
-    device = next(model.parameters()).device
-    size = text_config(model.config).vocab_size
-    ids = torch.arange(7, 11, device=device).remainder(size).repeat(1 + padded, 1)
-    other = ids.clone()
-    other[:, changed] = (ids[:, changed] + size // 2) % size
-    mask = torch.ones_like(ids)
-    if padded:
-        mask[0, 3] = 0
-    first = _read(model, ids, mask, lambda _, states: states)
-
-    def exchanged(number: int, states: Tensor) -> Tensor:
-        given = first.given[number].clone()
-        given[:, changed] = states[:, changed]
-        return given
-
-    second = _read(model, other, mask, exchanged)
-    pairs = zip(first.made, second.made, strict=True)
-    return torch.stack([_moved(before[:, changed - 1], after[:, changed - 1]) for before, after in pairs])
-
-
-def _moved(before: Tensor, after: Tensor) -> Tensor:
-    """[text, width] states of a token, twice, to [text] booleans, by the scale of each dimension: some are huge."""
-    before, after = before.float(), after.float()
-    size = before.abs()
-    scale = size.maximum(size.median(dim=-1, keepdim=True).values)
-    return ((after - before).abs() > _ROUNDING * scale).any(dim=-1)
-
-
-@dataclass
-class _Passage:
-    """What each block was given, and what it made of it: [text, token, width]."""
-
-    given: list[Tensor] = field(default_factory=list)
-    made: list[Tensor] = field(default_factory=list)
-
-
-def _read(model: nn.Module, ids: Tensor, mask: Tensor, give: Callable[[int, Tensor], Tensor]) -> _Passage:
-    """Read texts; `give` may exchange the states that a block, by its number, is given."""
-    passage, modes = _Passage(), {part: part.training for part in model.modules()}
-
-    def before(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name = arguments_of(type(block).forward)[0]
-        states = give(len(passage.given), args[0] if args else kwargs[name])
-        passage.given.append(states.clone())
-        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, name: states})
-
-    def after(_: nn.Module, __: Any, output: Any) -> None:
-        passage.made.append((output[0] if isinstance(output, tuple) else output).clone())
-
-    handles: list[Any] = []
-    for block in dict.fromkeys(find_blocks(model)[1]):
-        handles += block.register_forward_pre_hook(before, with_kwargs=True), block.register_forward_hook(after)
-    try:
-        model.eval()  # dropout would move everything
-        model(input_ids=ids, attention_mask=mask, use_cache=False)
-    finally:
-        for part, training in modes.items():
-            part.training = training
-        for handle in handles:
-            handle.remove()
-    return passage
-
-
-ATTENTIONS = ("causal", "bidirectional")
-"""Also bidirectional:12, which is causal up to layer 12 and looks both ways above it."""
+"""Relative changes below this are rounding errors, as recurrences and experts produce them."""
 
 _REASONS = {
     "gpt_neo": "its causal mask is a buffer inside every attention layer",
@@ -185,110 +40,295 @@ _REASONS = {
     "falcon_mamba": "a state-space model reads from left to right only",
 }
 
+_KEPT_CAUSAL: WeakKeyDictionary[nn.Module, tuple[int, list[Any]]] = WeakKeyDictionary()
+"""For each model, the number of lower blocks that stay causal in a bidirectional model, and their hook handles."""
 
-def configured_attention(model: nn.Module) -> str:
-    """The direction a model's own config asks for: causal unless it says otherwise."""
+
+# --- switch and verify -----------------------------------------------------------------------------------------------
+
+
+def attention_from_config(model: nn.Module) -> str:
+    """The attention that a model's config asks for; causal unless `is_causal` is false."""
     return "bidirectional" if getattr(model.config, "is_causal", True) is False else "causal"
 
 
 def parse_attention(attention: str) -> tuple[str, int]:
-    """The direction, and the layer up to which attention stays causal all the same."""
+    """Split "bidirectional:12" into the kind and the number of lower layers that stay causal (0 without a colon)."""
     kind, colon, layer = attention.partition(":")
     if kind not in ATTENTIONS or (colon and kind == "causal"):
         raise unknown_name("attention", attention, (*ATTENTIONS, "bidirectional:12"))
     if colon and not layer.isdecimal():
-        raise InputError(f"In {attention!r} a layer's number should stand behind the colon.")
+        raise InputError(f"The colon in {attention!r} must be followed by the number of a layer.")
     return kind, int(layer) if colon else 0
 
 
 def set_attention(model: nn.Module, attention: str) -> None:
-    """Switch the model's direction and prove that it took; a family that cannot is refused with the reason."""
+    """Switch the model's attention and verify it.
+
+    Raises:
+        UnsupportedError: The family cannot attend this way; the model is left as it was.
+
+    """
     kind, lower = parse_attention(attention)
     depth = len(find_blocks(model)[1])
     if lower >= depth:
-        raise InputError(f"{attention!r} leaves nothing to look both ways: the model has {depth} layers.")
-    before = getattr(model.config, "is_causal", None)
+        raise InputError(f"{attention!r} leaves no layer bidirectional: the model has {depth} layers.")
+    is_causal_before = getattr(model.config, "is_causal", None)
     config: Any = model.config
     text_config(config).is_causal = config.is_causal = kind == "causal"
-    kept = _keep_causal(model, 0)
-    fault = "unproved"
+    lower_before = _keep_causal(model, 0)
+    mismatch = "not verified"
     try:
-        fault = attention_fault(model, kind)
-        if lower and not fault:
+        mismatch = attention_mismatch(model, kind)
+        if lower and not mismatch:
             _keep_causal(model, lower)
-            fault = attention_fault(model, attention)
+            mismatch = attention_mismatch(model, attention)
     finally:
-        if fault:
-            text_config(config).is_causal = config.is_causal = True if before is None else before
-            _keep_causal(model, kept)
-    if fault:
+        if mismatch:
+            text_config(config).is_causal = config.is_causal = True if is_causal_before is None else is_causal_before
+            _keep_causal(model, lower_before)
+    if mismatch:
         family = text_config(config).model_type
-        raise UnsupportedError(f"{family} cannot be read with {attention} attention: {_REASONS.get(family, fault)}.")
+        reason = _REASONS.get(family, mismatch)
+        raise UnsupportedError(f"{family} cannot be read with {attention} attention: {reason}.")
 
 
-def attention_fault(model: nn.Module, attention: str) -> str:
-    """What speaks against it that the model reads that way; nothing if every block is proved to.
+def attention_mismatch(model: nn.Module, attention: str) -> str:
+    """Return why the model does not attend as `attention` says, or "" if every block is verified.
 
-    Asked with and without padding, which take different mask paths. Blocks without attention read from left to right,
-    whatever attention does.
+    Checked with and without padding, which take different code paths for masks. Blocks without attention (convolutions,
+    recurrences) are causal in any case.
     """
     kind, lower = parse_attention(attention)
     blocks = list(find_blocks(model)[1])
-    both = [number for number, _ in with_attention(blocks) if kind == "bidirectional" and number >= lower]
-    if kind == "bidirectional" and not both:
+    bidirectional = [index for index, _ in attention_blocks(blocks) if kind == "bidirectional" and index >= lower]
+    if kind == "bidirectional" and not bidirectional:
         return f"no layer above {lower} has attention"
     try:
-        seen = [attends_ahead(model, padded) for padded in (False, True)]
+        plain, padded = (sees_next_token(model, padding) for padding in (False, True))
     except RuntimeError:
         if not lower:
             raise
-        # a block that was taken for attention multiplies by its mask, or the like
+        # a block that was taken for attention multiplies its states by the mask, or the like
         return "its blocks take no mask over pairs of tokens"
-    if bool(seen[0][both].all()) != bool(seen[1][both].all()):
+    if bool(plain[bidirectional].all()) != bool(padded[bidirectional].all()):
         return "it attends in one direction when a batch is padded and in another when it is not"
-    blind = [number for number in both if not all(some[number].all() for some in seen)]
-    if blind:
-        where = "" if blind == both else f" in {_layers(blind)}"
-        return f"changing a later token does not move an earlier one{where} although the flag is set"
-    one_way = range(len(blocks) if kind == "causal" else lower)
-    if ahead := [number for number in one_way if any(some[number].any() for some in seen)]:
-        return f"changing a later token moves an earlier one in {_layers(ahead)} all the same"
+    sees_always, sees_ever = (plain & padded).all(dim=1), (plain | padded).any(dim=1)
+    if still_causal := [index for index in bidirectional if not sees_always[index]]:
+        where = "" if still_causal == bidirectional else f" in {_layer_names(still_causal)}"
+        return f"changing a later token does not change an earlier one{where} although the flag is set"
+    causal = range(len(blocks) if kind == "causal" else lower)
+    if not_causal := [index for index in causal if sees_ever[index]]:
+        return f"changing a later token still changes an earlier one in {_layer_names(not_causal)}"
     return ""
 
 
-def _layers(numbers: list[int]) -> str:
-    """Blocks, by the number of the layer behind them."""
-    return ("layer " if len(numbers) == 1 else "layers ") + ", ".join(str(number + 1) for number in numbers)
+@torch.inference_mode()
+def sees_next_token(model: nn.Module, padded: bool, position: int = 2) -> Tensor:
+    """[block, text] booleans: does the block let the token before `position` attend to the token at `position`?
+
+    The two tokens are neighbours, so that no attention window is too small.
+
+    Args:
+        model: The model to check.
+        padded: Check a padded batch, whose masks are built in another way: the first of its two texts is shorter by one
+            token.
+        position: The token that is changed.
+
+    """
+    device = next(model.parameters()).device
+    vocab_size = text_config(model.config).vocab_size
+    ids = torch.arange(7, 11, device=device).remainder(vocab_size).repeat(1 + padded, 1)
+    changed_ids = ids.clone()
+    changed_ids[:, position] = (ids[:, position] + vocab_size // 2) % vocab_size
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, 3] = 0
+    original = _trace_blocks(model, ids, mask, lambda _, states: states)
+
+    def change_one_position(block: int, states: Tensor) -> Tensor:
+        inputs = original.inputs[block].clone()
+        inputs[:, position] = states[:, position]
+        return inputs
+
+    changed = _trace_blocks(model, changed_ids, mask, change_one_position)
+    outputs = zip(original.outputs, changed.outputs, strict=True)
+    return torch.stack([_differs(before[:, position - 1], after[:, position - 1]) for before, after in outputs])
 
 
-_KEPT_CAUSAL: WeakKeyDictionary[nn.Module, tuple[int, list[Any]]] = WeakKeyDictionary()
-"""How many blocks are kept causal under a config that says otherwise, for each such model, and what undoes it."""
+def attention_blocks(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
+    """The blocks that contain attention, with their indices.
+
+    Attention modules have a flag `is_causal`; convolutions and recurrences have none. If no block has the flag, the
+    family is older than it, and all blocks are attention.
+    """
+    indexed = list(enumerate(blocks))
+    return [pair for pair in indexed if any(hasattr(module, "is_causal") for module in pair[1].modules())] or indexed
+
+
+def _layer_names(blocks: list[int]) -> str:
+    """Name blocks by the layer after them, for messages."""
+    return ("layer " if len(blocks) == 1 else "layers ") + ", ".join(str(index + 1) for index in blocks)
+
+
+def _differs(before: Tensor, after: Tensor) -> Tensor:
+    """[text] booleans from two [text, width] states, relative to the size of each dimension: some are huge."""
+    before, after = before.float(), after.float()
+    size = before.abs()
+    scale = size.maximum(size.median(dim=-1, keepdim=True).values)
+    return ((after - before).abs() > _ROUNDING * scale).any(dim=-1)
+
+
+@dataclass
+class _BlockTrace:
+    """[text, token, width] inputs and outputs of each block in one forward pass."""
+
+    inputs: list[Tensor] = field(default_factory=list)
+    outputs: list[Tensor] = field(default_factory=list)
+
+
+def _trace_blocks(
+    model: nn.Module, ids: Tensor, mask: Tensor, replace_input: Callable[[int, Tensor], Tensor]
+) -> _BlockTrace:
+    """Run the model and record its blocks; `replace_input(block, states)` returns the states that a block gets."""
+    trace, training_flags = _BlockTrace(), {module: module.training for module in model.modules()}
+
+    def before_block(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = forward_parameters(type(block).forward)[0]
+        states = replace_input(len(trace.inputs), args[0] if args else kwargs[name])
+        trace.inputs.append(states.clone())
+        return ((states, *args[1:]), kwargs) if args else (args, {**kwargs, name: states})
+
+    def after_block(_: nn.Module, __: Any, output: Any) -> None:
+        trace.outputs.append((output[0] if isinstance(output, tuple) else output).clone())
+
+    handles: list[Any] = []
+    for block in dict.fromkeys(find_blocks(model)[1]):
+        handles.append(block.register_forward_pre_hook(before_block, with_kwargs=True))
+        handles.append(block.register_forward_hook(after_block))
+    try:
+        model.eval()  # dropout would change every state
+        model(input_ids=ids, attention_mask=mask, use_cache=False)
+    finally:
+        for module, training in training_flags.items():
+            module.training = training
+        for handle in handles:
+            handle.remove()
+    return trace
 
 
 def _keep_causal(model: nn.Module, depth: int) -> int:
-    """Hide what comes later from the first so many blocks, and from no others any more; returns how many they were."""
+    """Keep the first `depth` blocks of a bidirectional model causal, and no others; return the previous depth."""
     before, handles = _KEPT_CAUSAL.pop(model, (0, []))
     for handle in handles:
         handle.remove()
     if depth:
-        _KEPT_CAUSAL[model] = depth, narrow(find_blocks(model)[1], the_past, depth)
+        _KEPT_CAUSAL[model] = depth, restrict_attention(find_blocks(model)[1], causal_mask, depth)
     return before
 
 
-def check_prefix_attention(model: nn.Module) -> None:
-    """Prove that `prefix_attention` holds: both directions within the prefix, and none ahead behind it."""
+# --- prefix language models ------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def prefix_lm_attention(blocks: Iterable[nn.Module], lengths: Tensor) -> Iterator[None]:
+    """Context in which a bidirectional model is a prefix language model.
+
+    Tokens attend to the prefix of their text and to what precedes them: the prefix is read in both directions, and what
+    follows it is generated from left to right.
+
+    Args:
+        blocks: The blocks of the model.
+        lengths: [text] number of tokens of each prefix.
+
+    """
+
+    def prefix_or_past(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
+        positions = torch.arange(all_tokens, device=device) - (all_tokens - tokens)
+        return causal_mask(tokens, all_tokens, device) | (positions < lengths.to(device)[:, None, None, None])
+
+    handles = restrict_attention(blocks, prefix_or_past)
     try:
-        proved = all(_reads_prefixes(model, padded) for padded in (False, True))
-    except RuntimeError:  # blocks that are no attention are given a mask of other sizes
-        proved = False
-    if not proved:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def check_prefix_lm_attention(model: nn.Module) -> None:
+    """Verify that `prefix_lm_attention` works on the model; raise UnsupportedError if it does not."""
+    try:
+        verified = all(_attends_as_prefix_lm(model, padded) for padded in (False, True))
+    except RuntimeError:  # blocks that are not attention get a mask of the wrong shape
+        verified = False
+    if not verified:
         family = text_config(model.config).model_type
-        raise UnsupportedError(f"{family} cannot read a beginning in both directions and go on from left to right.")
+        raise UnsupportedError(f"{family} cannot read a prefix in both directions and continue from left to right.")
 
 
-def _reads_prefixes(model: nn.Module, padded: bool) -> bool:
+def _attends_as_prefix_lm(model: nn.Module, padded: bool) -> bool:
     blocks = find_blocks(model)[1]
-    with prefix_attention(blocks, torch.tensor([2] * (1 + padded))):
-        inside, *ahead = (attends_ahead(model, padded, changed=place) for place in (1, 2, 3))
-    attention = [number for number, _ in with_attention(list(blocks))]
-    return bool(inside[attention].all()) and not any(some.any() for some in ahead)
+    with prefix_lm_attention(blocks, torch.tensor([2] * (1 + padded))):
+        in_prefix, *after_prefix = (sees_next_token(model, padded, position) for position in (1, 2, 3))
+    with_attention = [index for index, _ in attention_blocks(list(blocks))]
+    return bool(in_prefix[with_attention].all()) and not any(sees.any() for sees in after_prefix)
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+def causal_mask(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
+    """[tokens, all_tokens] booleans: a token attends to itself and to what precedes it."""
+    return torch.ones(tokens, all_tokens, dtype=torch.bool, device=device).tril(all_tokens - tokens)
+
+
+def restrict_attention(blocks: Iterable[nn.Module], allowed: MaskFunction, depth: int | None = None) -> list[Any]:
+    """Restrict the attention mask of blocks, by hooks, to what `allowed` permits.
+
+    Blocks without attention are left alone: they are causal, and no mask over pairs of tokens applies to them.
+
+    Args:
+        blocks: The blocks of a model.
+        allowed: The mask that is combined with the block's own.
+        depth: Restrict the first `depth` blocks only.
+
+    Returns:
+        The handles that remove the hooks.
+
+    """
+
+    def restrict(index: int, block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = forward_parameters(type(block).forward)
+        inputs = dict(zip(names, args, strict=False)) | kwargs
+        # a block with both names uses attention_mask for its recurrence
+        name = "causal_mask" if "causal_mask" in names else "attention_mask"
+        mask = _restrict_mask(inputs[names[0]], inputs.get(name), inputs.values(), allowed, index)
+        if name in names[: len(args)]:  # some families pass it by position
+            at = names.index(name)
+            return (*args[:at], mask, *args[at + 1 :]), kwargs
+        return args, {**kwargs, name: mask}
+
+    return [
+        block.register_forward_pre_hook(partial(restrict, index), with_kwargs=True)
+        for index, block in attention_blocks(list(blocks))
+        if depth is None or index < depth
+    ]
+
+
+@cache
+def forward_parameters(forward: Callable[..., Any]) -> list[str]:
+    """Names of the parameters of a block's `forward`, in order and without `self`."""
+    return list(inspect.signature(forward).parameters)[1:]
+
+
+def _restrict_mask(states: Tensor, mask: Any, inputs: Iterable[Any], allowed: MaskFunction, index: int) -> Any:
+    """Combine the mask of block `index` with `allowed`; masks are booleans or added to the attention scores."""
+    tokens = states.shape[1]
+    if mask is None:  # all tokens are visible, cached ones included
+        kv_cache = next((value for value in inputs if isinstance(value, Cache)), None)
+        cached_tokens = kv_cache.get_seq_length(index) if kv_cache else 0
+        mask = states.new_zeros(len(states), 1, tokens, cached_tokens + tokens)
+    if not isinstance(mask, Tensor) or mask.ndim != 4:
+        return mask  # not a mask over pairs of tokens: the check of `set_attention` will fail
+    visible = allowed(tokens, mask.shape[-1], states.device)
+    return mask & visible if mask.dtype == torch.bool else mask.masked_fill(~visible, torch.finfo(mask.dtype).min)

@@ -1,4 +1,4 @@
-"""What a model is given to read: padded tokens, the span of each row that is pooled, what an adapter adds to them."""
+"""Inputs of a forward pass: a padded token batch, keys and values that precede it, and the base class of adapters."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Padded token ids of some prompts, and the span of each that is pooled."""
+    """Padded token ids of several prompts, and the span of each that is pooled."""
 
     ids: Tensor
     """[batch, token]"""
     mask: Tensor
-    """[batch, token], 1 for real tokens. Made from lengths, never from ids: padding may be any token."""
+    """[batch, token], 1 for real tokens. Computed from lengths, never from ids: the pad token may be a real token."""
     start: Tensor
     end: Tensor
     """[batch] pooled span [start, end)."""
     padding: str = ""
-    """Which side is padded: "right", "left", or "" where all prompts are equally long."""
+    """Padded side: "right", "left", or "" if all prompts have the same length."""
     embeds: Tensor | None = None
-    """[batch, token, width] vectors to read instead of the ids."""
-    past: Past | None = None
-    """Keys and values that stand before the first token."""
+    """[batch, token, width] input embeddings that replace the ids."""
+    past: PastKeyValues | None = None
+    """Keys and values that precede the first token."""
 
     @property
     def width(self) -> int:
@@ -36,48 +36,48 @@ class TokenBatch:
         return int((self.ids if self.embeds is None else self.embeds).shape[1])
 
     def to(self, device: torch.device) -> TokenBatch:
-        """The same batch on a device."""
-        ids, mask, start, end = (part.to(device) for part in (self.ids, self.mask, self.start, self.end))
+        """The same batch on another device."""
+        ids, mask, start, end = (tensor.to(device) for tensor in (self.ids, self.mask, self.start, self.end))
         return replace(self, ids=ids, mask=mask, start=start, end=end)
 
 
 @dataclass(frozen=True)
-class Past:
-    """Keys and values for every layer, as if so many tokens had been read before."""
+class PastKeyValues:
+    """Keys and values of every layer for tokens that precede a batch."""
 
     cache: Any
-    """A transformers cache that hands them out and keeps nothing."""
+    """A read-only cache of transformers (see `kv_cache.read_only_cache`)."""
     mask: Tensor
     """[batch, past token], 0 for padding."""
     positions: Tensor
-    """[batch, token] positions of the tokens that are read now."""
+    """[batch, token] position ids of the tokens of the batch."""
 
 
 class Adapter(nn.Module, ABC):
-    """Plugged into a backbone by `Backbone.with_adapter`; its parameters are all that training changes."""
+    """Trained parameters that change what a frozen model computes; attach one with `Backbone.with_adapter`."""
 
     kind: ClassVar[str]
 
     def adapt(self, batch: TokenBatch, model: nn.Module) -> TokenBatch:
-        """What the model reads instead of the batch."""
+        """Return the batch that the model reads instead of `batch`."""
         return batch
 
     def enabled(self) -> AbstractContextManager[Any]:
-        """The model's own weights differ while this is open, where an adapter is of that sort."""
+        """Context in which the model computes with the adapter, for adapters that change weights or layers."""
         return nullcontext()
 
     @property
     def extra_tokens(self) -> int:
-        """Positions of the model's context that the adapter takes for itself."""
+        """Positions of the model's context that the adapter uses."""
         return 0
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """What is needed to build the adapter again, apart from its numbers."""
+        """JSON values that are needed, besides the parameters, to rebuild the adapter."""
 
     def digest(self) -> str:
-        """Names the adapter by its numbers and settings."""
-        found = hashlib.sha256(repr(sorted(self.settings().items())).encode())
+        """Hash of the settings and of all parameters with their names."""
+        sha256 = hashlib.sha256(repr(sorted(self.settings().items())).encode())
         for name, tensor in sorted(self.state_dict().items()):
-            found.update(name.encode() + tensor.detach().float().cpu().contiguous().numpy().tobytes())
-        return found.hexdigest()[:16]
+            sha256.update(name.encode() + tensor.detach().float().cpu().contiguous().numpy().tobytes())
+        return sha256.hexdigest()[:16]

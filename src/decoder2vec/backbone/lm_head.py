@@ -1,7 +1,7 @@
-"""From states to words: the language-model head of a backbone, as its own family computes it.
+"""The language-model head of a backbone: hidden states to logits, as the family's own class computes them.
 
-The one place where logits are made. Only the states that are asked for go through it: with a vocabulary of fifty
-thousand words the logits of a whole batch would take more room than the model.
+Only the requested states go through the head: with a vocabulary of fifty thousand tokens the logits of a whole batch
+would take more memory than the model.
 """
 
 from __future__ import annotations
@@ -18,52 +18,56 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import find_blocks
 from decoder2vec.backbone.machine import quiet_transformers
-from decoder2vec.backbone.sources import resolve
+from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.errors import BackboneError
 
-_AT_ONCE = 4096
-"""So many states go through the head at a time: logits of a hundred thousand words take as much as a small model."""
+_CHUNK = 4096
+"""States that go through the head at a time: logits over a hundred thousand tokens are as large as a small model."""
 
 
 class LMHead:
-    """[state, width] states of the top layer, after the final norm, to [state, word] logits.
+    """[state, width] states of the last layer, after the final norm, to [state, vocabulary] logits.
 
-    Families scale, bias or cap their logits; their stock class does it, on a model that hands the states through. The
-    head is frozen; where it is the embeddings it is those of the backbone, and learns if they do.
+    Families scale, bias or cap their logits; their own class does it, around a stand-in model that returns the given
+    states. The head is frozen. If it is tied to the embeddings, it uses the backbone's, and is trained if they are.
     """
 
     def __init__(self, backbone: Backbone) -> None:
-        model: Any = _load_language_model(resolve(backbone.name), backbone.dtype)
+        model: Any = _load_language_model(resolve_model_folder(backbone.name), backbone.dtype)
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
-        self._through = _HandThrough()
-        setattr(model, _name_of_body(model), self._through)
+        self._base_model = _FixedOutputModel()
+        setattr(model, _base_model_attribute(model), self._base_model)
         self.model = model.requires_grad_(False).eval().to(backbone.device)
         if head.weight is embeddings.weight:
             head.weight = backbone.model.get_input_embeddings().weight  # type: ignore[operator]
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Logits of the states that are given, and of no others."""
-        self._through.states = states[None]
+        """[state, vocabulary] logits of [state, width] states."""
+        self._base_model.states = states[None]
         try:
             ids = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
             logits: Tensor = self.model(input_ids=ids, use_cache=False).logits
         finally:
-            self._through.states = None
+            self._base_model.states = None
         return logits[0]
 
-    def cross_entropy(self, states: Tensor, truth: Tensor) -> Tensor:
-        """The sum over [state] true words; what many states need for gradients is computed again, some at a time."""
-        parts = list(zip(torch.split(states, _AT_ONCE), torch.split(truth, _AT_ONCE), strict=True))
-        if len(parts) == 1:
-            return self._sum(*parts[0])
-        return torch.stack([checkpoint(self._sum, *part, use_reentrant=False) for part in parts]).sum()
+    def cross_entropy(self, states: Tensor, target_ids: Tensor) -> Tensor:
+        """Sum of the cross-entropies of [state] target tokens.
 
-    def _sum(self, states: Tensor, truth: Tensor) -> Tensor:
-        return functional.cross_entropy(self(states).float(), truth, reduction="sum")
+        Several chunks of states are checkpointed: their logits are computed again in the backward pass.
+        """
+        chunks = list(zip(torch.split(states, _CHUNK), torch.split(target_ids, _CHUNK), strict=True))
+        if len(chunks) == 1:
+            return self._summed_cross_entropy(*chunks[0])
+        losses = [checkpoint(self._summed_cross_entropy, *chunk, use_reentrant=False) for chunk in chunks]
+        return torch.stack(losses).sum()
 
-    def likeliest(self, states: Tensor) -> Tensor:
-        """[state] numbers of words."""
-        return torch.cat([self(part).argmax(dim=1) for part in torch.split(states, _AT_ONCE)])
+    def _summed_cross_entropy(self, states: Tensor, target_ids: Tensor) -> Tensor:
+        return functional.cross_entropy(self(states).float(), target_ids, reduction="sum")
+
+    def predict(self, states: Tensor) -> Tensor:
+        """[state] ids of the most likely tokens."""
+        return torch.cat([self(chunk).argmax(dim=1) for chunk in torch.split(states, _CHUNK)])
 
 
 def _load_language_model(folder: Path, dtype: torch.dtype) -> nn.Module:
@@ -75,41 +79,41 @@ def _load_language_model(folder: Path, dtype: torch.dtype) -> nn.Module:
                 folder, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        why = (str(error).splitlines() or [type(error).__name__])[0]  # what follows lists every family there is
-        raise BackboneError(f"transformers knows no language-model head for {folder}: {why}") from error
+        reason = (str(error).splitlines() or [type(error).__name__])[0]  # the other lines list every known family
+        raise BackboneError(f"transformers knows no language-model head for {folder}: {reason}") from error
     if report["missing_keys"]:
-        raise BackboneError(f"{folder} has no language-model head, so no word can be predicted.")
+        raise BackboneError(f"{folder} has no language-model head, so no token can be predicted.")
     return model  # type: ignore[no-any-return]
 
 
-def _name_of_body(model: nn.Module) -> str:
-    """Under which name a language model keeps all that stands below its head; not always the one it declares."""
+def _base_model_attribute(model: nn.Module) -> str:
+    """The attribute that holds everything below the head; not always the one that the class declares."""
     blocks = find_blocks(model)[1]
-    return next(name for name, part in model.named_children() if any(module is blocks for module in part.modules()))
+    return next(name for name, child in model.named_children() if any(module is blocks for module in child.modules()))
 
 
-class _HandThrough(nn.Module):
-    """Stands where the model was and returns what it is told to."""
+class _FixedOutputModel(nn.Module):
+    """Replaces the base model and returns the states that were set."""
 
     states: Tensor | None = None
 
     @property
-    def decoder(self) -> _HandThrough:
-        """Some families ask a part of the model."""
+    def decoder(self) -> _FixedOutputModel:
+        """Some families call `model.decoder`."""
         return self
 
-    def forward(self, *_: Any, **__: Any) -> _OnlyStates:
-        return _OnlyStates(self.states)
+    def forward(self, *_: Any, **__: Any) -> _FixedOutput:
+        return _FixedOutput(self.states)
 
 
-class _OnlyStates:
-    """What a model returns, by name or by number; all that a family asks for besides the states is None."""
+class _FixedOutput:
+    """A model output with hidden states only, by name or index; every other attribute is None."""
 
     def __init__(self, states: Tensor | None) -> None:
         self.last_hidden_state = states
 
-    def __getitem__(self, number: int) -> Tensor | None:
-        return (self.last_hidden_state,)[number]
+    def __getitem__(self, index: int) -> Tensor | None:
+        return (self.last_hidden_state,)[index]
 
     def __getattr__(self, _: str) -> None:
         return None

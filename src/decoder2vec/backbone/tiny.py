@@ -1,6 +1,7 @@
-"""Tiny deterministic decoders of every supported family: tests, docs and the demo without a download.
+"""Tiny random decoders of every supported family, for tests, docs and the demo without a download.
 
-Their weights are random, so what they say is meaningless; what they prove is that a family is read correctly.
+The same name gives the same weights everywhere. The vectors are meaningless; they serve to test that a family is read
+correctly.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.storage import atomic_folder, cache_root
 
-_WIDTH = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
-_PLAIN = {**_WIDTH, "intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.3}
+_SIZE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+_PLAIN = {**_SIZE, "intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.3}
 _GROUPED = {**_PLAIN, "num_key_value_heads": 2}
 _WINDOWED = {**_GROUPED, "head_dim": 8, "sliding_window": 16}
 _GPT = {"n_embd": 32, "n_layer": 4, "n_head": 4, "n_positions": 256, "initializer_range": 0.3}
@@ -34,7 +35,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     },
     "gptj": {**_GPT, "rotary_dim": 8},
     "opt": {
-        **_WIDTH,
+        **_SIZE,
         "ffn_dim": 64,
         "word_embed_proj_dim": 32,
         "max_position_embeddings": 256,
@@ -49,7 +50,7 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": _WINDOWED,
     "phi": _PLAIN,
     "phi3": _GROUPED,
-    "falcon": {**_WIDTH, "initializer_range": 0.3},
+    "falcon": {**_SIZE, "initializer_range": 0.3},
     "bloom": {"hidden_size": 32, "n_layer": 4, "n_head": 4, "initializer_range": 0.3},
     "olmo2": _GROUPED,
     "granite": _GROUPED,
@@ -58,14 +59,14 @@ _FAMILIES: dict[str, dict[str, Any]] = {
     "mamba2": {**_SSM, "num_heads": 8, "head_dim": 8, "expand": 2, "n_groups": 1, "chunk_size": 16},
 }
 _NO_PAD_TOKEN = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "phi", "mamba", "mamba2"}
-_WANTS_BOS = {"opt", "llama", "mistral", "gemma2", "gemma3_text"}
+_ADDS_BOS = {"opt", "llama", "mistral", "gemma2", "gemma3_text"}
 
 TINY = {f"tiny-{family}": family for family in _FAMILIES}
-"""Names accepted wherever a model name is: `tiny-gpt2`, `tiny-llama`, ..."""
+"""Family by name; the names are accepted wherever a model name is: `tiny-gpt2`, `tiny-llama`, ..."""
 
 
 def tiny_folder(name: str) -> Path:
-    """The folder of a tiny model, built on first use."""
+    """The folder of a tiny model; build it the first time."""
     from decoder2vec.version import __version__
 
     folder = cache_root() / "models" / f"{name}-{__version__}"
@@ -76,14 +77,14 @@ def tiny_folder(name: str) -> Path:
 
 
 def build_tiny(family: str, folder: Path, *, seed: int = 0) -> None:
-    """Write a random 4-layer model of the family, with a small byte-level BPE tokenizer, to `folder`."""
+    """Write a random 4-layer model of a family and a small byte-level BPE tokenizer to `folder`."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    tokenizer = tiny_tokenizer(pad=family not in _NO_PAD_TOKEN, bos=family in _WANTS_BOS)
-    ids = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2 if family not in _NO_PAD_TOKEN else None}
+    tokenizer = tiny_tokenizer(pad=family not in _NO_PAD_TOKEN, bos=family in _ADDS_BOS)
+    token_ids = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2 if family not in _NO_PAD_TOKEN else None}
     with quiet_transformers(), torch.random.fork_rng():
-        config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **ids, **_FAMILIES[family])
+        config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **token_ids, **_FAMILIES[family])
         torch.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config)
         model.save_pretrained(folder)
@@ -91,17 +92,17 @@ def build_tiny(family: str, folder: Path, *, seed: int = 0) -> None:
 
 
 def tiny_tokenizer(*, pad: bool, bos: bool) -> Any:
-    """A byte-level BPE of 512 tokens trained on the demo sentences; every string can be spelled in it."""
+    """A byte-level BPE tokenizer of 512 tokens, trained on the demo sentences; it can encode every string."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    text = resources.files("decoder2vec").joinpath("demo/sentences.txt").read_text(encoding="utf-8")
+    sentences = resources.files("decoder2vec").joinpath("demo/sentences.txt").read_text(encoding="utf-8")
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(
-        text.splitlines(),
+        sentences.splitlines(),
         trainers.BpeTrainer(
             vocab_size=512,
             special_tokens=["<eos>", "<bos>", "<pad>"],
@@ -111,5 +112,5 @@ def tiny_tokenizer(*, pad: bool, bos: bool) -> Any:
     )
     if bos:
         backend.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 1)])
-    names = {"eos_token": "<eos>", "bos_token": "<bos>"} | ({"pad_token": "<pad>"} if pad else {})
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+    special_tokens = {"eos_token": "<eos>", "bos_token": "<bos>"} | ({"pad_token": "<pad>"} if pad else {})
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special_tokens)

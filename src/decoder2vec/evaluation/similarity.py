@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from decoder2vec.errors import EncoderError, MissingExtraError, unknown_name
-from decoder2vec.maths.metrics import cosine_pairs, pearson, spearman, spearman_interval
+from decoder2vec.maths.metrics import pairwise_cos_sim, pearson, spearman, spearman_interval
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
 
 Matrix = Any
@@ -30,7 +30,7 @@ def similarities(encoder: object, left: Matrix, right: Matrix) -> Any:
         return as_array(own(left, right)).astype(np.float64)
     if is_sparse(left):
         return np.asarray(_unit(left).multiply(_unit(right)).sum(axis=1), np.float64).ravel()
-    return cosine_pairs(left, right)
+    return pairwise_cos_sim(left, right)
 
 
 def similarity_table(encoder: object, queries: Matrix, documents: Matrix) -> NDArray[np.float32]:

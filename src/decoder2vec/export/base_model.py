@@ -36,7 +36,7 @@ def load_base_model(
             "training can go on from models, and from encoders made by freeze, lora or full."
         )
     kind = f"{backbone.attention.replace(':', '-')}-{str(backbone.dtype).removeprefix('torch.')}"
-    folder = cache_root() / "models" / f"merged-{backbone.identity}-{kind}"
+    folder = cache_root() / "models" / f"merged-{backbone.effective_fingerprint}-{kind}"
     if not folder.is_dir():
         notify(f"merging the LoRA of {name} into its model, once")
         with atomic_folder(folder) as target:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.adapters.saving import write_adapter
+from decoder2vec.adapters.saving import save_adapter
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.export.cards import base_model, peft_card
@@ -26,7 +26,7 @@ def export_peft(encoder: Encoder, target: Path) -> str:
             "Only LoRA can be written for peft, and this encoder has none; try the format sentence-transformers."
         )
     with atomic_folder(target) as folder:
-        write_adapter(adapter, folder, encoder.backbone)
+        save_adapter(adapter, folder, encoder.backbone)
         file = folder / "adapter_config.json"
         config = json.loads(file.read_text(encoding="utf-8"))
         config["base_model_name_or_path"] = base_model(encoder)

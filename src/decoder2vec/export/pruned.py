@@ -12,9 +12,9 @@ import numpy as np
 
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.blocks import blocks_share_weights, count_parameters, keep_first
+from decoder2vec.backbone.blocks import blocks_share_weights, count_parameters, keep_first_blocks
 from decoder2vec.backbone.machine import quiet_transformers
-from decoder2vec.backbone.sources import resolve
+from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.export.transformers import copy_tokenizer
@@ -92,7 +92,7 @@ def check_new(target: Path) -> None:
 def _write_cut(backbone: Backbone, depth: int, folder: Path) -> None:
     """The weights come from the disk once more, in the format in which they lie there, and not from the backbone."""
     whole = _load_whole(backbone)
-    keep_first(whole, depth)
+    keep_first_blocks(whole, depth)
     whole.config.is_causal = backbone.attention == "causal"
     with quiet_transformers():
         whole.save_pretrained(folder)
@@ -104,7 +104,7 @@ def _load_whole(backbone: Backbone) -> Any:
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    source, settings = resolve(backbone.name), {"dtype": "auto", "use_safetensors": True}
+    source, settings = resolve_model_folder(backbone.name), {"dtype": "auto", "use_safetensors": True}
     with quiet_transformers():
         if type(backbone.model.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             whole, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **settings)

@@ -16,9 +16,9 @@ from torch.nn.functional import cosine_similarity
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.blocks import find_blocks, find_final_norm, keep_first, text_config
+from decoder2vec.backbone.blocks import find_blocks, find_final_norm, keep_first_blocks, text_config
 from decoder2vec.backbone.machine import quiet_transformers
-from decoder2vec.backbone.sources import resolve
+from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, UnsupportedError
 from decoder2vec.export.plain_form import refusal
@@ -52,7 +52,7 @@ def write_model(backbone: Backbone, folder: Path) -> None:
     whole, inner = _with_head(backbone)
     inner.load_state_dict(backbone.model.state_dict())
     if isinstance(backbone.adapter, Lora):
-        for path, weight in backbone.adapter.merged_by_path().items():
+        for path, weight in backbone.adapter.merged_weights_by_path().items():
             inner.get_submodule(path).weight.copy_(weight)
     whole.config.is_causal = backbone.attention == "causal"
     with quiet_transformers():
@@ -62,7 +62,7 @@ def write_model(backbone: Backbone, folder: Path) -> None:
 
 def copy_tokenizer(backbone: Backbone, folder: Path) -> None:
     """Take over the files of the tokenizer as they are."""
-    for file in resolve(backbone.name).iterdir():
+    for file in resolve_model_folder(backbone.name).iterdir():
         if file.name.startswith(_OF_THE_TOKENIZER):
             shutil.copy(file, folder / file.name)
 
@@ -76,7 +76,10 @@ def _with_head(backbone: Backbone) -> tuple[Any, Any]:
     with quiet_transformers():
         if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             whole, report = AutoModelForCausalLM.from_pretrained(
-                resolve(backbone.name), dtype=backbone.dtype, use_safetensors=True, output_loading_info=True
+                resolve_model_folder(backbone.name),
+                dtype=backbone.dtype,
+                use_safetensors=True,
+                output_loading_info=True,
             )
             # by what it holds, not by name: not every family keeps its model under the name that it declares
             inner = next((part for part in whole.children() if part.state_dict().keys() == own), None)
@@ -105,10 +108,10 @@ def model_to_save(encoder: Encoder) -> Any:
     backbone, reading = encoder.backbone, encoder.spec.readings[0]
     model = copy.deepcopy(backbone.model).cpu()
     if isinstance(backbone.adapter, Lora):
-        for path, weight in backbone.adapter.merged_by_path().items():
+        for path, weight in backbone.adapter.merged_weights_by_path().items():
             model.get_submodule(path).weight.copy_(weight)  # type: ignore[operator]
     if reading.layer < backbone.n_layers:
-        keep_first(model, reading.layer)
+        keep_first_blocks(model, reading.layer)
     if not reading.normed:
         _spare_the_norm(find_final_norm(find_blocks(model)[0]), encoder)
     return model

@@ -1,1 +1,1 @@
-"""Tensors in, tensors out: no model, no file."""
+"""Functions on arrays and tensors: pooling, similarity, losses, metrics, geometry. No model and no file is touched."""

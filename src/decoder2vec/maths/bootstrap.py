@@ -1,8 +1,8 @@
-"""Is one encoder better than another, or was it the luck of these items?
+"""Paired bootstrap: is one encoder better than another beyond the random choice of test items?
 
-The paired bootstrap: items are drawn with replacement, every encoder is scored on the same draw, and the differences
-of the scores are counted. A draw is kept as how often each item was drawn. Then nothing is sorted again: the order of
-the items never changes, so the ranks within a draw are running sums of those counts.
+Items are drawn with replacement, every encoder is scored on the same sample, and the differences of the scores are
+compared. A sample is stored as how often each item was drawn. So nothing is sorted again: the order of the items never
+changes, and the ranks within a sample are running sums of the counts.
 """
 
 from __future__ import annotations
@@ -14,117 +14,129 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-Score = Callable[[Floats], Floats]
-"""How often each item was drawn, [samples, items] -> scores, [encoders, samples]."""
+Scorer = Callable[[Floats], Floats]
+"""[samples, items] counts of how often each item was drawn -> [encoders, samples] scores."""
 
 SAMPLES = 1000
-_AT_ONCE = 100
+_CHUNK = 100
+"""Samples that are scored at a time."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much one score is above another, its 95 % interval, and how often luck alone goes so far (two-sided)."""
+    """The difference of two scores with its bootstrap interval."""
 
     value: float
     low: float
     high: float
+    """95 % percentile interval."""
     p: float
+    """Two-sided p-value."""
 
     @property
-    def shown(self) -> bool:
-        """Does this data show a difference? Where the interval holds 0 it does not."""
+    def significant(self) -> bool:
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
-def difference(value: float, drawn: Floats, level: float = 0.95) -> Difference:
-    """The difference `value`, judged by the differences of the same scores on `drawn` samples (percentile interval)."""
+def difference(value: float, samples: Floats, level: float = 0.95) -> Difference:
+    """Interval and p-value of a difference.
+
+    Args:
+        value: The difference of the scores on the items themselves.
+        samples: [samples] differences of the same scores on bootstrap samples.
+        level: Level of the percentile interval.
+
+    """
     tail = (1 - level) / 2
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    rarer = min(np.count_nonzero(drawn <= 0), np.count_nonzero(drawn >= 0))
-    return Difference(float(value), float(low), float(high), float(min(1.0, 2 * (rarer + 1) / (len(drawn) + 1))))
+    low, high = np.quantile(samples, [tail, 1 - tail])
+    opposite = min(np.count_nonzero(samples <= 0), np.count_nonzero(samples >= 0))
+    p = float(min(1.0, 2 * (opposite + 1) / (len(samples) + 1)))
+    return Difference(float(value), float(low), float(high), p)
 
 
-def resample(score: Score, items: int, *, samples: int = SAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
-    """Scores on the items as they are, [encoders], and on `samples` draws of them, [encoders, samples]."""
+def resample(scorer: Scorer, items: int, *, samples: int = SAMPLES, seed: int = 0) -> tuple[Floats, Floats]:
+    """[encoders] scores on the items themselves, and [encoders, samples] scores on bootstrap samples of them."""
     rng = np.random.default_rng(seed)
-    found = []
-    for start in range(0, samples, _AT_ONCE):
-        rows = min(_AT_ONCE, samples - start)
+    scores = []
+    for start in range(0, samples, _CHUNK):
+        rows = min(_CHUNK, samples - start)
         draws = rng.integers(0, items, (rows, items)) + items * np.arange(rows)[:, None]
         counts = np.bincount(draws.ravel(), minlength=rows * items).reshape(rows, items)
-        found.append(score(counts.astype(np.float64)))
-    return score(np.ones((1, items)))[:, 0], np.concatenate(found, axis=1)
+        scores.append(scorer(counts.astype(np.float64)))
+    return scorer(np.ones((1, items)))[:, 0], np.concatenate(scores, axis=1)
 
 
-def means(values: Floats) -> Score:
-    """Mean of the values of each encoder, [encoders, items].
+def mean_scorer(values: Floats) -> Scorer:
+    """Scores encoders by the mean of their [encoders, items] values.
 
-    Each encoder is multiplied by itself: in one product of matrices the rounding of a row depends on its neighbours,
-    and encoders with equal values would seem to differ.
+    Each encoder is multiplied on its own: in one matrix product the rounding of a row depends on its neighbours, and
+    encoders with equal values would seem to differ.
     """
     rows = [np.array(row, np.float64) for row in values]
     return lambda counts: np.stack([counts @ row for row in rows]) / counts.sum(axis=1)
 
 
-def spearmans(predicted: Floats, gold: Floats) -> Score:
-    """Rank correlation of each encoder's similarities, [encoders, items], with human scores; 0 where one is constant.
+def spearman_scorer(predicted: Floats, gold: Floats) -> Scorer:
+    """Scores encoders by the rank correlation of their [encoders, items] similarities with [items] human scores.
 
-    Items are ranked anew within every draw, ties by their mean rank.
+    Items are ranked within every sample, ties by their mean rank. A correlation with a constant is 0.
     """
-    ranks = [_ranks(row) for row in np.asarray(predicted, np.float64)]
-    truth = _ranks(np.asarray(gold, np.float64))
+    predicted_ranks = [_rank_function(row) for row in np.asarray(predicted, np.float64)]
+    gold_ranks = _rank_function(np.asarray(gold, np.float64))
 
     def score(counts: Floats) -> Floats:
-        middle = (counts.sum(axis=1, keepdims=True) + 1) / 2  # the mean of all ranks, whatever their ties
-        y = truth(counts) - middle
+        mean_rank = (counts.sum(axis=1, keepdims=True) + 1) / 2  # the same whatever the ties
+        y = gold_ranks(counts) - mean_rank
         weighted = counts * y
-        spread = np.einsum("si,si->s", weighted, y)
-        found = []
-        for own in ranks:
-            x = own(counts) - middle
-            scale = np.sqrt(np.einsum("si,si,si->s", counts, x, x) * spread)
-            found.append(np.einsum("si,si->s", weighted, x) / np.where(scale > 0, scale, 1.0))
-        return np.stack(found)
+        gold_variance = np.einsum("si,si->s", weighted, y)
+        correlations = []
+        for ranks in predicted_ranks:
+            x = ranks(counts) - mean_rank
+            scale = np.sqrt(np.einsum("si,si,si->s", counts, x, x) * gold_variance)
+            correlations.append(np.einsum("si,si->s", weighted, x) / np.where(scale > 0, scale, 1.0))
+        return np.stack(correlations)
 
     return score
 
 
-def _ranks(values: Floats) -> Callable[[Floats], Floats]:
-    """Ranks of the items within draws, from how often each was drawn."""
-    order, ends, group = _tied(values)
+def average_precision_scorer(predicted: Floats, gold: Floats) -> Scorer:
+    """Scores encoders by the average precision of their [encoders, items] similarities.
 
-    def within(counts: Floats) -> Floats:
-        upto = np.cumsum(counts[:, order], axis=1)[:, ends]
-        before = np.concatenate([np.zeros((len(counts), 1)), upto[:, :-1]], axis=1)
-        ranks: Floats = (before + upto + 1) / 2
-        return ranks[:, group]
-
-    return within
-
-
-def average_precisions(predicted: Floats, gold: Floats) -> Score:
-    """Average precision of each encoder's similarities, [encoders, items], for items that are positive or not.
-
-    Items of equal similarity enter together, as in scikit-learn; without a positive item it is 0.
+    Items with gold > 0 are positive. Items of equal similarity enter together, as in scikit-learn. A sample without a
+    positive item scores 0.
     """
     positive = (np.asarray(gold, np.float64) > 0).astype(np.float64)
-    sorted_items = [_tied(-np.asarray(row, np.float64)) for row in predicted]
+    sorted_items = [_sort_with_ties(-np.asarray(row, np.float64)) for row in predicted]
 
     def score(counts: Floats) -> Floats:
-        found = []
+        precisions = []
         for order, ends, _ in sorted_items:
-            drawn = counts[:, order]
-            all_upto = np.cumsum(drawn, axis=1)[:, ends]
-            right_upto = np.cumsum(drawn * positive[order], axis=1)[:, ends]
-            new = np.diff(right_upto, axis=1, prepend=0.0)
-            total = np.maximum(right_upto[:, -1], 1.0)
-            found.append((new * right_upto / np.maximum(all_upto, 1.0)).sum(axis=1) / total)
-        return np.stack(found)
+            ordered = counts[:, order]
+            retrieved = np.cumsum(ordered, axis=1)[:, ends]
+            true_positives = np.cumsum(ordered * positive[order], axis=1)[:, ends]
+            steps = np.diff(true_positives, axis=1, prepend=0.0)
+            total = np.maximum(true_positives[:, -1], 1.0)
+            precisions.append((steps * true_positives / np.maximum(retrieved, 1.0)).sum(axis=1) / total)
+        return np.stack(precisions)
 
     return score
 
 
-def _tied(values: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-    """The order of the items, where in it each group of equal values ends, and the group of every item."""
+def _rank_function(values: Floats) -> Callable[[Floats], Floats]:
+    """A function from [samples, items] counts to the ranks of the items within each sample."""
+    order, ends, group = _sort_with_ties(values)
+
+    def ranks_within(counts: Floats) -> Floats:
+        up_to = np.cumsum(counts[:, order], axis=1)[:, ends]
+        before = np.concatenate([np.zeros((len(counts), 1)), up_to[:, :-1]], axis=1)
+        ranks: Floats = (before + up_to + 1) / 2
+        return ranks[:, group]
+
+    return ranks_within
+
+
+def _sort_with_ties(values: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+    """The order of the items, the last index in it of each group of equal values, and the group of each item."""
     _, group, sizes = np.unique(values, return_inverse=True, return_counts=True)
     return np.argsort(values, kind="stable"), np.cumsum(sizes) - 1, group

@@ -1,6 +1,6 @@
-"""The shape of a cloud of vectors in a few numbers: how it is spread, and how like it is to another.
+"""Geometry of a set of vectors: anisotropy, uniformity, alignment, effective rank, and CKA between two sets.
 
-What is undefined, such as the spread of vectors that are all equal, is nan.
+A measure that is undefined, such as the effective rank of vectors that are all equal, is nan.
 """
 
 from __future__ import annotations
@@ -16,24 +16,15 @@ Floats = NDArray[np.float64]
 Vectors = NDArray[np.floating]
 
 _CHUNK = 512
-
-
-def unit(vectors: Vectors) -> Floats:
-    """Rows of length 1 in float64; a zero vector stays zero."""
-    rows = np.asarray(vectors, np.float64)
-    largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
-    rows = rows / np.where(largest > 0, largest, 1.0)  # before squaring: neither overflow nor underflow
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    found: Floats = rows / np.where(norms > 0, norms, 1.0)
-    return found
+"""Rows compared with all others at a time."""
 
 
 def anisotropy(vectors: Vectors) -> float:
-    """Mean cosine over all pairs of vectors (Ethayarajh, 2019): 0 if they point everywhere, 1 if all one way.
+    """Mean cosine over all pairs of vectors (Ethayarajh, 2019): 0 for random directions, 1 if all directions are equal.
 
-    The sum over all pairs is the square of the sum, less every vector with itself.
+    Computed without the pairs: the squared norm of the sum of all unit vectors, less each vector's product with itself.
     """
-    rows = unit(vectors)
+    rows = _normalise_rows(vectors)
     n = len(rows)
     if n < 2:
         return float("nan")
@@ -42,77 +33,90 @@ def anisotropy(vectors: Vectors) -> float:
 
 
 def effective_rank(vectors: Vectors) -> float:
-    """Directions in use: exp of the entropy of the singular values of the centred vectors (Roy and Vetterli, 2007)."""
-    rows = centred(vectors)
+    """Exp of the entropy of the singular values of the centred vectors (Roy and Vetterli, 2007)."""
+    rows = _centre(vectors)
     rows = rows / max(float(np.abs(rows).max(initial=0.0)), 1e-300)
     gram = rows.T @ rows if rows.shape[0] > rows.shape[1] else rows @ rows.T
-    squares = np.linalg.eigvalsh(gram)
-    largest = squares[-1] if len(squares) else 0.0
+    eigenvalues = np.linalg.eigvalsh(gram)
+    largest = eigenvalues[-1] if len(eigenvalues) else 0.0
     if largest <= 0:
         return float("nan")
-    values = np.sqrt(squares[squares > largest * len(squares) * np.finfo(np.float64).eps])  # the rest is rounding
-    shares = values / values.sum()
+    rounding = largest * len(eigenvalues) * np.finfo(np.float64).eps
+    singular_values = np.sqrt(eigenvalues[eigenvalues > rounding])
+    shares = singular_values / singular_values.sum()
     return float(np.exp(-(shares * np.log(shares)).sum()))
 
 
 def uniformity(vectors: Vectors) -> float:
-    """How evenly unit vectors fill the sphere (Wang and Isola, 2020); lower is more even.
+    """Uniformity of the directions on the sphere (Wang and Isola, 2020); lower is more uniform.
 
-    The log of the mean of exp(-2 |u - v|²) over all pairs.
+    The log of the mean of exp(-2 |u - v|²) over all pairs of unit vectors.
     """
-    rows = unit(vectors)
+    rows = _normalise_rows(vectors)
     n, total = len(rows), 0.0
     if n < 2:
         return float("nan")
     for begin in range(0, n, _CHUNK):
-        part = rows[begin : begin + _CHUNK]
-        squares = (part**2).sum(axis=1)[:, None] + (rows**2).sum(axis=1) - 2 * part @ rows.T
+        chunk = rows[begin : begin + _CHUNK]
+        squares = (chunk**2).sum(axis=1)[:, None] + (rows**2).sum(axis=1) - 2 * chunk @ rows.T
         values = np.exp(-2 * np.maximum(squares, 0.0))
-        values[np.arange(len(part)), begin + np.arange(len(part))] = 0.0
+        values[np.arange(len(chunk)), begin + np.arange(len(chunk))] = 0.0
         total += float(values.sum())
     return float(np.log(total / (n * (n - 1))))
 
 
 def alignment(left: Vectors, right: Vectors) -> float:
-    """Mean |u - v|² over pairs of unit vectors that belong together (Wang and Isola, 2020): lower is closer."""
+    """Mean |u - v|² over positive pairs of unit vectors (Wang and Isola, 2020); lower is closer."""
     if len(left) != len(right):
         raise InputError(f"Alignment takes pairs, not {len(left)} vectors and {len(right)}.")
-    return float(((unit(left) - unit(right)) ** 2).sum(axis=1).mean()) if len(left) else float("nan")
+    if not len(left):
+        return float("nan")
+    return float(((_normalise_rows(left) - _normalise_rows(right)) ** 2).sum(axis=1).mean())
 
 
 def linear_cka(x: Vectors, y: Vectors) -> float:
-    """Centred kernel alignment of two views of the same texts (Kornblith et al., 2019): 1 if equal but for a rotation.
+    """Linear centred kernel alignment of two representations of the same texts (Kornblith et al., 2019).
 
-    |Y'X|² / (|X'X| |Y'Y|), in the Frobenius norm.
+    |Y'X|² / (|X'X| |Y'Y|) in the Frobenius norm: 1 if they differ only by rotation, scale and offset.
     """
     return float(cka_matrix([x, y])[0, 1])
 
 
 def cka_matrix(layers: Sequence[Vectors]) -> Floats:
-    """[layer, layer] linear CKA of all with all.
+    """[layer, layer] linear CKA of every layer with every other.
 
-    Taken from the similarities of texts instead of the products of features, some rows at a time: each layer's are
-    made once, and then serve all pairs.
+    Computed from the Gram matrices of the texts, some rows at a time: each layer's rows are computed once and serve all
+    pairs of layers.
     """
     if len({len(layer) for layer in layers}) > 1:
-        raise InputError("CKA compares views of the same texts; give as many vectors for each layer.")
-    views = [centred(layer) for layer in layers]
-    views = [view / max(float(np.linalg.norm(view)), 1e-300) for view in views]
-    n = len(views[0]) if views else 0
-    products = np.zeros((len(views), len(views)))
+        raise InputError("CKA compares representations of the same texts; give as many vectors for each layer.")
+    centred = [_centre(layer) for layer in layers]
+    scaled = [layer / max(float(np.linalg.norm(layer)), 1e-300) for layer in centred]
+    n = len(scaled[0]) if scaled else 0
+    products = np.zeros((len(scaled), len(scaled)))
     for begin in range(0, n, _CHUNK):
-        rows = np.stack([(view[begin : begin + _CHUNK] @ view.T).ravel() for view in views])
+        rows = np.stack([(layer[begin : begin + _CHUNK] @ layer.T).ravel() for layer in scaled])
         products += rows @ rows.T
     norms = np.sqrt(np.diag(products))
     with np.errstate(invalid="ignore", divide="ignore"):
-        found: Floats = products / np.outer(norms, norms)
-    return found
+        cka: Floats = products / np.outer(norms, norms)
+    return cka
 
 
-def centred(vectors: Vectors) -> Floats:
-    """Vectors in float64 less their mean; exactly zero where all are equal."""
+def _normalise_rows(vectors: Vectors) -> Floats:
+    """Unit rows in float64; a zero vector stays zero."""
+    rows = np.asarray(vectors, np.float64)
+    largest = np.abs(rows).max(axis=1, keepdims=True, initial=0.0)
+    rows = rows / np.where(largest > 0, largest, 1.0)  # before squaring: neither overflow nor underflow
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    unit_rows: Floats = rows / np.where(norms > 0, norms, 1.0)
+    return unit_rows
+
+
+def _centre(vectors: Vectors) -> Floats:
+    """Vectors in float64 minus their mean; exactly zero if all vectors are equal."""
     rows = np.asarray(vectors, np.float64)
     if len(rows) and not np.ptp(rows, axis=0).any():
         return np.zeros_like(rows)
-    found: Floats = rows - rows.mean(axis=0)
-    return found
+    centred: Floats = rows - rows.mean(axis=0)
+    return centred

@@ -1,4 +1,7 @@
-"""Training losses: predictions and targets in, one number out, always in float32."""
+"""Training losses as functions: on predicted scores, on pairs of vectors, InfoNCE, and Matryoshka around any of them.
+
+Every loss is computed in float32, whatever the dtype of its inputs and whether autocast is on.
+"""
 
 from __future__ import annotations
 
@@ -11,51 +14,93 @@ from torch.nn import functional
 
 from decoder2vec.errors import InputError
 
-_TINY = 1e-6
+ScoreLoss = Callable[[Tensor, Tensor], Tensor]
+"""(predicted scores [n], target scores [n]) -> loss."""
+PairLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(left vectors [n, dim], right vectors [n, dim], target scores [n] from 0 to 1) -> loss."""
+
+_EPSILON = 1e-6
+_MIN_NORM = 1e-12
+"""Vectors shorter than this count as zero."""
 _COSENT_SCALE = 20.0
 
 
-def mse(predicted: Tensor, target: Tensor) -> Tensor:
+# --- losses on predicted scores --------------------------------------------------------------------------------------
+
+
+def mse_loss(predicted: Tensor, target: Tensor) -> Tensor:
     """Mean squared error."""
     return functional.mse_loss(predicted.float(), target.float())
 
 
-def log_variance(predicted: Tensor, target: Tensor) -> Tensor:
-    """Logarithm of the residuals' variance: a constant error is free, spread is not."""
+def log_variance_loss(predicted: Tensor, target: Tensor) -> Tensor:
+    """Logarithm of the variance of the residuals; a constant error costs nothing."""
     if len(predicted) < 2:
         raise InputError("The log-variance loss needs batches of 2 pairs or more: one residual has no variance.")
-    return torch.log((predicted.float() - target.float()).var(correction=0) + _TINY)
+    return torch.log((predicted.float() - target.float()).var(correction=0) + _EPSILON)
 
 
 def pearson_loss(predicted: Tensor, target: Tensor) -> Tensor:
-    """1 - linear correlation; neither offset nor scale of the predictions matters."""
+    """1 - Pearson correlation; neither offset nor scale of the predictions matters."""
     if len(predicted) < 2:
         raise InputError("The Pearson loss needs batches of 2 pairs or more: one pair has no correlation.")
     p = predicted.float() - predicted.float().mean()
     t = target.float() - target.float().mean()
-    spread = torch.linalg.vector_norm(p) * torch.linalg.vector_norm(t)
-    correlation: Tensor = (p * t).sum() / spread.clamp_min(_TINY)
+    norms = torch.linalg.vector_norm(p) * torch.linalg.vector_norm(t)
+    correlation: Tensor = (p * t).sum() / norms.clamp_min(_EPSILON)
     return 1 - correlation
 
 
-def cosent(predicted: Tensor, target: Tensor) -> Tensor:
-    """Every two pairs that people order one way and the predictions the other way cost something."""
+def cosent_loss(predicted: Tensor, target: Tensor) -> Tensor:
+    """CoSENT ranking loss: log(1 + sum of exp(20 (p_j - p_i)) over all i, j with target_i > target_j)."""
     p, t = predicted.float() * _COSENT_SCALE, target.float()
-    wrong = (p[None, :] - p[:, None])[t[:, None] > t[None, :]]  # how far the lesser pair stands above the greater
-    return torch.logsumexp(torch.cat([wrong.new_zeros(1), wrong]), dim=0)
+    differences = (p[None, :] - p[:, None])[t[:, None] > t[None, :]]  # positive where two scores are in the wrong order
+    return torch.logsumexp(torch.cat([differences.new_zeros(1), differences]), dim=0)
 
 
-LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "mse": mse,
-    "log_variance": log_variance,
+SCORE_LOSSES: dict[str, ScoreLoss] = {
+    "mse": mse_loss,
+    "log_variance": log_variance_loss,
     "pearson": pearson_loss,
-    "cosent": cosent,
+    "cosent": cosent_loss,
 }
+"""Losses on predicted scores by name."""
 
-PairObjective = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(left vectors [n, dim], right vectors [n, dim], scores [n] from 0 to 1) -> loss."""
 
-_TINY_NORM = 1e-12
+# --- losses on pairs of vectors --------------------------------------------------------------------------------------
+
+
+def cosent_pair_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
+    """CoSENT on the cosines of the pairs; CoSENTLoss of sentence-transformers."""
+    return cosent_loss(_pairwise_cosines(left, right), scores)
+
+
+def angle_pair_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
+    """CoSENT on |cosine + sine|, which has a gradient where the cosine is flat; AnglELoss of sentence-transformers.
+
+    For the sine, the first half of a vector is the real part of a complex vector and the second half the imaginary
+    part. The sine changes its sign when left and right are swapped, so the loss is not symmetric.
+    """
+    a, b = _pad_to_even_width(_normalise(left)), _pad_to_even_width(_normalise(right))
+    (real_a, imaginary_a), (real_b, imaginary_b) = a.chunk(2, dim=-1), b.chunk(2, dim=-1)
+    sines = (imaginary_a * real_b - real_a * imaginary_b).sum(dim=-1)
+    return cosent_loss(((a * b).sum(dim=-1) + sines).abs(), scores)
+
+
+def cosine_mse_pair_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
+    """Mean squared error of the cosines; CosineSimilarityLoss of sentence-transformers."""
+    return mse_loss(_pairwise_cosines(left, right), scores)
+
+
+PAIR_LOSSES: dict[str, PairLoss] = {
+    "cosent": cosent_pair_loss,
+    "angle": angle_pair_loss,
+    "cosine_mse": cosine_mse_pair_loss,
+}
+"""Losses on scored pairs of vectors by name."""
+
+
+# --- contrastive and Matryoshka --------------------------------------------------------------------------------------
 
 
 def info_nce(
@@ -67,98 +112,81 @@ def info_nce(
     symmetric: bool = False,
     masked: Tensor | None = None,
 ) -> Tensor:
-    """Each anchor must find its positive among the candidates, which are those of the whole batch.
+    """InfoNCE with in-batch negatives: cross-entropy of each anchor's own positive among all candidates of the batch.
 
-    Candidates are the n positives, then the first negative of each anchor, then the second of each: `negatives` is
-    [n, m, dim]. `masked` [n, candidates] is True where a candidate must not count against an anchor, being one more
-    positive of it or a negative that is missing; an anchor's own positive always counts.
+    This is MultipleNegativesRankingLoss of sentence-transformers with a scale of 1 / temperature.
 
-    The loss is MultipleNegativesRankingLoss of sentence-transformers with a scale of 1 / temperature. `symmetric` is
-    its directions=("query_to_doc", "doc_to_query") and partition_mode="per_direction", which is also
-    MultipleNegativesSymmetricRankingLoss: the mean of the loss and of the one with which each positive must find its
-    anchor among all anchors. Negatives take part in the first only.
+    Args:
+        anchors: [n, dim] vectors.
+        positives: [n, dim] vectors, one for each anchor.
+        negatives: [n, m, dim] hard negatives. The candidates are the n positives, then the first negative of each
+            anchor, then the second of each, and so on.
+        temperature: What the cosines are divided by.
+        symmetric: Average the loss with the one of positives that search their anchor among all anchors; hard
+            negatives take part in the first only. This is directions=("query_to_doc", "doc_to_query") with
+            partition_mode="per_direction", and also MultipleNegativesSymmetricRankingLoss.
+        masked: [n, candidates] booleans, True where a candidate does not count as a negative of an anchor: it is
+            another positive of it, or a missing negative. An anchor's own positive always counts.
+
     """
     candidates = positives if negatives is None else torch.cat([positives, negatives.transpose(0, 1).flatten(0, 1)])
-    scores = _all_cosines(anchors, candidates) / temperature
+    scores = _cosine_matrix(anchors, candidates) / temperature
     if masked is not None:
-        own = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
-        scores = scores.masked_fill(masked & ~own, -torch.inf)
-    wanted = torch.arange(len(anchors), device=scores.device)
-    loss = functional.cross_entropy(scores, wanted)
+        own_positive = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
+        scores = scores.masked_fill(masked & ~own_positive, -torch.inf)
+    targets = torch.arange(len(anchors), device=scores.device)
+    loss = functional.cross_entropy(scores, targets)
     if not symmetric:
         return loss
-    return (loss + functional.cross_entropy(scores[:, : len(anchors)].T, wanted)) / 2
+    return (loss + functional.cross_entropy(scores[:, : len(anchors)].T, targets)) / 2
 
 
-def cosent_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
-    """Every two pairs that people order one way and the cosines the other way cost something."""
-    return cosent(_cosines(left, right), scores)
+def matryoshka_loss(loss: Callable[..., Tensor], dims: Sequence[int]) -> Callable[..., Tensor]:
+    """Wrap a loss: sum it over its vectors truncated to each of `dims` (MatryoshkaLoss with weights of 1).
 
-
-def angle_loss(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
-    """CoSENT on |cosine + sine|, which still has a slope where the cosine is flat; AnglELoss of sentence-transformers.
-
-    For the sine, half a vector is the real and half the imaginary part of a complex one. It changes its sign when left
-    and right change places, so the loss is not symmetric.
-    """
-    a, b = _even(_unit(left)), _even(_unit(right))
-    (real_a, imaginary_a), (real_b, imaginary_b) = a.chunk(2, dim=-1), b.chunk(2, dim=-1)
-    sines = (imaginary_a * real_b - real_a * imaginary_b).sum(dim=-1)
-    return cosent(((a * b).sum(dim=-1) + sines).abs(), scores)
-
-
-def cosine_mse(left: Tensor, right: Tensor, scores: Tensor) -> Tensor:
-    """Mean squared error of the cosines; CosineSimilarityLoss of sentence-transformers."""
-    return mse(_cosines(left, right), scores)
-
-
-PAIR_OBJECTIVES: dict[str, PairObjective] = {"cosent": cosent_loss, "angle": angle_loss, "cosine_mse": cosine_mse}
-
-
-def matryoshka(objective: Callable[..., Tensor], dims: Sequence[int]) -> Callable[..., Tensor]:
-    """The sum of an objective over its vectors cut to the first of their dimensions, once for each of `dims`.
-
-    The beginning of a vector then is a vector in its own right. The sum is MatryoshkaLoss of sentence-transformers
-    with its weights of 1. The full width counts only if it is one of `dims`.
+    The first dimensions of a vector are trained to be a usable vector of their own. The full width counts only if it
+    is one of `dims`.
     """
     if not dims or min(dims) < 1:
         raise InputError(f"Matryoshka dimensions are one or more numbers above 0, not {list(dims)}.")
 
-    def summed(*given: Any, **named: Any) -> Tensor:
-        parts = [
-            objective(*(_cut(each, dim) for each in given), **{name: _cut(each, dim) for name, each in named.items()})
+    def total(*args: Any, **kwargs: Any) -> Tensor:
+        losses = [
+            loss(
+                *(_truncate(value, dim) for value in args),
+                **{name: _truncate(value, dim) for name, value in kwargs.items()},
+            )
             for dim in dims
         ]
-        return torch.stack(parts).sum()
+        return torch.stack(losses).sum()
 
-    return summed
-
-
-def _cut(given: Any, dim: int) -> Any:
-    """Vectors lose the dimensions after the first `dim`; scores, masks and numbers stay whole."""
-    if not isinstance(given, Tensor) or given.ndim < 2 or not given.is_floating_point():
-        return given
-    if dim > given.shape[-1]:
-        raise InputError(f"The vectors have {given.shape[-1]} dimensions; lower the Matryoshka dimension {dim} to fit.")
-    return given[..., :dim]
+    return total
 
 
-def _cosines(left: Tensor, right: Tensor) -> Tensor:
-    return (_unit(left) * _unit(right)).sum(dim=-1)
+def _truncate(value: Any, dim: int) -> Any:
+    """Keep the first `dim` dimensions of vectors; return scores, masks and numbers unchanged."""
+    if not isinstance(value, Tensor) or value.ndim < 2 or not value.is_floating_point():
+        return value
+    if dim > value.shape[-1]:
+        raise InputError(f"The vectors have {value.shape[-1]} dimensions; lower the Matryoshka dimension {dim} to fit.")
+    return value[..., :dim]
 
 
-def _all_cosines(left: Tensor, right: Tensor) -> Tensor:
-    with torch.autocast(left.device.type, enabled=False):  # it would make the product one of 16-bit vectors
-        return _unit(left) @ _unit(right).T
+def _pairwise_cosines(left: Tensor, right: Tensor) -> Tensor:
+    return (_normalise(left) * _normalise(right)).sum(dim=-1)
 
 
-def _unit(vectors: Tensor) -> Tensor:
-    """Unit vectors in float32; zeros stay zeros and get no gradient, which a tiny divisor would make enormous."""
+def _cosine_matrix(left: Tensor, right: Tensor) -> Tensor:
+    with torch.autocast(left.device.type, enabled=False):  # autocast would multiply the vectors in 16 bits
+        return _normalise(left) @ _normalise(right).T
+
+
+def _normalise(vectors: Tensor) -> Tensor:
+    """Unit vectors in float32; zero vectors stay zero and get no gradient, which a tiny divisor would make huge."""
     vectors = vectors.float()
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return vectors / lengths.masked_fill(lengths < _TINY_NORM, torch.inf)
+    norms: Tensor = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
+    return vectors / norms.masked_fill(norms < _MIN_NORM, torch.inf)
 
 
-def _even(vectors: Tensor) -> Tensor:
-    """An odd width gets one zero more."""
+def _pad_to_even_width(vectors: Tensor) -> Tensor:
     return functional.pad(vectors, (0, vectors.shape[-1] % 2))

@@ -1,7 +1,7 @@
-"""Token states to one vector: every pooling a reading can ask for, computed together.
+"""Pooling: token states to one vector per text, for several poolings at once.
 
-A pooled span is a half-open range of positions per row, so the same code serves padding on either side,
-prompts with a prefix, and texts repeated twice. Sums are made in float32 whatever the states' dtype.
+The pooled span of each row is a half-open range of positions, so the same code serves padding on either side, templates
+with a prefix, and texts that are repeated. Sums are computed in float32, whatever the dtype of the states.
 """
 
 from __future__ import annotations
@@ -12,13 +12,21 @@ import torch
 from torch import Tensor
 
 POOLINGS = ("lasttoken", "mean", "weightedmean", "max", "cls", "sum")
-"""`lasttoken` and `cls` pick the last or first token of the span; `weightedmean` weighs position i by i + 1."""
+"""`lasttoken` and `cls` take the last or first token of the span; `weightedmean` weights token i of it by i + 1."""
 
 _LINEAR = ("mean", "weightedmean", "sum")
 
 
 class Pooler:
-    """Pools the layers of one batch: what depends on the spans alone is made once and serves every layer."""
+    """Pools every layer of one batch; whatever depends on the spans alone is computed once.
+
+    Args:
+        start: [batch] first position of each span.
+        end: [batch] position after the last one.
+        width: Number of positions in a row.
+        poolings: Names from POOLINGS, in the order of the output.
+
+    """
 
     def __init__(self, start: Tensor, end: Tensor, width: int, poolings: Sequence[str]) -> None:
         self.poolings = poolings
@@ -28,7 +36,7 @@ class Pooler:
         if self.linear:
             self.weights = torch.stack([_weights(name, width, start, end) for name in self.linear], dim=1)
         if "max" in poolings:
-            self.outside = ~_inside(width, start, end).unsqueeze(-1)
+            self.outside = ~_inside_span(width, start, end).unsqueeze(-1)
 
     def __call__(self, states: Tensor) -> Tensor:
         """[batch, token, dim] states to [batch, pooling, dim] float32 vectors."""
@@ -51,18 +59,17 @@ def pool(states: Tensor, start: Tensor, end: Tensor, poolings: Sequence[str]) ->
     return Pooler(start, end, states.shape[1], poolings)(states)
 
 
-def _inside(width: int, start: Tensor, end: Tensor) -> Tensor:
-    """[batch, width] truth of "this position lies in the span"."""
+def _inside_span(width: int, start: Tensor, end: Tensor) -> Tensor:
+    """[batch, width] booleans: is the position inside the span?"""
     position = torch.arange(width, device=start.device)
     return (position >= start.unsqueeze(1)) & (position < end.unsqueeze(1))
 
 
 def _weights(name: str, width: int, start: Tensor, end: Tensor) -> Tensor:
     """[batch, width] float32 weights whose product with the states is the pooled vector."""
-    inside = _inside(width, start, end).float()
+    weights = _inside_span(width, start, end).float()
     if name == "sum":
-        return inside
+        return weights
     if name == "weightedmean":
-        rank = torch.arange(1, width + 1, device=start.device) - start.unsqueeze(1)
-        inside = inside * rank
-    return inside / inside.sum(dim=1, keepdim=True)
+        weights = weights * (torch.arange(1, width + 1, device=start.device) - start.unsqueeze(1))
+    return weights / weights.sum(dim=1, keepdim=True)

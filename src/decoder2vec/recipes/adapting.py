@@ -46,7 +46,7 @@ class ReadAs:
 
     def reading(self, backbone: Backbone) -> Reading:
         """On a model."""
-        return Reading(backbone.layer(self.layer), self.pooling, self.normed)
+        return Reading(backbone.resolve_layer(self.layer), self.pooling, self.normed)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.heads.codes import MIXINGS, CodeSpec, spread
 from decoder2vec.heads.pair import PAIR_HEADS
-from decoder2vec.maths.losses import LOSSES
+from decoder2vec.maths.losses import SCORE_LOSSES
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.text.augmentation import AUGMENTATIONS
@@ -95,7 +95,7 @@ class Freeze:
             ("head", self.head, PAIR_HEADS),
             ("mixing", self.mixing, MIXINGS),
             ("pretraining", self.pretrain, PRETRAININGS),
-            ("loss", self.loss, ("none", *LOSSES)),
+            ("loss", self.loss, ("none", *SCORE_LOSSES)),
             ("metric", self.choose_by, METRICS),
             *(("change", change, AUGMENTATIONS) for change in self.changes),
         ):

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.blocks import find_blocks, keep_first
+from decoder2vec.backbone.blocks import find_blocks, keep_first_blocks
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.recipes.schedule import Schedule
@@ -29,7 +29,7 @@ class FullTuning(Adapting):
             raise UnsupportedError("Weights of 4 bits cannot be trained themselves; use lora, or another dtype.")
         model = copy.deepcopy(backbone.model).to(torch.float32)
         if depth < len(find_blocks(model)[1]):
-            keep_first(model, depth)
+            keep_first_blocks(model, depth)
         own = replace(backbone, model=model, adapter=None)
         model.requires_grad_(True)
         if not self.read.normed:

@@ -30,5 +30,5 @@ class PrefixTuning(Adapting):
 
     def attach(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """A new prefix."""
-        prefix = KeyValuePrefix.start(backbone, self.tokens, self.start, depth)
+        prefix = KeyValuePrefix.initialise(backbone, self.tokens, self.start, depth)
         return backbone.with_adapter(prefix.to(backbone.device)), prefix

@@ -32,6 +32,6 @@ class LoraTuning(Adapting):
 
     def attach(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """New matrices, which change nothing yet."""
-        lora = Lora.start(backbone, self.rank, self.alpha, self.dropout, depth)
+        lora = Lora.initialise(backbone, self.rank, self.alpha, self.dropout, depth)
         lora.compiled = self.compile_blocks
         return backbone.with_adapter(lora.to(backbone.device)), lora

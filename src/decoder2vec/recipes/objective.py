@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.maths.losses import PAIR_OBJECTIVES
+from decoder2vec.maths.losses import PAIR_LOSSES
 
 STYLES = ("mask", "bert")
 FILLS = ("none", "random")
@@ -53,7 +53,7 @@ class Objective:
     """mntp: which tokens are hidden."""
 
     def __post_init__(self) -> None:
-        known = ("info_nce", *PAIR_OBJECTIVES, *FROM_TEXTS)
+        known = ("info_nce", *PAIR_LOSSES, *FROM_TEXTS)
         if self.name not in known:
             raise unknown_name("objective", self.name, known)
         if self.temperature <= 0:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from decoder2vec.adapters.soft_prompt import OUTPUTS, PLACES, SoftPrompt
+from decoder2vec.adapters.soft_prompt import OUTPUTS, POSITIONS, SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.recipes.adapting import Adapting, Reads
@@ -32,7 +32,7 @@ class SoftPromptTuning(Adapting):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for what, name, known in (("place", self.place, PLACES), ("output", self.output, OUTPUTS)):
+        for what, name, known in (("place", self.place, POSITIONS), ("output", self.output, OUTPUTS)):
             if name not in known:
                 raise unknown_name(what, name, known)
         blind = self.place == "prepend" and self.output == "prompt" and self.attention == "causal"
@@ -62,5 +62,5 @@ class SoftPromptTuning(Adapting):
 
     def attach(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """A new prompt."""
-        prompt = SoftPrompt.start(backbone, self.tokens, self.start, place=self.place, output=self.output)
+        prompt = SoftPrompt.initialise(backbone, self.tokens, self.start, position=self.place, output=self.output)
         return backbone.with_adapter(prompt.to(backbone.device)), prompt

@@ -11,12 +11,12 @@ from decoder2vec.maths.bootstrap import (
     SAMPLES,
     Difference,
     Floats,
-    Score,
-    average_precisions,
+    Scorer,
+    average_precision_scorer,
     difference,
-    means,
+    mean_scorer,
     resample,
-    spearmans,
+    spearman_scorer,
 )
 from decoder2vec.report.html import signed
 from decoder2vec.report.result_files import Evaluation, Items
@@ -126,11 +126,11 @@ def _alike(one: Items, other: Items) -> bool:
     return np.array_equal(one.gold, other.gold)
 
 
-def _score(items: Sequence[Items], family: str) -> Score:
+def _score(items: Sequence[Items], family: str) -> Scorer:
     values, gold = np.stack([own.values for own in items]), items[0].gold
     if gold is None:
-        return means(values)
-    return spearmans(values, gold) if family == "sts" else average_precisions(values, gold)
+        return mean_scorer(values)
+    return spearman_scorer(values, gold) if family == "sts" else average_precision_scorer(values, gold)
 
 
 def _scale(observed: float, score: float) -> float | None:
@@ -145,7 +145,7 @@ def said(found: Difference | None, one: str, other: str) -> str:
     if found.value == found.low == found.high == 0:
         return f"{one} and {other} score the same."
     interval, chance = f"[{found.low:.1f}, {found.high:.1f}]", f"p\u00a0=\u00a0{found.p:.3f}"  # on one line
-    if not found.shown:
+    if not found.significant:
         return (
             f"No difference between {one} and {other} that this data can show: "
             f"{signed(found.value)} points {interval}, {chance}."

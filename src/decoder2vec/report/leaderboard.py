@@ -59,7 +59,7 @@ def _means(rows: Sequence[Standing], scope: str, differences: Differences) -> li
             cells.append(Cell(points(mean.value), mean.value, mark="best"))
         else:
             found = None if best is None else differences.between(best, number, scope)
-            near = found is not None and not found.shown
+            near = found is not None and not found.significant
             cells.append(Cell(points(mean.value), mean.value, mark="near" if near else ""))
     return cells
 
@@ -200,5 +200,5 @@ def matrices(rows: Sequence[Standing], differences: Differences) -> list[Table]:
 def _pair(found: Difference | None) -> Cell:
     if found is None:
         return Cell("–")
-    mark = "even" if not found.shown else "up" if found.value > 0 else "down"
+    mark = "even" if not found.significant else "up" if found.value > 0 else "down"
     return Cell(signed(found.value), found.value, f"{found.low:.1f} to {found.high:.1f}", mark)

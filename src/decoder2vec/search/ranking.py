@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoder2vec.maths.similarity import all_pairs
+from decoder2vec.maths.similarity import similarity_matrix
 from decoder2vec.search.hybrid import RankedDocument
 from decoder2vec.search.store import ChunkStore, Embeddings, MetadataFilter, document_id_of
 from decoder2vec.storage import atomic_folder
@@ -138,7 +138,7 @@ class DenseSearch:
     def _similarities(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """[queries, chunks] similarities. Products are in float32: fast, and exact to six digits."""
         if self.similarity not in ("cosine", "dot"):
-            return all_pairs(self.similarity, queries, rows)
+            return similarity_matrix(self.similarity, queries, rows)
         if self.similarity == "cosine":
             queries = torch.nn.functional.normalize(queries, dim=1)
         if len(queries) == 1:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 from decoder2vec.errors import InputError
 from decoder2vec.matching.match import Match, MatchConfig, Matching, Reasons, match_sides
 from decoder2vec.matching.sides import Side, SideDocument
-from decoder2vec.maths.similarity import row_by_row
+from decoder2vec.maths.similarity import pairwise_similarity
 from decoder2vec.search.index import Hit
 from decoder2vec.search.rerank import PairReranker
 from decoder2vec.serving.api_errors import PROBLEMS
@@ -237,12 +237,12 @@ def _comparison(service: Service, served: Served, texts: list[str]) -> dict[str,
     encoder = service.queued(served)
     vectors = encoder.encode(texts)
     own = getattr(encoder, "similarity_pairwise", None)
-    whole = own(vectors[:1], vectors[1:]) if own else row_by_row("cosine", vectors[:1], vectors[1:])
+    whole = own(vectors[:1], vectors[1:]) if own else pairwise_similarity("cosine", vectors[:1], vectors[1:])
     layers = []
     if served.layers:
         sizes = served.count.read(served.count(texts))
         states = service.vectors.wait_for(Key(served.id, LAYERS), texts, sizes).reshape(2, served.layers, -1)
-        similarities = row_by_row(served.encoder.similarity_fn_name, *states)
+        similarities = pairwise_similarity(served.encoder.similarity_fn_name, *states)
         layers = [{"layer": layer, "similarity": one} for layer, one in enumerate(similarities.tolist())]
     return {"similarity": float(whole[0]), "layers": layers}
 

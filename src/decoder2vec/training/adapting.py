@@ -17,12 +17,12 @@ from torch import nn
 from decoder2vec.activations.extract import Progress, check_texts
 from decoder2vec.backbone.attention import parse_attention
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.training_modes import CompiledBlocks, checkpointed_blocks
+from decoder2vec.backbone.training_modes import CompiledBlocks, gradient_checkpointing
 from decoder2vec.config import EncoderSpec, Reading, fingerprint, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.export.transformers import write_model
-from decoder2vec.maths.metrics import METRICS, cosine_pairs
+from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.text.template import Template
@@ -147,7 +147,7 @@ class AdapterTraining:
                 if compiled:
                     stack.enter_context(compiled.enabled())
                 if self.recipe.checkpoint_blocks:
-                    stack.enter_context(checkpointed_blocks(adapted))
+                    stack.enter_context(gradient_checkpointing(adapted))
                 yield
 
         with adapter_enabled():
@@ -171,7 +171,7 @@ class AdapterTraining:
             return math.nan  # a correlation would be 0, better than many a beginning
         vectors = dict(zip(texts, found.numpy(), strict=True))
         left, right = (np.stack([vectors[text] for text in side]) for side in (pairs.left, pairs.right))
-        return 100 * METRICS[self.recipe.choose_by](cosine_pairs(left, right), np.asarray(pairs.scores))
+        return 100 * METRICS[self.recipe.choose_by](pairwise_cos_sim(left, right), np.asarray(pairs.scores))
 
     def _finish(self, result: Adapted) -> None:
         """Score dev, and test for the first time, with the encoder itself."""
@@ -194,7 +194,7 @@ class AdapterTraining:
         """Everything that a run depends on."""
         data = [list(self.place), [vars(pairs) for pairs in self.data.dev], *self.lesson.identity()]
         recipe = [type(self.recipe).__name__, to_table(self.recipe)]
-        return fingerprint(_FORMAT, self.backbone.identity, str(self.backbone.dtype), recipe, data, seed)
+        return fingerprint(_FORMAT, self.backbone.effective_fingerprint, str(self.backbone.dtype), recipe, data, seed)
 
 
 def reading_and_lesson(recipe: Adapting, data: TrainingData, backbone: Backbone) -> tuple[Reading, Lesson]:
@@ -212,4 +212,4 @@ def reading_and_lesson(recipe: Adapting, data: TrainingData, backbone: Backbone)
 def _cosines(encoder: Encoder, pairs: list[tuple[str, str]]) -> Any:
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     vectors = dict(zip(texts, encoder.encode(texts, show_progress_bar=False), strict=True))
-    return cosine_pairs(np.stack([vectors[a] for a, _ in pairs]), np.stack([vectors[b] for _, b in pairs]))
+    return pairwise_cos_sim(np.stack([vectors[a] for a, _ in pairs]), np.stack([vectors[b] for _, b in pairs]))

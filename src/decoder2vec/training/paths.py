@@ -19,7 +19,7 @@ from decoder2vec.activations.prefix_kv import Memory, prefix_memory
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
-from decoder2vec.backbone.machine import batch_overhead, training_budget
+from decoder2vec.backbone.machine import batch_overhead, training_token_budget
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.recipes.adapting import Adapting, Reads
@@ -43,7 +43,7 @@ class Path:
         self.part, self.costs = part, np.asarray(costs)  # of each text, in tokens
         self.device = backbone.device
         self.overhead = batch_overhead(backbone.device, backbone.dim)
-        self.fits = chunk or training_budget(backbone.device, backbone.dim, backbone.n_layers)
+        self.fits = chunk or training_token_budget(backbone.device, backbone.dim, backbone.n_layers)
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
         """[text, dim] vectors; for gradients, several processes compute some of them each."""
@@ -96,7 +96,7 @@ def suffix_costs(prompts: Sequence[Prompt], tokens: int) -> list[int]:
 def suffix_part(backbone: Backbone, memory: Memory, reading: Reading) -> Part:
     """Only the tokens of a soft prompt, behind texts whose keys and values are remembered."""
     prompt = backbone.adapter
-    assert isinstance(prompt, SoftPrompt) and prompt.place == "append"
+    assert isinstance(prompt, SoftPrompt) and prompt.position == "append"
     capture = Capture(backbone.with_adapter(None), [reading])
 
     def part(rows: Sequence[int]) -> Tensor:

@@ -186,7 +186,7 @@ def _check_places(places: Sequence[Path], *, overwrite: bool) -> None:
 def _key(stage: Stage, model: Backbone, seeds: Sequence[int]) -> str:
     """All that a stage depends on, whatever it is called."""
     does = stage.plan.recipe_name, to_table(stage.plan.recipe), _identity(stage.data)
-    return fingerprint(*does, model.identity, str(model.dtype), list(seeds))
+    return fingerprint(*does, model.effective_fingerprint, str(model.dtype), list(seeds))
 
 
 def _identity(data: TrainingData) -> list[Any]:

@@ -17,7 +17,7 @@ from decoder2vec.activations.store import text_key
 from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.tasks.retrieval import ranking_outcome, read_beir
 from decoder2vec.evaluation.tasks.task import SEED, Outcome, Role, Task, Vectors, different, limited, spread
-from decoder2vec.maths.ranking import ranking_scores, ranks_of
+from decoder2vec.maths.ranking import document_ranks, ranking_scores
 from decoder2vec.text.files import read_rows
 
 NEGATIVES = 30
@@ -98,7 +98,7 @@ class Reranking(Task):
             good = set(positives)
             places = [at for at, text in enumerate(candidates) if text in good]
             gains = np.ones(len(places))
-            rows.append(ranking_scores(ranks_of(scores, places), gains, gains, (1, 10)))
+            rows.append(ranking_scores(document_ranks(scores, places), gains, gains, (1, 10)))
         return ranking_outcome(rows, "map")
 
 

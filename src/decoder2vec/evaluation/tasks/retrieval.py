@@ -14,7 +14,7 @@ from decoder2vec.errors import DataFileError, unknown_name
 from decoder2vec.evaluation.similarity import queries_at_once
 from decoder2vec.evaluation.tasks.task import Outcome, Role, Task, Vectors, different, limited, spread
 from decoder2vec.maths.metrics import mean_interval
-from decoder2vec.maths.ranking import ranking_scores, ranks_of
+from decoder2vec.maths.ranking import document_ranks, ranking_scores
 from decoder2vec.text.files import read_rows
 
 PARTS = ("dev", "test", "all")
@@ -178,7 +178,7 @@ class Retrieval(Task):
         gains = self.relevant[number]
         there = [at for at in gains if at >= 0]
         found = np.array([gains[at] for at in there], np.float64)
-        return ranking_scores(ranks_of(scores, there), found, np.array(list(gains.values()), np.float64))
+        return ranking_scores(document_ranks(scores, there), found, np.array(list(gains.values()), np.float64))
 
 
 def ranking_outcome(rows: list[dict[str, float]], metric: str) -> Outcome:

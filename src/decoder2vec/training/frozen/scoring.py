@@ -14,7 +14,7 @@ from decoder2vec.config import Reading
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.maths.metrics import METRICS, cosine_pairs
+from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
@@ -87,7 +87,7 @@ def score_pairs(result: SeedResult, pairs: Sequence[tuple[str, str]]) -> NDArray
     vectors = embed_rows(result.head, result.table, result.table.rows(texts))
     left, right = (vectors[[place[pair[side]] for pair in pairs]] for side in (0, 1))
     if not result.head.pairwise:
-        return np.asarray(cosine_pairs(left, right).astype(np.float32), np.float64)
+        return np.asarray(pairwise_cos_sim(left, right).astype(np.float32), np.float64)
     return result.head.similarity_pairwise(torch.from_numpy(left), torch.from_numpy(right)).double().numpy()
 
 

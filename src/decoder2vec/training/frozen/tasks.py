@@ -14,7 +14,7 @@ from torch.nn import functional
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.errors import DivergedError
 from decoder2vec.heads.codes import CodeNet, LayerwiseLinear
-from decoder2vec.maths.losses import LOSSES, info_nce
+from decoder2vec.maths.losses import SCORE_LOSSES, info_nce
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.text.files import ScoredPairs
@@ -80,7 +80,7 @@ def siamese(net: CodeNet, table: LatentTable, data: TrainingData, pairs: ScoredP
     rows = ScoredRows.of(table, pairs)
     target = torch.from_numpy(data.fraction(pairs.scores)).to(table.device)
     dev = [ScoredRows.of(table, each) for each in data.dev]
-    loss_of = LOSSES[recipe.loss]
+    loss_of = SCORE_LOSSES[recipe.loss]
 
     def loss(batch: Rows) -> Tensor:
         both = table.batch(np.concatenate([rows.left[batch], rows.right[batch]]))

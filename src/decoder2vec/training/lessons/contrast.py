@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.losses import info_nce, matryoshka
+from decoder2vec.maths.losses import info_nce, matryoshka_loss
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
@@ -40,7 +40,7 @@ class ContrastLesson(Lesson):
         """A text that stands more than once in a batch is read once."""
         contrast, objective = self.contrast, self.objective
         places = room.places(contrast.texts)
-        distance = matryoshka(info_nce, objective.dims) if objective.dims else info_nce
+        distance = matryoshka_loss(info_nce, objective.dims) if objective.dims else info_nce
 
         def loss(rows: Rows) -> Tensor:
             numbers = np.concatenate(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from decoder2vec.backbone.training_modes import attention_dropout
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.maths.losses import info_nce, matryoshka
+from decoder2vec.maths.losses import info_nce, matryoshka_loss
 from decoder2vec.recipes.adapting import Adapting, Reads
 from decoder2vec.training import processes
 from decoder2vec.training.data import TrainingData
@@ -57,7 +57,7 @@ class DropoutLesson(CorpusLesson):
         with _own_numbers(room.backbone.device):
             vectors = room.path([*places.tolist(), *places.tolist()])
         objective = self.objective
-        distance = matryoshka(info_nce, objective.dims) if objective.dims else info_nce
+        distance = matryoshka_loss(info_nce, objective.dims) if objective.dims else info_nce
         one, other = vectors.chunk(2)
         return distance(one, other, None, temperature=objective.temperature, symmetric=objective.symmetric)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoder2vec.backbone.attention import check_prefix_attention, parse_attention, prefix_attention
+from decoder2vec.backbone.attention import check_prefix_lm_attention, parse_attention, prefix_lm_attention
 from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import Adapting
@@ -50,7 +50,7 @@ class PunctuationWritingLesson(ClearedLesson):
 
     def loss(self, room: Classroom) -> Loss:
         """The mean over all tokens that are written."""
-        check_prefix_attention(room.backbone.model)
+        check_prefix_lm_attention(room.backbone.model)
         writing, sheets, _ = self._held_in(room)
         spare = next((sheet for sheet in sheets if sheet), None)
         if spare is None:
@@ -151,7 +151,7 @@ class _Writing:
 
     def _states_before(self, sheets: Sequence[_Sheet]) -> Tensor:
         """[token, width] before each token that is written, of all sheets in a row."""
-        with prefix_attention(self.room.backbone.blocks, torch.tensor([len(sheet.read) for sheet in sheets])):
+        with prefix_lm_attention(self.room.backbone.blocks, torch.tensor([len(sheet.read) for sheet in sheets])):
             states = self.states([sheet.prompt for sheet in sheets])
         return torch.cat(
             [row[len(sheet.read) - 1 :][: len(sheet.written)] for row, sheet in zip(states, sheets, strict=True)]
@@ -179,7 +179,7 @@ class _Writing:
             read += sum(sizes)
             for places in plan(sizes, path.fits, path.overhead):
                 some = [waiting[place] for place in places]
-                told = self.head.likeliest(self._states_before([draft.sheet for draft in some])).tolist()
+                told = self.head.predict(self._states_before([draft.sheet for draft in some])).tolist()
                 for draft in some:
                     size = len(draft.sheet.written)
                     draft.put_right(told[:size], self._is_mark, self.edge)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decoder2vec.maths.losses import PAIR_OBJECTIVES
+from decoder2vec.maths.losses import PAIR_LOSSES
 from decoder2vec.training.lessons.contrast import ContrastLesson
 from decoder2vec.training.lessons.dropout import DropoutLesson
 from decoder2vec.training.lessons.lesson import Lesson
@@ -13,7 +13,7 @@ from decoder2vec.training.lessons.scores import ScoreLesson
 
 LESSONS: dict[str, type[Lesson]] = {
     "info_nce": ContrastLesson,
-    **dict.fromkeys(PAIR_OBJECTIVES, ScoreLesson),
+    **dict.fromkeys(PAIR_LOSSES, ScoreLesson),
     "simcse": DropoutLesson,
     "mntp": MaskedLesson,
     "punctuation": PunctuationLesson,

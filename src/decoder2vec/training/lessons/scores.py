@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.errors import InputError
-from decoder2vec.maths.losses import PAIR_OBJECTIVES, matryoshka
+from decoder2vec.maths.losses import PAIR_LOSSES, matryoshka_loss
 from decoder2vec.recipes.adapting import Adapting
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.lesson import Classroom, Lesson, Loss
@@ -40,8 +40,8 @@ class ScoreLesson(Lesson):
         """A text that stands more than once in a batch is read once."""
         left, right = room.places(self.pairs.left), room.places(self.pairs.right)
         scores = torch.from_numpy(self.data.fraction(self.pairs.scores))
-        plain = PAIR_OBJECTIVES[self.objective.name]
-        distance = matryoshka(plain, self.objective.dims) if self.objective.dims else plain
+        plain = PAIR_LOSSES[self.objective.name]
+        distance = matryoshka_loss(plain, self.objective.dims) if self.objective.dims else plain
 
         def loss(rows: Rows) -> Tensor:
             different, inverse = np.unique(np.concatenate([left[rows], right[rows]]), return_inverse=True)

@@ -1,11 +1,11 @@
-"""Families that mix attention with convolutions, recurrences or linear attention: only attention looks both ways."""
+"""Families that mix attention with convolutions, recurrences or linear attention: only attention is bidirectional."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from decoder2vec.backbone.attention import check_prefix_attention, set_attention
+from decoder2vec.backbone.attention import check_prefix_lm_attention, set_attention
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import find_blocks
 from decoder2vec.backbone.machine import quiet_transformers
@@ -29,7 +29,7 @@ EXPERTS = {
 }
 MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 ZAMBA = {"mamba_d_state": 8, "layers_block_type": ["mamba", "hybrid"] * 2, "n_mamba_heads": 2}
-MIXED = {
+HYBRIDS = {
     "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "qwen3_next": {**DELTA, **EXPERTS},
     "qwen3_5_text": DELTA,
@@ -59,28 +59,28 @@ MIXED = {
     },
     "falcon_h1": {"mamba_d_ssm": 64, **MAMBA},
 }
-"""Attention stands in the second and the fourth block; in those of falcon_h1 there is some of each everywhere."""
-ALONE, BESIDE = [[7, 8, 9, 10]], [[7, 8, 9, 10], [9, 10, 11, 12, 13, 14]]
+"""The second and the fourth block are attention; every block of falcon_h1 has both attention and a state space."""
+SINGLE, PADDED = [[7, 8, 9, 10]], [[7, 8, 9, 10], [9, 10, 11, 12, 13, 14]]
 ROUNDING = 1e-4
 
 
-def hybrid(family, **changes):
-    settings = {"num_hidden_layers": 4, "num_key_value_heads": 4} | MIXED.get(family, {}) | changes
+def build_hybrid(family, **changes):
+    settings = {"num_hidden_layers": 4, "num_key_value_heads": 4} | HYBRIDS.get(family, {}) | changes
     return built(family, **settings).base_model.requires_grad_(False)
 
 
-@pytest.fixture(scope="module", params=MIXED)
+@pytest.fixture(scope="module", params=HYBRIDS)
 def model(request):
     with quiet_transformers():
-        yield hybrid(request.param)
+        yield build_hybrid(request.param)
 
 
 @torch.inference_mode()
 def states(model, texts):
-    """[layer, token, width] of the first text; all are padded to the longest."""
-    found, width = [], max(map(len, texts))
+    """[layer, token, width] states of the first text; all texts are padded to the longest."""
+    layers, width = [], max(map(len, texts))
     hooks = [
-        block.register_forward_hook(lambda _, __, out: found.append(out[0] if isinstance(out, tuple) else out))
+        block.register_forward_hook(lambda _, __, out: layers.append(out[0] if isinstance(out, tuple) else out))
         for block in find_blocks(model)[1]
     ]
     ids = torch.tensor([text + [0] * (width - len(text)) for text in texts])
@@ -90,66 +90,66 @@ def states(model, texts):
     finally:
         for hook in hooks:
             hook.remove()
-    return torch.stack([layer[0, : len(texts[0])] for layer in found])
+    return torch.stack([layer[0, : len(texts[0])] for layer in layers])
 
 
-def changed(texts):
+def with_changed_token(texts):
     return [[*text[:2], 300, *text[3:]] for text in texts]
 
 
-def test_attention_sees_a_later_token_above_the_layer_and_not_below(model, gap):
+def test_later_token_is_visible_above_the_layer_only(model, gap):
     set_attention(model, "causal")
-    causal = states(model, ALONE)
+    causal = states(model, SINGLE)
     for lower in range(4):
         set_attention(model, f"bidirectional:{lower}")
-        alone, padded = states(model, ALONE), states(model, BESIDE)
-        assert gap(padded, alone) < ROUNDING, f"{lower}: padding changes nothing"
-        assert lower == 0 or gap(alone[:lower], causal[:lower]) < ROUNDING, lower
-        for texts, before in ((ALONE, alone), (BESIDE, padded)):
-            moved = (states(model, changed(texts)) - before).abs().amax(-1)
-            part = moved[:, 1] / moved[:, 2]
-            assert (part[:lower] < ROUNDING).all() and part[-1] > 10 * ROUNDING, lower
+        single, padded = states(model, SINGLE), states(model, PADDED)
+        assert gap(padded, single) < ROUNDING, f"{lower}: padding changes nothing"
+        assert lower == 0 or gap(single[:lower], causal[:lower]) < ROUNDING, lower
+        for texts, before in ((SINGLE, single), (PADDED, padded)):
+            change = (states(model, with_changed_token(texts)) - before).abs().amax(-1)
+            ratio = change[:, 1] / change[:, 2]
+            assert (ratio[:lower] < ROUNDING).all() and ratio[-1] > 10 * ROUNDING, lower
     set_attention(model, "causal")
-    assert torch.equal(states(model, ALONE), causal)
+    assert torch.equal(states(model, SINGLE), causal)
 
 
-def test_a_beginning_is_read_in_both_directions_and_the_rest_from_left_to_right(model):
+def test_hybrids_support_prefix_lm_attention(model):
     set_attention(model, "bidirectional")
-    check_prefix_attention(model)
+    check_prefix_lm_attention(model)
 
 
-def test_layers_without_attention_that_should_look_both_ways_are_refused(tmp_path):
+def test_no_attention_above_the_layer_is_refused(tmp_path):
     built("lfm2", tmp_path, num_hidden_layers=4, num_key_value_heads=2, layer_types=["full_attention", "conv"] * 2)
     backbone = Backbone.load(tmp_path, attention="bidirectional:2", device="cpu")
-    before = states(backbone.model, BESIDE)
+    before = states(backbone.model, PADDED)
     with pytest.raises(UnsupportedError, match="bidirectional:3 attention: no layer above 3 has attention"):
         backbone.set_attention("bidirectional:3")
     assert backbone.attention == "bidirectional:2"
-    assert torch.equal(states(backbone.model, BESIDE), before), "it reads as it did before"
+    assert torch.equal(states(backbone.model, PADDED), before), "the model is unchanged"
 
 
-def test_layers_that_all_lack_attention_are_refused():
-    model = hybrid("lfm2", layer_types=["conv"] * 4)
+def test_model_without_any_attention_is_refused():
+    model = build_hybrid("lfm2", layer_types=["conv"] * 4)
     for attention in ("bidirectional", "bidirectional:2"):
         with pytest.raises(UnsupportedError, match=r"lfm2 cannot be read .* although the flag is set"):
             set_attention(model, attention)
 
 
-def test_masks_in_a_bundle_are_refused():
-    """Attention and recurrence of a block of zaya are given theirs in one dictionary."""
-    model = hybrid("zaya", num_experts=2, head_dim=8)
+def test_masks_in_a_dictionary_are_refused():
+    """A block of zaya gets the masks of its attention and its recurrence in one dictionary."""
+    model = build_hybrid("zaya", num_experts=2, head_dim=8)
     set_attention(model, "bidirectional")
-    with pytest.raises(UnsupportedError, match=r"zaya .* moves an earlier one in layers 1, 2 all the same"):
+    with pytest.raises(UnsupportedError, match=r"zaya .* still changes an earlier one in layers 1, 2"):
         set_attention(model, "bidirectional:2")
 
 
-def test_attention_that_cannot_be_told_from_other_blocks_is_refused():
-    model = hybrid("lfm2")
+def test_attention_without_the_is_causal_flag_is_refused():
+    model = build_hybrid("lfm2")
     set_attention(model, "bidirectional")
-    for part in model.modules():
-        if hasattr(part, "is_causal"):
-            del part.is_causal
-    with pytest.raises(UnsupportedError, match=r"lfm2 .* does not move an earlier one in layers 1, 3 although"):
+    for module in model.modules():
+        if hasattr(module, "is_causal"):
+            del module.is_causal
+    with pytest.raises(UnsupportedError, match=r"lfm2 .* does not change an earlier one in layers 1, 3 although"):
         set_attention(model, "bidirectional:2")
-    with pytest.raises(UnsupportedError, match="lfm2 cannot read a beginning in both directions"):
-        check_prefix_attention(model)
+    with pytest.raises(UnsupportedError, match="lfm2 cannot read a prefix in both directions"):
+        check_prefix_lm_attention(model)

@@ -1,4 +1,4 @@
-"""Networks for all layers at once against a loop of torch.nn modules."""
+"""Modules that compute all layers at once, against a loop over torch.nn modules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def states():
 
 
 def randomised(module):
-    """A module whose every number is random, so that no bias or scale is left at its start."""
+    """The module with all parameters random, so that no bias or scale keeps its initial value."""
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -29,8 +29,8 @@ def randomised(module):
 
 def plain_linear(linear, layer):
     """The nn.Linear of one layer."""
-    _, inside, outside = linear.weight.shape
-    plain = nn.Linear(inside, outside)
+    _, in_features, out_features = linear.weight.shape
+    plain = nn.Linear(in_features, out_features)
     plain.load_state_dict({"weight": linear.weight[layer].T, "bias": linear.bias[layer, 0]})
     return plain
 
@@ -51,13 +51,13 @@ def plain_mlp(mlp, layer, x):
     return y if mlp.shortcut is None else y + plain_linear(mlp.shortcut, layer)(x)
 
 
-def test_batched_linear_equals_a_loop_of_linears(states):
+def test_layerwise_linear_equals_a_loop(states):
     linear = randomised(LayerwiseLinear(LAYERS, WIDTH, 3))
     expected = torch.stack([plain_linear(linear, layer)(states[layer]) for layer in range(LAYERS)])
     torch.testing.assert_close(linear(states), expected)
 
 
-def test_batched_norm_equals_a_loop_of_norms(states):
+def test_layerwise_norm_equals_a_loop(states):
     norm = randomised(LayerwiseNorm(LAYERS, WIDTH))
     expected = torch.stack([plain_norm(norm, layer)(states[layer]) for layer in range(LAYERS)])
     torch.testing.assert_close(norm(states), expected)
@@ -65,23 +65,23 @@ def test_batched_norm_equals_a_loop_of_norms(states):
 
 @pytest.mark.parametrize("shortcut", [False, True])
 @pytest.mark.parametrize("hidden", [(), (9,), (9, 4)])
-def test_batched_mlp_equals_a_loop_of_mlps(states, hidden, shortcut):
+def test_layerwise_mlp_equals_a_loop(states, hidden, shortcut):
     mlp = randomised(LayerwiseMLP(LAYERS, (WIDTH, *hidden, 3), shortcut=shortcut))
     expected = torch.stack([plain_mlp(mlp, layer, states[layer]) for layer in range(LAYERS)])
     torch.testing.assert_close(mlp(states), expected)
 
 
-def test_gradients_of_one_layer_are_those_of_its_own_module(states):
+def test_gradients_of_a_layer_equal_those_of_its_module(states):
     mlp = randomised(LayerwiseMLP(LAYERS, (WIDTH, 9, 3)))
     mlp(states)[2].pow(2).sum().backward()
     first = plain_linear(mlp.hidden[0], 2)
-    rest = nn.Sequential(plain_norm(mlp.norms[0], 2), nn.GELU(), plain_linear(mlp.last, 2))
-    rest(first(states[2])).pow(2).sum().backward()
+    following = nn.Sequential(plain_norm(mlp.norms[0], 2), nn.GELU(), plain_linear(mlp.last, 2))
+    following(first(states[2])).pow(2).sum().backward()
     torch.testing.assert_close(mlp.hidden[0].weight.grad[2].T, first.weight.grad, rtol=1e-4, atol=1e-4)
     assert not mlp.hidden[0].weight.grad[[0, 1, 3, 4]].any()
 
 
-def test_the_parameters_are_those_of_the_loop():
+def test_parameter_count_equals_the_loop():
     count = sum(parameter.numel() for parameter in LayerwiseMLP(LAYERS, (WIDTH, 9, 3), shortcut=True).parameters())
     plain = nn.ModuleList([nn.Linear(WIDTH, 9), nn.LayerNorm(9), nn.Linear(9, 3), nn.Linear(WIDTH, 3)])
     assert count == LAYERS * sum(parameter.numel() for parameter in plain.parameters())
@@ -93,17 +93,17 @@ def cosines(rows):
 
 
 @pytest.mark.parametrize("hidden", [(), (9,), (9, 9)])
-def test_before_training_linear_encoders_and_shortcuts_keep_all_angles(states, hidden):
+def test_initial_linear_maps_and_shortcuts_keep_angles(states, hidden):
     mlp = LayerwiseMLP(LAYERS, (WIDTH, *hidden, 2 * WIDTH), shortcut=True)
     torch.testing.assert_close(cosines(mlp(states)), cosines(states), rtol=1e-4, atol=1e-5)
 
 
-def test_layers_start_from_different_weights():
+def test_layers_have_different_initial_weights():
     linear = LayerwiseLinear(LAYERS, WIDTH, 3)
     assert all(not torch.equal(a, b) for a, b in pairwise(linear.weight))
 
 
-def test_dropout_acts_in_training_only(states):
+def test_dropout_is_active_in_training_only(states):
     mlp = LayerwiseMLP(LAYERS, (WIDTH, 9, 3), dropout=0.5)
     assert not torch.equal(mlp(states), mlp(states))
     mlp.eval()
@@ -111,7 +111,7 @@ def test_dropout_acts_in_training_only(states):
 
 
 @pytest.mark.parametrize("count", range(1, 33))
-def test_the_last_half_of_the_layers_is_wide_rounded_down(count):
+def test_two_values_go_to_halves_the_upper_rounded_down(count):
     assert spread((256, 512), count) == (256,) * (count - count // 2) + (512,) * (count // 2)
 
 
@@ -124,5 +124,5 @@ def test_one_value_goes_to_all_layers():
     ("count", "expected"),
     [(3, (1, 2, 3)), (4, (1, 1, 2, 3)), (5, (1, 1, 2, 2, 3)), (6, (1, 1, 2, 2, 3, 3)), (2, (1, 2)), (1, (1,))],
 )
-def test_three_values_go_to_thirds_of_which_the_upper_are_the_smaller(count, expected):
+def test_three_values_go_to_thirds_the_upper_smaller(count, expected):
     assert spread((1, 2, 3), count) == expected
