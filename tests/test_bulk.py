@@ -47,7 +47,7 @@ def read(file):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(bulk, "_SHARD", 3)
+    monkeypatch.setattr(bulk, "_SHARD_SIZE", 3)
 
 
 class Counting:
@@ -67,7 +67,7 @@ class Counting:
 @pytest.mark.parametrize("shard", [1024, 7, 3, 1])
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_the_file_holds_what_encode_gives(backbone, tmp_path, monkeypatch, suffix, shard):
-    monkeypatch.setattr(bulk, "_SHARD", shard)
+    monkeypatch.setattr(bulk, "_SHARD_SIZE", shard)
     encoder, out = make(backbone), tmp_path / f"out{suffix}"
     assert embed_texts(encoder, TEXTS, out) == 7
     texts, vectors = read(out)

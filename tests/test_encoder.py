@@ -24,7 +24,7 @@ from decoder2vec.backbone.tiny import build_tiny, tiny_folder
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, Decoder2VecError, EncoderError, InputError
-from decoder2vec.heads.standardise import Head
+from decoder2vec.heads.standardise import AffineHead
 
 TEXTS = [
     "Knead the flour and water until the mixture feels smooth.",
@@ -348,7 +348,7 @@ def test_a_head_is_fitted_on_different_unnormalised_vectors(backbone, kind):
     encoder = encoder_of(backbone, normalize=True)
     made = encoder.with_head(kind, TEXTS)
     raw = encoder_of(backbone).encode(list(dict.fromkeys(TEXTS)))
-    expected = Head.fit(kind, raw)(encoder_of(backbone).encode(TEXTS))
+    expected = AffineHead.fit(kind, raw)(encoder_of(backbone).encode(TEXTS))
     assert made.dim == expected.shape[1]
     assert_close(made.encode(TEXTS), by_hand_normalised(expected), tolerance=1e-3)
 
@@ -380,7 +380,7 @@ def test_the_vectors_of_a_bfloat16_model_are_float32():
 def test_every_changed_choice_changes_the_fingerprint(backbone, tmp_path):
     base = encoder_of(backbone)
     build_tiny("llama", tmp_path, seed=1)
-    fitted = Head.fit("standardise", base.encode(TEXTS))
+    fitted = AffineHead.fit("standardise", base.encode(TEXTS))
     others = [
         encoder_of(backbone, "tiny-qwen2"),
         Encoder(Backbone.load(tmp_path), base.spec),

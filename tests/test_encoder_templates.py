@@ -36,13 +36,13 @@ def side_by_side(make, texts, **kwargs):
     return np.concatenate([plain[:, :1], asked, plain[:, 1:]], axis=1).reshape(-1, 96)
 
 
-def trained(head="gated", widths=(16, 8, 16), mixing="none", cut=None):
+def trained(head="gated", widths=(16, 8, 16), mixing="none", projection=None):
     torch.manual_seed(0)
     net = CodeNet(CodeSpec(32, widths, hidden=12, head=head, mixing=mixing, mixed_width=10 if mixing != "none" else 0))
     if head == "sum":
         torch.nn.init.normal_(net.pair.logits)
     calibration = Calibration((-0.5, 0.5, 1.0), (0.0, 0.3, 1.0)) if head in ("sum", "gated") else Calibration()
-    return LayerwiseHead(net, calibration, cut)
+    return LayerwiseHead(net, calibration, projection)
 
 
 def assert_close(found, expected, tolerance=1e-5):
@@ -78,7 +78,7 @@ def test_batches_do_not_change_the_vectors(make):
 def test_many_texts_are_read_a_part_at_a_time(make, monkeypatch):
     encoder = make(head=trained("sum"))
     whole = encoder.encode(TEXTS)
-    monkeypatch.setattr(Reader, "at_once", 2)
+    monkeypatch.setattr(Reader, "texts_per_chunk", 2)
     assert_close(encoder.encode(TEXTS), whole)
 
 
@@ -111,7 +111,7 @@ def test_templates_are_saved_and_loaded(make, tmp_path):
 
 
 def test_further_files_are_saved_with_the_encoder_and_gone_with_it(make, tmp_path):
-    folder = make().save(tmp_path / "e", extras={"README.md": b"# Mine\n", "seen.npy": b"\x00\xff"})
+    folder = make().save(tmp_path / "e", extra_files={"README.md": b"# Mine\n", "seen.npy": b"\x00\xff"})
     assert (folder / "README.md").read_bytes() == b"# Mine\n"
     assert (folder / "seen.npy").read_bytes() == b"\x00\xff"
     assert Encoder.load(folder, device="cpu").dim == 96
@@ -172,7 +172,7 @@ def test_without_a_trained_head_the_score_is_the_similarity_within_0_and_1(make)
 
 @pytest.mark.parametrize(("left", "right"), [("a", ["b", "c"]), (["a", "b"], "c"), (["a"], ["b", "c"]), ("a", ["b"])])
 def test_texts_that_are_not_pairs_are_not_scored(left, right, make):
-    with pytest.raises(InputError, match="two texts, or two lists of as many texts"):
+    with pytest.raises(InputError, match="two texts, or two lists of the same length"):
         make().score(left, right)
 
 
@@ -183,7 +183,7 @@ def test_an_explanation_has_a_row_for_each_reading_in_their_order(head, make):
     assert found.readings == encoder.spec.readings
     latents = torch.from_numpy(make().encode([TEXTS[0], TEXTS[3]]).reshape(2, 3, 32))
     for reading in range(3):
-        net, alone = encoder.head.net, encoder.head.net.only([reading])
+        net, alone = encoder.head.net, encoder.head.net.select_readings([reading])
         with torch.no_grad():
             code = alone(latents[:, reading][None])
         assert code.shape == (2, net.spec.widths[reading])
@@ -195,7 +195,7 @@ def test_an_explanation_has_a_row_for_each_reading_in_their_order(head, make):
 
 @pytest.mark.parametrize(
     "head",
-    [None, trained("sum", mixing="unified"), trained("sum", cut=torch.eye(40)[:, :5])],
+    [None, trained("sum", mixing="unified"), trained("sum", projection=torch.eye(40)[:, :5])],
     ids=["none", "unified", "cut"],
 )
 def test_an_encoder_without_a_block_for_each_layer_explains_nothing(head, make):
@@ -215,5 +215,5 @@ def test_a_trained_head_is_saved_and_loaded(head, make, tmp_path):
 def test_a_shortened_vector_has_lost_its_pair_head(make):
     encoder = make(head=trained("mlp"))
     short = encoder.encode(TEXTS, truncate_dim=7)
-    with pytest.raises(InputError, match="reads whole vectors of 40 dimensions, not 7"):
+    with pytest.raises(InputError, match="compares whole vectors of 40 dimensions, not 7"):
         encoder.similarity(short, short)

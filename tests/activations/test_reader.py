@@ -68,9 +68,9 @@ def test_a_reading_without_a_template_takes_the_readers_own(backbone):
 
 
 def test_the_model_runs_once_for_each_template(backbone):
-    assert Reader(backbone("tiny-llama"), MIXED, PLAIN).passes == 2, "an empty template and its own string are one"
-    assert Reader(backbone("tiny-llama"), MIXED, Template("x {text}")).passes == 3
-    assert Reader(backbone("tiny-llama"), [Reading(1), Reading(2)], PLAIN).passes == 1
+    assert Reader(backbone("tiny-llama"), MIXED, PLAIN).n_passes == 2, "an empty template and its own string are one"
+    assert Reader(backbone("tiny-llama"), MIXED, Template("x {text}")).n_passes == 3
+    assert Reader(backbone("tiny-llama"), [Reading(1), Reading(2)], PLAIN).n_passes == 1
 
 
 def test_progress_counts_every_text_once_for_each_pass(backbone):

@@ -19,7 +19,15 @@ from safetensors.numpy import save_file
 from decoder2vec.activations import extract
 from decoder2vec.activations import store as store_module
 from decoder2vec.activations.extract import Extractor
-from decoder2vec.activations.store import Store, drop_damaged, remove, space_name, spaces, store_root, text_key
+from decoder2vec.activations.store import (
+    Store,
+    delete_damaged_segments,
+    delete_space,
+    iter_spaces,
+    space_name,
+    store_root,
+    text_key,
+)
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
 from decoder2vec.config import Reading, fingerprint
@@ -259,7 +267,7 @@ def test_a_process_killed_while_filling_loses_nothing_that_was_done(extractor, c
     assert process.returncode == -signal.SIGKILL
     kept = len(Store(extractor.space(), root=tmp_path))
     assert 512 <= kept < 3_000
-    assert all(not report.damaged for report in spaces(verify=True, root=tmp_path))
+    assert all(not report.damaged for report in iter_spaces(verify=True, root=tmp_path))
     found = filled(extractor, texts(3_000), tmp_path)
     assert sum(computed) == 3_000 - kept
     assert_as_kept(found, extractor(texts(3_000)))
@@ -294,7 +302,7 @@ def test_two_processes_write_one_space_at_once(tmp_path):
     for process in processes:
         _, complaints = process.communicate(timeout=60)
         assert (process.returncode, complaints) == (0, "")
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.texts, report.damaged) == (400, ())
     store = Store(SPACE, root=tmp_path)
     assert len(list(store.folder.glob("seg-*"))) == 200
@@ -325,7 +333,7 @@ def test_a_kill_in_the_middle_of_writing_leaves_the_segments_whole(tmp_path):
     store = Store(SPACE, root=tmp_path)
     assert (text_key("a") in store, text_key("b") in store) == (True, False)
     store.add(keys(["b"]), latents(1))
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.texts, report.damaged) == (2, ())
 
 
@@ -447,11 +455,11 @@ def test_damage_is_found_dropped_and_computed_again(damage, extractor, computed,
     segments = sorted(store.folder.glob("seg-*"))
     assert len(segments) == 3
     damage(segments[1])
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert report.damaged == (segments[1].name,)
-    drop_damaged(report, root=tmp_path)
+    delete_damaged_segments(report, root=tmp_path)
     assert not segments[1].exists()
-    assert [again.damaged for again in spaces(verify=True, root=tmp_path)] == [()]
+    assert [again.damaged for again in iter_spaces(verify=True, root=tmp_path)] == [()]
     lost = 600 - len(Store(extractor.space(), root=tmp_path))
     assert lost in (256, 88)
     computed.clear()
@@ -486,7 +494,7 @@ def test_no_changed_byte_goes_unseen_or_stops_the_store_from_opening(tmp_path, c
         for value in {sound[place] ^ 1, ord("e"), ord("-")} - {sound[place]}:
             file.write_bytes(sound[:place] + bytes([value]) + sound[place + 1 :])
             try:
-                (report,) = spaces(verify=True, root=tmp_path)
+                (report,) = iter_spaces(verify=True, root=tmp_path)
                 opened = Store(SPACE, root=tmp_path)
                 if not report.damaged and not np.array_equal(opened.read(keys(texts(3))), vectors):
                     unseen.append((place, chr(value)))
@@ -500,7 +508,7 @@ def test_a_sound_space_is_reported_with_its_size_and_description(tmp_path):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(texts(5)), latents(5))
     store.add(keys(texts(5, begin=5)), latents(5))
-    (report,) = spaces(root=tmp_path)
+    (report,) = iter_spaces(root=tmp_path)
     assert report.name == store.folder.name == fingerprint(SPACE)
     assert report.space == SPACE
     assert report.texts == 10
@@ -509,15 +517,15 @@ def test_a_sound_space_is_reported_with_its_size_and_description(tmp_path):
 
 
 def test_an_empty_or_missing_cache_has_no_spaces(tmp_path):
-    assert list(spaces(root=tmp_path)) == []
-    assert list(spaces(root=tmp_path / "none", verify=True)) == []
+    assert list(iter_spaces(root=tmp_path)) == []
+    assert list(iter_spaces(root=tmp_path / "none", verify=True)) == []
 
 
 def test_a_space_that_lost_its_description_is_still_listed_and_still_serves(tmp_path):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a"]), latents(1))
     (store.folder / "space.json").unlink()
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.name, report.damaged) == (store.folder.name, ())
     assert len(Store(SPACE, root=tmp_path)) == 1
 
@@ -536,7 +544,7 @@ def test_old_stray_files_are_removed_and_young_ones_are_left_to_their_owner(name
     yesterday = time.time() - 86_400
     os.utime(old, (yesterday, yesterday))
     assert len(Store(SPACE, root=tmp_path)) == 1
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.texts, report.damaged) == (1, ())
     assert (young.exists(), old.exists()) == (True, False)
 
@@ -545,25 +553,25 @@ def test_one_space_can_be_removed(tmp_path):
     first, second = Store({"n": 1}, root=tmp_path), Store({"n": 2}, root=tmp_path)
     for store in (first, second):
         store.add(keys(["a"]), latents(1))
-    remove(first.folder.name, root=tmp_path)
-    assert [report.name for report in spaces(root=tmp_path)] == [second.folder.name]
+    delete_space(first.folder.name, root=tmp_path)
+    assert [report.name for report in iter_spaces(root=tmp_path)] == [second.folder.name]
 
 
 def test_all_spaces_can_be_removed(tmp_path):
     for number in range(3):
         Store({"n": number}, root=tmp_path).add(keys(["a"]), latents(1))
-    remove("all", root=tmp_path)
-    assert list(spaces(root=tmp_path)) == []
-    remove("all", root=tmp_path)
+    delete_space("all", root=tmp_path)
+    assert list(iter_spaces(root=tmp_path)) == []
+    delete_space("all", root=tmp_path)
 
 
 def test_removing_what_is_not_there_suggests_the_nearest(tmp_path):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a"]), latents(1))
     with pytest.raises(InputError, match=store.folder.name):
-        remove(store.folder.name[:-2], root=tmp_path)
+        delete_space(store.folder.name[:-2], root=tmp_path)
     with pytest.raises(InputError, match="empty"):
-        remove("x", root=tmp_path / "none")
+        delete_space("x", root=tmp_path / "none")
     with pytest.raises(InputError):
-        remove("..", root=tmp_path)
+        delete_space("..", root=tmp_path)
     assert len(Store(SPACE, root=tmp_path)) == 1

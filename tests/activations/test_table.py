@@ -11,9 +11,9 @@ import torch
 from decoder2vec.activations import latent_table as table_module
 from decoder2vec.activations.extract import Extractor, Reader
 from decoder2vec.activations.latent_table import LatentTable
-from decoder2vec.activations.store import Store, covering, space_name, spaces, text_key
+from decoder2vec.activations.store import Store, find_covering_space, iter_spaces, space_name, text_key
 from decoder2vec.config import Reading
-from decoder2vec.errors import InputError, StorageError
+from decoder2vec.errors import EncoderError, StorageError
 from decoder2vec.text.template import Template
 
 PLAIN = Template("{text}")
@@ -69,11 +69,11 @@ def test_latents_are_computed_once(reader, computed):
 def test_some_readings_of_a_table(reader):
     table = LatentTable(reader, TEXTS)
     rows = np.arange(20)
-    part = table.only([2, 0])
+    part = table.select_readings([2, 0])
     assert part.shape == (2, 20, 32)
     assert torch.equal(part.batch(rows), table.batch(rows)[[2, 0]])
     assert table.shape == (3, 20, 32) and table.batch(rows).shape == (3, 20, 32)
-    assert part.fingerprint not in (table.fingerprint, table.only([0, 2]).fingerprint)
+    assert part.fingerprint not in (table.fingerprint, table.select_readings([0, 2]).fingerprint)
 
 
 def test_the_fingerprint_names_the_latents_and_not_the_texts(backbone, reader):
@@ -111,8 +111,8 @@ def test_latents_that_are_not_finite_are_refused_and_the_text_is_named(value, re
     values = table.batch(np.arange(20))
     values[1, 13, 5] = value
     monkeypatch.setattr(table, "_resident", values)
-    for look in (table.moments, table.check):
-        with pytest.raises(InputError, match=r"'Loaf 13 of 169' are not finite; run `d2v doctor`"):
+    for look in (table.moments, table.check_finite):
+        with pytest.raises(EncoderError, match=r"'Loaf 13 of 169' are not finite; run `d2v doctor`"):
             look(np.array([2, 13, 4]))
         look(np.array([2, 12, 4]))
 
@@ -121,9 +121,9 @@ def test_a_table_does_not_hold_what_was_not_asked_for(backbone, monkeypatch):
     """Only rows of a batch are read from the mapped files: the most that is read at once is the batch."""
     asked, real = [], Store.read_into
 
-    def counting(self, out, places, columns):
+    def counting(self, out, positions, columns):
         asked.append(out.size)
-        real(self, out, places, columns)
+        real(self, out, positions, columns)
 
     monkeypatch.setattr(Store, "read_into", counting)
     table = LatentTable(Reader(backbone("tiny-llama"), ALL, PLAIN), [f"Loaf {n}" for n in range(300)])
@@ -174,10 +174,10 @@ def test_of_spaces_that_read_enough_the_one_with_most_of_the_texts_and_fewest_re
     wide = [*SPACE["readings"], [3, "mean", False]]
     filled(SPACE, 4)
     filled({**SPACE, "readings": wide}, 50)
-    assert covering(SPACE, KEYS) == wide
-    assert covering({**SPACE, "readings": wide[::-1]}, KEYS) == wide
+    assert find_covering_space(SPACE, KEYS) == wide
+    assert find_covering_space({**SPACE, "readings": wide[::-1]}, KEYS) == wide
     filled(SPACE, 500)
-    assert covering(SPACE, KEYS) == SPACE["readings"]
+    assert find_covering_space(SPACE, KEYS) == SPACE["readings"]
 
 
 @pytest.mark.parametrize(
@@ -192,19 +192,19 @@ def test_of_spaces_that_read_enough_the_one_with_most_of_the_texts_and_fewest_re
 )
 def test_a_space_of_something_else_covers_nothing(other):
     filled(SPACE)
-    assert covering({**SPACE, **other}, KEYS) is None
+    assert find_covering_space({**SPACE, **other}, KEYS) is None
 
 
 def test_what_the_backbone_is_called_does_not_matter():
     filled(SPACE)
-    assert covering({**SPACE, "backbone": "y"}, KEYS) == SPACE["readings"]
+    assert find_covering_space({**SPACE, "backbone": "y"}, KEYS) == SPACE["readings"]
 
 
 @pytest.mark.parametrize("note", ["", "{", "[]", "3", '{"weights": "abc"}'])
 def test_a_folder_with_an_odd_note_covers_nothing(note, root):
     (root / "odd").mkdir(parents=True)
     (root / "odd" / "space.json").write_text(note)
-    assert covering(SPACE, KEYS) is None
+    assert find_covering_space(SPACE, KEYS) is None
 
 
 def test_rows_of_several_segments_are_read_into_place(root):
@@ -214,9 +214,9 @@ def test_rows_of_several_segments_are_read_into_place(root):
     for begin in (0, 4, 7):
         store.add(keys[begin : begin + 4], values[begin : begin + 4])
     order = [8, 0, 5, 5, 3]
-    places = store.places([keys[n] for n in order])
+    positions = store.positions([keys[n] for n in order])
     out = np.zeros((3, 5, 8), np.float32)
-    store.read_into(out, places, [(2, 0), (0, 1)])
+    store.read_into(out, positions, [(2, 0), (0, 1)])
     expected = store.read([keys[n] for n in order])
     assert (out[2] == expected[:, 0]).all() and (out[0] == expected[:, 1]).all()
     assert (out[1] == 0).all()
@@ -229,7 +229,7 @@ def test_a_folder_that_says_it_holds_another_space_is_refused(note, root):
     (store.folder / "space.json").write_text(note)
     with pytest.raises(StorageError, match="holds latents of another model, template or reading"):
         Store(SPACE)
-    assert [report.texts for report in spaces()] == [0]
+    assert [report.texts for report in iter_spaces()] == [0]
 
 
 def test_a_folder_renamed_to_another_space_is_refused(root):

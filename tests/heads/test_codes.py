@@ -122,25 +122,25 @@ def shapes(module):
 def test_only_some_readings_give_the_codes_they_gave_before(kept, latents):
     net = made(head="each", noise=0.1)
     net.set_statistics(*moments(latents), standardise=True)
-    part = net.only(kept).eval().requires_grad_(False)
+    part = net.select_readings(kept).eval().requires_grad_(False)
     left, right = latents[kept][:, :4], latents[kept][:, 4:]
     np.testing.assert_allclose(
         part.pair_cosines(left, right), net.pair_cosines(latents[:, :4], latents[:, 4:])[:, kept], atol=1e-5
     )
     assert part.spec.head == "sum"
-    torch.testing.assert_close(part.spread, net.spread[kept])
+    torch.testing.assert_close(part.deviation, net.deviation[kept])
 
 
 def test_only_keeps_the_proportions_of_the_weights():
     net = made()
     weights, kept = net.pair.weights(), [4, 0, 3]
-    torch.testing.assert_close(net.only(kept).pair.weights(), weights[kept] / weights[kept].sum())
+    torch.testing.assert_close(net.select_readings(kept).pair.weights(), weights[kept] / weights[kept].sum())
 
 
 def test_changing_the_part_leaves_the_whole_as_it_was(latents):
     net = made()
     before = net(latents)
-    part = net.only([0, 1])
+    part = net.select_readings([0, 1])
     for parameter in part.parameters():
         parameter.data.zero_()
     torch.testing.assert_close(net(latents), before, rtol=0, atol=0)
@@ -185,26 +185,26 @@ def test_standardised_latents_have_mean_0_and_deviation_1_and_constants_stay_fin
     latents[2, :, 3] = 5.0
     net = made()
     net.set_statistics(*moments(latents), standardise=True)
-    clean = net.clean(latents).numpy()
+    clean = net.normalise(latents).numpy()
     np.testing.assert_allclose(clean.mean(axis=1), 0, atol=1e-5)
     expected = np.ones((len(MIXED), DIM))
     expected[2, 3] = 0
     np.testing.assert_allclose(clean.std(axis=1), expected, atol=1e-4)
-    assert np.abs(net.clean(latents + 1).numpy()[2, :, 3]).max() < 10
+    assert np.abs(net.normalise(latents + 1).numpy()[2, :, 3]).max() < 10
 
 
 def test_not_standardised_each_reading_has_size_one_and_its_cosines_stay(latents):
     latents = latents * torch.logspace(-2, 3, len(MIXED))[:, None, None] + 0.5
     net = made()
     net.set_statistics(*moments(latents), standardise=False)
-    clean = net.clean(latents).numpy()
+    clean = net.normalise(latents).numpy()
     np.testing.assert_allclose((clean**2).mean(axis=(1, 2)), 1, rtol=1e-4)
     before, after = unit(latents.numpy()), unit(clean)
     np.testing.assert_allclose(after @ after.transpose(0, 2, 1), before @ before.transpose(0, 2, 1), atol=1e-5)
 
 
 def test_unit_latents_have_unit_length(latents):
-    np.testing.assert_allclose(np.linalg.norm(made(unit=True).clean(latents * 9), axis=-1), 1, atol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(made(unit=True).normalise(latents * 9), axis=-1), 1, atol=1e-6)
 
 
 def test_noise_is_a_part_of_each_dimensions_deviation_and_only_there_in_training():
@@ -240,7 +240,7 @@ def test_shapes_that_cannot_be_are_refused(choices, hint):
 def counted(**choices):
     """Parameters on gpt2-medium's shape; nothing is allocated."""
     with torch.device("meta"):
-        return CodeNet(Freeze(**choices).codes_of([24], 1024)).parameter_count()
+        return CodeNet(Freeze(**choices).codes_of([24], 1024)).count_parameters()
 
 
 @pytest.mark.parametrize(("hidden", "percent"), [(0, 2.7), (512, 4.9), (0.5, 4.9), (640, 6.1)])

@@ -11,7 +11,7 @@ from decoder2vec.errors import UnsupportedError
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead, explain_pair
-from decoder2vec.heads.standardise import Head
+from decoder2vec.heads.standardise import AffineHead
 
 DIM, WIDTHS = 6, (4, 3, 4)
 READINGS = tuple(Reading(layer) for layer in (2, 5, 9))
@@ -94,7 +94,7 @@ def no_head():
 
 
 def affine_head():
-    return Head.fit("standardise", latents(5))
+    return AffineHead.fit("standardise", latents(5))
 
 
 def unified_head():
@@ -107,7 +107,7 @@ def attention_head():
 
 def cut_head():
     head = made()
-    return head.shortened(head(latents(9)), 4)
+    return head.reduce_dim(head(latents(9)), 4)
 
 
 @pytest.mark.parametrize("head", [no_head, affine_head, unified_head, attention_head, cut_head])

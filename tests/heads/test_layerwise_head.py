@@ -58,7 +58,7 @@ def test_a_saved_head_gives_identical_vectors_and_scores(kind, latents, tmp_path
 
 def test_a_saved_cut_gives_identical_vectors(latents, tmp_path):
     head = made()
-    short = head.shortened(head(latents), 4)
+    short = head.reduce_dim(head(latents), 4)
     short.save(tmp_path / "head.safetensors")
     again = LayerwiseHead.load(tmp_path / "head.safetensors")
     np.testing.assert_array_equal(again(latents), short(latents))
@@ -73,7 +73,7 @@ def test_the_digest_changes_with_everything_that_changes_a_vector_or_a_score(lat
     heads[-1].net.pair.logits[1] += 1
     heads.append(made())
     heads[-1].calibration = Calibration((0.0, 1.0), (0.1, 1.0))
-    heads += [made().shortened(made()(latents), dim) for dim in (3, 4)]
+    heads += [made().reduce_dim(made()(latents), dim) for dim in (3, 4)]
     assert len({head.digest() for head in heads}) == len(heads)
     assert made().digest() == made().digest()
 
@@ -135,7 +135,7 @@ def test_under_the_head_sum_the_score_is_the_cosine_of_the_vectors(latents):
     head = made()
     vectors = vectors_of(head, latents).double()
     np.testing.assert_allclose(head.similarity(vectors, vectors), vectors @ vectors.T, atol=1e-6)
-    assert not head.pairwise
+    assert not head.has_pair_similarity
 
 
 @pytest.mark.parametrize("kind", ["sum", "gated", "hidden", "unified", "attention to latents"])
@@ -183,7 +183,7 @@ def cosines(rows):
 
 def test_a_cut_vector_has_nearly_the_cosines_of_the_whole_one():
     head, latents = wide_head()
-    short = head.shortened(head(latents[:200]), 24)
+    short = head.reduce_dim(head(latents[:200]), 24)
     new = latents[200:]
     assert short(new).shape == (100, 24)
     np.testing.assert_allclose(np.linalg.norm(short(new), axis=1), 1, atol=1e-6)
@@ -197,7 +197,7 @@ def test_a_cut_is_that_of_numpys_svd():
     head, latents = wide_head()
     vectors = head(latents)
     _, _, axes = np.linalg.svd(vectors.astype(np.float64), full_matrices=False)
-    short = head.shortened(vectors, 6)(latents)
+    short = head.reduce_dim(vectors, 6)(latents)
     np.testing.assert_allclose(cosines(short), cosines(vectors @ axes[:6].T), atol=1e-4)
 
 
@@ -206,7 +206,7 @@ def test_the_same_cut_twice_is_the_same_and_leaves_the_random_state_alone(latent
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    first, second = (head.shortened(head(latents), 4) for _ in range(2))
+    first, second = (head.reduce_dim(head(latents), 4) for _ in range(2))
     assert torch.equal(torch.rand(1), expected)
     assert first.digest() == second.digest()
 
@@ -216,25 +216,25 @@ def test_a_cut_that_is_none_or_has_too_few_texts_is_refused(dim, texts, latents)
     head = made()
     assert head.dim == 20
     with pytest.raises(InputError, match=f"{dim} dimensions from {texts} texts"):
-        head.shortened(head(latents[:texts]), dim)
+        head.reduce_dim(head(latents[:texts]), dim)
 
 
 def test_cutting_what_is_no_whole_vector_is_refused(latents):
     head = made()
     with pytest.raises(InputError, match="whole vectors of 20 dimensions"):
-        head.shortened(latents, 4)
-    short = head.shortened(head(latents), 6)
+        head.reduce_dim(latents, 4)
+    short = head.reduce_dim(head(latents), 6)
     with pytest.raises(InputError, match="whole vectors of 20 dimensions"):
-        short.shortened(short(latents), 4)
+        short.reduce_dim(short(latents), 4)
 
 
 def test_a_cut_vector_has_no_blocks_to_compare(latents):
     head = made(head="sum")
-    short = head.shortened(head(latents), 4)
+    short = head.reduce_dim(head(latents), 4)
     vectors = vectors_of(short, latents)
-    assert not short.pairwise
+    assert not short.has_pair_similarity
     for compare in (short.similarity, short.similarity_pairwise, short.contributions):
-        with pytest.raises(InputError, match="a cut vector has lost its blocks"):
+        with pytest.raises(InputError, match="a truncated vector has lost its blocks"):
             compare(vectors, vectors)
 
 
@@ -252,7 +252,7 @@ def test_vectors_of_a_wrong_width_are_refused(width, latents):
 @pytest.mark.parametrize("shape", [(5, DIM), (10, DIM), (9, READ + 1)])
 def test_latents_of_a_wrong_width_are_refused(shape):
     """Five rows of one reading are as many numbers as one row of five."""
-    with pytest.raises(InputError, match=f"rows of {READ} numbers, not {shape[1]}"):
+    with pytest.raises(InputError, match=f"rows of {READ} values, .* not {shape[1]}"):
         made()(np.ones(shape, np.float32))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.heads.standardise import HEADS, Head
+from decoder2vec.heads.standardise import AFFINE_HEADS, AffineHead
 
 
 @pytest.fixture
@@ -24,14 +24,14 @@ def same(found, expected, tolerance=1e-4):
 
 def test_standardise_gives_every_dimension_mean_zero_and_deviation_one(vectors):
     data = vectors.astype(np.float64)
-    found = Head.fit("standardise", vectors)(vectors)
+    found = AffineHead.fit("standardise", vectors)(vectors)
     assert found.dtype == np.float32
     same(found, (data - data.mean(axis=0)) / data.std(axis=0))
 
 
 def test_standardise_leaves_a_constant_dimension_at_zero(vectors):
     vectors[:, 4] = 0.1
-    head = Head.fit("standardise", vectors)
+    head = AffineHead.fit("standardise", vectors)
     assert (head(vectors)[:, 4] == 0).all()
     new = vectors[:1].copy()
     new[0, 4] = 0.6
@@ -40,11 +40,11 @@ def test_standardise_leaves_a_constant_dimension_at_zero(vectors):
 
 def test_standardise_uses_what_it_was_fitted_on_for_new_vectors(vectors):
     old, new = vectors[:200].astype(np.float64), vectors[200:]
-    same(Head.fit("standardise", vectors[:200])(new), (new - old.mean(axis=0)) / old.std(axis=0))
+    same(AffineHead.fit("standardise", vectors[:200])(new), (new - old.mean(axis=0)) / old.std(axis=0))
 
 
 def test_whitened_dimensions_are_uncorrelated_with_unit_variance(vectors):
-    found = Head.fit("whiten", vectors)(vectors).astype(np.float64)
+    found = AffineHead.fit("whiten", vectors)(vectors).astype(np.float64)
     np.testing.assert_allclose(np.cov(found, rowvar=False, bias=True), np.eye(12), atol=1e-3)
     np.testing.assert_allclose(found.mean(axis=0), 0, atol=1e-3)
 
@@ -52,13 +52,13 @@ def test_whitened_dimensions_are_uncorrelated_with_unit_variance(vectors):
 def test_whitening_equals_numpys_svd_up_to_a_rotation(vectors):
     centred = vectors.astype(np.float64) - vectors.astype(np.float64).mean(axis=0)
     left, _, _ = np.linalg.svd(centred, full_matrices=False)
-    found = Head.fit("whiten", vectors)(vectors).astype(np.float64)
+    found = AffineHead.fit("whiten", vectors)(vectors).astype(np.float64)
     same(found @ found.T, left @ left.T * len(vectors), tolerance=1e-3)
 
 
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_whitening_fewer_texts_than_dimensions_keeps_the_directions_there_are(vectors, count):
-    head = Head.fit("whiten", vectors[:count])
+    head = AffineHead.fit("whiten", vectors[:count])
     assert head.dim == count - 1
     found = head(vectors[:count]).astype(np.float64)
     np.testing.assert_allclose(found.T @ found / count, np.eye(head.dim), atol=1e-3)
@@ -66,7 +66,7 @@ def test_whitening_fewer_texts_than_dimensions_keeps_the_directions_there_are(ve
 
 def test_whitening_drops_a_constant_dimension(vectors):
     vectors[:, 4] = 0.1
-    head = Head.fit("whiten", vectors)
+    head = AffineHead.fit("whiten", vectors)
     assert head.dim == 11
     assert np.isfinite(head(vectors)).all()
 
@@ -77,48 +77,48 @@ def test_remove_top_projects_the_strongest_directions_out(width, count):
     vectors = (rng.normal(size=(400, width)) * np.linspace(1, 9, width) + 2).astype(np.float32)
     centred = vectors.astype(np.float64) - vectors.astype(np.float64).mean(axis=0)
     _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    head = Head.fit("remove_top", vectors)
+    head = AffineHead.fit("remove_top", vectors)
     assert head.dim == width
     same(head(vectors), centred - centred @ axes[:count].T @ axes[:count])
 
 
 @pytest.mark.parametrize("kind", ["standardise", "whiten", "remove_top"])
 def test_a_saved_head_gives_identical_vectors(kind, vectors, tmp_path):
-    head = Head.fit(kind, vectors)
+    head = AffineHead.fit(kind, vectors)
     head.save(tmp_path / "head.safetensors")
-    again = Head.load(tmp_path / "head.safetensors", kind)
+    again = AffineHead.load(tmp_path / "head.safetensors", kind)
     np.testing.assert_array_equal(again(vectors), head(vectors))
     assert (again.kind, again.dim, again.digest()) == (kind, head.dim, head.digest())
 
 
 def test_the_digest_tells_heads_apart(vectors):
-    heads = [Head.fit(kind, part) for kind in HEADS for part in (vectors, vectors[:299])]
+    heads = [AffineHead.fit(kind, part) for kind in AFFINE_HEADS for part in (vectors, vectors[:299])]
     assert len({head.digest() for head in heads}) == len(heads)
-    assert Head.fit("whiten", vectors).digest() == Head.fit("whiten", vectors.copy()).digest()
+    assert AffineHead.fit("whiten", vectors).digest() == AffineHead.fit("whiten", vectors.copy()).digest()
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", AFFINE_HEADS)
 @pytest.mark.parametrize("count", [0, 1])
 def test_fewer_than_two_texts_are_refused(kind, count, vectors):
     with pytest.raises(InputError, match=f"at least 2 different texts .* not {count}"):
-        Head.fit(kind, vectors[:count])
+        AffineHead.fit(kind, vectors[:count])
 
 
 def test_whitening_vectors_that_are_all_the_same_is_refused(vectors):
     """Which is what `cls` gives behind a BOS token: no direction is left, and no dimension."""
     with pytest.raises(InputError):
-        Head.fit("whiten", np.repeat(vectors[:1], 5, axis=0))
+        AffineHead.fit("whiten", np.repeat(vectors[:1], 5, axis=0))
 
 
 def test_an_unknown_head_suggests_the_nearest(vectors):
     with pytest.raises(InputError, match="standardise"):
-        Head.fit("standardize", vectors)
+        AffineHead.fit("standardize", vectors)
 
 
 def test_the_vectors_given_are_not_changed(vectors):
     before = vectors.copy()
-    for kind in HEADS:
-        Head.fit(kind, vectors)(vectors)
+    for kind in AFFINE_HEADS:
+        AffineHead.fit(kind, vectors)(vectors)
     np.testing.assert_array_equal(vectors, before)
 
 
@@ -126,6 +126,6 @@ def test_a_dimension_that_varies_by_rounding_alone_is_not_blown_up():
     vectors = np.random.default_rng(0).normal(size=(50, 3))
     vectors[:, 1] = 0.1
     vectors[::2, 1] = np.nextafter(0.1, 1)
-    head = Head.fit("standardise", vectors)
+    head = AffineHead.fit("standardise", vectors)
     assert head.map[1] == 1
     np.testing.assert_allclose(head.map[[0, 2]], 1 / vectors[:, [0, 2]].std(axis=0), rtol=1e-6)

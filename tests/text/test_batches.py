@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.tokens import Prompt
 
 PROMPTS = [Prompt([5, 6, 7, 8], 1, 4), Prompt([9], 0, 1), Prompt([2, 0, 2], 2, 3)]
@@ -56,7 +56,7 @@ def test_moving_a_batch_keeps_everything():
 @pytest.mark.parametrize("count", [0, 1, 7, 2_500])
 def test_every_row_is_in_exactly_one_batch_and_no_batch_is_over_budget(count, budget):
     lengths = realistic_lengths(count)
-    batches = list(plan(lengths, budget))
+    batches = list(plan_batches(lengths, budget))
     assert sorted(row for batch in batches for row in batch) == list(range(count))
     for batch in batches:
         area = len(batch) * max(lengths[row] for row in batch)
@@ -65,23 +65,23 @@ def test_every_row_is_in_exactly_one_batch_and_no_batch_is_over_budget(count, bu
 
 def test_the_longest_texts_come_first():
     lengths = realistic_lengths(2_500)
-    order = [lengths[row] for batch in plan(lengths, 2_048) for row in batch]
+    order = [lengths[row] for batch in plan_batches(lengths, 2_048) for row in batch]
     assert order == sorted(lengths, reverse=True)
 
 
 def test_texts_of_one_length_keep_their_order():
-    assert [row for batch in plan([3] * 100, 30) for row in batch] == list(range(100))
+    assert [row for batch in plan_batches([3] * 100, 30) for row in batch] == list(range(100))
 
 
 @pytest.mark.parametrize("count", [2_000, 4_000, 16_384])
 @pytest.mark.parametrize("seed", range(5))
 def test_at_most_three_percent_of_a_realistic_mix_is_padding(count, seed):
     lengths = realistic_lengths(count, seed)
-    computed = sum(len(batch) * max(lengths[row] for row in batch) for batch in plan(lengths, 2_048))
+    computed = sum(len(batch) * max(lengths[row] for row in batch) for batch in plan_batches(lengths, 2_048))
     assert 1 - sum(lengths) / computed <= 0.03
 
 
 def test_batches_are_large_enough_to_be_worth_a_call():
     lengths = realistic_lengths(4_000)
-    batches = list(plan(lengths, 2_048))
+    batches = list(plan_batches(lengths, 2_048))
     assert len(batches) <= 3 * sum(lengths) / 2_048

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.text.augmentation import AUGMENTATIONS, augmented_pairs
+from decoder2vec.text.augmentation import AUGMENTATIONS, augment_pairs
 from decoder2vec.text.files import ScoredPairs
 
 TRAIN = ScoredPairs(
@@ -18,7 +18,7 @@ SCALE = (0.0, 5.0)
 
 def added(*changes, seed=0):
     """The pairs behind the training pairs, which must be as they were."""
-    found = augmented_pairs(TRAIN, changes, SCALE, seed)
+    found = augment_pairs(TRAIN, changes, SCALE, seed)
     assert (found.left[:4], found.right[:4], found.scores[:4]) == (TRAIN.left, TRAIN.right, TRAIN.scores)
     assert found.name == "train"
     return list(zip(found.left, found.right, found.scores, strict=True))[4:]
@@ -31,7 +31,7 @@ def test_no_change_adds_nothing_and_leaves_the_pairs_alone():
 
 def test_identical_pairs_have_the_highest_score_of_the_scale():
     assert added("identical") == [(text, text, 5.0) for text in TRAIN.texts()]
-    assert augmented_pairs(TRAIN, ("identical",), (0.0, 10.0)).scores[-1] == 10.0
+    assert augment_pairs(TRAIN, ("identical",), (0.0, 10.0)).scores[-1] == 10.0
 
 
 def test_punctuation_pairs_differ_by_the_full_stop_alone():

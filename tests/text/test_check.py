@@ -7,7 +7,7 @@ import json
 import pytest
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.text.data_check import Shared, check_file, shared_with
+from decoder2vec.text.data_check import Overlap, check_file, measure_overlap
 from decoder2vec.text.files import read_data_file
 
 
@@ -23,7 +23,7 @@ def read(tmp_path):
 def test_scored_pairs(read):
     found = check_file(read("d.tsv", "sentence1\tsentence2\tscore\na\tbbb\t1\na\tbbb\t1\na\tbbb\t4.5\n \tcc\t2\n"))
     assert (found.kind, found.columns, found.rows) == ("scored pairs", ("sentence1", "sentence2", "score"), 4)
-    assert (found.texts, found.different) == (8, 4)
+    assert (found.texts, found.unique_texts) == (8, 4)
     assert (found.empty, found.duplicates) == (1, 1), "another score is another row"
     assert found.scores == (1.0, 4.5) and found.classes == {}
 
@@ -58,7 +58,7 @@ def test_records_without_a_positive_lack_a_text(read):
 
 def test_triplets_may_lack_a_negative(read):
     found = check_file(read("d.tsv", "anchor\tpositive\tnegative\na\tb\tc\na\tb\t\n"))
-    assert (found.kind, found.texts, found.different, found.empty) == ("triplets", 5, 3, 0)
+    assert (found.kind, found.texts, found.unique_texts, found.empty) == ("triplets", 5, 3, 0)
 
 
 EVALUATION = "sentence1\tsentence2\tscore\nA dog.\tA cat.\t1\nA cat.\tA dog.\t1\nRain.\tSnow.\t2\nSun.\tMoon.\t3\n"
@@ -66,15 +66,15 @@ EVALUATION = "sentence1\tsentence2\tscore\nA dog.\tA cat.\t1\nA cat.\tA dog.\t1\
 
 def test_pairs_are_found_in_either_order_and_however_written(read):
     own = read("own.tsv", "anchor\tpositive\tnegative\na  CAT.\ta dog.\tRain.\nsun.\tA dog.\tMOON.\n")
-    assert shared_with(own, read("eval.tsv", EVALUATION)) == Shared(2, 3, 5, 6), "a negative makes a pair as well"
+    assert measure_overlap(own, read("eval.tsv", EVALUATION)) == Overlap(2, 3, 5, 6), "a negative makes a pair as well"
 
 
 def test_single_texts_share_texts_but_no_pairs(read):
     own, evaluation = read("own.txt", "Rain.\nrain.\nFog.\n"), read("eval.tsv", EVALUATION)
-    assert shared_with(own, evaluation) == Shared(0, 3, 1, 6)
-    assert shared_with(evaluation, own) == Shared(0, 0, 1, 2)
+    assert measure_overlap(own, evaluation) == Overlap(0, 3, 1, 6)
+    assert measure_overlap(evaluation, own) == Overlap(0, 0, 1, 2)
 
 
 def test_a_file_shares_all_with_itself(read):
     evaluation = read("eval.tsv", EVALUATION)
-    assert shared_with(evaluation, evaluation) == Shared(3, 3, 6, 6)
+    assert measure_overlap(evaluation, evaluation) == Overlap(3, 3, 6, 6)

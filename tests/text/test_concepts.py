@@ -13,26 +13,26 @@ from collections import Counter
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.text.concepts import ConceptGraph, ConceptSet, Frequency, concept_name, count_concepts, word_runs
+from decoder2vec.text.concepts import ConceptGraph, ConceptSet, Frequency, count_concepts, normalise_concept, word_runs
 
 WORDS = ["cell", "cells", "gene", "of", "the", "heart", "attack", "x", "a1", "don't", "alzheimer's"]
 
 
-def some_texts(rng, count, words=WORDS, longest=30):
+def some_texts(rng, count, words=WORDS, max_words=30):
     """Texts with all that parts words, or does not."""
     signs = [" "] * 8 + ["  ", "\n", "-", "-", ". ", ", ", " (", ") ", " - ", "/"]
     cases = (str, str.upper, str.title)
     return [
-        "".join(rng.choice(cases)(rng.choice(words)) + rng.choice(signs) for _ in range(rng.randrange(longest)))
+        "".join(rng.choice(cases)(rng.choice(words)) + rng.choice(signs) for _ in range(rng.randrange(max_words)))
         for _ in range(count)
     ]
 
 
-def naive_counts(texts, longest):
+def naive_counts(texts, max_words):
     """One regular expression for each length, tried at every character."""
     word, found = r"[a-z0-9]+(?:'[a-z0-9]+)*", Counter()
     for text in texts:
-        for more in range(longest):
+        for more in range(max_words):
             phrase = rf"(?<![a-z0-9])(?<![a-z0-9]')(?=({word}(?:(?:\s+|-){word}){{{more}}})(?![a-z0-9]|'[a-z0-9]))"
             for match in re.finditer(phrase, text.lower()):
                 found[re.sub(r"\s+|-", " ", match.group(1))] += 1
@@ -84,14 +84,14 @@ def test_the_plain_form_of_a_word_is_its_own_plain_form():
     """Else a concept would change when it is written and read, and be found no more."""
     for sign in map(chr, range(sys.maxunicode + 1)):
         if sign.isalnum() and (sign != sign.lower() or not unicodedata.is_normalized("NFC", sign)):
-            plain = concept_name(sign)
-            assert plain is not None and concept_name(plain) == plain, hex(ord(sign))
+            plain = normalise_concept(sign)
+            assert plain is not None and normalise_concept(plain) == plain, hex(ord(sign))
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_counts_are_those_of_a_naive_counter(seed):
     texts = some_texts(random.Random(seed), 20)
-    counted = count_concepts(texts, longest=4)
+    counted = count_concepts(texts, max_words=4)
     assert counted.counts == naive_counts(texts, 4)
     assert counted.words == sum(naive_counts(texts, 1).values()) > 0
 
@@ -99,7 +99,7 @@ def test_counts_are_those_of_a_naive_counter(seed):
 def test_counting_among_some_gives_the_same_counts_of_those():
     texts = some_texts(random.Random(0), 50)
     whole, some = count_concepts(texts, 3), {"cell", "gene of", "heart attack", "not there", "of the cell gene"}
-    part = count_concepts(iter(texts), 3, among=some)
+    part = count_concepts(iter(texts), 3, vocabulary=some)
     assert part.words == whole.words
     assert part.counts == {name: whole.counts[name] for name in some if whole.counts[name]}
 
@@ -110,10 +110,10 @@ def test_a_corpus_of_nothing_counts_nothing():
 
 
 def test_what_cannot_be_counted_is_refused():
-    with pytest.raises(InputError, match="many texts, not one string"):
+    with pytest.raises(InputError, match="list of texts, not one string"):
         count_concepts("cell by cell")
     with pytest.raises(InputError, match="1 or more"):
-        count_concepts(["cell"], longest=0)
+        count_concepts(["cell"], max_words=0)
 
 
 # Choosing with a graph
@@ -141,44 +141,44 @@ def test_the_five_steps_give_what_they_give_by_hand(seed):
 
     made = {"frequency": frequency, "seeds": seeds, "hops": hops}
     if wanted:
-        built = ConceptSet.build(iter(domain), iter(general), ConceptGraph.from_edges(edges), **made)
+        built = ConceptSet.from_graph(iter(domain), iter(general), ConceptGraph.from_edges(edges), **made)
         assert built.concepts == wanted
         assert [built.notes[name] for name in ("domain_words", "general_words", "reached")] == [*sizes, len(reached)]
     else:
         with pytest.raises(InputError):
-            ConceptSet.build(domain, general, ConceptGraph.from_edges(edges), **made)
+            ConceptSet.from_graph(domain, general, ConceptGraph.from_edges(edges), **made)
 
 
 HUB = [("the", f"n{number}") for number in range(9)] + [("cell", "wall"), ("cell", "gene"), ("gene", "dna")]
 
 
-def build(domain, general=("other words",), edges=HUB, **choice):
+def from_graph(domain, general=("other words",), edges=HUB, **choice):
     made = {"frequency": 1, "seeds": 1, "hops": 0, **choice}
-    return ConceptSet.build(domain, general, ConceptGraph.from_edges(edges), **made)
+    return ConceptSet.from_graph(domain, general, ConceptGraph.from_edges(edges), **made)
 
 
 def test_the_frequent_are_ranked_not_the_ranked_filtered():
     """By degree alone "the" would be the one seed, and fall at the frequency: nothing would be left."""
-    assert build(["cell cell cell the gene gene"]).concepts == {"cell"}
+    assert from_graph(["cell cell cell the gene gene"]).concepts == {"cell"}
 
 
 def test_of_seeds_with_as_many_neighbours_the_first_by_name_is_taken():
     edges = [("b", "z"), ("a", "y"), ("c", "x")]
-    assert build(["c c b b a a"], edges=edges).concepts == {"a"}
-    assert build(["c c b b a a"], edges=edges[::-1], seeds=2).concepts == {"a", "b"}
+    assert from_graph(["c c b b a a"], edges=edges).concepts == {"a"}
+    assert from_graph(["c c b b a a"], edges=edges[::-1], seeds=2).concepts == {"a", "b"}
 
 
 def test_hops_bring_rare_neighbours_and_the_missing_stay_out():
     domain = ["cell cell cell gene dna"]
-    assert build(domain, hops=0).concepts == {"cell"}
-    assert build(domain, hops=1).concepts == {"cell", "gene"}, "wall is a neighbour but never occurs"
-    assert build(domain, hops=2).concepts == {"cell", "gene", "dna"}
+    assert from_graph(domain, hops=0).concepts == {"cell"}
+    assert from_graph(domain, hops=1).concepts == {"cell", "gene"}, "wall is a neighbour but never occurs"
+    assert from_graph(domain, hops=2).concepts == {"cell", "gene", "dna"}
 
 
 def test_the_frequency_must_be_exceeded():
-    assert build(["cell cell cell"], frequency=2).concepts == {"cell"}
+    assert from_graph(["cell cell cell"], frequency=2).concepts == {"cell"}
     with pytest.raises(InputError, match="more than 3 times"):
-        build(["cell cell cell"], frequency=3)
+        from_graph(["cell cell cell"], frequency=3)
 
 
 def test_what_is_known_depends_on_the_sizes_of_the_corpora():
@@ -186,13 +186,13 @@ def test_what_is_known_depends_on_the_sizes_of_the_corpora():
     domain, common, rare = ["cell gene"] * 6, ["cell"] * 9, ["cell"] * 8 + ["gene"]
     filled = [texts + ["word"] * 15 for texts in (common, rare)]
     choice = {"frequency": 4, "seeds": 9, "hops": 0}
-    assert build(domain, filled[0], **choice).concepts == {"gene"}, "9 > 4 * 24 / 12"
-    assert build(domain, filled[1], **choice).concepts == {"cell", "gene"}, "8 is not more than 8"
+    assert from_graph(domain, filled[0], **choice).concepts == {"gene"}, "9 > 4 * 24 / 12"
+    assert from_graph(domain, filled[1], **choice).concepts == {"cell", "gene"}, "8 is not more than 8"
     strict = {**choice, "frequency": Frequency(4, general_share=1 / 3)}
-    assert build(domain, ["cell"], **strict).concepts == {"cell", "gene"}
-    assert build(domain, ["cell cell"], **strict).concepts == {"gene"}, "2 > 4 / 3"
+    assert from_graph(domain, ["cell"], **strict).concepts == {"cell", "gene"}
+    assert from_graph(domain, ["cell cell"], **strict).concepts == {"gene"}, "2 > 4 / 3"
     stricter = {**choice, "frequency": Frequency(4, general_share=0.25)}
-    assert build(domain, ["cell", "gene gene"], **stricter).concepts == {"cell"}, "2 > 1"
+    assert from_graph(domain, ["cell", "gene gene"], **stricter).concepts == {"cell"}, "2 > 1"
 
 
 def test_a_rate_is_a_count_that_grows_with_the_corpus():
@@ -200,10 +200,10 @@ def test_a_rate_is_a_count_that_grows_with_the_corpus():
     for times in (1, 50):
         for rate, wanted in ((700_000, {"cell"}), (240_000, {"cell", "gene"})):
             choice = {"frequency": Frequency(per_million=rate), "seeds": 9}
-            assert build(domain * times, **choice).concepts == wanted
-    assert Frequency(per_million=150).in_domain(2_000_000) == 300
-    assert Frequency(200_000).in_general(3_000, 1_000) == pytest.approx(200_000 / 3)
-    assert all(Frequency(size).in_general(size, 1) == 1 for size in range(1, 1000)), "rounding throws nothing out"
+            assert from_graph(domain * times, **choice).concepts == wanted
+    assert Frequency(per_million=150).domain_count(2_000_000) == 300
+    assert Frequency(200_000).general_count(3_000, 1_000) == pytest.approx(200_000 / 3)
+    assert all(Frequency(size).general_count(size, 1) == 1 for size in range(1, 1000)), "rounding throws nothing out"
 
 
 @pytest.mark.parametrize(
@@ -218,8 +218,8 @@ def test_a_frequency_that_makes_no_sense_is_refused(wrong):
 @pytest.mark.parametrize(
     ("domain", "general", "choice", "message"),
     [
-        ([], ["word"], {}, "The texts of the field hold no word"),
-        (["cell cell"], [" "], {}, "The texts of the general language hold no word"),
+        ([], ["word"], {}, "The domain corpus contains no words"),
+        (["cell cell"], [" "], {}, "The general corpus contains no words"),
         (["no such thing"], ["word"], {}, "No concept of the graph occurs in the domain's 3 words; take a graph"),
         (["cell"] * 9, ["x"], {"frequency": 200_000}, "200,000 times in the domain's 9 words .*'cell', has 9.*lower"),
         (["cell"] * 9, ["cell"] * 9, {"frequency": 2}, "1 concepts reached .* more than 2 times .* 9 words; raise"),
@@ -230,7 +230,7 @@ def test_a_frequency_that_makes_no_sense_is_refused(wrong):
 )
 def test_an_empty_set_says_why_and_what_to_do(domain, general, choice, message):
     with pytest.raises(InputError, match=message):
-        build(domain, general, **choice)
+        from_graph(domain, general, **choice)
 
 
 # Choosing by ratio
@@ -251,7 +251,7 @@ def test_the_top_by_log_ratio(seed):
     able = [name for name in able if ours[name] / sizes[0] > theirs[name] / sizes[1]]
     ranked = sorted(able, key=lambda name: (-round(ratio(name), 9), -ours[name], name))
     for top in (1, 5, 20, 10_000):
-        made = ConceptSet.from_log_ratio(iter(domain), iter(general), top=top, least=3, longest=3)
+        made = ConceptSet.from_log_ratio(iter(domain), iter(general), top=top, min_count=3, max_words=3)
         assert made.concepts == set(ranked[:top])
         assert made.notes["special"] == len(ranked)
 
@@ -259,22 +259,22 @@ def test_the_top_by_log_ratio(seed):
 def test_common_words_numbers_and_letters_are_no_concepts():
     domain = ["the cell has 22 walls and a wall", "the cell has 22 p 7 genes and a gene"] * 5
     general = ["the man has a hat and a coat and the dog has a bone"] * 5
-    made = ConceptSet.from_log_ratio(domain, general, top=1000, longest=1)
+    made = ConceptSet.from_log_ratio(domain, general, top=1000, max_words=1)
     assert made.concepts == {"cell", "walls", "wall", "genes", "gene"}
-    longer = ConceptSet.from_log_ratio(domain, general, top=1000, longest=2).concepts
+    longer = ConceptSet.from_log_ratio(domain, general, top=1000, max_words=2).concepts
     assert "p 7" not in longer and "22 p" not in longer and "22 walls" in longer
 
 
 @pytest.mark.parametrize(
     ("domain", "general", "choice", "message"),
     [
-        ([], ["word"], {}, "The texts of the field hold no word"),
-        (["cell"] * 5, [], {}, "The texts of the general language hold no word"),
-        (["cell"] * 4, ["word"], {}, "No phrase occurs 5 times in the domain's 4 words; ask for fewer"),
+        ([], ["word"], {}, "The domain corpus contains no words"),
+        (["cell"] * 5, [], {}, "The general corpus contains no words"),
+        (["cell"] * 4, ["word"], {}, "No phrase occurs 5 times in the domain's 4 words; lower the minimum"),
         (["7 a"] * 9, ["word"], {}, "No phrase occurs 5 times"),
         (["cell"] * 9, ["cell"], {}, "Nothing is more frequent in the domain"),
         (["cell"] * 9, ["word"], {"top": 0}, "top = 0 is too small"),
-        (["cell"] * 9, ["word"], {"least": 0}, "least = 0 is too small"),
+        (["cell"] * 9, ["word"], {"min_count": 0}, r"min_count \(--least\) = 0 is too small"),
     ],
 )
 def test_no_ratio_without_something_to_divide(domain, general, choice, message):
@@ -304,7 +304,7 @@ def test_a_file_made_by_hand_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "error", "message"),
     [
-        ("\n \n", InputError, "holds no concept; write one a line"),
+        ("\n \n", DataFileError, "holds no concept; write one per line"),
         ("gene\nc++\n", DataFileError, "line 2: 'c\\+\\+' is not made of words"),
         ("gene, cell\n", DataFileError, "line 1: 'gene, cell' is not"),
     ],
@@ -316,7 +316,7 @@ def test_a_file_without_usable_concepts_is_one_sentence(content, error, message,
 
 
 def test_a_set_holds_something_that_can_be_found():
-    with pytest.raises(InputError, match="one concept or more"):
+    with pytest.raises(InputError, match="at least one concept"):
         of()
     for odd in ("", "c++", "gene.", "a, b"):
         with pytest.raises(InputError, match="would never be found"):

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from decoder2vec.errors import DataFileError
+from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.files import ScoredPairs, read_pairs, read_texts
 
 ROWS = [
@@ -349,7 +349,7 @@ def test_pairs_are_not_read_from_plain_lines(tmp_path):
 
 
 def test_three_column_names_are_wanted(tmp_path):
-    with pytest.raises(DataFileError, match="three column names"):
+    with pytest.raises(InputError, match="three column names"):
         read_pairs(save(tmp_path, "p.tsv", as_tsv(ROWS)), ("a", "b"))
 
 
@@ -388,5 +388,5 @@ def test_a_limit_of_one_takes_one_pair(hundred):
 
 @pytest.mark.parametrize("limit", [0, -3])
 def test_a_limit_that_leaves_nothing_is_refused(hundred, limit):
-    with pytest.raises(DataFileError):
+    with pytest.raises(InputError):
         read_pairs(hundred, limit=limit)

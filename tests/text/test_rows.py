@@ -46,7 +46,7 @@ def test_the_columns_say_the_kind(name, content, kind, row, tmp_path):
 
 def test_a_negative_may_be_missing(tmp_path):
     file = save(tmp_path, "d.tsv", "anchor\tpositive\tnegative_1\tnegative_2\na\tb\t\td\ne\tf\ng\th\ti\n")
-    assert [row.against for row in read_data_file(file).rows] == [("d",), (), ("i",)]
+    assert [row.negatives for row in read_data_file(file).rows] == [("d",), (), ("i",)]
     records = {"anchor": "a", "positive": "b"}, {"anchor": "c", "positive": "d", "negative": "n"}
     file = save(tmp_path, "d.jsonl", lines(*records))
     assert read_data_file(file).columns == ("anchor", "positive", "negative")

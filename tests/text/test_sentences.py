@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.text.sentences import sentence_spans, sentences
+from decoder2vec.text.sentences import sentence_spans, split_sentences
 
 CASES = {
     "One. Two! Three? Four": ["One.", "Two!", "Three?", "Four"],
@@ -21,7 +21,7 @@ CASES = {
 
 @pytest.mark.parametrize("text", CASES)
 def test_sentences_are_what_a_reader_sees(text):
-    assert sentences(text) == CASES[text]
+    assert split_sentences(text) == CASES[text]
 
 
 def test_spans_point_into_the_text():

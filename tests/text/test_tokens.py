@@ -172,8 +172,8 @@ def test_every_chunk_stands_in_the_whole_template(backbone):
 
 def test_chunks_know_their_text(backbone):
     found = Tokeniser(backbone("tiny-gpt2"), Template.of("plain"), 64, "chunk")(["one", LONG, "two", LONG, "three"])
-    count = found.owners.count(1)
-    assert found.owners == [0] + [1] * count + [2] + [3] * count + [4]
+    count = found.text_indices.count(1)
+    assert found.text_indices == [0] + [1] * count + [2] + [3] * count + [4]
     assert found.overlong == [1, 3]
 
 
