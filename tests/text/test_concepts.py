@@ -48,7 +48,7 @@ def matches(concepts, text):
     return [text[begin:end] for begin, end in concepts.find(text)]
 
 
-# --- words and counts ------------------------------------------------------------------------------------------------
+# --- words and counts -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_invalid_corpus_or_max_words_is_refused():
         count_concepts(["cell"], max_words=0)
 
 
-# --- graphs -----------------------------------------------------------------------------------------------------------
+# --- graphs ---------------------------------------------------------------------------------------------------------
 
 
 def random_edges(rng, nodes=40, edges=50):
@@ -201,7 +201,7 @@ def test_graph_of_another_language_is_read(tmp_path):
     assert set(ConceptGraph.read(tmp_path / "g.tsv", language="de").neighbours) == {"herz", "blut"}
 
 
-# --- selection with a graph ------------------------------------------------------------------------------------------
+# --- selection with a graph -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -320,7 +320,7 @@ def test_empty_graph_selection_explains_why(domain, general, choice, message):
         from_graph(domain, general, **choice)
 
 
-# --- selection by log ratio ------------------------------------------------------------------------------------------
+# --- selection by log ratio -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -369,7 +369,7 @@ def test_empty_log_ratio_selection_explains_why(domain, general, choice, message
         ConceptSet.from_log_ratio(domain, general, **{"top": 10, **choice})
 
 
-# --- files -----------------------------------------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------------------------
 
 
 def test_set_is_written_sorted_and_read_back(tmp_path):
@@ -417,7 +417,7 @@ def test_sets_compare_by_concepts_and_can_be_pickled():
     assert pickle.loads(pickle.dumps(first)).find("a cell wall") == [(2, 11)]
 
 
-# --- search ----------------------------------------------------------------------------------------------------------
+# --- search ---------------------------------------------------------------------------------------------------------
 
 
 def brute_force(concepts, text):

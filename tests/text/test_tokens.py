@@ -282,7 +282,7 @@ def test_random_scripts_are_chunked_without_loss(backbone):
         assert "".join(decode(model, prompt.ids) for prompt in tokenised.prompts) == text
 
 
-# --- tokens of spans --------------------------------------------------------------------------------------------------
+# --- tokens of spans ------------------------------------------------------------------------------------------------
 
 TOKENIZERS = ("no BOS", "own BOS", "BOS to add", "EOS behind", "BOS to add, EOS behind")
 
