@@ -211,9 +211,9 @@ def test_truncated_texts_are_counted_and_warned_about(backbone, caplog):
     extractor = Extractor(backbone("tiny-gpt2"), READINGS, max_length=32)
     extractor(["a", LONG, "b", LONG + "!"])
     assert extractor.stats.overlong == 2
-    assert re.search(r"2 text\(s\) over 32 tokens were cut \(number 1, 3\); raise max_length", caplog.text)
+    assert re.search(r"2 text\(s\) over 32 tokens were truncated \(index 1, 3\); raise max_length", caplog.text)
     Extractor(backbone("tiny-gpt2"), READINGS)([LONG * 9])
-    assert re.search(r"1 text\(s\) over 256 tokens were cut \(number 0\); the model takes no more", caplog.text)
+    assert re.search(r"1 text\(s\) over 256 tokens were truncated \(index 0\); the model takes no more", caplog.text)
 
 
 def test_no_warning_without_truncation(backbone, caplog):
@@ -226,7 +226,7 @@ def test_no_warning_without_truncation(backbone, caplog):
 
 def test_truncation_warning_counts_duplicates(backbone, caplog):
     Extractor(backbone("tiny-gpt2"), READINGS, max_length=32)(["a", "a", "a", LONG])
-    assert "(number 3)" in caplog.text
+    assert "(index 3)" in caplog.text
 
 
 def test_overflow_error_counts_duplicates(backbone):

@@ -409,7 +409,7 @@ def _warn_truncated(indices: list[int], extractor: Extractor) -> None:
     limit = extractor.max_length
     hint = "the model takes no more" if limit == extractor.backbone.context_length else "raise max_length"
     log.warning(
-        "%d text(s) over %d tokens were cut (number %s); %s, or set on_overflow='chunk'.",
+        "%d text(s) over %d tokens were truncated (index %s); %s, or set on_overflow='chunk'.",
         len(indices),
         limit,
         shown,

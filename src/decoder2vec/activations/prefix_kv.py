@@ -38,7 +38,7 @@ KeysValuesLookup = Callable[[Sequence[int]], "CachedKeysValues"]
 
 @dataclass(frozen=True)
 class CachedKeysValues:
-    """Keys and values of some texts, padded on the left, so that the tokens that follow are next to the last one."""
+    """Keys and values of some texts, padded on the left, so that new tokens directly follow each text."""
 
     layers: list[KeysValues]
     lengths: Tensor

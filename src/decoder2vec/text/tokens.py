@@ -175,9 +175,9 @@ def token_positions(
     encodings = _plain_backend(backbone).encode_batch(list(texts))
     positions: list[list[list[int]]] = []
     for text, prompt, encoding in zip(texts, prompts, encodings, strict=True):
-        offsets, kept = encoding.offsets, _common_prefix(prompt.ids[shift:], encoding.ids)
-        cut_at = min((begin for begin, end in offsets[kept:] if begin < end), default=len(text))
-        by_character = _tokens_by_character(len(text), offsets[:kept], shift)
+        offsets, n_kept = encoding.offsets, _common_prefix(prompt.ids[shift:], encoding.ids)
+        cut_at = min((begin for begin, end in offsets[n_kept:] if begin < end), default=len(text))
+        by_character = _tokens_by_character(len(text), offsets[:n_kept], shift)
         positions.append(
             [
                 sorted({token for tokens in by_character[slice(*span)] for token in tokens})
