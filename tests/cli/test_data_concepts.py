@@ -111,7 +111,7 @@ WRONG = {
     "a frequency below zero": (
         {},
         ["--graph", "graph.tsv", "--frequency", "-1"],
-        "cannot be met; give a number from 0",
+        "is impossible; give a finite number, 0 or more",
     ),
     "no seeds": ({}, ["--graph", "graph.tsv", "--seeds", "0"], "seeds = 0 is too small; give 1 or more"),
     "hops backwards": ({}, ["--graph", "graph.tsv", "--hops", "-1"], "hops = -1 is too small; give 0 or more"),

@@ -39,7 +39,7 @@ def test_a_file_that_is_read_is_not_written_over(command, mistake, tmp_path, mon
 def test_a_link_to_it_is_the_same_file(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
-    with pytest.raises(InputError, match="is read"):
+    with pytest.raises(InputError, match="is an input file"):
         check_output_file(tmp_path / "b.json", sources=[tmp_path / "a.json"])
     check_output_file(tmp_path / "b.json", ".json", sources=[None, tmp_path, "tiny-llama"])
 
