@@ -64,7 +64,7 @@ class Encoder:
         self.head = head.to(backbone.device) if isinstance(head, LayerwiseHead) else head
         self.stats = EncodingStats()
         """Texts, tokens and seconds of everything encoded so far."""
-        self._reader(None, None)  # a wrong pooling, template or length limit is refused now, not at first use
+        self._reader(None, None)  # a wrong pooling, template or length limit raises an error now, not at first use
 
     @classmethod
     def from_pretrained(
@@ -440,7 +440,7 @@ def is_encoder_folder(folder: str | Path) -> bool:
 
 
 def check_output_folder(target: Path) -> None:
-    """Refuse a path that holds anything other than an encoder, or that cannot be written."""
+    """Raise an error if a path holds anything other than an encoder, or cannot be written."""
     if target.exists() and not is_encoder_folder(target) and (not target.is_dir() or any(target.iterdir())):
         what = "is not empty and not an encoder" if target.is_dir() else "is a file"
         raise InputError(f"{target} {what}; choose another folder.")
@@ -500,7 +500,7 @@ def _read_head(file: Path, kind: str | None) -> AnyHead | None:
 
 
 def _restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: str) -> Backbone:
-    """The backbone with the adapters of a saved encoder; a backbone whose weights have changed is refused."""
+    """The backbone with the adapters of a saved encoder; raises an error if its weights have changed."""
     if backbone.fingerprint != expected_fingerprint:
         raise BackboneError(
             f"The weights of {backbone.name} are not those this encoder was made with "
@@ -534,7 +534,7 @@ def spec_from_kwargs(name: str, kwargs: dict[str, Any]) -> EncoderSpec:
 
 
 def to_text_list(inputs: Any) -> list[str]:
-    """Return an iterable of texts as a list; refuse anything else."""
+    """Return an iterable of texts as a list; raise an error for anything else."""
     if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
         raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
     return list(inputs)

@@ -87,7 +87,7 @@ def _umask() -> int:
 
 
 def check_output_file(target: Path | None, *suffixes: str, sources: Iterable[Path | str | None] = ()) -> None:
-    """Refuse an output file that cannot be written, would overwrite an input, or has the wrong suffix.
+    """Raise an error if an output file cannot be written, would overwrite an input, or has the wrong suffix.
 
     Args:
         target: The file to write; None is fine.
@@ -107,7 +107,7 @@ def check_output_file(target: Path | None, *suffixes: str, sources: Iterable[Pat
 
 
 def check_writable(target: Path) -> None:
-    """Refuse a path that cannot be written, before hours of work.
+    """Raise an error if a path cannot be written, before hours of work.
 
     A temporary folder is really created, because permission bits alone do not show whether it works; it is created in
     the nearest existing parent folder of the target, so that nothing is left behind.

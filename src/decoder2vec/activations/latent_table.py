@@ -82,7 +82,7 @@ class LatentTable:
         return table
 
     def moments(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return [reading, 1, dim] mean and standard deviation over some rows; refuse latents that are not finite."""
+        """Return [reading, 1, dim] mean and standard deviation over some rows; raise an error if any is not finite."""
         total = torch.zeros(self.shape[0], 1, self.shape[2], dtype=torch.float64)
         squares = torch.zeros_like(total)
         for begin in range(0, len(rows), _CHUNK):
@@ -97,7 +97,7 @@ class LatentTable:
         return (mean + origin.cpu()).float(), deviation.float()
 
     def check_finite(self, rows: Rows) -> None:
-        """Refuse latents that are not finite."""
+        """Raise an error if the latents of some rows are not finite."""
         for begin in range(0, len(rows), _CHUNK):
             self._finite_batch(rows[begin : begin + _CHUNK])
 

@@ -75,7 +75,7 @@ class Store:
                 log.warning("%s; its texts will be computed again", error)
 
     def add(self, keys: Sequence[bytes], latents: NDArray[np.float32]) -> None:
-        """Store [text, reading, dim] vectors. If the disk refuses, they are kept in memory and the work goes on."""
+        """Store [text, reading, dim] vectors. If writing fails, they are kept in memory only."""
         segment = Segment.pack(keys, latents)
         if self.writable:
             name = f"seg-{uuid.uuid4().hex}.safetensors"
@@ -127,7 +127,7 @@ class Store:
                 out[target, texts] = values * segment.scales[source, rows, None]
 
     def _check_description(self) -> None:
-        """Refuse a folder that describes another space: its vectors would be taken for ours."""
+        """Raise an error if the folder describes another space: its vectors would be taken for ours."""
         try:
             description = json.loads((self.folder / "space.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):

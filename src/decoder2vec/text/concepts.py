@@ -445,7 +445,7 @@ def _no_seed_message(domain: ConceptCounts, min_count: float) -> str:
 
 
 def _check_minimum(minimum: int, **values: int) -> None:
-    """Refuse impossible values before hours are spent on reading corpora."""
+    """Raise an error for impossible values before hours are spent on reading corpora."""
     for name, value in values.items():
         if value < minimum:
             raise InputError(f"{name} = {value} is too small; give {minimum} or more.")

@@ -214,8 +214,8 @@ def score_restoration(
 ) -> RestorationScore:
     """Compare the output of a model with the target, word by word.
 
-    Examples whose output has another number of words are not dropped, which would favour a model that loses words. A
-    target of another length than its source is an error of the data, not of the model, and refused.
+    Examples whose output has another number of words are not dropped, which would favour a model that loses words. But
+    a target of another length than its source is an error of the data and raises `InputError`.
 
     Args:
         source_words: Words of each stripped text.
