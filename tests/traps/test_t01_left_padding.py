@@ -34,7 +34,7 @@ def test_left_padding_is_right_only_with_positions_from_the_mask(
     expected = last_tokens(alone, model, prompts)
     assert gap(read(model, prompts, LAYERS, side="left"), expected) < EXACT
 
-    monkeypatch.setattr(capture, "_takes_positions", lambda _: False)
+    monkeypatch.setattr(capture, "_accepts_position_ids", lambda _: False)
     assert gap(read(model, prompts, LAYERS, side="left"), expected) > 0.1
     assert gap(read(model, prompts, LAYERS, side="right"), expected) < EXACT
 
@@ -52,5 +52,5 @@ def test_encoder_pads_so_that_batch_mates_do_not_matter(name, backbone, texts, g
     monkeypatch.setattr(
         shared_prefix, "collate", lambda prompts, pad_token_id: right(prompts, pad_token_id, side="left")
     )
-    monkeypatch.setattr(capture, "_takes_positions", lambda _: False)
+    monkeypatch.setattr(capture, "_accepts_position_ids", lambda _: False)
     assert gap(encoder.encode(texts), single) > 0.1

@@ -109,7 +109,7 @@ def test_no_hook_stays_behind_even_after_an_error(broken, texts, prompts_of):
         capture(batch)
     assert hooks_of(model.model) == before
 
-    capture._hook(lambda layer, states: None)  # the faulty variant: hooked, and never removed
+    capture._register_hooks(lambda layer, states: None)  # the faulty variant: hooked, and never removed
     assert hooks_of(model.model) > before
 
 
