@@ -16,7 +16,7 @@ import torch
 
 from corpus import of_length
 from decoder2vec import Backbone, Extractor, Reading
-from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.batches import collate, plan_batches
 from measure import report
 
 ROUNDS = 4
@@ -42,7 +42,7 @@ def hidden_states(backbone: Backbone, texts: list[str]) -> list[torch.Tensor]:
     extractor = Extractor(backbone, [Reading(0, "mean")])
     prompts = extractor.tokeniser(texts).prompts
     rows = []
-    for numbers in plan([len(prompt.ids) for prompt in prompts], extractor.budget):
+    for numbers in plan_batches([len(prompt.ids) for prompt in prompts], extractor.budget):
         batch = collate([prompts[number] for number in numbers], backbone.pad_token_id)
         states = backbone.model(batch.ids, attention_mask=batch.mask, use_cache=False, output_hidden_states=True)
         mask = batch.mask.unsqueeze(-1)

@@ -29,7 +29,7 @@ def seconds_of(way, epochs, arguments, backbone, data):
     schedule = Schedule(epochs=epochs, batch=min(32, arguments.triplets), rate=1e-2, evaluate_every=10**6)
     cap = 10.0 if way == "kept on disk" else 0.0
     recipe = SoftPromptTuning(tokens=arguments.tokens, cap_gb=cap, training=schedule)
-    no_memory = patch("decoder2vec.training.paths.prefix_memory", side_effect=UnsupportedError("not in this run"))
+    no_memory = patch("decoder2vec.training.paths.cache_keys_values", side_effect=UnsupportedError("not in this run"))
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, D2V_CACHE=folder):
         started = time.perf_counter()
         with no_memory if way == "every token" else nullcontext():

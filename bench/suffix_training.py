@@ -15,7 +15,7 @@ import time
 import numpy as np
 import torch
 
-from decoder2vec.activations.prefix_kv import prefix_memory
+from decoder2vec.activations.prefix_kv import cache_keys_values
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import Reading
@@ -41,7 +41,7 @@ def measure(backbone: Backbone, lengths: list[int], tokens: int) -> tuple[float,
     adapted = backbone.with_adapter(soft)
     reading = Reading(backbone.n_layers, "lasttoken", True)
     started = time.perf_counter()
-    memory = prefix_memory(adapted, prompts, backbone.n_layers)
+    memory = cache_keys_values(adapted, prompts, backbone.n_layers)
     filling = time.perf_counter() - started
     gradients, seconds = [], []
     for part, costs in (

@@ -41,7 +41,7 @@ def train(count: int) -> float:
     backbone = Backbone.load("tiny-llama")
     readings = [Reading(layer, pooling) for pooling in ("mean", "max", "sum") for layer in range(5)]
     reader = Reader(backbone, readings, Template("{text}"))
-    store = Store(reader.parts[0][1].space())
+    store = Store(reader.extractors[0][1].space())
     texts = [f"text {number}" for number in range(count)]
     for begin in range(0, count, 8000):
         keys = [text_key(text) for text in texts[begin : begin + 8000]]

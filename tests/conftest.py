@@ -1,4 +1,4 @@
-"""Shared by all tests: a cache of their own, and tiny models that are built and loaded once."""
+"""Fixtures for all tests: a separate cache, and tiny models that are built and loaded once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
-    """The user's cache is never touched; tiny models are built once for the whole run."""
-    before = os.environ.get("D2V_CACHE")
+    """Use a temporary cache instead of the user's; tiny models are built once for the whole run."""
+    previous = os.environ.get("D2V_CACHE")
     os.environ["D2V_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     yield os.environ["D2V_CACHE"]
-    if before is None:
+    if previous is None:
         del os.environ["D2V_CACHE"]
     else:
-        os.environ["D2V_CACHE"] = before
+        os.environ["D2V_CACHE"] = previous
 
 
 @pytest.fixture(scope="session")
 def backbone(own_cache):
-    """load(name, attention=None) -> Backbone on the CPU in float32; shared, so do not change what it returns."""
+    """load(name, attention=None) returns a shared Backbone on the CPU in float32, which must not be changed."""
     from decoder2vec.backbone.backbone import Backbone
 
     @cache
@@ -35,7 +35,7 @@ def backbone(own_cache):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Several threads only wait for each other on models so small."""
+    """Use one thread: on such small models several threads only wait for each other."""
     import torch
 
     threads = torch.get_num_threads()
@@ -46,13 +46,13 @@ def one_thread():
 
 @pytest.fixture(scope="session")
 def gap():
-    """gap(found, expected) -> largest difference, relative to the largest expected value; inf where not finite."""
+    """gap(actual, expected): largest difference relative to the largest expected value; inf if not finite."""
 
-    def relative(found, expected):
-        found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-        assert found.shape == expected.shape
-        if not np.isfinite(found).all():
+    def relative(actual, expected):
+        actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+        assert actual.shape == expected.shape
+        if not np.isfinite(actual).all():
             return float("inf")
-        return float(np.abs(found - expected).max() / np.abs(expected).max())
+        return float(np.abs(actual - expected).max() / np.abs(expected).max())
 
     return relative

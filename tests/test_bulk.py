@@ -1,4 +1,4 @@
-"""Files of vectors equal plain encode, whatever the format and however often the work was stopped."""
+"""Tests of `decoder2vec.bulk`: every format equals `encode`, also after interruptions."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TEXTS = [
 SUFFIXES = [".npy", ".jsonl", ".parquet"]
 
 
-def make(backbone, layer=2):
+def make_encoder(backbone, layer=2):
     return Encoder(backbone("tiny-llama"), EncoderSpec("tiny-llama", (Reading(layer, "mean"),)))
 
 
 def read(file):
-    """(texts or None, vectors) by each format's own reader."""
+    """(texts or None, vectors) of a file, read with the usual reader of its format."""
     if file.suffix == ".npy":
         return None, np.load(file, allow_pickle=False)
     if file.suffix == ".jsonl":
@@ -47,28 +47,28 @@ def read(file):
 
 @pytest.fixture
 def small_shards(monkeypatch):
-    monkeypatch.setattr(bulk, "_SHARD", 3)
+    monkeypatch.setattr(bulk, "_SHARD_SIZE", 3)
 
 
-class Counting:
-    """An encoder that keeps what it was asked, and may be stopped at a call."""
+class RecordingEncoder:
+    """An encoder that records the texts of each call, and raises KeyboardInterrupt at one of them."""
 
     def __init__(self, encoder, stop_at=None):
-        self.encoder, self.stop_at, self.asked = encoder, stop_at, []
+        self.encoder, self.stop_at, self.calls = encoder, stop_at, []
         self.fingerprint, self.dim = encoder.fingerprint, encoder.dim
 
     def encode(self, texts, **kwargs):
-        if len(self.asked) + 1 == self.stop_at:
+        if len(self.calls) + 1 == self.stop_at:
             raise KeyboardInterrupt
-        self.asked.append(list(texts))
+        self.calls.append(list(texts))
         return self.encoder.encode(texts, **kwargs)
 
 
 @pytest.mark.parametrize("shard", [1024, 7, 3, 1])
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_the_file_holds_what_encode_gives(backbone, tmp_path, monkeypatch, suffix, shard):
-    monkeypatch.setattr(bulk, "_SHARD", shard)
-    encoder, out = make(backbone), tmp_path / f"out{suffix}"
+def test_file_contains_the_vectors_of_encode(backbone, tmp_path, monkeypatch, suffix, shard):
+    monkeypatch.setattr(bulk, "_SHARD_SIZE", shard)
+    encoder, out = make_encoder(backbone), tmp_path / f"out{suffix}"
     assert embed_texts(encoder, TEXTS, out) == 7
     texts, vectors = read(out)
     assert texts in (None, TEXTS)
@@ -77,11 +77,11 @@ def test_the_file_holds_what_encode_gives(backbone, tmp_path, monkeypatch, suffi
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
-def test_numbers_are_float32_in_the_binary_formats(backbone, tmp_path):
+def test_binary_formats_are_float32(backbone, tmp_path):
     import pyarrow
     import pyarrow.parquet
 
-    encoder = make(backbone)
+    encoder = make_encoder(backbone)
     for suffix in (".npy", ".parquet"):
         embed_texts(encoder, TEXTS, tmp_path / f"out{suffix}")
     assert np.load(tmp_path / "out.npy").dtype == np.float32
@@ -91,14 +91,14 @@ def test_numbers_are_float32_in_the_binary_formats(backbone, tmp_path):
 
 
 def test_jsonl_keeps_seven_digits(backbone, tmp_path):
-    encoder = make(backbone)
+    encoder = make_encoder(backbone)
     embed_texts(encoder, TEXTS, tmp_path / "out.jsonl")
     assert np.allclose(read(tmp_path / "out.jsonl")[1], encoder.encode(TEXTS), rtol=5.1e-7, atol=0)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_vectors_are_scaled_when_asked(backbone, tmp_path, small_shards, suffix):
-    encoder = make(backbone)
+def test_vectors_are_normalised_on_request(backbone, tmp_path, small_shards, suffix):
+    encoder = make_encoder(backbone)
     embed_texts(encoder, TEXTS, tmp_path / f"out{suffix}", normalize=True)
     plain = encoder.encode(TEXTS)
     expected = [row / np.sqrt((row.astype(np.float64) ** 2).sum()) for row in plain]
@@ -106,8 +106,8 @@ def test_vectors_are_scaled_when_asked(backbone, tmp_path, small_shards, suffix)
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_no_texts_give_an_empty_file_of_the_right_width(backbone, tmp_path, suffix):
-    assert embed_texts(make(backbone), [], tmp_path / f"out{suffix}") == 0
+def test_no_texts_give_an_empty_file_of_the_right_dim(backbone, tmp_path, suffix):
+    assert embed_texts(make_encoder(backbone), [], tmp_path / f"out{suffix}") == 0
     texts, vectors = read(tmp_path / f"out{suffix}")
     assert not texts and len(vectors) == 0
     if suffix == ".npy":
@@ -115,112 +115,110 @@ def test_no_texts_give_an_empty_file_of_the_right_width(backbone, tmp_path, suff
     assert [path.name for path in tmp_path.iterdir()] == [f"out{suffix}"]
 
 
-def test_texts_are_taken_from_a_stream_shard_by_shard(backbone, tmp_path, small_shards):
-    taken, encoder = [], Counting(make(backbone))
+def test_stream_is_read_shard_by_shard(backbone, tmp_path, small_shards):
+    consumed, encoder = [], RecordingEncoder(make_encoder(backbone))
 
     def stream():
         for text in TEXTS:
-            taken.append(text)
-            assert len(taken) <= 3 * (len(encoder.asked) + 1)  # never more than one shard ahead
+            consumed.append(text)
+            assert len(consumed) <= 3 * (len(encoder.calls) + 1)  # never more than one shard ahead
             yield text
 
-    done = []
-    assert embed_texts(encoder, stream(), tmp_path / "out.npy", progress=done.append) == 7
-    assert encoder.asked == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]
-    assert done == [3, 3, 1]
+    counts = []
+    assert embed_texts(encoder, stream(), tmp_path / "out.npy", progress=counts.append) == 7
+    assert encoder.calls == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]
+    assert counts == [3, 3, 1]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_after_an_interruption_only_the_rest_is_computed(backbone, tmp_path, small_shards, suffix):
+def test_interrupted_run_is_resumed(backbone, tmp_path, small_shards, suffix):
     out = tmp_path / "new" / f"out{suffix}"
-    first = Counting(make(backbone), stop_at=3)
+    first = RecordingEncoder(make_encoder(backbone), stop_at=3)
     with pytest.raises(KeyboardInterrupt):
         embed_texts(first, TEXTS, out)
-    assert first.asked == [TEXTS[:3], TEXTS[3:6]]
+    assert first.calls == [TEXTS[:3], TEXTS[3:6]]
     assert not out.exists()
 
-    second, done = Counting(make(backbone)), []
-    assert embed_texts(second, TEXTS, out, progress=done.append) == 7
-    assert second.asked == [TEXTS[6:]]
-    assert done == [3, 3, 1]
-    assert np.allclose(read(out)[1], make(backbone).encode(TEXTS), atol=1e-5)
+    second, counts = RecordingEncoder(make_encoder(backbone)), []
+    assert embed_texts(second, TEXTS, out, progress=counts.append) == 7
+    assert second.calls == [TEXTS[6:]]
+    assert counts == [3, 3, 1]
+    assert np.allclose(read(out)[1], make_encoder(backbone).encode(TEXTS), atol=1e-5)
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-def interrupted(encoder, texts, out, at=3, **kwargs):
-    stopped = Counting(encoder, stop_at=at)
+def interrupt(encoder, texts, out, at=3, **kwargs):
+    recorder = RecordingEncoder(encoder, stop_at=at)
     with pytest.raises(KeyboardInterrupt):
-        embed_texts(stopped, texts, out, **kwargs)
-    return stopped
+        embed_texts(recorder, texts, out, **kwargs)
+    return recorder
 
 
-@pytest.mark.parametrize("change", ["another encoder", "scaled", "another format"])
-def test_what_was_left_by_other_work_is_not_taken_over(backbone, tmp_path, small_shards, change):
+@pytest.mark.parametrize("change", ["another encoder", "normalised", "another format"])
+def test_shards_of_other_settings_are_not_reused(backbone, tmp_path, small_shards, change):
     out = tmp_path / "out.npy"
-    interrupted(make(backbone), TEXTS, out)
-    encoder = Counting(make(backbone, layer=3 if change == "another encoder" else 2))
+    interrupt(make_encoder(backbone), TEXTS, out)
+    encoder = RecordingEncoder(make_encoder(backbone, layer=3 if change == "another encoder" else 2))
     out = tmp_path / "out.jsonl" if change == "another format" else out
-    embed_texts(encoder, TEXTS, out, normalize=change == "scaled")
-    assert encoder.asked == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]
+    embed_texts(encoder, TEXTS, out, normalize=change == "normalised")
+    assert encoder.calls == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]
     expected = encoder.encoder.encode(TEXTS)
-    if change == "scaled":
+    if change == "normalised":
         expected = expected / np.linalg.norm(expected, axis=1, keepdims=True)
     assert np.allclose(read(out)[1], expected, atol=1e-5)
 
 
-def test_only_shards_whose_texts_changed_are_computed_again(backbone, tmp_path, small_shards):
+def test_only_shards_with_changed_texts_are_recomputed(backbone, tmp_path, small_shards):
     out = tmp_path / "out.jsonl"
-    interrupted(make(backbone), TEXTS, out)
+    interrupt(make_encoder(backbone), TEXTS, out)
     changed = [*TEXTS[:4], "another text", *TEXTS[5:]]
-    encoder = Counting(make(backbone))
+    encoder = RecordingEncoder(make_encoder(backbone))
     embed_texts(encoder, changed, out)
-    assert encoder.asked == [changed[3:6], changed[6:]]
+    assert encoder.calls == [changed[3:6], changed[6:]]
     texts, vectors = read(out)
     assert texts == changed
-    assert np.allclose(vectors, make(backbone).encode(changed), atol=1e-5)
+    assert np.allclose(vectors, make_encoder(backbone).encode(changed), atol=1e-5)
 
 
-def test_fewer_texts_than_before_leave_nothing_of_the_old_ones(backbone, tmp_path, small_shards):
+def test_fewer_texts_drop_old_shards(backbone, tmp_path, small_shards):
     out = tmp_path / "out.jsonl"
-    interrupted(make(backbone), TEXTS, out)
-    encoder = Counting(make(backbone))
+    interrupt(make_encoder(backbone), TEXTS, out)
+    encoder = RecordingEncoder(make_encoder(backbone))
     assert embed_texts(encoder, TEXTS[:2], out) == 2
     assert read(out)[0] == TEXTS[:2]
-    assert encoder.asked == [TEXTS[:2]]
+    assert encoder.calls == [TEXTS[:2]]
 
 
-def test_a_stop_between_vectors_and_their_note_never_pairs_texts_with_others_vectors(
-    backbone, tmp_path, small_shards, monkeypatch
-):
-    """First texts A, then texts B stopped at the worst moment, then A again: A must not get the vectors of B."""
+def test_interruption_never_mixes_texts_and_vectors(backbone, tmp_path, small_shards, monkeypatch):
+    """First texts A, then texts B interrupted at the worst moment, then A again: A must not get the vectors of B."""
     out, a, b = tmp_path / "out.jsonl", TEXTS[:4], ["one", "two", "three", "four"]
-    interrupted(make(backbone), a, out, at=2)
+    interrupt(make_encoder(backbone), a, out, at=2)
 
-    def stop_at_the_note(target):
+    def stop_before_texts(target):
         if target.name == "00000000.json":
             raise KeyboardInterrupt
         return atomic_file(target)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(bulk, "atomic_file", stop_at_the_note)
-        embed_texts(make(backbone), b, out)
-    embed_texts(make(backbone), a, out)
-    assert np.allclose(read(out)[1], make(backbone).encode(a), atol=1e-5)
+        patch.setattr(bulk, "atomic_file", stop_before_texts)
+        embed_texts(make_encoder(backbone), b, out)
+    embed_texts(make_encoder(backbone), a, out)
+    assert np.allclose(read(out)[1], make_encoder(backbone).encode(a), atol=1e-5)
 
 
-def test_a_finished_file_stays_whole_until_its_successor_is(backbone, tmp_path, small_shards):
+def test_old_file_is_kept_until_the_new_one_is_complete(backbone, tmp_path, small_shards):
     out = tmp_path / "out.npy"
-    embed_texts(make(backbone), TEXTS, out)
-    before = out.read_bytes()
-    interrupted(make(backbone, layer=3), TEXTS, out)
-    assert out.read_bytes() == before
-    embed_texts(make(backbone, layer=3), TEXTS, out)
-    assert np.allclose(np.load(out), make(backbone, layer=3).encode(TEXTS), atol=1e-5)
+    embed_texts(make_encoder(backbone), TEXTS, out)
+    previous = out.read_bytes()
+    interrupt(make_encoder(backbone, layer=3), TEXTS, out)
+    assert out.read_bytes() == previous
+    embed_texts(make_encoder(backbone, layer=3), TEXTS, out)
+    assert np.allclose(np.load(out), make_encoder(backbone, layer=3).encode(TEXTS), atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["out.txt", "out", "out.npz", "out.json"])
-def test_an_unknown_suffix_is_refused_before_any_work(backbone, tmp_path, name):
-    encoder = Counting(make(backbone))
+def test_unknown_suffix_is_refused_first(backbone, tmp_path, name):
+    encoder = RecordingEncoder(make_encoder(backbone))
 
     def stream():
         raise AssertionError("the texts were read")
@@ -228,11 +226,11 @@ def test_an_unknown_suffix_is_refused_before_any_work(backbone, tmp_path, name):
 
     with pytest.raises(InputError, match=r"\.npy, \.jsonl, \.parquet"):
         embed_texts(encoder, stream(), tmp_path / name)
-    assert encoder.asked == []
+    assert encoder.calls == []
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_pyarrow_the_extra_is_named_before_any_work(backbone, tmp_path, monkeypatch):
+def test_missing_pyarrow_is_reported_first(backbone, tmp_path, monkeypatch):
     real = builtins.__import__
 
     def refuse(name, *args, **kwargs):
@@ -240,11 +238,11 @@ def test_without_pyarrow_the_extra_is_named_before_any_work(backbone, tmp_path, 
             raise ModuleNotFoundError("No module named 'pyarrow'", name="pyarrow")
         return real(name, *args, **kwargs)
 
-    encoder = Counting(make(backbone))
+    encoder = RecordingEncoder(make_encoder(backbone))
     for module in [name for name in sys.modules if name.split(".")[0] == "pyarrow"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingExtraError, match=r"decoder2vec\[parquet\]"):
         embed_texts(encoder, TEXTS, tmp_path / "out.parquet")
-    assert encoder.asked == []
+    assert encoder.calls == []
     assert list(tmp_path.iterdir()) == []

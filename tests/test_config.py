@@ -1,4 +1,4 @@
-"""Tables of a TOML file to dataclasses and back."""
+"""Tests of `decoder2vec.config`: dataclasses from tables of TOML and back."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ tyre = "studded"
 """
 
 
-def test_a_table_becomes_a_dataclass():
+def test_table_becomes_a_dataclass():
     expected = Bike(
         name="racer",
         gears=22,
@@ -65,18 +65,18 @@ def test_a_table_becomes_a_dataclass():
         rear=Wheel(28),
         wheels=(Wheel(20), Wheel(tyre="studded")),
     )
-    found = from_table(Bike, tomllib.loads(FULL))
-    assert found == expected
-    assert isinstance(found.weight, float)
+    result = from_table(Bike, tomllib.loads(FULL))
+    assert result == expected
+    assert isinstance(result.weight, float)
 
 
-def test_what_a_table_does_not_say_is_the_default():
+def test_missing_keys_take_their_defaults():
     assert from_table(Bike, {}) == Bike()
     assert from_table(Bike, {"rear": {}}) == Bike()
 
 
 @pytest.mark.parametrize("settings", [Bike(), from_table(Bike, tomllib.loads(FULL))])
-def test_there_and_back_through_json(settings):
+def test_round_trip_through_json(settings):
     assert from_table(Bike, json.loads(json.dumps(to_table(settings)))) == settings
 
 
@@ -94,10 +94,10 @@ def test_there_and_back_through_json(settings):
         ),
     ],
 )
-def test_a_recipe_survives_the_way_through_json(recipe):
-    again = from_table(Freeze, json.loads(json.dumps(to_table(recipe))))
-    assert again == recipe
-    assert [type(width) for width in again.widths] == [type(width) for width in recipe.widths]
+def test_recipe_round_trip_through_json(recipe):
+    loaded = from_table(Freeze, json.loads(json.dumps(to_table(recipe))))
+    assert loaded == recipe
+    assert [type(width) for width in loaded.widths] == [type(width) for width in recipe.widths]
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_a_recipe_survives_the_way_through_json(recipe):
         ({"wheels": {"size": 3}}, "wheels", (Wheel(3),)),
     ],
 )
-def test_one_value_stands_for_a_list_of_one(table, field_name, expected):
-    found = getattr(from_table(Bike, table), field_name)
-    assert found == expected
-    assert type(found) is type(expected)
+def test_single_value_becomes_a_tuple_of_one(table, field_name, expected):
+    result = getattr(from_table(Bike, table), field_name)
+    assert result == expected
+    assert type(result) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_one_value_stands_for_a_list_of_one(table, field_name, expected):
         ({"wheels": [{"size": 1}, {"colour": 3}]}, r"Unknown setting in \[wheels\] 'colour'"),
     ],
 )
-def test_an_unknown_key_is_named_with_the_nearest(table, message):
+def test_unknown_key_suggests_the_nearest(table, message):
     with pytest.raises(InputError, match=message):
         from_table(Bike, table)
 
@@ -148,7 +148,7 @@ def test_an_unknown_key_is_named_with_the_nearest(table, message):
         ({"wheels": [5]}, "wheels must be a table, not 5"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named(table, message):
+def test_value_of_the_wrong_type_is_named(table, message):
     with pytest.raises(InputError, match=message):
         from_table(Bike, table)
 
@@ -170,18 +170,18 @@ def test_a_value_of_the_wrong_type_is_named(table, message):
         ("a.b.c=1", {"a": {"b": {"c": 1}}}),
     ],
 )
-def test_an_assignment_is_read_as_toml_or_as_a_bare_word(assignment, expected):
+def test_assignment_is_parsed_as_toml_or_bare_word(assignment, expected):
     assert override({}, [assignment]) == expected
 
 
-def test_assignments_change_what_they_name_and_the_last_one_wins():
+def test_later_assignments_override_earlier_ones():
     table = {"name": "racer", "rear": {"size": 28, "tyre": "slick"}}
-    found = override(table, ["rear.size=20", "gears=1", "gears=2"])
-    assert found == {"name": "racer", "rear": {"size": 20, "tyre": "slick"}, "gears": 2}
+    result = override(table, ["rear.size=20", "gears=1", "gears=2"])
+    assert result == {"name": "racer", "rear": {"size": 20, "tyre": "slick"}, "gears": 2}
 
 
 @pytest.mark.parametrize("assignment", ["gears", "", "gears 7"])
-def test_what_is_no_assignment_is_refused(assignment):
+def test_malformed_assignment_is_refused(assignment):
     with pytest.raises(InputError, match="not of the form key=value"):
         override({}, [assignment])
 
@@ -189,11 +189,11 @@ def test_what_is_no_assignment_is_refused(assignment):
 @pytest.mark.parametrize(
     ("table", "assignment"), [({"gears": 3}, "gears.low=1"), ({"wheels": [{"size": 20}]}, "wheels.size=3")]
 )
-def test_a_setting_of_something_that_is_no_table_is_refused(table, assignment):
+def test_setting_of_a_value_that_is_not_a_table_is_refused(table, assignment):
     with pytest.raises(InputError, match="not a table"):
         override(table, [assignment])
 
 
-def test_a_part_given_in_part_keeps_the_rest_of_the_fields_own_default():
+def test_partial_table_is_completed_from_the_field_default():
     assert from_table(Freeze, {"training": {"epochs": 2}}).training == Schedule(epochs=2, rate=3e-4)
     assert from_table(Freeze, {"pretraining": {"rate": 0.5}}).pretraining == Schedule(epochs=6, batch=256, rate=0.5)

@@ -1,7 +1,7 @@
-"""Embed more texts than fit into memory: streamed in shards, resumable, written in the end as one file.
+"""Embedding of more texts than fit into memory: streamed in shards, resumable, written to one file at the end.
 
-Shards lie in `OUT.parts/`. Each is named by its number and carries the hash of its texts, and the folder carries the
-encoder's fingerprint, so a second run takes over exactly what is still true and computes the rest.
+Shards are written to `OUT.parts/`. Each is named by its index and stores the hash of its texts, and the folder stores
+the fingerprint of the encoder, so a second run reuses exactly the shards that are still valid and computes the others.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
 from decoder2vec.storage import atomic_file
 
-_SHARD = 512
+_SHARD_SIZE = 512
+"""Texts per shard."""
 
 Shards = Iterator[tuple[list[str], NDArray[np.float32]]]
 Writer = Callable[[Path, Shards, int, int], None]
+"""Writes shards to a file, given their total number of texts and the dimension of the vectors."""
 
 
 def embed_texts(
@@ -35,57 +37,68 @@ def embed_texts(
     normalize: bool = False,
     progress: Callable[[int], object] = lambda _: None,
 ) -> int:
-    """Write the vectors of all texts to `out`, whose suffix chooses the format; returns how many there are."""
-    write = writer_for(out)
-    parts = out.with_name(out.name + ".parts")
+    """Embed a stream of texts and write the vectors to a file.
+
+    Args:
+        encoder: The encoder.
+        texts: The texts; they are read one shard at a time.
+        out: The file to write: .npy (vectors only), .jsonl or .parquet (texts and vectors).
+        normalize: Scale the vectors to unit length.
+        progress: Called with the number of texts of each finished shard.
+
+    Returns:
+        The number of texts.
+    """
+    write = get_writer(out)
+    folder = out.with_name(out.name + ".parts")
     owner = f"{encoder.fingerprint}-{int(normalize)}"
-    _drop_others(parts, owner)
-    total = number = 0
+    _delete_foreign_shards(folder, owner)
+    total = n_shards = 0
     stream = iter(texts)
-    while shard := list(itertools.islice(stream, _SHARD)):
-        _shard(encoder, shard, parts, owner, number, normalize)
-        total, number = total + len(shard), number + 1
+    while shard := list(itertools.islice(stream, _SHARD_SIZE)):
+        _embed_shard(encoder, shard, folder, owner, n_shards, normalize)
+        total, n_shards = total + len(shard), n_shards + 1
         progress(len(shard))
     with atomic_file(out) as temporary:
-        write(temporary, (_read(parts, n) for n in range(number)), total, encoder.dim)
-    shutil.rmtree(parts, ignore_errors=True)
+        write(temporary, (_read_shard(folder, index) for index in range(n_shards)), total, encoder.dim)
+    shutil.rmtree(folder, ignore_errors=True)
     return total
 
 
-def writer_for(out: Path) -> Writer:
-    """The writer for a file name, or an error that names the formats."""
+def get_writer(out: Path) -> Writer:
+    """Return the writer for the suffix of a file name; an unknown suffix is an error that lists the known ones."""
     if out.suffix not in _WRITERS:
         raise InputError(f"Cannot write {out.name!r}: the name must end in {', '.join(_WRITERS)}.")
     if out.suffix == ".parquet":
-        _pyarrow()
+        _import_pyarrow()
     return _WRITERS[out.suffix]
 
 
-def _drop_others(parts: Path, owner: str) -> None:
-    """Shards of another encoder are dropped."""
-    note = parts / "encoder"
-    if parts.exists() and (not note.is_file() or note.read_text(encoding="utf-8") != owner):
-        shutil.rmtree(parts)
+def _delete_foreign_shards(folder: Path, owner: str) -> None:
+    """Delete shards of another encoder or normalisation."""
+    owner_file = folder / "encoder"
+    if folder.exists() and (not owner_file.is_file() or owner_file.read_text(encoding="utf-8") != owner):
+        shutil.rmtree(folder)
 
 
-def _shard(encoder: Encoder, texts: list[str], parts: Path, owner: str, number: int, normalize: bool) -> None:
+def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, owner: str, index: int, normalize: bool) -> None:
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-    note = parts / f"{number:08d}.json"
-    if note.is_file() and json.loads(note.read_text(encoding="utf-8"))["sha256"] == digest:
+    texts_file = folder / f"{index:08d}.json"
+    if texts_file.is_file() and json.loads(texts_file.read_text(encoding="utf-8"))["sha256"] == digest:
         return
     vectors = encoder.encode(texts, normalize_embeddings=normalize)
-    parts.mkdir(parents=True, exist_ok=True)
-    (parts / "encoder").write_text(owner, encoding="utf-8")
-    note.unlink(missing_ok=True)  # a stop between the two files below must not leave old texts beside new vectors
-    with atomic_file(parts / f"{number:08d}.npy") as temporary, temporary.open("wb") as handle:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "encoder").write_text(owner, encoding="utf-8")
+    texts_file.unlink(missing_ok=True)  # a stop between the two files below must not leave old texts with new vectors
+    with atomic_file(folder / f"{index:08d}.npy") as temporary, temporary.open("wb") as handle:
         np.save(handle, vectors)
-    with atomic_file(note) as temporary:
+    with atomic_file(texts_file) as temporary:
         temporary.write_text(json.dumps({"sha256": digest, "texts": texts}), encoding="utf-8")
 
 
-def _read(parts: Path, number: int) -> tuple[list[str], NDArray[np.float32]]:
-    texts = json.loads((parts / f"{number:08d}.json").read_text(encoding="utf-8"))["texts"]
-    return texts, np.load(parts / f"{number:08d}.npy", mmap_mode="r", allow_pickle=False)
+def _read_shard(folder: Path, index: int) -> tuple[list[str], NDArray[np.float32]]:
+    texts = json.loads((folder / f"{index:08d}.json").read_text(encoding="utf-8"))["texts"]
+    return texts, np.load(folder / f"{index:08d}.npy", mmap_mode="r", allow_pickle=False)
 
 
 def _write_npy(file: Path, shards: Shards, total: int, dim: int) -> None:
@@ -110,7 +123,7 @@ def _write_jsonl(file: Path, shards: Shards, total: int, dim: int) -> None:
 
 
 def _write_parquet(file: Path, shards: Shards, total: int, dim: int) -> None:
-    arrow, parquet = _pyarrow()
+    arrow, parquet = _import_pyarrow()
     schema = arrow.schema([("text", arrow.string()), ("embedding", arrow.list_(arrow.float32(), dim))])
     with parquet.ParquetWriter(file, schema) as writer:
         for texts, vectors in shards:
@@ -118,7 +131,7 @@ def _write_parquet(file: Path, shards: Shards, total: int, dim: int) -> None:
             writer.write_table(arrow.table([arrow.array(texts), column], schema=schema))
 
 
-def _pyarrow() -> tuple[Any, Any]:
+def _import_pyarrow() -> tuple[Any, Any]:
     try:
         import pyarrow
         import pyarrow.parquet

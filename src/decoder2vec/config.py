@@ -1,4 +1,4 @@
-"""Every choice that makes an encoder, as frozen dataclasses that turn into JSON and into a stable fingerprint."""
+"""Configuration as frozen dataclasses: the description of an encoder, tables of TOML or JSON, and fingerprints."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ from decoder2vec.errors import EncoderError, InputError, unknown_name
 
 DEFAULT_MAX_LENGTH = 512
 
+T = TypeVar("T")
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
 
 @dataclass(frozen=True, order=True)
 class Reading:
@@ -24,20 +28,20 @@ class Reading:
     normed: bool = False
     """True applies the model's final norm first, as Hugging Face does to the last layer only."""
     template: str = ""
-    """The prompt this is read under; empty: the encoder's own."""
+    """The template this is read under; empty: the encoder's own."""
 
     def __str__(self) -> str:
-        prompt = f" of {self.template!r}" if self.template else ""
-        return f"layer {self.layer}{' normed' if self.normed else ''}, {self.pooling}{prompt}"
+        template = f" of {self.template!r}" if self.template else ""
+        return f"layer {self.layer}{' normed' if self.normed else ''}, {self.pooling}{template}"
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict; what is not said in it is the default."""
+        """Return a plain dict; an empty template is omitted."""
         return {key: value for key, value in asdict(self).items() if key != "template" or value}
 
 
 @dataclass(frozen=True)
 class EncoderSpec:
-    """All that an encoder is, apart from its weights: saved as `encoder.json`."""
+    """Everything that defines an encoder apart from its weights: saved in `encoder.json`."""
 
     backbone: str
     readings: tuple[Reading, ...]
@@ -49,66 +53,63 @@ class EncoderSpec:
     normalize: bool = False
     similarity: str = "cosine"
     prompts: tuple[tuple[str, str], ...] = ()
-    """Named instructions, chosen by `prompt_name`; `query` and `document` serve encode_query / encode_document."""
+    """Named prompts, selected by `prompt_name`; encode_query and encode_document use `query` and `document`."""
 
     def to_json(self) -> dict[str, Any]:
-        """A plain dict for JSON."""
+        """Return a plain dict for JSON."""
         readings = [reading.to_json() for reading in self.readings]
         return {**asdict(self), "readings": readings, "prompts": dict(self.prompts)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EncoderSpec:
-        """The inverse of `to_json`; an unknown field is an error, since it would change vectors unseen."""
-        fields = dict(data)
+        """Inverse of `to_json`; an unknown field is an error, because ignoring it could change vectors silently."""
+        values = dict(data)
         try:
-            readings = tuple(Reading(**reading) for reading in fields.pop("readings"))
-            prompts = tuple(dict(fields.pop("prompts", {})).items())
-            return cls(readings=readings, prompts=prompts, **fields)
+            readings = tuple(Reading(**reading) for reading in values.pop("readings"))
+            prompts = tuple(dict(values.pop("prompts", {})).items())
+            return cls(readings=readings, prompts=prompts, **values)
         except (TypeError, KeyError) as error:
             raise EncoderError(f"This is not an encoder description of this version: {error}.") from error
 
 
 def fingerprint(*parts: Any) -> str:
-    """A short hash that changes when any part does; parts are anything JSON can say."""
+    """Return a short hash of JSON-serialisable values, which changes when any of them does."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-T = TypeVar("T")
-
-
 def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:
-    """A dataclass from a table; an unknown key or a value of the wrong type is an error that names it."""
+    """Build a dataclass from a table of TOML or JSON.
+
+    Args:
+        kind: The dataclass.
+        table: Values of its fields; missing ones take their defaults.
+        where: Path of the table within the file, for error messages.
+
+    Raises:
+        InputError: A key is unknown or a value has the wrong type; the message names it.
+    """
     hints = get_type_hints(kind)
     known = {field.name for field in fields(cast(Any, kind))}
     values = {}
     for key, value in table.items():
         if key not in known:
-            raise unknown_name(f"setting in [{where}]" if where else "setting", key, known | _nested(hints))
-        values[key] = _value(hints[key], _whole(kind, key, value), f"{where}.{key}" if where else key)
+            raise unknown_name(f"setting in [{where}]" if where else "setting", key, known | _nested_names(hints))
+        values[key] = _convert(hints[key], _with_defaults(kind, key, value), f"{where}.{key}" if where else key)
     return kind(**values)
 
 
-def _whole(kind: type[Any], name: str, value: Any) -> Any:
-    """The value; of a part that is given in part, the rest as that field has it by default, not as its type has."""
-    field = next(field for field in fields(kind) if field.name == name)
-    if field.default_factory is MISSING or not isinstance(value, Mapping):
-        return value
-    default = field.default_factory()
-    return {**to_table(default), **value} if is_dataclass(default) else value
-
-
-def _nested(hints: Mapping[str, Any]) -> set[str]:
-    """`part.key` for the settings of parts, so that a name given without its part is found."""
-    return {f"{part}.{field.name}" for part, hint in hints.items() if is_dataclass(hint) for field in fields(hint)}
-
-
 def to_table(settings: Any) -> dict[str, Any]:
-    """A plain dict that JSON can say: the inverse of `from_table`."""
+    """Return a dataclass as a plain dict for JSON: the inverse of `from_table`."""
     return {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
 
 
 def override(table: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
-    """A table with `key=value` or `part.key=value` put in; values are read as TOML."""
+    """Apply assignments such as those of `--set` to a table, in place.
+
+    Args:
+        table: The table to change.
+        assignments: `key=value` or `table.key=value`; values are parsed as TOML, bare words as strings.
+    """
     import tomllib
 
     for assignment in assignments:
@@ -120,27 +121,46 @@ def override(table: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             value = text  # a bare word
         *parents, name = path.strip().split(".")
-        place = table
+        subtable = table
         for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise InputError(f"{assignment!r}: {parent} is {place!r} here, not a table with settings.")
-        place[name] = value
+            subtable = subtable.setdefault(parent, {})
+            if not isinstance(subtable, dict):
+                raise InputError(f"{assignment!r}: {parent} is {subtable!r} here, not a table with settings.")
+        subtable[name] = value
     return table
 
 
 def with_settings(settings: T, changed: Mapping[str, Any]) -> T:
-    """A dataclass with some settings changed; `training.rate` names a setting of a part."""
+    """Return a dataclass with some settings changed.
+
+    Args:
+        settings: The dataclass.
+        changed: New values by name; `training.rate` names a field of a nested dataclass.
+    """
     table = to_table(settings)
     for path, value in changed.items():
         *parents, name = path.split(".")
-        place = table
+        subtable = table
         for parent in parents:
-            if not isinstance(place.get(parent), dict):
-                raise InputError(f"{path} names no setting: {parent!r} has no parts.")
-            place = place[parent]
-        place[name] = value
+            if not isinstance(subtable.get(parent), dict):
+                raise InputError(f"{path} names no setting: {parent!r} is not a table.")
+            subtable = subtable[parent]
+        subtable[name] = value
     return from_table(type(settings), table)
+
+
+def _with_defaults(kind: type[Any], name: str, value: Any) -> Any:
+    """The value of a field; a partial table is completed from the default of the field, not of the field's type."""
+    field = next(field for field in fields(kind) if field.name == name)
+    if field.default_factory is MISSING or not isinstance(value, Mapping):
+        return value
+    default = field.default_factory()
+    return {**to_table(default), **value} if is_dataclass(default) else value
+
+
+def _nested_names(hints: Mapping[str, Any]) -> set[str]:
+    """`table.key` for the fields of nested dataclasses, to suggest them for a key given without its table."""
+    return {f"{table}.{field.name}" for table, hint in hints.items() if is_dataclass(hint) for field in fields(hint)}
 
 
 def _plain(value: Any) -> Any:
@@ -149,32 +169,30 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _value(hint: Any, value: Any, where: str) -> Any:
-    """The value as the type that is asked for."""
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    """The value as the type of its field."""
     if get_origin(hint) in (Union, types.UnionType):
-        return _first_fit(get_args(hint), value, where)
+        return _convert_to_union(get_args(hint), value, where)
     if is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise InputError(f"{where} must be a table, not {value!r}.")
         return from_table(cast(type, hint), value, where)
     if get_origin(hint) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_value(get_args(hint)[0], item, where) for item in items)
+        return tuple(_convert(get_args(hint)[0], item, where) for item in items)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
-        raise InputError(f"{where} must be {_NAMES.get(hint, hint)}, not {value!r}.")
+        raise InputError(f"{where} must be {_TYPE_NAMES.get(hint, hint)}, not {value!r}.")
     return value
 
 
-def _first_fit(hints: tuple[Any, ...], value: Any, where: str) -> Any:
+def _convert_to_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:
+    """The value as the first type of a union that fits."""
     for hint in hints:
-        plain = get_origin(hint) or hint
-        if plain is tuple and isinstance(value, list | tuple):
-            return _value(hint, value, where)
-        if plain is not tuple and isinstance(value, plain) and not isinstance(value, bool):
+        origin = get_origin(hint) or hint
+        if origin is tuple and isinstance(value, list | tuple):
+            return _convert(hint, value, where)
+        if origin is not tuple and isinstance(value, origin) and not isinstance(value, bool):
             return value
-    return _value(hints[-1], value, where)
-
-
-_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return _convert(hints[-1], value, where)

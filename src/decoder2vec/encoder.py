@@ -1,4 +1,7 @@
-"""What a user hands to an encoder, put into shape: its choices with defaults for the rest, and its texts."""
+"""The encoder: a decoder that turns texts into vectors, with saving and loading.
+
+`Encoder` comes first, then the folder in which it is saved, then the helpers that check and complete its arguments.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,12 @@ from tqdm.auto import tqdm
 from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
 from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
 from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
-from decoder2vec.heads.standardise import Head
+from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.maths.similarity import (
     PRECISIONS,
     SIMILARITIES,
@@ -41,144 +43,24 @@ from decoder2vec.storage import atomic_folder, check_writable
 from decoder2vec.text.template import Template
 from decoder2vec.version import __version__
 
-
-def spec_from(name: str, choices: dict[str, Any]) -> EncoderSpec:
-    """An `EncoderSpec` from the keyword arguments of `Encoder.from_pretrained`."""
-    layer = choices.pop("layer", -1)
-    layers: list[Any] = [layer] if np.ndim(layer) == 0 else list(layer)
-    reading = (choices.pop("pooling", "lasttoken"), choices.pop("normed", False))
-    template = Template.of(choices.pop("template", "prompteol")).string
-    prompts = tuple(dict(choices.pop("prompts", {})).items())
-    if unknown := choices.keys() - EncoderSpec.__dataclass_fields__:
-        raise unknown_name("choice", unknown.pop(), EncoderSpec.__dataclass_fields__)
-    readings = tuple(Reading(operator.index(number), *reading) for number in layers)
-    return EncoderSpec(name, readings, template, prompts=prompts, **choices)
-
-
-def as_list(inputs: Any) -> list[str]:
-    """Texts as a list; what is no collection of texts is refused."""
-    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
-        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
-    return list(inputs)
-
-
-def choose_prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:
-    """The instruction that is asked for, by name or as it is; nothing if none is."""
-    if prompt is None and name is not None:
-        if name not in prompts:
-            raise unknown_name("prompt", name, prompts or ["(this encoder has no prompts)"])
-        prompt = prompts[name]
-    return prompt or ""
-
-
-_FILE = "encoder.json"
-_ADAPTER = "adapter"
-_ADAPTERS = "adapters"
-
-AnyHead = Head | LayerwiseHead
-
-
-def is_encoder_folder(folder: str | Path) -> bool:
-    """Does an encoder live there?"""
-    return (Path(folder) / _FILE).is_file()
-
-
-def check_output_folder(target: Path) -> None:
-    """Refuse a place where something other than an encoder stands, or where nothing can be written."""
-    if target.exists() and not is_encoder_folder(target) and (not target.is_dir() or any(target.iterdir())):
-        what = "is not empty and not an encoder" if target.is_dir() else "is a file"
-        raise InputError(f"{target} {what}; choose another folder.")
-    check_writable(target)
-
-
-def write_encoder(
-    target: Path,
-    description: dict[str, Any],
-    head: AnyHead | None,
-    backbone: Backbone,
-    weights: Path | None = None,
-    extras: Mapping[str, bytes] | None = None,
-) -> None:
-    """Write all of it beside the target, then put it in the target's place; nothing is lost if that is cut short.
-
-    `weights` is a folder to copy the model from, if it is to come along. `extras` are further files by name: the
-    card and the record of a training run.
-    """
-    target = target.resolve()  # a link to another disk stays a link
-    check_output_folder(target)
-    new = target.with_name(f".{target.name}.new")
-    shutil.rmtree(new, ignore_errors=True)  # what a killed save left behind
-    with atomic_folder(new) as temporary:
-        text = json.dumps({**description, "head": head.kind if head else None}, indent=1)
-        (temporary / _FILE).write_text(text + "\n", encoding="utf-8")
-        if head:
-            head.save(temporary / "head.safetensors")
-        for name, content in (extras or {}).items():
-            (temporary / name).write_bytes(content)
-        if backbone.adapter:
-            save_adapter(backbone.adapter, temporary / _ADAPTER, backbone)
-        for name, adapter in backbone.adapters.items():
-            save_adapter(adapter, temporary / _ADAPTERS / name, backbone)
-        if weights:
-            shutil.copytree(weights, temporary / "backbone")
-    if target.exists():
-        shutil.rmtree(target)
-    new.rename(target)
-
-
-def read_encoder(home: Path) -> tuple[dict[str, Any], AnyHead | None, Path | None]:
-    """The description, the head and the folder of the backbone, if it lives inside."""
-    try:
-        description = json.loads((home / _FILE).read_text(encoding="utf-8"))
-        kind = description["head"]
-        for key in ("spec", "backbone_fingerprint"):
-            description[key]
-    except OSError as error:
-        raise InputError(f"{home} is not the folder of a saved encoder: it has no {_FILE}.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise EncoderError(f"{home} is not a saved encoder: {error}") from error
-    backbone = home / "backbone"
-    return description, _read_head(home / "head.safetensors", kind), backbone if backbone.is_dir() else None
-
-
-def as_saved(backbone: Backbone, home: Path, description: dict[str, Any]) -> Backbone:
-    """The backbone as the encoder in that folder reads it, with its adapter; weights that have changed are refused."""
-    expected = description["backbone_fingerprint"]
-    if backbone.fingerprint != expected:
-        raise BackboneError(
-            f"The weights of {backbone.name} are not those this encoder was made with "
-            f"({backbone.fingerprint}, expected {expected})."
-        )
-    for folder in sorted((home / _ADAPTERS).glob("*/")):
-        backbone.adapters[folder.name] = load_adapter(folder, backbone)
-    own = home / _ADAPTER
-    return backbone.with_adapter(load_adapter(own, backbone)) if own.is_dir() else backbone
-
-
-def named_adapter(name: str, home: Path, backbone: Backbone) -> Adapter:
-    """The adapter of a saved encoder, to be kept under a name that can be a folder's."""
-    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
-        raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
-    return load_adapter(home / _ADAPTER, backbone)
-
-
-def _read_head(file: Path, kind: str | None) -> AnyHead | None:
-    if kind is None:
-        return None
-    try:
-        return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else Head.load(file, kind)
-    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise EncoderError(f"The head in {file} cannot be read ({error}); train or save the encoder again.") from error
-
-
 log = logging.getLogger(__name__)
 
+AnyHead = AffineHead | LayerwiseHead
+
 _TOKENS_PER_TEXT = 64
-"""`batch_size` counts texts; batches are cut by tokens, this many for each text."""
+"""`batch_size` counts texts, but batches are cut by tokens: this many per text."""
 
 
 class Encoder:
-    """A text encoder made of a decoder. Make one with `from_pretrained`, keep it with `save`."""
+    """A text encoder made from a decoder-only language model.
+
+    Create one with `from_pretrained`, save it with `save`.
+
+    Args:
+        backbone: The language model.
+        spec: Everything that defines the encoder apart from weights: layers, pooling, template, limits, prompts.
+        head: What follows pooling: an affine map fitted on unlabelled texts, a trained layerwise head, or nothing.
+    """
 
     def __init__(self, backbone: Backbone, spec: EncoderSpec, head: AnyHead | None = None) -> None:
         if spec.similarity not in SIMILARITIES:
@@ -189,7 +71,7 @@ class Encoder:
         self.head = head.to(backbone.device) if isinstance(head, LayerwiseHead) else head
         self.stats = EncodingStats()
         """Texts, tokens and seconds of everything encoded so far."""
-        self._reader(None, None)  # a wrong pooling, template or length limit is refused now, not at first use
+        self._reader(None, None)  # a wrong pooling, template or length limit raises an error now, not at first use
 
     @classmethod
     def from_pretrained(
@@ -203,23 +85,38 @@ class Encoder:
         attention: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
-        **choices: Any,
+        **kwargs: Any,
     ) -> Encoder:
-        """An encoder that reads `layer` of any decoder, or the one saved in the folder `name`.
+        """Load any decoder as an encoder, or load a saved encoder.
 
-        By default it reads the last token of the last layer under the "prompteol" template: a good start for most
-        decoders; `d2v sweep` finds what is best for one on your own pairs. `layer` may be several layers, which are
-        concatenated. `choices` are further fields of `EncoderSpec`: max_length, on_overflow, normalize, similarity,
-        prompts.
+        The defaults, the last token of the last layer under the "prompteol" template, are a good start for most
+        decoders; `d2v sweep` finds the best settings for one on your own pairs.
+
+        Args:
+            name: A built-in name, a model folder, a .gguf file, a hub id, or the folder of a saved encoder. A saved
+                encoder has its own settings and takes only `device` and `dtype`.
+            layer: The layer to read: 0 = embeddings, i = after block i, negative from the top; -1 by default. Several
+                layers are concatenated.
+            pooling: "lasttoken" (default), "mean", "weightedmean", "max" or "cls".
+            normed: Apply the model's final norm to the layer; False by default.
+            template: The name of a template, or a string that contains {text}; "prompteol" by default.
+            attention: "causal", "bidirectional", or "bidirectional:12" for bidirectional above layer 12; the model's
+                own by default.
+            device: Device such as "cuda" or "cpu"; by default the best one available.
+            dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+            **kwargs: Further fields of `EncoderSpec`: max_length, on_overflow, normalize, similarity, prompts.
+
+        Returns:
+            The encoder.
         """
-        choices |= {"layer": layer, "pooling": pooling, "normed": normed, "template": template, "attention": attention}
-        choices = {key: value for key, value in choices.items() if value is not None}
+        kwargs |= {"layer": layer, "pooling": pooling, "normed": normed, "template": template, "attention": attention}
+        kwargs = {key: value for key, value in kwargs.items() if value is not None}
         if is_encoder_folder(name):
-            if choices:
-                raise InputError(f"{name} is a saved encoder and its choices are made; leave out {', '.join(choices)}.")
+            if kwargs:
+                raise InputError(f"{name} is a saved encoder with its own settings; leave out {', '.join(kwargs)}.")
             return cls.load(name, device=device, dtype=dtype)
-        backbone = Backbone.load(name, attention=choices.pop("attention", None), device=device, dtype=dtype)
-        return cls(backbone, spec_from(str(name), choices))
+        backbone = Backbone.load(name, attention=kwargs.pop("attention", None), device=device, dtype=dtype)
+        return cls(backbone, spec_from_kwargs(str(name), kwargs))
 
     def encode(
         self,
@@ -237,24 +134,40 @@ class Encoder:
         truncate_dim: int | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Vectors of texts: a string gives one vector, a list gives [n, dim], an empty list [0, dim].
+        """Compute embeddings of texts, with the arguments of sentence-transformers.
 
-        Arguments mean what they mean in sentence-transformers, with three differences. A `prompt` is never
-        pooled, and one that contains {text} replaces the template. `batch_size` counts texts of 64 tokens, and
-        by default suits the device. Numpy and torch are the only outputs: `convert_to_tensor` chooses.
+        Args:
+            inputs: A text or a list of texts.
+            prompt_name: The name of one of `prompts` to put in front of every text.
+            prompt: A prompt to put in front of every text; it is never pooled. A prompt that contains {text} replaces
+                the template. It takes precedence over `prompt_name`.
+            batch_size: Texts per batch, counted as 64 tokens each; by default what suits the device.
+            show_progress_bar: Show a progress bar; by default only if the log level is INFO or lower.
+            output_value: Only "sentence_embedding" is supported.
+            precision: "float32", "int8", "uint8", "binary" or "ubinary".
+            convert_to_numpy: Return a NumPy array; False returns a tensor.
+            convert_to_tensor: Return a tensor on the encoder's device; overrides `convert_to_numpy`.
+            device: Move the encoder to this device first.
+            normalize_embeddings: Scale the embeddings to unit length.
+            truncate_dim: Keep only the first dimensions; applied before normalisation.
+            **kwargs: None are accepted; an unknown argument is an error.
+
+        Returns:
+            [dim] for a string, [n, dim] for a list of n texts, [0, dim] for an empty list.
         """
         if kwargs:
             raise InputError(f"encode() has no argument {', '.join(map(repr, kwargs))}.")
         if output_value != "sentence_embedding":
-            raise InputError(f"output_value {output_value!r} is not offered; only 'sentence_embedding' is.")
+            raise InputError(f"output_value {output_value!r} is not supported; only 'sentence_embedding' is.")
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size must be 1 or more, not {batch_size}.")
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, PRECISIONS)
         if device is not None:
             self.to(device)
-        texts = [inputs] if isinstance(inputs, str) else as_list(inputs)
-        vectors = self._vectors(texts, choose_prompt(self.prompts, prompt_name, prompt), batch_size, show_progress_bar)
+        texts = [inputs] if isinstance(inputs, str) else to_text_list(inputs)
+        prompt = _resolve_prompt(self.prompts, prompt_name, prompt)
+        vectors = self._compute_vectors(texts, prompt, batch_size, show_progress_bar)
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
         if normalize_embeddings or self.spec.normalize:
@@ -266,81 +179,144 @@ class Encoder:
         return result
 
     def encode_query(self, inputs: str | Sequence[str], **kwargs: Any) -> Any:
-        """`encode` with the prompt called "query", where there is one."""
-        return self.encode(inputs, **self._role(kwargs, "query"))
+        """Call `encode` with the prompt named "query", if there is one.
+
+        Args:
+            inputs: A query or a list of queries.
+            **kwargs: Arguments of `encode`; an explicit `prompt` or `prompt_name` takes precedence.
+        """
+        return self.encode(inputs, **self._with_default_prompt(kwargs, "query"))
 
     def encode_document(self, inputs: str | Sequence[str], **kwargs: Any) -> Any:
-        """`encode` with the prompt called "document", "passage" or "corpus", where there is one."""
-        return self.encode(inputs, **self._role(kwargs, "document", "passage", "corpus"))
+        """Call `encode` with the first existing prompt of "document", "passage" and "corpus".
+
+        Args:
+            inputs: A document or a list of documents.
+            **kwargs: Arguments of `encode`; an explicit `prompt` or `prompt_name` takes precedence.
+        """
+        return self.encode(inputs, **self._with_default_prompt(kwargs, "document", "passage", "corpus"))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """[n, m] similarities of all embeddings with all others."""
+        """Compute the similarity of all embeddings with all others.
+
+        Args:
+            embeddings1: [n, dim] embeddings, or [dim] for one.
+            embeddings2: [m, dim] embeddings, or [dim] for one.
+
+        Returns:
+            [n, m] similarities.
+        """
         if pair_head := self._pair_head():
             return pair_head.similarity(as_float_rows(embeddings1), as_float_rows(embeddings2))
         return similarity_matrix(self.spec.similarity, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Tensor:
-        """[n] similarities, row by row."""
+        """Compute the similarity of embeddings row by row.
+
+        Args:
+            embeddings1: [n, dim] embeddings, or [dim] for one.
+            embeddings2: [n, dim] embeddings, or [dim] for one.
+
+        Returns:
+            [n] similarities.
+        """
         if pair_head := self._pair_head():
             return pair_head.similarity_pairwise(as_float_rows(embeddings1), as_float_rows(embeddings2))
         return pairwise_similarity(self.spec.similarity, embeddings1, embeddings2)
 
     def score(self, texts1: str | Sequence[str], texts2: str | Sequence[str], **kwargs: Any) -> Any:
-        """Scores of pairs of texts between 0 and 1, as people would give them if the encoder was trained on such.
+        """Score pairs of texts between 0 and 1, on the scale of the scores that the encoder was trained on.
 
-        Equal texts score exactly 1 (except under the paper's own "mlp" head). Two strings give one number.
+        Equal texts score exactly 1 (except under the paper's own "mlp" head).
+
+        Args:
+            texts1: A text, or a list of texts.
+            texts2: A text, or a list of as many texts.
+            **kwargs: Arguments of `encode`.
+
+        Returns:
+            A float for two strings, [n] scores for two lists of n texts.
         """
-        one = isinstance(texts1, str)
-        if one != isinstance(texts2, str) or (not one and len(texts1) != len(texts2)):
-            raise InputError("score() takes two texts, or two lists of as many texts.")
-        left, right = ([texts1], [texts2]) if one else (as_list(texts1), as_list(texts2))
-        place = {text: row for row, text in enumerate(dict.fromkeys([*left, *right]))}  # equal texts are read once
-        vectors = self.encode(list(place), **kwargs)
-        raw = self.similarity_pairwise(vectors[[place[t] for t in left]], vectors[[place[t] for t in right]])
+        single = isinstance(texts1, str)
+        if single != isinstance(texts2, str) or (not single and len(texts1) != len(texts2)):
+            raise InputError("score() takes two texts, or two lists of the same length.")
+        left, right = ([texts1], [texts2]) if single else (to_text_list(texts1), to_text_list(texts2))
+        row_of = {text: row for row, text in enumerate(dict.fromkeys([*left, *right]))}  # equal texts are encoded once
+        vectors = self.encode(list(row_of), **kwargs)
+        raw = self.similarity_pairwise(vectors[[row_of[t] for t in left]], vectors[[row_of[t] for t in right]])
         scores = (self.head.calibration if isinstance(self.head, LayerwiseHead) else Calibration())(raw).numpy()
-        return float(scores[0]) if one else scores
+        return float(scores[0]) if single else scores
 
     def explain(self, text1: str, text2: str) -> Explanation:
-        """Which layers say that two texts are similar: cosine and contribution of each reading of a trained encoder."""
+        """Explain the score of two texts: cosine and contribution of each layer of a trained layerwise encoder.
+
+        Args:
+            text1: The first text.
+            text2: The second text.
+        """
         return explain_pair(self.head, self.spec.readings, self.encode([text1, text2]))
 
-    def add_adapter(self, name: str, folder: str | Path) -> None:
-        """Take over the adapter of another encoder of the same weights, under a name; `save` keeps it."""
-        self.backbone.adapters[name] = named_adapter(name, Path(folder), self.backbone)
+    def with_head(self, kind: str, texts: Sequence[str], **kwargs: Any) -> Encoder:
+        """Return a new encoder with an affine head fitted on unlabelled texts; the weights are shared.
 
-    def through(self, name: str) -> Encoder:
-        """The same encoder read through an adapter by name; weights are shared, so to switch costs nothing."""
+        Args:
+            kind: "standardise", "whiten" or "remove_top".
+            texts: Texts like those to be encoded; thousands are better than hundreds.
+            **kwargs: Arguments of `encode`.
+        """
+        bare = Encoder(self.backbone, replace(self.spec, normalize=False))
+        vectors = bare.encode(list(dict.fromkeys(check_texts(texts))), **kwargs)
+        return Encoder(self.backbone, self.spec, AffineHead.fit(kind, vectors))
+
+    def add_adapter(self, name: str, folder: str | Path) -> None:
+        """Load the adapter of another encoder of the same backbone and keep it under a name; `save` includes it.
+
+        Args:
+            name: Name of the adapter: letters, digits, - and _.
+            folder: The folder of the saved encoder that has the adapter.
+        """
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it becomes the name of a folder
+            raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
+        self.backbone.adapters[name] = load_adapter(Path(folder) / _ADAPTER_FOLDER, self.backbone)
+
+    def with_adapter(self, name: str) -> Encoder:
+        """Return a new encoder with the named adapter active; the weights are shared, so switching is free.
+
+        Args:
+            name: The name given to `add_adapter`.
+        """
         if name not in self.backbone.adapters:
             raise unknown_name("adapter", name, self.backbone.adapters or ["(this encoder has no named adapters)"])
         return Encoder(self.backbone.with_adapter(self.backbone.adapters[name]), self.spec, self.head)
 
-    def with_head(self, kind: str, texts: Sequence[str], **kwargs: Any) -> Encoder:
-        """The same encoder with a head of that kind, fitted on unlabelled texts."""
-        bare = Encoder(self.backbone, replace(self.spec, normalize=False))
-        vectors = bare.encode(list(dict.fromkeys(check_texts(texts))), **kwargs)
-        return Encoder(self.backbone, self.spec, Head.fit(kind, vectors))
-
     def save(
-        self, folder: str | Path, *, copy_backbone: bool = False, extras: Mapping[str, bytes] | None = None
+        self, folder: str | Path, *, copy_backbone: bool = False, extra_files: Mapping[str, bytes] | None = None
     ) -> Path:
-        """Write the encoder to a new folder, with further files by name if there are `extras`.
+        """Save the encoder to a folder; an encoder that is already there is replaced.
 
-        The backbone is named, with its fingerprint, rather than copied: built-ins and hub models are found again
-        anywhere. `copy_backbone` puts the weights beside it, for a folder that stands alone.
+        The backbone is referenced by name and fingerprint, not copied: built-in and hub models are found again
+        anywhere.
+
+        Args:
+            folder: The folder to write.
+            copy_backbone: Copy the weights of the backbone too, for a folder that is self-contained.
+            extra_files: Further files to write, by name: the model card and the record of a training run.
+
+        Returns:
+            The path of the folder.
         """
         target = Path(folder)
         source = resolve_model_folder(self.backbone.name)
-        inside = source.resolve().is_relative_to(target.resolve())  # saved over itself: its weights must come along
+        inside = source.resolve().is_relative_to(target.resolve_model_folder())  # saved over itself: keep its weights
         description = {
             "decoder2vec": __version__,
             "fingerprint": self.fingerprint,
             "backbone_fingerprint": self.backbone.fingerprint,
             "dim": self.dim,
             "spec": replace(self.spec, backbone=self.backbone.name).to_json(),
+            "head": self.head.kind if self.head else None,
         }
-        write_encoder(
-            target, description, self.head, self.backbone, source if copy_backbone or inside else None, extras
-        )
+        _write_folder(target, description, self, source if copy_backbone or inside else None, extra_files or {})
         return target
 
     save_pretrained = save
@@ -353,16 +329,27 @@ class Encoder:
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
     ) -> Encoder:
-        """Read what `save` wrote; weights that have changed since are refused."""
-        home = Path(folder)
-        description, head, inside = read_encoder(home)
+        """Load an encoder that `save` wrote.
+
+        Args:
+            folder: The folder of the encoder.
+            device: Device such as "cuda" or "cpu"; by default the best one available.
+            dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+
+        Raises:
+            BackboneError: The weights of the backbone have changed since the encoder was saved.
+            EncoderError: The folder is damaged.
+        """
+        path = Path(folder)
+        description, head = _read_folder(path)
         spec = EncoderSpec.from_json(description["spec"])
-        place = inside or spec.backbone
-        backbone = Backbone.load(place, attention=spec.attention, device=device, dtype=dtype)
-        return cls(as_saved(backbone, home, description), spec, head)
+        copied = path / _BACKBONE_FOLDER
+        source = copied if copied.is_dir() else spec.backbone
+        backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
+        return cls(_restore_adapters(backbone, path, description["backbone_fingerprint"]), spec, head)
 
     def to(self, device: str | torch.device) -> Encoder:
-        """Move the weights."""
+        """Move the weights to a device, and return the encoder."""
         self.backbone.to(device)
         if isinstance(self.head, LayerwiseHead):
             self.head.to(device)
@@ -370,44 +357,44 @@ class Encoder:
 
     @property
     def fingerprint(self) -> str:
-        """Names the embedding space: two encoders with the same one give comparable vectors."""
-        choices = {key: value for key, value in self.spec.to_json().items() if key != "backbone"}
-        return fingerprint(self.backbone.effective_fingerprint, choices, self.head.digest() if self.head else None)
+        """Identifies the embedding space: encoders with equal fingerprints give comparable vectors."""
+        settings = {key: value for key, value in self.spec.to_json().items() if key != "backbone"}
+        return fingerprint(self.backbone.effective_fingerprint, settings, self.head.digest() if self.head else None)
 
     @property
     def dim(self) -> int:
-        """Width of a vector."""
+        """Dimension of the embeddings."""
         return self.head.dim if self.head else len(self.spec.readings) * self.backbone.dim
 
     def get_embedding_dimension(self) -> int:
-        """Width of a vector."""
+        """Return the dimension of the embeddings."""
         return self.dim
 
     get_sentence_embedding_dimension = get_embedding_dimension
 
     @property
     def max_seq_length(self) -> int:
-        """The most tokens of a prompt that are read."""
+        """Maximum number of tokens of a prompt."""
         return min(self.spec.max_length, self.backbone.context_length or self.spec.max_length)
 
     @property
     def similarity_fn_name(self) -> str:
-        """Which similarity the embeddings are made for."""
+        """Name of the similarity function: cosine, dot, euclidean or manhattan."""
         return self.spec.similarity
 
     @property
     def prompts(self) -> dict[str, str]:
-        """Instructions by name."""
+        """Prompts by name."""
         return dict(self.spec.prompts)
 
     @property
     def tokenizer(self) -> Any:
-        """The backbone's tokenizer."""
+        """The tokenizer of the backbone."""
         return self.backbone.tokenizer
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.backbone.device
 
     def __repr__(self) -> str:
@@ -415,27 +402,155 @@ class Encoder:
         head = f", {self.head.kind}" if self.head else ""
         return f"Encoder({self.backbone.name}: {readings}, {self.spec.template!r}, {self.spec.attention}{head})"
 
-    def _vectors(self, texts: list[str], prompt: str, batch_size: int | None, show: bool | None) -> NDArray[np.float32]:
+    def _compute_vectors(
+        self, texts: list[str], prompt: str, batch_size: int | None, show_progress_bar: bool | None
+    ) -> NDArray[np.float32]:
         if not texts:
             return np.empty((0, self.dim), np.float32)
         reader = self._reader(prompt, batch_size)
-        shown = log.getEffectiveLevel() <= logging.INFO if show is None else show
+        if show_progress_bar is None:
+            show_progress_bar = log.getEffectiveLevel() <= logging.INFO
         vectors = np.empty((len(texts), self.dim), np.float32)
-        with tqdm(total=len(texts) * reader.passes, desc="Texts", disable=not shown) as bar:
-            for begin in range(0, len(texts), reader.at_once):
-                part = slice(begin, begin + reader.at_once)
-                latents = reader(texts[part], bar.update).reshape(len(texts[part]), -1)
-                vectors[part] = self.head(latents) if self.head else latents
+        with tqdm(total=len(texts) * reader.n_passes, desc="Texts", disable=not show_progress_bar) as bar:
+            for begin in range(0, len(texts), reader.texts_per_chunk):
+                chunk = slice(begin, begin + reader.texts_per_chunk)
+                latents = reader(texts[chunk], bar.update).reshape(len(texts[chunk]), -1)
+                vectors[chunk] = self.head(latents) if self.head else latents
         self.stats += reader.stats
         return vectors
 
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:
-        return Reader.of(self.backbone, self.spec, batch_size and batch_size * _TOKENS_PER_TEXT, prompt or "")
+        return Reader.from_spec(self.backbone, self.spec, batch_size and batch_size * _TOKENS_PER_TEXT, prompt or "")
 
     def _pair_head(self) -> LayerwiseHead | None:
-        return self.head if isinstance(self.head, LayerwiseHead) and self.head.pairwise else None
+        return self.head if isinstance(self.head, LayerwiseHead) and self.head.has_pair_similarity else None
 
-    def _role(self, kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    def _with_default_prompt(self, kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
+        """Arguments of `encode` with the first of `names` that is a prompt, unless the caller chose a prompt."""
         chosen = kwargs.get("prompt") is not None or kwargs.get("prompt_name") is not None
-        known = next((name for name in names if name in self.prompts), None)
-        return dict(kwargs) if chosen or known is None else {**kwargs, "prompt_name": known}
+        default = next((name for name in names if name in self.prompts), None)
+        return dict(kwargs) if chosen or default is None else {**kwargs, "prompt_name": default}
+
+
+# --- saving and loading ---------------------------------------------------------------------------------------------
+
+_DESCRIPTION_FILE = "encoder.json"
+_HEAD_FILE = "head.safetensors"
+_ADAPTER_FOLDER = "adapter"
+_NAMED_ADAPTERS_FOLDER = "adapters"
+_BACKBONE_FOLDER = "backbone"
+
+
+def is_encoder_folder(folder: str | Path) -> bool:
+    """Whether a folder contains a saved encoder."""
+    return (Path(folder) / _DESCRIPTION_FILE).is_file()
+
+
+def check_output_folder(target: Path) -> None:
+    """Raise an error if a path holds anything other than an encoder, or cannot be written."""
+    if target.exists() and not is_encoder_folder(target) and (not target.is_dir() or any(target.iterdir())):
+        what = "is not empty and not an encoder" if target.is_dir() else "is a file"
+        raise InputError(f"{target} {what}; choose another folder.")
+    check_writable(target)
+
+
+def _write_folder(
+    target: Path, description: dict[str, Any], encoder: Encoder, weights: Path | None, extra_files: Mapping[str, bytes]
+) -> None:
+    """Write everything next to the target, then rename; nothing is lost if that is interrupted.
+
+    `weights` is the folder of the backbone, if it is to be copied.
+    """
+    target = target.resolve()  # a link to another disk stays a link
+    check_output_folder(target)
+    backbone, head = encoder.backbone, encoder.head
+    new = target.with_name(f".{target.name}.new")
+    shutil.rmtree(new, ignore_errors=True)  # left behind by a killed save
+    with atomic_folder(new) as temporary:
+        (temporary / _DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        if head:
+            head.save(temporary / _HEAD_FILE)
+        for name, content in extra_files.items():
+            (temporary / name).write_bytes(content)
+        if backbone.adapter:
+            save_adapter(backbone.adapter, temporary / _ADAPTER_FOLDER, backbone)
+        for name, adapter in backbone.adapters.items():
+            save_adapter(adapter, temporary / _NAMED_ADAPTERS_FOLDER / name, backbone)
+        if weights:
+            shutil.copytree(weights, temporary / _BACKBONE_FOLDER)
+    if target.exists():
+        shutil.rmtree(target)
+    new.rename(target)
+
+
+def _read_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
+    """The description and the head of a saved encoder."""
+    try:
+        description = json.loads((folder / _DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        kind = description["head"]
+        for key in ("spec", "backbone_fingerprint"):
+            description[key]
+    except OSError as error:
+        raise InputError(f"{folder} is not the folder of a saved encoder: it has no {_DESCRIPTION_FILE}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise EncoderError(f"{folder} is not a saved encoder: {error}") from error
+    return description, _read_head(folder / _HEAD_FILE, kind)
+
+
+def _read_head(file: Path, kind: str | None) -> AnyHead | None:
+    if kind is None:
+        return None
+    try:
+        return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else AffineHead.load(file, kind)
+    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
+        raise EncoderError(f"The head in {file} cannot be read ({error}); train or save the encoder again.") from error
+
+
+def _restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: str) -> Backbone:
+    """The backbone with the adapters of a saved encoder; raises an error if its weights have changed."""
+    if backbone.fingerprint != expected_fingerprint:
+        raise BackboneError(
+            f"The weights of {backbone.name} are not those this encoder was made with "
+            f"({backbone.fingerprint}, expected {expected_fingerprint})."
+        )
+    for adapter_folder in sorted((folder / _NAMED_ADAPTERS_FOLDER).glob("*/")):
+        backbone.adapters[adapter_folder.name] = load_adapter(adapter_folder, backbone)
+    active = folder / _ADAPTER_FOLDER
+    return backbone.with_adapter(load_adapter(active, backbone)) if active.is_dir() else backbone
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+def spec_from_kwargs(name: str, kwargs: dict[str, Any]) -> EncoderSpec:
+    """Return the `EncoderSpec` for keyword arguments of `Encoder.from_pretrained`.
+
+    Args:
+        name: Name of the backbone.
+        kwargs: layer, pooling, normed, template and further fields of `EncoderSpec`; consumed.
+    """
+    layer = kwargs.pop("layer", -1)
+    layers: list[Any] = [layer] if np.ndim(layer) == 0 else list(layer)
+    pooling, normed = kwargs.pop("pooling", "lasttoken"), kwargs.pop("normed", False)
+    template = Template.of(kwargs.pop("template", "prompteol")).string
+    prompts = tuple(dict(kwargs.pop("prompts", {})).items())
+    if unknown := kwargs.keys() - EncoderSpec.__dataclass_fields__:
+        raise unknown_name("setting", unknown.pop(), EncoderSpec.__dataclass_fields__)
+    readings = tuple(Reading(operator.index(layer), pooling, normed) for layer in layers)
+    return EncoderSpec(name, readings, template, prompts=prompts, **kwargs)
+
+
+def to_text_list(inputs: Any) -> list[str]:
+    """Return an iterable of texts as a list; raise an error for anything else."""
+    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
+    return list(inputs)
+
+
+def _resolve_prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:
+    """The prompt given as a string or by name; empty if there is neither."""
+    if prompt is None and name is not None:
+        if name not in prompts:
+            raise unknown_name("prompt", name, prompts or ["(this encoder has no prompts)"])
+        prompt = prompts[name]
+    return prompt or ""

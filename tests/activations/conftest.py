@@ -1,4 +1,4 @@
-"""Shared by the tests of latents."""
+"""Fixtures for the tests of activations."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from decoder2vec.activations.capture import Capture
 
 @pytest.fixture
 def computed(monkeypatch):
-    """How many prompts went through the model: a list with one number per batch."""
-    rows, real = [], Capture.__call__
+    """Number of prompts of each batch that ran through the model."""
+    sizes, real = [], Capture.__call__
 
     def counting(self, batch):
-        rows.append(len(batch.ids))
+        sizes.append(len(batch.ids))
         return real(self, batch)
 
     monkeypatch.setattr(Capture, "__call__", counting)
-    return rows
+    return sizes

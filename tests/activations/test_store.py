@@ -1,4 +1,4 @@
-"""Latents on disk: precision, reuse, and everything that can happen to a file."""
+"""Tests of `decoder2vec.activations.store`: precision, reuse, interruptions, full disks and damaged files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from safetensors.numpy import save_file
 from decoder2vec.activations import extract
 from decoder2vec.activations import store as store_module
 from decoder2vec.activations.extract import Extractor
-from decoder2vec.activations.store import Store, drop_damaged, remove, space_name, spaces, store_root, text_key
+from decoder2vec.activations.store import (
+    Store,
+    delete_damaged_segments,
+    delete_space,
+    iter_spaces,
+    space_name,
+    store_root,
+    text_key,
+)
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
 from decoder2vec.config import Reading, fingerprint
@@ -42,17 +50,17 @@ def latents(count, seed=0, shape=(2, 8)):
     return np.random.default_rng(seed).normal(size=(count, *shape)).astype(np.float32)
 
 
-def assert_as_kept(found, expected):
-    """Equal to 11 bits of each vector's largest value."""
-    assert found.dtype == np.float32
-    assert found.shape == expected.shape
+def assert_stored(vectors, expected):
+    """Equal up to 11 bits of each vector's largest value."""
+    assert vectors.dtype == np.float32
+    assert vectors.shape == expected.shape
     largest = np.abs(expected).max(axis=-1, keepdims=True).astype(np.float64)
-    assert (np.abs(found.astype(np.float64) - expected) <= 2.0**-11 * largest).all()
+    assert (np.abs(vectors.astype(np.float64) - expected) <= 2.0**-11 * largest).all()
 
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    """256 texts to a window, the fewest there are."""
+    """Windows of 256 texts, the minimum."""
     monkeypatch.setattr(extract, "_WINDOW_BYTES", 1)
 
 
@@ -61,33 +69,33 @@ def extractor(backbone):
     return Extractor(backbone("tiny-gpt2"), READINGS)
 
 
-def filled(extractor, names, root):
-    """The texts' vectors by way of the store."""
+def fill_and_read(extractor, names, root):
+    """Fill a store with the texts and read their vectors."""
     store = Store(extractor.space(), root=root)
     extractor.fill(store, names)
     return store.read(keys(names))
 
 
-# --- what is kept ---------------------------------------------------------------------------------------------------
+# --- precision ------------------------------------------------------------------------------------------------------
 
 
-def test_vectors_of_any_size_come_back_to_eleven_bits_of_their_largest_value(tmp_path):
+def test_vectors_of_any_magnitude_keep_eleven_bits(tmp_path):
     sizes = 10.0 ** np.arange(-36, 37, dtype=np.float64)
     expected = (latents(len(sizes)) * sizes[:, None, None]).astype(np.float32)
     names = texts(len(sizes))
     Store(SPACE, root=tmp_path).add(keys(names), expected)
-    assert_as_kept(Store(SPACE, root=tmp_path).read(keys(names)), expected)
+    assert_stored(Store(SPACE, root=tmp_path).read(keys(names)), expected)
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 65_504.0, 65_520.0, 1.0, 2.0**-140, 3e38])
-def test_extreme_values_are_kept(value, tmp_path):
+def test_extreme_values_are_stored(value, tmp_path):
     expected = np.zeros((1, 1, 4), np.float32)
     expected[0, 0] = value, value / 3, -value / 1000, 0
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a"]), expected)
-    found = store.read(keys(["a"]))
-    assert np.isfinite(found).all()
-    assert_as_kept(found, expected)
+    vectors = store.read(keys(["a"]))
+    assert np.isfinite(vectors).all()
+    assert_stored(vectors, expected)
 
 
 def test_zeros_stay_zeros(tmp_path):
@@ -96,22 +104,22 @@ def test_zeros_stay_zeros(tmp_path):
     np.testing.assert_array_equal(store.read(keys(["a", "b"])), np.zeros((2, 3, 4)))
 
 
-def test_a_huge_dimension_in_one_vector_does_not_cost_the_others_their_bits(tmp_path):
+def test_huge_value_does_not_affect_other_vectors(tmp_path):
     expected = latents(3)
     expected[1, 0, 0] = 1e20
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a", "b", "c"]), expected)
-    assert_as_kept(store.read(keys(["a", "b", "c"])), expected)
+    assert_stored(store.read(keys(["a", "b", "c"])), expected)
 
 
-def test_vectors_come_back_in_the_order_asked_from_several_segments(tmp_path):
+def test_vectors_of_several_segments_keep_the_order(tmp_path):
     names, expected = texts(30), latents(30)
     store = Store(SPACE, root=tmp_path)
     for begin in (0, 10, 20):
         store.add(keys(names[begin : begin + 10]), expected[begin : begin + 10])
-    asked = [*np.random.default_rng(0).permutation(30)[:17].tolist(), 3, 3]
+    order = [*np.random.default_rng(0).permutation(30)[:17].tolist(), 3, 3]
     for opened in (store, Store(SPACE, root=tmp_path)):
-        assert_as_kept(opened.read([text_key(names[n]) for n in asked]), expected[asked])
+        assert_stored(opened.read([text_key(names[n]) for n in order]), expected[order])
         assert len(opened) == 30
 
 
@@ -119,24 +127,24 @@ def test_single_readings_can_be_read(tmp_path):
     expected = latents(5, shape=(4, 8))
     store = Store(SPACE, root=tmp_path)
     store.add(keys(texts(5)), expected)
-    assert_as_kept(store.read(keys(texts(5)), [2]), expected[:, [2]])
-    assert_as_kept(store.read(keys(texts(5)), [3, 0]), expected[:, [3, 0]])
-    assert_as_kept(store.read(keys(texts(5)), slice(1, 3)), expected[:, 1:3])
+    assert_stored(store.read(keys(texts(5)), [2]), expected[:, [2]])
+    assert_stored(store.read(keys(texts(5)), [3, 0]), expected[:, [3, 0]])
+    assert_stored(store.read(keys(texts(5)), slice(1, 3)), expected[:, 1:3])
 
 
-def test_keys_tell_texts_apart_that_look_alike():
+def test_similar_texts_have_different_keys():
     alike = ["a", "a ", " a", "A", "a\x00", "", "é", "e\u0301"]
     assert len(set(keys(alike))) == len(alike)
 
 
-def test_a_space_that_was_never_filled_is_empty_and_makes_no_folder(tmp_path):
+def test_empty_space_creates_no_folder(tmp_path):
     store = Store(SPACE, root=tmp_path / "new")
     assert len(store) == 0
     assert text_key("a") not in store
     assert not (tmp_path / "new").exists()
 
 
-def test_the_store_lives_in_the_users_cache(own_cache):
+def test_store_is_in_the_users_cache(own_cache):
     assert store_root() == Path(own_cache) / "latents"
 
 
@@ -144,40 +152,40 @@ def test_the_store_lives_in_the_users_cache(own_cache):
 
 
 def test_stored_vectors_equal_computed_ones(extractor, tmp_path):
-    assert_as_kept(filled(extractor, texts(40), tmp_path), extractor(texts(40)))
+    assert_stored(fill_and_read(extractor, texts(40), tmp_path), extractor(texts(40)))
 
 
-def test_only_texts_that_no_corpus_had_before_are_computed(extractor, computed, tmp_path):
-    filled(extractor, texts(30), tmp_path)
+def test_only_new_texts_are_computed(extractor, computed, tmp_path):
+    fill_and_read(extractor, texts(30), tmp_path)
     assert sum(computed) == 30
     computed.clear()
-    both = filled(extractor, texts(30, begin=20), tmp_path)
+    overlapping = fill_and_read(extractor, texts(30, begin=20), tmp_path)
     assert sum(computed) == 20
     computed.clear()
-    filled(extractor, texts(50)[::-1], tmp_path)
+    fill_and_read(extractor, texts(50)[::-1], tmp_path)
     assert computed == []
-    assert_as_kept(both, extractor(texts(30, begin=20)))
+    assert_stored(overlapping, extractor(texts(30, begin=20)))
 
 
-def test_duplicates_are_computed_and_kept_once(extractor, computed, tmp_path):
+def test_duplicates_are_computed_and_stored_once(extractor, computed, tmp_path):
     names = ["b", "a", "b", "a", "a"]
-    found = filled(extractor, names, tmp_path)
+    vectors = fill_and_read(extractor, names, tmp_path)
     assert sum(computed) == 2
     assert len(Store(extractor.space(), root=tmp_path)) == 2
-    assert_as_kept(found, extractor(names))
+    assert_stored(vectors, extractor(names))
 
 
-def test_progress_of_a_fill_adds_up_to_all_texts(extractor, tmp_path, small_windows):
-    filled(extractor, texts(100), tmp_path)
+def test_progress_of_fill_adds_up_to_all_texts(extractor, tmp_path, small_windows):
+    fill_and_read(extractor, texts(100), tmp_path)
     steps = []
     extractor.fill(Store(extractor.space(), root=tmp_path), texts(600), steps.append)
     assert steps[0] == 100
     assert sum(steps) == 600
 
 
-def test_what_is_no_text_is_refused_before_anything_is_computed(extractor, computed, tmp_path):
+def test_invalid_text_is_refused_before_computation(extractor, computed, tmp_path):
     with pytest.raises(InputError, match="Text 1 is int"):
-        filled(extractor, ["a", 7], tmp_path)
+        fill_and_read(extractor, ["a", 7], tmp_path)
     assert computed == []
 
 
@@ -193,7 +201,7 @@ def test_what_is_no_text_is_refused_before_anything_is_computed(extractor, compu
         {"readings": READINGS[::-1]},
     ],
 )
-def test_another_choice_is_another_space(change, backbone, extractor):
+def test_changed_setting_is_another_space(change, backbone, extractor):
     other = Extractor(**{"backbone": backbone("tiny-gpt2"), "readings": READINGS, **change})
     assert space_name(other.space()) != space_name(extractor.space())
 
@@ -203,13 +211,13 @@ def test_another_direction_is_another_space(backbone, extractor):
     assert space_name(other.space()) != space_name(extractor.space())
 
 
-def test_another_dtype_is_another_space_of_the_same_weights(extractor):
+def test_another_dtype_is_another_space(extractor):
     other = Extractor(Backbone.load("tiny-gpt2", device="cpu", dtype="bfloat16"), READINGS)
     assert space_name(other.space()) != space_name(extractor.space())
     assert other.backbone.fingerprint == extractor.backbone.fingerprint
 
 
-def test_other_weights_under_the_same_name_are_another_space(tmp_path):
+def test_other_weights_of_the_same_name_are_another_space(tmp_path):
     names = []
     for seed in (0, 1):
         build_tiny("gpt2", tmp_path / "model", seed=seed)
@@ -217,13 +225,13 @@ def test_other_weights_under_the_same_name_are_another_space(tmp_path):
     assert names[0] != names[1]
 
 
-def test_the_name_of_the_backbone_is_not_part_of_the_space(extractor):
+def test_name_of_the_backbone_is_not_part_of_the_space(extractor):
     here = Extractor(Backbone.load(tiny_folder("tiny-gpt2"), device="cpu"), READINGS)
     assert here.space() != extractor.space()
     assert space_name(here.space()) == space_name(extractor.space())
 
 
-def test_the_same_choices_are_the_same_space(backbone, extractor):
+def test_equal_settings_are_the_same_space(backbone, extractor):
     same = Extractor(Backbone.load("tiny-gpt2", device="cpu"), [Reading(2), Reading(-1, "lasttoken", True)], budget=64)
     assert space_name(same.space()) == space_name(extractor.space())
 
@@ -247,7 +255,7 @@ extractor.fill(store, names, lambda count: print(count, flush=True))
 """
 
 
-def test_a_process_killed_while_filling_loses_nothing_that_was_done(extractor, computed, tmp_path):
+def test_killed_process_keeps_finished_windows(extractor, computed, tmp_path):
     tiny_folder("tiny-gpt2")
     command = [sys.executable, "-c", FILL, str(tmp_path), "3000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -257,12 +265,12 @@ def test_a_process_killed_while_filling_loses_nothing_that_was_done(extractor, c
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    kept = len(Store(extractor.space(), root=tmp_path))
-    assert 512 <= kept < 3_000
-    assert all(not report.damaged for report in spaces(verify=True, root=tmp_path))
-    found = filled(extractor, texts(3_000), tmp_path)
-    assert sum(computed) == 3_000 - kept
-    assert_as_kept(found, extractor(texts(3_000)))
+    n_stored = len(Store(extractor.space(), root=tmp_path))
+    assert 512 <= n_stored < 3_000
+    assert all(not report.damaged for report in iter_spaces(verify=True, root=tmp_path))
+    vectors = fill_and_read(extractor, texts(3_000), tmp_path)
+    assert sum(computed) == 3_000 - n_stored
+    assert_stored(vectors, extractor(texts(3_000)))
 
 
 ADD_MANY = """
@@ -282,7 +290,7 @@ for begin in range(0, 400, 4):
 """
 
 
-def test_two_processes_write_one_space_at_once(tmp_path):
+def test_two_processes_write_one_space_concurrently(tmp_path):
     command = [sys.executable, "-c", ADD_MANY, str(tmp_path)]
     pipe = subprocess.PIPE
     processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
@@ -292,14 +300,14 @@ def test_two_processes_write_one_space_at_once(tmp_path):
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        _, complaints = process.communicate(timeout=60)
-        assert (process.returncode, complaints) == (0, "")
-    (report,) = spaces(verify=True, root=tmp_path)
+        _, stderr = process.communicate(timeout=60)
+        assert (process.returncode, stderr) == (0, "")
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.texts, report.damaged) == (400, ())
     store = Store(SPACE, root=tmp_path)
     assert len(list(store.folder.glob("seg-*"))) == 200
     assert list(store.folder.glob(".tmp*")) == []
-    assert_as_kept(store.read(keys(texts(400))), latents(400))
+    assert_stored(store.read(keys(texts(400))), latents(400))
 
 
 KILLED_IN_WRITE = """
@@ -319,17 +327,17 @@ store.add([module.text_key("b")], np.ones((1, 2, 8), np.float32))
 """
 
 
-def test_a_kill_in_the_middle_of_writing_leaves_the_segments_whole(tmp_path):
+def test_kill_during_a_write_leaves_segments_intact(tmp_path):
     done = subprocess.run([sys.executable, "-c", KILLED_IN_WRITE, str(tmp_path)], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL
     store = Store(SPACE, root=tmp_path)
     assert (text_key("a") in store, text_key("b") in store) == (True, False)
     store.add(keys(["b"]), latents(1))
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.texts, report.damaged) == (2, ())
 
 
-def test_ctrl_c_in_the_middle_keeps_the_finished_windows(extractor, computed, tmp_path, small_windows):
+def test_keyboard_interrupt_keeps_finished_windows(extractor, computed, tmp_path, small_windows):
     steps = []
 
     def interrupt(count):
@@ -341,20 +349,20 @@ def test_ctrl_c_in_the_middle_keeps_the_finished_windows(extractor, computed, tm
         extractor.fill(Store(extractor.space(), root=tmp_path), texts(900), interrupt)
     assert len(Store(extractor.space(), root=tmp_path)) == 512
     computed.clear()
-    found = filled(extractor, texts(900), tmp_path)
+    vectors = fill_and_read(extractor, texts(900), tmp_path)
     assert sum(computed) == 900 - 512
-    assert_as_kept(found, extractor(texts(900)))
+    assert_stored(vectors, extractor(texts(900)))
 
 
-def test_a_store_sees_what_others_add_once_it_looks_again(tmp_path):
+def test_refresh_finds_segments_of_other_stores(tmp_path):
     ours, theirs = Store(SPACE, root=tmp_path), Store(SPACE, root=tmp_path)
     theirs.add(keys(["a"]), latents(1))
     assert len(ours) == 0
     ours.refresh()
-    assert_as_kept(ours.read(keys(["a"])), latents(1))
+    assert_stored(ours.read(keys(["a"])), latents(1))
 
 
-# --- disks that refuse ----------------------------------------------------------------------------------------------
+# --- write errors ---------------------------------------------------------------------------------------------------
 
 
 def assert_works_without_the_cache(extractor, root, caplog):
@@ -364,24 +372,24 @@ def assert_works_without_the_cache(extractor, root, caplog):
     assert not store.writable
     assert caplog.text.count("going on without the cache") == 1
     assert "D2V_CACHE" in caplog.text
-    assert_as_kept(store.read(keys(names)), extractor(names))
+    assert_stored(store.read(keys(names)), extractor(names))
     assert len(Store(extractor.space(), root=root)) == 0
     assert [file for file in root.rglob("*") if file.name.startswith(".tmp")] == []
 
 
-def test_a_folder_that_cannot_be_made_costs_the_cache_not_the_work(extractor, tmp_path, caplog, small_windows):
+def test_folder_that_cannot_be_created_only_costs_the_cache(extractor, tmp_path, caplog, small_windows):
     (tmp_path / "file").write_text("in the way")
     assert_works_without_the_cache(extractor, tmp_path / "file" / "latents", caplog)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_read_only_folder_costs_the_cache_not_the_work(extractor, tmp_path, caplog, small_windows):
+def test_read_only_folder_only_costs_the_cache(extractor, tmp_path, caplog, small_windows):
     root = tmp_path / "latents"
     root.mkdir(mode=0o555)
     assert_works_without_the_cache(extractor, root, caplog)
 
 
-def test_a_read_only_disk_costs_the_cache_not_the_work(extractor, tmp_path, caplog, small_windows, monkeypatch):
+def test_read_only_disk_only_costs_the_cache(extractor, tmp_path, caplog, small_windows, monkeypatch):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
@@ -389,7 +397,7 @@ def test_a_read_only_disk_costs_the_cache_not_the_work(extractor, tmp_path, capl
     assert_works_without_the_cache(extractor, tmp_path, caplog)
 
 
-def test_a_full_disk_costs_the_cache_not_the_work(extractor, tmp_path, caplog, small_windows, monkeypatch):
+def test_full_disk_only_costs_the_cache(extractor, tmp_path, caplog, small_windows, monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -398,8 +406,8 @@ def test_a_full_disk_costs_the_cache_not_the_work(extractor, tmp_path, caplog, s
     assert "No space left on device" in caplog.text
 
 
-def test_a_disk_that_really_refuses_the_bytes_costs_the_cache_not_the_work(tmp_path, caplog):
-    """The writer of safetensors files has an exception of its own for what the disk says."""
+def test_real_write_error_only_costs_the_cache(tmp_path, caplog):
+    """safetensors raises an exception of its own for write errors."""
     store, expected = Store(SPACE, root=tmp_path), latents(2_000, shape=(2, 64))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
@@ -408,7 +416,7 @@ def test_a_disk_that_really_refuses_the_bytes_costs_the_cache_not_the_work(tmp_p
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "going on without the cache" in caplog.text
-    assert_as_kept(store.read(keys(texts(2_000))), expected)
+    assert_stored(store.read(keys(texts(2_000))), expected)
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------
@@ -441,66 +449,66 @@ def another_writer(file):
 
 
 @pytest.mark.parametrize("damage", [flip, cut, cut_to_header, empty, garbage, another_writer])
-def test_damage_is_found_dropped_and_computed_again(damage, extractor, computed, tmp_path, small_windows):
-    expected = filled(extractor, texts(600), tmp_path)
+def test_damaged_segment_is_deleted_and_recomputed(damage, extractor, computed, tmp_path, small_windows):
+    expected = fill_and_read(extractor, texts(600), tmp_path)
     store = Store(extractor.space(), root=tmp_path)
     segments = sorted(store.folder.glob("seg-*"))
     assert len(segments) == 3
     damage(segments[1])
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert report.damaged == (segments[1].name,)
-    drop_damaged(report, root=tmp_path)
+    delete_damaged_segments(report, root=tmp_path)
     assert not segments[1].exists()
-    assert [again.damaged for again in spaces(verify=True, root=tmp_path)] == [()]
-    lost = 600 - len(Store(extractor.space(), root=tmp_path))
-    assert lost in (256, 88)
+    assert [reopened.damaged for reopened in iter_spaces(verify=True, root=tmp_path)] == [()]
+    n_lost = 600 - len(Store(extractor.space(), root=tmp_path))
+    assert n_lost in (256, 88)
     computed.clear()
-    np.testing.assert_array_equal(filled(extractor, texts(600), tmp_path), expected)
-    assert sum(computed) == lost
+    np.testing.assert_array_equal(fill_and_read(extractor, texts(600), tmp_path), expected)
+    assert sum(computed) == n_lost
 
 
 @pytest.mark.parametrize("damage", [cut, cut_to_header, empty, garbage, another_writer])
-def test_a_segment_that_cannot_be_opened_is_passed_over_with_a_warning(damage, tmp_path, caplog):
+def test_unreadable_segment_is_skipped_with_a_warning(damage, tmp_path, caplog):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a"]), latents(1))
     store.add(keys(["b"]), latents(1, seed=1))
     damage(next(file for file in store.folder.glob("seg-*") if text_key("a") in file.read_bytes()))
-    again = Store(SPACE, root=tmp_path)
+    reopened = Store(SPACE, root=tmp_path)
     assert "computed again" in caplog.text
-    assert (text_key("a") in again, text_key("b") in again) == (False, True)
-    again.add(keys(["a"]), latents(1))
-    assert_as_kept(again.read(keys(["a", "b"])), np.concatenate([latents(1), latents(1, seed=1)]))
+    assert (text_key("a") in reopened, text_key("b") in reopened) == (False, True)
+    reopened.add(keys(["a"]), latents(1))
+    assert_stored(reopened.read(keys(["a", "b"])), np.concatenate([latents(1), latents(1, seed=1)]))
 
 
-def test_no_changed_byte_goes_unseen_or_stops_the_store_from_opening(tmp_path, caplog):
+def test_every_changed_byte_is_detected_without_a_crash(tmp_path, caplog):
     caplog.set_level(logging.ERROR, logger=store_module.__name__)
     store = Store(SPACE, root=tmp_path)
     store.add(keys(texts(3)), latents(3))
     (file,) = store.folder.glob("seg-*")
-    sound = file.read_bytes()
-    header = 8 + int.from_bytes(sound[:8], "little")
-    padding = len(sound[:header].rstrip())
+    intact = file.read_bytes()
+    header = 8 + int.from_bytes(intact[:8], "little")
+    padding = len(intact[:header].rstrip())
     vectors = store.read(keys(texts(3)))
-    crashed, unseen = [], []
-    for place in [*range(padding), *range(header, len(sound), 7)]:
-        for value in {sound[place] ^ 1, ord("e"), ord("-")} - {sound[place]}:
-            file.write_bytes(sound[:place] + bytes([value]) + sound[place + 1 :])
+    crashed, undetected = [], []
+    for offset in [*range(padding), *range(header, len(intact), 7)]:
+        for value in {intact[offset] ^ 1, ord("e"), ord("-")} - {intact[offset]}:
+            file.write_bytes(intact[:offset] + bytes([value]) + intact[offset + 1 :])
             try:
-                (report,) = spaces(verify=True, root=tmp_path)
+                (report,) = iter_spaces(verify=True, root=tmp_path)
                 opened = Store(SPACE, root=tmp_path)
                 if not report.damaged and not np.array_equal(opened.read(keys(texts(3))), vectors):
-                    unseen.append((place, chr(value)))
+                    undetected.append((offset, chr(value)))
             except Exception as error:
-                crashed.append((place, chr(value), repr(error)))
-    assert unseen == []
+                crashed.append((offset, chr(value), repr(error)))
+    assert undetected == []
     assert crashed == []
 
 
-def test_a_sound_space_is_reported_with_its_size_and_description(tmp_path):
+def test_report_has_size_and_description_of_a_space(tmp_path):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(texts(5)), latents(5))
     store.add(keys(texts(5, begin=5)), latents(5))
-    (report,) = spaces(root=tmp_path)
+    (report,) = iter_spaces(root=tmp_path)
     assert report.name == store.folder.name == fingerprint(SPACE)
     assert report.space == SPACE
     assert report.texts == 10
@@ -508,62 +516,62 @@ def test_a_sound_space_is_reported_with_its_size_and_description(tmp_path):
     assert report.damaged == ()
 
 
-def test_an_empty_or_missing_cache_has_no_spaces(tmp_path):
-    assert list(spaces(root=tmp_path)) == []
-    assert list(spaces(root=tmp_path / "none", verify=True)) == []
+def test_empty_or_missing_cache_has_no_spaces(tmp_path):
+    assert list(iter_spaces(root=tmp_path)) == []
+    assert list(iter_spaces(root=tmp_path / "none", verify=True)) == []
 
 
-def test_a_space_that_lost_its_description_is_still_listed_and_still_serves(tmp_path):
+def test_space_without_description_is_listed_and_readable(tmp_path):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a"]), latents(1))
     (store.folder / "space.json").unlink()
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.name, report.damaged) == (store.folder.name, ())
     assert len(Store(SPACE, root=tmp_path)) == 1
 
 
-# what this package and the writer of safetensors files call their temporary files
+# names of temporary files of this package and of safetensors
 STRAYS = [".tmp-k2x8.safetensors", ".tmpiBesZO"]
 
 
 @pytest.mark.parametrize("name", STRAYS)
-def test_old_stray_files_are_removed_and_young_ones_are_left_to_their_owner(name, tmp_path):
+def test_only_old_stray_files_are_removed(name, tmp_path):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a"]), latents(1))
-    young, old = store.folder / name, store.folder / name.replace("k2x8", "zzzz").replace("iBesZO", "aaaaaa")
-    for file in (young, old):
+    recent, old = store.folder / name, store.folder / name.replace("k2x8", "zzzz").replace("iBesZO", "aaaaaa")
+    for file in (recent, old):
         file.write_bytes(b"half a segment")
     yesterday = time.time() - 86_400
     os.utime(old, (yesterday, yesterday))
     assert len(Store(SPACE, root=tmp_path)) == 1
-    (report,) = spaces(verify=True, root=tmp_path)
+    (report,) = iter_spaces(verify=True, root=tmp_path)
     assert (report.texts, report.damaged) == (1, ())
-    assert (young.exists(), old.exists()) == (True, False)
+    assert (recent.exists(), old.exists()) == (True, False)
 
 
-def test_one_space_can_be_removed(tmp_path):
+def test_one_space_can_be_deleted(tmp_path):
     first, second = Store({"n": 1}, root=tmp_path), Store({"n": 2}, root=tmp_path)
     for store in (first, second):
         store.add(keys(["a"]), latents(1))
-    remove(first.folder.name, root=tmp_path)
-    assert [report.name for report in spaces(root=tmp_path)] == [second.folder.name]
+    delete_space(first.folder.name, root=tmp_path)
+    assert [report.name for report in iter_spaces(root=tmp_path)] == [second.folder.name]
 
 
-def test_all_spaces_can_be_removed(tmp_path):
+def test_all_spaces_can_be_deleted(tmp_path):
     for number in range(3):
         Store({"n": number}, root=tmp_path).add(keys(["a"]), latents(1))
-    remove("all", root=tmp_path)
-    assert list(spaces(root=tmp_path)) == []
-    remove("all", root=tmp_path)
+    delete_space("all", root=tmp_path)
+    assert list(iter_spaces(root=tmp_path)) == []
+    delete_space("all", root=tmp_path)
 
 
-def test_removing_what_is_not_there_suggests_the_nearest(tmp_path):
+def test_deleting_an_unknown_space_suggests_the_nearest(tmp_path):
     store = Store(SPACE, root=tmp_path)
     store.add(keys(["a"]), latents(1))
     with pytest.raises(InputError, match=store.folder.name):
-        remove(store.folder.name[:-2], root=tmp_path)
+        delete_space(store.folder.name[:-2], root=tmp_path)
     with pytest.raises(InputError, match="empty"):
-        remove("x", root=tmp_path / "none")
+        delete_space("x", root=tmp_path / "none")
     with pytest.raises(InputError):
-        remove("..", root=tmp_path)
+        delete_space("..", root=tmp_path)
     assert len(Store(SPACE, root=tmp_path)) == 1

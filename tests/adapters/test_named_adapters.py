@@ -50,10 +50,12 @@ def test_named_adapter_gives_the_vectors_of_its_encoder(folders, tmp_path):
     loaded = Encoder.load(tmp_path / "all")
     for _ in range(2):  # switching back and forth
         for name in ("prompt", "prefix"):
-            np.testing.assert_array_equal(loaded.through(name).encode(TEXTS), folders[name])
+            np.testing.assert_array_equal(loaded.with_adapter(name).encode(TEXTS), folders[name])
         np.testing.assert_array_equal(loaded.encode(TEXTS), folders["lora"])
-    assert loaded.fingerprint == Encoder.load(tmp_path / "lora").fingerprint != loaded.through("prompt").fingerprint
-    assert loaded.through("prefix").backbone.model is loaded.backbone.model
+    assert (
+        loaded.fingerprint == Encoder.load(tmp_path / "lora").fingerprint != loaded.with_adapter("prompt").fingerprint
+    )
+    assert loaded.with_adapter("prefix").backbone.model is loaded.backbone.model
 
 
 def test_adapter_names_survive_saving_twice(folders, tmp_path):
@@ -67,10 +69,10 @@ def test_adapter_names_survive_saving_twice(folders, tmp_path):
 def test_unknown_and_invalid_names_are_refused(folders, tmp_path, backbone):
     encoder = Encoder.load(tmp_path / "lora")
     with pytest.raises(InputError, match="no named adapters"):
-        encoder.through("law")
+        encoder.with_adapter("law")
     encoder.add_adapter("law", tmp_path / "prompt")
     with pytest.raises(InputError, match="law"):
-        encoder.through("lwa")
+        encoder.with_adapter("lwa")
     for name in ("", "../x", "a b", "a/b"):
         with pytest.raises(InputError, match="letters, digits"):
             encoder.add_adapter(name, tmp_path / "prompt")

@@ -111,7 +111,7 @@ def test_pooling_the_token_before_the_last_is_found(monkeypatch):
 
 def test_positions_that_count_padding_are_found(monkeypatch):
     """GPT-2's learned positions count from the left edge unless told otherwise."""
-    monkeypatch.setattr(capture_module, "_takes_positions", lambda model: False)
+    monkeypatch.setattr(capture_module, "_accepts_position_ids", lambda model: False)
     found = failed(fresh("tiny-gpt2"))
     assert set(found) == {"padding side does not matter"}
 
@@ -162,13 +162,13 @@ def test_truncation_that_cuts_the_suffix_is_found(monkeypatch):
         ids = encoding.ids[: self.max_length]
         return [Prompt(ids, 0, len(ids))]
 
-    monkeypatch.setattr(Tokeniser, "_fit", cut)
+    monkeypatch.setattr(Tokeniser, "_shorten", cut)
     assert set(failed(fresh("tiny-llama"))) == {"suffix survives truncation"}
 
 
 def test_truncation_that_does_nothing_is_found(monkeypatch):
     monkeypatch.setattr(
-        Tokeniser, "_fit", lambda self, number, text, encoding: [Prompt(encoding.ids, 0, len(encoding.ids))]
+        Tokeniser, "_shorten", lambda self, number, text, encoding: [Prompt(encoding.ids, 0, len(encoding.ids))]
     )
     assert "suffix survives truncation" in failed(fresh("tiny-llama"))
 

@@ -18,7 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
-from decoder2vec.activations.store import spaces
+from decoder2vec.activations.store import iter_spaces
 from decoder2vec.analysis.sweep import SweepPlan, SweepRow, best_by, curve, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
@@ -247,7 +247,7 @@ def test_an_interrupted_sweep_keeps_its_finished_windows(own, fresh_store, passe
         "many", [f"l {i}" for i in range(count)], [f"r {i}" for i in range(count)], list(rng.random(count))
     )
     plan = SweepPlan(("plain",), ("mean",), ("causal", "bidirectional"), ("none",))
-    real, runs = Extractor._run, []
+    real, runs = Extractor._compute, []
 
     def stop_at_the_fifth(self, *args):
         runs.append(self)
@@ -256,9 +256,9 @@ def test_an_interrupted_sweep_keeps_its_finished_windows(own, fresh_store, passe
         return real(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Extractor, "_run", stop_at_the_fifth)
+        patch.setattr(Extractor, "_compute", stop_at_the_fifth)
         run_sweep("tiny-llama", pairs, plan, backbone=own)
-    kept = {report.space["attention"]: report.texts for report in spaces(root=fresh_store)}
+    kept = {report.space["attention"]: report.texts for report in iter_spaces(root=fresh_store)}
     assert kept == {"causal": 700, "bidirectional": 256}  # 256 + 256 + 188, then one window of the next pass
     files = {file: file.stat().st_mtime_ns for file in fresh_store.rglob("seg-*")}
     assert len(files) == 4

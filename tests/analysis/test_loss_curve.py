@@ -61,7 +61,7 @@ def test_the_loss_of_vectors_is_that_of_sentence_transformers(scale):
 @pytest.mark.parametrize("name", NORMS)
 def test_the_whole_curve_is_the_loss_of_norms_and_means_made_by_hand(name, backbone):
     model = backbone(name)
-    drawn = TRIPLES.drawn(PLAN.samples, PLAN.seed)
+    drawn = TRIPLES.sample(PLAN.samples, PLAN.seed)
     place = {text: number for number, text in enumerate(drawn.texts())}
     by_layer = vectors_by_hand(model, drawn.texts())
     curve = loss_curve(model, TRIPLES, PLAN)
@@ -76,7 +76,7 @@ def test_the_whole_curve_is_the_loss_of_norms_and_means_made_by_hand(name, backb
 def test_what_stands_before_a_text_is_read_but_not_pooled(backbone):
     model = backbone("tiny-gpt2")
     plan = replace(PLAN, template="Represent this: {text}", samples=8)
-    drawn = TRIPLES.drawn(8, plan.seed)
+    drawn = TRIPLES.sample(8, plan.seed)
     columns = [[f" {text}" for text in column] for column in zip(*drawn.rows, strict=True)]
     expected = theirs([vectors_by_hand(model, column, "Represent this:")[2] for column in columns], 50.0)
     assert loss_curve(model, TRIPLES, plan).losses[2] == pytest.approx(expected, rel=3e-3)

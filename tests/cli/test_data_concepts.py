@@ -102,7 +102,7 @@ WRONG = {
     "no such graph": ({}, ["--graph", "nowhere.tsv"], "nowhere.tsv"),
     "an empty domain": ({"domain": "empty.txt"}, [], "empty|no word"),
     "empty general texts": ({"general": "empty.txt"}, ["--least", "2"], "empty|no word"),
-    "too rare": ({}, ["--least", "999"], "No phrase occurs 999 times in the domain's .* words; ask for fewer"),
+    "too rare": ({}, ["--least", "999"], "No phrase occurs 999 times in the domain's .* words; lower the minimum"),
     "none asked for": ({}, ["--top", "0"], "top = 0 is too small; give 1 or more"),
     "nothing special": ({"general": "domain.txt"}, ["--least", "2"], "Nothing is more frequent in the domain"),
     "a graph of something else": ({}, ["--graph", "other.tsv"], "No concept of the graph occurs in the domain's"),
@@ -111,7 +111,7 @@ WRONG = {
     "a frequency below zero": (
         {},
         ["--graph", "graph.tsv", "--frequency", "-1"],
-        "cannot be met; give a number from 0",
+        "is impossible; give a finite number, 0 or more",
     ),
     "no seeds": ({}, ["--graph", "graph.tsv", "--seeds", "0"], "seeds = 0 is too small; give 1 or more"),
     "hops backwards": ({}, ["--graph", "graph.tsv", "--hops", "-1"], "hops = -1 is too small; give 0 or more"),

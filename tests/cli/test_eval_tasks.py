@@ -12,7 +12,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from decoder2vec.text.data_check import SEEN_FILE, pair_hashes
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, hash_pairs
 from toys.command import d2v
 from toys.tasks import write_all
 
@@ -87,7 +87,7 @@ def test_an_encoder_that_was_trained_on_the_test_is_warned_of(home, tmp_path):
     (task,) = find_tasks(home, ["mine"])
     folder = tmp_path / "enc"
     Encoder.from_pretrained("tiny-llama", layer=1).save(folder)
-    np.save(folder / SEEN_FILE, pair_hashes(task.left[:7], task.right[:7]))
+    np.save(folder / TRAINING_PAIRS_FILE, hash_pairs(task.left[:7], task.right[:7]))
     result = d2v("eval", folder, "--data", home, "--tasks", "mine")
     assert f"mine: the encoder was trained on 7 of its {len(task.left)} pairs" in result.stderr
 

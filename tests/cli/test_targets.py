@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decoder2vec.errors import InputError, StorageError
-from decoder2vec.storage import check_target
+from decoder2vec.storage import check_output_file
 
 ROWS = "sentence1\tsentence2\tscore\nA dog runs.\tA dog is running.\t4\nA cat.\tA boat.\t1\nOne.\tTwo.\t2\n"
 FILES = {
@@ -32,30 +32,30 @@ def test_a_file_that_is_read_is_not_written_over(command, mistake, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
-    assert "is read, and would be written over; choose another file" in mistake(*command.split())
+    assert "is an input file and would be overwritten; choose another file" in mistake(*command.split())
     assert {name: (tmp_path / name).read_text() for name in FILES} == FILES
 
 
 def test_a_link_to_it_is_the_same_file(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
-    with pytest.raises(InputError, match="is read"):
-        check_target(tmp_path / "b.json", sources=[tmp_path / "a.json"])
-    check_target(tmp_path / "b.json", ".json", sources=[None, tmp_path, "tiny-llama"])
+    with pytest.raises(InputError, match="is an input file"):
+        check_output_file(tmp_path / "b.json", sources=[tmp_path / "a.json"])
+    check_output_file(tmp_path / "b.json", ".json", sources=[None, tmp_path, "tiny-llama"])
 
 
 def test_a_folder_and_another_kind_of_file_are_refused(tmp_path):
     with pytest.raises(InputError, match="is a folder; name a file"):
-        check_target(tmp_path)
+        check_output_file(tmp_path)
     with pytest.raises(InputError, match=r"must end in \.json: that is what is written"):
-        check_target(tmp_path / "scores.tsv", ".json")
-    check_target(None, ".json")
+        check_output_file(tmp_path / "scores.tsv", ".json")
+    check_output_file(None, ".json")
 
 
 @pytest.mark.parametrize("place", ["notes.txt/scores.json", "/proc/nope/scores.json"])
 def test_a_place_that_cannot_be_written_is_refused_in_time(place, tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(StorageError, match=r"Cannot write to .*; choose another place"):
-        check_target(tmp_path / place, ".json")
-    check_target(tmp_path / "new" / "folders" / "scores.json", ".json")
+        check_output_file(tmp_path / place, ".json")
+    check_output_file(tmp_path / "new" / "folders" / "scores.json", ".json")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

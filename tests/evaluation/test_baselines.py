@@ -9,7 +9,7 @@ import torch
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import BM25Words, RandomVectors, StaticEmbeddings
 from decoder2vec.evaluation.similarity import evaluate_sts
-from decoder2vec.text.bm25 import BM25, words_of
+from decoder2vec.text.bm25 import BM25, tokenise_words
 from decoder2vec.text.files import ScoredPairs
 
 TEXTS = ["A cat sleeps.", "The dog runs fast.", "", "A cat sleeps.", "Ünïcode 猫 🐈"]
@@ -117,11 +117,11 @@ def test_bm25_vectors_are_close_to_those_without_a_hash():
     """Cosines of hashed vectors are those of one dimension for each word, up to a few shared places."""
     nouns, verbs = ("cat", "dog", "sun", "tree", "boat", "child"), ("sleeps", "runs", "falls", "sings")
     texts = [f"The {a} {verb} near a {b}." for a in nouns for b in nouns for verb in verbs]
-    words = [set(own) for own in words_of(texts)]
+    words = [set(own) for own in tokenise_words(texts)]
     vocabulary = sorted(set.union(*words))
     counts = np.array([[word in own for word in vocabulary] for own in words], float)
     for row, text in enumerate(texts):
-        counts[row] *= [2 / 3.5 if words_of([text])[0].count(word) == 2 else 1 / 2.5 for word in vocabulary]
+        counts[row] *= [2 / 3.5 if tokenise_words([text])[0].count(word) == 2 else 1 / 2.5 for word in vocabulary]
     unit = counts / np.linalg.norm(counts, axis=1, keepdims=True)
     found = BM25Words().encode(texts, normalize_embeddings=True)
     assert np.allclose(found @ found.T, unit @ unit.T, atol=1e-5)

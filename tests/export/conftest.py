@@ -11,7 +11,7 @@ import torch
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
-from decoder2vec.encoder import Encoder, spec_from
+from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.export.fresh_process import differences
 from decoder2vec.export.sentence_transformers import write_folder
 from toys.sentences import NOUNS, VERBS
@@ -35,7 +35,7 @@ def made_of(backbone):
     """made_of(model, **choices) -> an encoder that a plain folder can hold, unless the choices say otherwise."""
 
     def make(model="tiny-llama", attention=None, **choices):
-        spec = spec_from(str(model), {"template": "plain", "pooling": "mean", "normed": True, **choices})
+        spec = spec_from_kwargs(str(model), {"template": "plain", "pooling": "mean", "normed": True, **choices})
         return Encoder(backbone(str(model), attention), spec)
 
     return make
@@ -48,7 +48,7 @@ def with_lora(own_cache):
     def make(model="tiny-llama", **choices):
         bare = Backbone.load(model, device="cpu", dtype="float32")
         changed = [bare.with_adapter(_random_lora(bare, seed)) for seed in (0, 1)]
-        spec = spec_from(model, {"template": "plain", "normed": True, **choices})
+        spec = spec_from_kwargs(model, {"template": "plain", "normed": True, **choices})
         return Encoder(changed[0], spec)
 
     return make

@@ -15,7 +15,7 @@ from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
-from decoder2vec.encoder import Encoder, spec_from
+from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export import base_model as onward
 from decoder2vec.export.base_model import load_base_model
@@ -35,7 +35,7 @@ def save(tmp_path_factory):
     """save(backbone, adapter=None, **options) -> the folder of an encoder that reads the model through it."""
 
     def make(backbone, adapter=None, **options):
-        spec = spec_from(backbone.name, {"template": "plain", "pooling": "mean"})
+        spec = spec_from_kwargs(backbone.name, {"template": "plain", "pooling": "mean"})
         encoder = Encoder(backbone.with_adapter(adapter), spec)
         return encoder.save(tmp_path_factory.mktemp("encoder") / "encoder", **options)
 

@@ -17,7 +17,7 @@ from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
-from decoder2vec.encoder import Encoder, spec_from
+from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.export import transformers as transformers_folder
 from decoder2vec.export.formats import export
@@ -229,7 +229,7 @@ def test_a_family_that_has_no_language_model_is_written_alone(with_lora, tmp_pat
 
 def test_the_tokenizer_comes_along(odd_folder, tmp_path):
     chatty = odd_folder("tiny-llama", chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    encoder = Encoder(Backbone.load(chatty, device="cpu"), spec_from(str(chatty), {}))
+    encoder = Encoder(Backbone.load(chatty, device="cpu"), spec_from_kwargs(str(chatty), {}))
     export(encoder, "transformers", tmp_path / "out")
     own, other = (AutoTokenizer.from_pretrained(folder) for folder in (chatty, tmp_path / "out"))
     for text in ("The dog runs.", "", "naïve 東京 <eos>"):
@@ -244,7 +244,7 @@ def test_what_is_exported_is_an_encoder_again(encoder_of, tmp_path, gap):
     export(encoder, "transformers", tmp_path / "out")
     choices = {"template": "plain", "pooling": "mean", "normed": True, "device": "cpu"}
     again = Encoder.from_pretrained(tmp_path / "out", **choices)
-    own = Encoder(encoder.backbone, spec_from("tiny-llama", {key: choices[key] for key in list(choices)[:3]}))
+    own = Encoder(encoder.backbone, spec_from_kwargs("tiny-llama", {key: choices[key] for key in list(choices)[:3]}))
     texts = ["A dog runs.", "", "The long road goes over the green hills and down to the sea."]
     assert again.spec.attention == "bidirectional" and gap(again.encode(texts), own.encode(texts)) < 1e-5
 

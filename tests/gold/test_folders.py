@@ -38,7 +38,7 @@ def test_old_encoders_give_their_vectors(name, tmp_path):
     assert (encoder.fingerprint, encoder.dim) == (expected["fingerprint"], expected["dim"])
     assert encoder.score("A cat sleeps.", "A kitten is napping.") == pytest.approx(expected["score"], abs=1e-4)
     for adapter, through in expected.get("through", {}).items():
-        np.testing.assert_allclose(encoder.through(adapter).encode(ENCODERS["texts"]), through, **CLOSE)
+        np.testing.assert_allclose(encoder.with_adapter(adapter).encode(ENCODERS["texts"]), through, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ENCODERS["encoders"])

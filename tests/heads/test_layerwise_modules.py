@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from decoder2vec.heads.codes import LayerwiseLinear, LayerwiseMLP, LayerwiseNorm, spread
+from decoder2vec.heads.codes import LayerwiseLinear, LayerwiseMLP, LayerwiseNorm, spread_widths
 
 LAYERS, TEXTS, WIDTH = 5, 7, 6
 
@@ -112,12 +112,12 @@ def test_dropout_is_active_in_training_only(states):
 
 @pytest.mark.parametrize("count", range(1, 33))
 def test_two_values_go_to_halves_the_upper_rounded_down(count):
-    assert spread((256, 512), count) == (256,) * (count - count // 2) + (512,) * (count // 2)
+    assert spread_widths((256, 512), count) == (256,) * (count - count // 2) + (512,) * (count // 2)
 
 
 def test_one_value_goes_to_all_layers():
-    assert spread((7,), 5) == (7,) * 5
-    assert spread((7,), 0) == ()
+    assert spread_widths((7,), 5) == (7,) * 5
+    assert spread_widths((7,), 0) == ()
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_one_value_goes_to_all_layers():
     [(3, (1, 2, 3)), (4, (1, 1, 2, 3)), (5, (1, 1, 2, 2, 3)), (6, (1, 1, 2, 2, 3, 3)), (2, (1, 2)), (1, (1,))],
 )
 def test_three_values_go_to_thirds_the_upper_smaller(count, expected):
-    assert spread((1, 2, 3), count) == expected
+    assert spread_widths((1, 2, 3), count) == expected

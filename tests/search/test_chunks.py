@@ -11,7 +11,7 @@ from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.search.chunks import Chunking, token_lengths
-from decoder2vec.text.sentences import sentences
+from decoder2vec.text.sentences import split_sentences
 
 
 def word_counts(texts):
@@ -36,13 +36,13 @@ def test_chunks_hold_every_sentence_within_the_size(seed):
     text = toy_text(60, seed)
     chunks = Chunking(40, 12).split(text, word_counts)
     assert all(count <= 40 for count in word_counts(chunks))
-    assert all(any(sentence in chunk for chunk in chunks) for sentence in sentences(text))
+    assert all(any(sentence in chunk for chunk in chunks) for sentence in split_sentences(text))
     assert all(chunk in text for chunk in chunks)
 
 
 @pytest.mark.parametrize("overlap", [0, 6, 20])
 def test_neighbouring_chunks_share_sentences_within_overlap(overlap):
-    chunks = [sentences(chunk) for chunk in Chunking(40, overlap).split(toy_text(60), word_counts)]
+    chunks = [split_sentences(chunk) for chunk in Chunking(40, overlap).split(toy_text(60), word_counts)]
     shared = [[sentence for sentence in left if sentence in right] for left, right in pairwise(chunks)]
     assert all(left[len(left) - len(common) :] == common for left, common in zip(chunks, shared, strict=False))
     assert all(sum(word_counts(common)) <= overlap for common in shared)

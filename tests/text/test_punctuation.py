@@ -1,4 +1,4 @@
-"""Marks and capitals are taken away, and every edit that gives them back is exact."""
+"""Tests of `decoder2vec.text.punctuation`: stripping of texts, and edits that restore them exactly."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import pytest
 
 from decoder2vec.errors import InputError
 from decoder2vec.text.punctuation import (
-    LEAVE,
+    KEEP,
     MARKS,
     NO_LABEL,
     Case,
     Change,
     Edit,
     EditVocabulary,
-    attached_words,
-    clear,
-    edits,
-    excerpts,
+    aligned_words,
+    pack_sentences,
+    strip_punctuation,
+    word_edits,
 )
 
 LINES = """\
@@ -63,7 +63,7 @@ SAYINGS = [
     "isn't \u2018here\u2019 ,",
 ]
 CLOSINGS = [".", "?!", '."', " .", "\u2026"]
-ENGLISH = [line for line in LINES if clear(line)] + [
+ENGLISH = [line for line in LINES if strip_punctuation(line)] + [
     f"{opening}{person} {saying}{closing}"
     for opening, person, saying, closing in itertools.product(OPENINGS, PEOPLE, SAYINGS, CLOSINGS)
 ]
@@ -78,31 +78,32 @@ CASED = [c for c in map(chr, range(sys.maxunicode + 1)) if not c == c.lower() ==
 
 
 def random_texts(count=3000, seed=0):
-    """Random strings: from all of Unicode, and from the few characters that are hard here."""
+    """Random strings: from all of Unicode, and from the few characters that are difficult here."""
     rng = random.Random(seed)
-    hard = f"{MARKS} {MARKS} \t\u2028\u00a0aAbBzZ1-(){ODD}"
+    difficult = f"{MARKS} {MARKS} \t\u2028\u00a0aAbBzZ1-(){ODD}"
     for _ in range(count):
         share = rng.choice([0.0, 0.1, 0.5])
         size = rng.randrange(60)
         yield "".join(
-            chr(rng.randrange(sys.maxunicode + 1)) if rng.random() < share else rng.choice(hard) for _ in range(size)
+            chr(rng.randrange(sys.maxunicode + 1)) if rng.random() < share else rng.choice(difficult)
+            for _ in range(size)
         )
 
 
 def by_regex(text):
-    """Another way to clear a text."""
+    """Strip a text with regular expressions."""
     return re.sub(r"\s+", " ", re.sub("[,.!?'\"\u2018\u2019\u201c\u201d]", "", text.lower())).strip()
 
 
-def one(word):
-    """The cleared word and edit of a text of one word."""
-    (cleared,), (edit,) = edits(word)
-    return cleared, edit
+def strip_word(word):
+    """The stripped word and the edit of a text of one word."""
+    (stripped,), (edit,) = word_edits(word)
+    return stripped, edit
 
 
-class TestClear:
+class TestStripPunctuation:
     @pytest.mark.parametrize(
-        ("text", "cleared"),
+        ("text", "stripped"),
         [
             ("Don't go to the U.S., please!", "dont go to the us please"),
             ("3.5 of 1,000", "35 of 1000"),
@@ -113,93 +114,93 @@ class TestClear:
             (" \t\n", ""),
         ],
     )
-    def test_by_hand(self, text, cleared):
-        assert clear(text) == cleared
+    def test_examples(self, text, stripped):
+        assert strip_punctuation(text) == stripped
 
     def test_equals_regular_expressions(self):
         for line in ENGLISH:
-            assert clear(line) == by_regex(line)
+            assert strip_punctuation(line) == by_regex(line)
 
-    def test_clearing_again_changes_nothing(self):
+    def test_is_idempotent(self):
         for text in [*ENGLISH, *random_texts()]:
-            assert clear(clear(text)) == clear(text)
+            assert strip_punctuation(strip_punctuation(text)) == strip_punctuation(text)
 
-    def test_clearing_again_changes_nothing_for_any_character(self):
+    def test_is_idempotent_for_any_character(self):
         alone = " ".join(map(chr, range(sys.maxunicode + 1)))
         in_words = " ".join(f"A{c} {c}a A{c}. a'{c}b" for c in CASED)
         for text in (alone, in_words):
-            assert clear(clear(text)) == clear(text)
+            assert strip_punctuation(strip_punctuation(text)) == strip_punctuation(text)
 
 
-class TestExcerpts:
-    def test_whole_sentences_are_packed_greedily(self):
-        assert list(excerpts(["a b", "c  d", "e", "f g h"], 5)) == ["a b c d e", "f g h"]
+class TestPackSentences:
+    def test_sentences_are_packed_greedily(self):
+        assert list(pack_sentences(["a b", "c  d", "e", "f g h"], 5)) == ["a b c d e", "f g h"]
 
-    def test_an_over_long_sentence_stands_alone(self):
-        assert list(excerpts(["a", "b c d e", "f", "g"], 3)) == ["a", "b c d e", "f g"]
+    def test_overlong_sentence_stays_alone(self):
+        assert list(pack_sentences(["a", "b c d e", "f", "g"], 3)) == ["a", "b c d e", "f g"]
 
-    def test_nothing_is_lost_doubled_or_too_long(self):
-        packed = list(excerpts(ENGLISH))
+    def test_no_word_is_lost_or_repeated(self):
+        packed = list(pack_sentences(ENGLISH))
         assert " ".join(packed) == " ".join(" ".join(ENGLISH).split())
         assert max(len(text.split()) for text in packed) <= 150
         longest = max(len(line.split()) for line in ENGLISH)
         assert min(len(text.split()) for text in packed[:-1]) > 150 - longest, "greedily"
 
-    def test_blank_sentences_make_no_excerpt(self):
-        assert list(excerpts(["", " "], 2)) == list(excerpts([])) == []
-        assert list(excerpts(["a b", " ", "c"], 2)) == ["a b", "c"]
+    def test_blank_sentences_are_dropped(self):
+        assert list(pack_sentences(["", " "], 2)) == list(pack_sentences([])) == []
+        assert list(pack_sentences(["a b", " ", "c"], 2)) == ["a b", "c"]
 
-    def test_no_words_are_refused(self):
+    def test_max_words_below_one_is_refused(self):
         with pytest.raises(InputError, match="1 or more"):
-            list(excerpts(["a"], 0))
+            list(pack_sentences(["a"], 0))
 
 
-def restore(words, found):
-    """The text that edits make of cleared words."""
-    return " ".join(edit.apply(word) for word, edit in zip(words, found, strict=True))
+def restore(words, edits):
+    """Apply edits to stripped words."""
+    return " ".join(edit.apply(word) for word, edit in zip(words, edits, strict=True))
 
 
 class TestRoundTrip:
-    def test_there_are_hundreds_of_lines(self):
+    def test_corpus_has_hundreds_of_lines(self):
         assert len(ENGLISH) > 500
 
-    def test_english(self):
+    def test_english_is_restored(self):
         for line in ENGLISH:
-            words, found = edits(line)
-            assert " ".join(words) == clear(line)
-            assert restore(words, found) == " ".join(line.split())
+            words, edits = word_edits(line)
+            assert " ".join(words) == strip_punctuation(line)
+            assert restore(words, edits) == " ".join(line.split())
 
-    def test_random_unicode(self):
-        seen = 0
+    def test_random_unicode_is_restored(self):
+        n_texts = 0
         for text in random_texts():
-            if not clear(text):
+            if not strip_punctuation(text):
                 continue
-            words, found = edits(text)
-            assert " ".join(words) == clear(text)
-            assert restore(words, found) == " ".join(text.split())
-            seen += 1
-        assert seen > 2000
+            words, edits = word_edits(text)
+            assert " ".join(words) == strip_punctuation(text)
+            assert restore(words, edits) == " ".join(text.split())
+            n_texts += 1
+        assert n_texts > 2000
 
-    def test_every_letter_with_a_case_in_every_position(self):
+    def test_every_cased_letter_is_restored_in_every_position(self):
         text = " ".join(f"{c} {c}b A{c}b A{c} {c}.{c} '{c}'b{c}" for c in CASED)
-        words, found = edits(text)
-        assert restore(words, found) == text
-        assert " ".join(words) == clear(text)
+        words, edits = word_edits(text)
+        assert restore(words, edits) == text
+        assert " ".join(words) == strip_punctuation(text)
 
-    def test_all_short_words_of_marks_and_letters(self):
+    def test_all_short_words_of_marks_and_letters_are_restored(self):
         for letters in itertools.product("aB.'", repeat=5):
             word = "".join(letters)
-            if clear(word):
-                cleared, edit = one(word)
-                assert edit.apply(cleared) == word
+            if strip_punctuation(word):
+                stripped, edit = strip_word(word)
+                assert edit.apply(stripped) == word
 
 
-class TestEdits:
+class TestWordEdits:
     @pytest.mark.parametrize(
-        ("word", "cleared", "edit"),
+        ("word", "stripped", "edit"),
         [
-            ("dog", "dog", LEAVE),
-            ("-", "-", LEAVE),
+            ("dog", "dog", KEEP),
+            ("-", "-", KEEP),
             ("dog,", "dog", Edit(after=",")),
             ('"Dog."', "dog", Edit('"', '."', Case.FIRST)),
             ("(Dog)", "(dog)", Edit(case=Case.FIRST)),
@@ -219,9 +220,9 @@ class TestEdits:
             ("\u0130x", "i\u0307x", Edit(changes=(Change(0, "write", "\u0130"), Change(1, "write", "")))),
         ],
     )
-    def test_by_hand(self, word, cleared, edit):
-        assert one(word) == (cleared, edit)
-        assert edit.apply(cleared) == word
+    def test_examples(self, word, stripped, edit):
+        assert strip_word(word) == (stripped, edit)
+        assert edit.apply(stripped) == word
 
     @pytest.mark.parametrize(
         "words",
@@ -234,8 +235,8 @@ class TestEdits:
             "O'Neill O'Reilly",
         ],
     )
-    def test_words_of_a_kind_share_an_edit(self, words):
-        assert len(set(edits(words)[1])) == 1
+    def test_similar_words_share_an_edit(self, words):
+        assert len(set(word_edits(words)[1])) == 1
 
     @pytest.mark.parametrize(
         ("text", "attached"),
@@ -248,63 +249,70 @@ class TestEdits:
             (" \n", []),
         ],
     )
-    def test_lone_marks_are_attached_to_a_neighbour(self, text, attached):
-        assert attached_words(text) == attached
-        words, found = edits(text)
-        assert [edit.apply(word) for word, edit in zip(words, found, strict=True)] == attached
+    def test_stand_alone_marks_are_attached_to_a_word(self, text, attached):
+        assert aligned_words(text) == attached
+        words, edits = word_edits(text)
+        assert [edit.apply(word) for word, edit in zip(words, edits, strict=True)] == attached
 
     @pytest.mark.parametrize("text", ["...", '" "', "\u2018\u2019", " ! \n"])
-    def test_text_of_marks_alone_is_refused(self, text):
-        assert clear(text) == ""
+    def test_text_of_only_marks_is_refused(self, text):
+        assert strip_punctuation(text) == ""
         with pytest.raises(InputError, match="no word"):
-            edits(text)
+            word_edits(text)
 
     def test_any_edit_can_be_applied_to_any_word(self):
-        """A model may choose an edit with changes at places that the word does not have."""
-        everything = {edit for line in ENGLISH for edit in edits(line)[1]}
-        assert len(everything) > 100
-        for edit, word in itertools.product(everything, ["", "a", "ab", "-", "extraordinary"]):
+        """A model may predict an edit with changes at positions that the word does not have."""
+        all_edits = {edit for line in ENGLISH for edit in word_edits(line)[1]}
+        assert len(all_edits) > 100
+        for edit, word in itertools.product(all_edits, ["", "a", "ab", "-", "extraordinary"]):
             written = any(change.kind == "write" for change in edit.changes)
-            assert written or clear(edit.apply(word)) == word, "only marks and capitals are added"
+            assert written or strip_punctuation(edit.apply(word)) == word, "only marks and capitals are added"
 
-    def test_an_edit_is_frozen_and_small(self):
-        assert not hasattr(LEAVE, "__dict__")
-        assert len({LEAVE, Edit(), Edit(after=".")}) == 2
+    def test_edits_are_frozen_and_have_slots(self):
+        assert not hasattr(KEEP, "__dict__")
+        assert len({KEEP, Edit(), Edit(after=".")}) == 2
         with pytest.raises(AttributeError):
-            LEAVE.after = "."
+            KEEP.after = "."
 
 
 class TestEditVocabulary:
     TEXTS = ("The dog, the cat, the U.S.", "The cow.", "...", "", "A cow, an eBay dog.")
 
-    def test_counts_by_hand(self):
-        found = EditVocabulary.from_texts(self.TEXTS, least=2)
-        assert found.edits == (LEAVE, Edit(case=Case.FIRST), Edit(after=","), Edit(after="."))
-        assert found.counts == (3, 3, 3, 2)
-        assert (found.least, found.rare_edits, found.rare_words) == (2, 2, 2)
+    def test_counts_equal_those_by_hand(self):
+        vocabulary = EditVocabulary.from_texts(self.TEXTS, min_count=2)
+        assert vocabulary.edits == (KEEP, Edit(case=Case.FIRST), Edit(after=","), Edit(after="."))
+        assert vocabulary.counts == (3, 3, 3, 2)
+        assert (vocabulary.min_count, vocabulary.rare_edits, vocabulary.rare_words) == (2, 2, 2)
 
-    def test_numbers(self):
-        found = EditVocabulary.from_texts(self.TEXTS, least=2)
-        numbers = [found.number(edit) for edit in edits("An eBay cow , a dog.")[1]]
-        assert numbers == [1, NO_LABEL, NO_LABEL, 0, 3]
-        assert len(found) == 4
+    def test_index_of_rare_edits_is_no_label(self):
+        vocabulary = EditVocabulary.from_texts(self.TEXTS, min_count=2)
+        indices = [vocabulary.index(edit) for edit in word_edits("An eBay cow , a dog.")[1]]
+        assert indices == [1, NO_LABEL, NO_LABEL, 0, 3]
+        assert len(vocabulary) == 4
 
-    @pytest.mark.parametrize("least", [1, 2, 20, 10**9])
-    def test_every_word_is_counted_once(self, least):
-        found = EditVocabulary.from_texts(ENGLISH, least)
-        assert sum(found.counts) + found.rare_words == sum(len(clear(line).split()) for line in ENGLISH)
-        assert all(count >= least for count in found.counts[1:])
-        assert found.counts[1:] == tuple(sorted(found.counts[1:], reverse=True))
-        assert found.number(LEAVE) == 0 and found.edits[0] == LEAVE
+    @pytest.mark.parametrize("min_count", [1, 2, 20, 10**9])
+    def test_every_word_is_counted_once(self, min_count):
+        vocabulary = EditVocabulary.from_texts(ENGLISH, min_count)
+        assert sum(vocabulary.counts) + vocabulary.rare_words == sum(
+            len(strip_punctuation(line).split()) for line in ENGLISH
+        )
+        assert all(count >= min_count for count in vocabulary.counts[1:])
+        assert vocabulary.counts[1:] == tuple(sorted(vocabulary.counts[1:], reverse=True))
+        assert vocabulary.index(KEEP) == 0 and vocabulary.edits[0] == KEEP
 
-    def test_the_order_of_the_texts_does_not_matter(self):
+    def test_order_of_the_texts_does_not_matter(self):
         shuffled = random.Random(1).sample(ENGLISH, len(ENGLISH))
         assert EditVocabulary.from_texts(ENGLISH, 2) == EditVocabulary.from_texts(shuffled, 2)
 
-    def test_without_texts_it_leaves_every_word_alone(self):
-        found = EditVocabulary.from_texts([])
-        assert (found.edits, found.counts, found.rare_edits, found.rare_words) == ((LEAVE,), (0,), 0, 0)
+    def test_vocabulary_of_no_texts_only_keeps(self):
+        vocabulary = EditVocabulary.from_texts([])
+        assert (vocabulary.edits, vocabulary.counts, vocabulary.rare_edits, vocabulary.rare_words) == (
+            (KEEP,),
+            (0,),
+            0,
+            0,
+        )
 
-    def test_least_is_at_least_one(self):
+    def test_min_count_below_one_is_refused(self):
         with pytest.raises(InputError, match="1 or more"):
             EditVocabulary.from_texts(["a"], 0)

@@ -1,10 +1,10 @@
-"""Sentences end where a reader would end them."""
+"""Tests of `decoder2vec.text.sentences`."""
 
 from __future__ import annotations
 
 import pytest
 
-from decoder2vec.text.sentences import sentence_spans, sentences
+from decoder2vec.text.sentences import sentence_spans, split_sentences
 
 CASES = {
     "One. Two! Three? Four": ["One.", "Two!", "Three?", "Four"],
@@ -20,10 +20,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("text", CASES)
-def test_sentences_are_what_a_reader_sees(text):
-    assert sentences(text) == CASES[text]
+def test_texts_are_split_into_sentences(text):
+    assert split_sentences(text) == CASES[text]
 
 
-def test_spans_point_into_the_text():
+def test_sentence_spans_point_into_the_text():
     text = "  One.  Two.\n\nThree. "
     assert [text[begin:end] for begin, end in sentence_spans(text)] == ["One.", "Two.", "Three."]

@@ -11,7 +11,7 @@ from scipy import stats
 
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError
+from decoder2vec.errors import EncoderError
 from decoder2vec.recipes.freeze import Source
 from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training.data import TrainingData
@@ -215,9 +215,9 @@ def test_latents_that_are_not_finite_are_refused(where, training, data, monkeypa
 
     def poisoned(self, out, places, columns):
         real(self, out, places, columns)
-        names.setdefault(id(self), tuple(self.places([text_key(bad)])[0]))
+        names.setdefault(id(self), tuple(self.positions([text_key(bad)])[0]))
         out[:, (places == names[id(self)]).all(axis=1)] = np.nan
 
     monkeypatch.setattr(Store, "read_into", poisoned)
-    with pytest.raises(InputError, match=f"latents of '{bad}' are not finite; run `d2v doctor`"):
+    with pytest.raises(EncoderError, match=f"latents of '{bad}' are not finite; run `d2v doctor`"):
         training()

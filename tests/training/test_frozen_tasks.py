@@ -255,7 +255,7 @@ def test_a_unified_autoencoder_decodes_every_layer_from_the_one_vector(backbone,
     auto = Autoencoder(net).eval()
     latents = table.batch(np.arange(6))
     with torch.no_grad():
-        whole = net.mixed(net.codes(latents))[0][0].double().numpy()
+        whole = net.mix(net.codes(latents))[0][0].double().numpy()
         wanted = ((latents - net.shift) * net.scale).numpy()
         expected = []
         for reading in range(4):
@@ -309,7 +309,7 @@ def test_what_is_lost_is_said_in_the_latents_own_units_and_as_a_share(choice, ba
     net.set_statistics(*table.moments(rows[:7]), standardise=standardise)
     auto, latents = Autoencoder(net).eval(), table.batch(rows)
     found = measure(auto, table, rows)
-    clean, rebuilt = net.clean(latents), net.clean(latents).clone()
+    clean, rebuilt = net.normalise(latents), net.normalise(latents).clone()
     for part, group in zip(auto.residuals(latents), net.spec.groups, strict=True):
         rebuilt[list(group)] += part
     clean, rebuilt = clean.double().numpy(), rebuilt.double().numpy()

@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.activations import prefix_kv
-from decoder2vec.activations.prefix_kv import prefix_memory
+from decoder2vec.activations.prefix_kv import cache_keys_values
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
@@ -70,7 +70,7 @@ def test_a_prompt_behind_remembered_keys_and_values_equals_the_whole_text(name, 
     assert len({len(prompt.ids) for prompt in prompts}) > 2 and len(prompts[2].ids) > 16
     naive = token_part(adapted, prompts, reading)
     kept, anew = (
-        suffix_part(adapted, prefix_memory(adapted, prompts, reading.layer, cap), reading) for cap in (10**9, 0)
+        suffix_part(adapted, cache_keys_values(adapted, prompts, reading.layer, cap), reading) for cap in (10**9, 0)
     )
     for rows in ([0, 1, 2, 3], [2]):
         expected = learned(naive, rows, adapted.adapter)
@@ -82,7 +82,7 @@ def test_the_order_of_texts_does_not_matter(backbone):
     adapted = prompted(backbone("tiny-llama"))
     prompts = prompts_of(adapted)
     for cap in (10**9, 0):
-        part = suffix_part(adapted, prefix_memory(adapted, prompts, 4, cap), READINGS[0])
+        part = suffix_part(adapted, cache_keys_values(adapted, prompts, 4, cap), READINGS[0])
         assert_equal([part([3, 0, 2])], [part([0, 2, 3])[[2, 0, 1]]])
 
 
@@ -95,10 +95,10 @@ def own_files(tmp_path, monkeypatch):
 def test_keys_and_values_are_found_again_and_not_computed_twice(backbone, own_files, monkeypatch):
     model = backbone("tiny-llama")
     prompts = prompts_of(model)
-    first = prefix_memory(model, prompts, 4)([0, 1, 2])
+    first = cache_keys_values(model, prompts, 4)([0, 1, 2])
     assert len(own_files()) == 1
-    monkeypatch.setattr(prefix_kv._Kept, "_fill", lambda *_: pytest.fail("they lie on disk"))
-    again = prefix_memory(model, prompts, 4)([0, 1, 2])
+    monkeypatch.setattr(prefix_kv._StoredKeysValues, "_fill", lambda *_: pytest.fail("they lie on disk"))
+    again = cache_keys_values(model, prompts, 4)([0, 1, 2])
     for one, other in zip(first.layers, again.layers, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -112,17 +112,17 @@ def test_files_are_told_apart_by_texts_depth_and_weights(backbone, own_files):
         (model, prompts[1:], 4),
         (backbone("tiny-qwen2"), prompts, 4),
     ):
-        prefix_memory(backbone_, some, depth)
+        cache_keys_values(backbone_, some, depth)
     assert len(own_files()) == 4
 
 
 def test_a_file_that_was_cut_short_is_made_anew(backbone, own_files):
     model = backbone("tiny-llama")
     prompts = prompts_of(model)
-    expected = prefix_memory(model, prompts, 4)([0, 2]).layers[3][1].clone()
+    expected = cache_keys_values(model, prompts, 4)([0, 2]).layers[3][1].clone()
     file = own_files()[0]
     file.write_bytes(file.read_bytes()[:1000])
-    assert torch.equal(prefix_memory(model, prompts, 4)([0, 2]).layers[3][1], expected)
+    assert torch.equal(cache_keys_values(model, prompts, 4)([0, 2]).layers[3][1], expected)
 
 
 def test_nothing_is_written_over_the_cap_and_the_cap_counts_bytes(backbone, own_files):
@@ -131,19 +131,19 @@ def test_nothing_is_written_over_the_cap_and_the_cap_counts_bytes(backbone, own_
     size = (
         sum(len(prompt.ids) for prompt in prompts) * 3 * 2 * 2 * 8 * 4
     )  # layers, keys and values, heads, width, bytes
-    prefix_memory(model, prompts, 3, size - 1)
+    cache_keys_values(model, prompts, 3, size - 1)
     assert own_files() == []
-    prefix_memory(model, prompts, 3, size)
+    cache_keys_values(model, prompts, 3, size)
     assert [file.stat().st_size for file in own_files()] == [size]
 
 
 def test_a_disk_without_room_is_not_filled(backbone, own_files, monkeypatch, caplog):
     model = backbone("tiny-llama")
     prompts = prompts_of(model)
-    expected = prefix_memory(model, prompts, 4)([0, 2]).layers[3][1]
+    expected = cache_keys_values(model, prompts, 4)([0, 2]).layers[3][1]
     own_files()[0].unlink()
     monkeypatch.setattr(prefix_kv.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    found = prefix_memory(model, prompts, 4)([0, 2]).layers[3][1]
+    found = cache_keys_values(model, prompts, 4)([0, 2]).layers[3][1]
     length = len(prompts[0].ids)
     torch.testing.assert_close(found[:, :, -length:], expected[:, :, -length:])
     assert own_files() == [] and "No space left on device" in caplog.text
@@ -152,8 +152,8 @@ def test_a_disk_without_room_is_not_filled(backbone, own_files, monkeypatch, cap
 def test_a_family_without_keys_and_values_takes_the_long_way(backbone):
     adapted = prompted(backbone("tiny-mamba"))
     prompts = prompts_of(adapted)
-    with pytest.raises(UnsupportedError, match="mamba has no keys and values"):
-        prefix_memory(adapted, prompts, 4)
+    with pytest.raises(UnsupportedError, match="mamba keeps no keys and values"):
+        cache_keys_values(adapted, prompts, 4)
     path = pick_path(small("soft_prompt", tokens=3), adapted, prompts, READINGS[0])
     torch.testing.assert_close(path([0, 1]), token_part(adapted, prompts, READINGS[0])([0, 1]), rtol=1e-4, atol=1e-5)
 

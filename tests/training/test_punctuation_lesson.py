@@ -24,7 +24,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
-from decoder2vec.text.punctuation import score
+from decoder2vec.text.punctuation import score_restoration
 from decoder2vec.training import adapting, checkpoint, processes
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.lessons import parts
@@ -367,7 +367,7 @@ def test_the_report_scores_texts_that_were_restored_by_hand(name, family, attent
         [done(numbers[int(np.argmax(row))], word) for row, word in zip(rows, words, strict=False)] + words[len(rows) :]
         for rows, words in zip(logits, source, strict=True)
     ]
-    found, expected = result.notes["restoration"], score(source, output, target)
+    found, expected = result.notes["restoration"], score_restoration(source, output, target)
     assert expected.attempts > 20 and expected.hits > 0, "there was meant to be something to score"
     for part in ("precision", "recall", "f1"):
         assert found[part] == pytest.approx(getattr(expected, part), abs=5e-5)

@@ -16,7 +16,7 @@ from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.objective import Objective
-from decoder2vec.text.punctuation import score
+from decoder2vec.text.punctuation import score_restoration
 from decoder2vec.training import adapting
 from decoder2vec.training.adapting import AdapterTraining
 from decoder2vec.training.lessons import punctuation_lm
@@ -186,7 +186,7 @@ def test_the_report_scores_what_is_written_token_by_token(name, family, backbone
     apart = list(MANY[::20])
     written = [words_of(stock.write(text)) for text in apart]
     assert told == written, "word for word"
-    expected = score([cleared(text).split() for text in apart], written, [words_of(text) for text in apart])
+    expected = score_restoration([cleared(text).split() for text in apart], written, [words_of(text) for text in apart])
     found = result.notes["restoration"]
     assert found["problems"] == expected.problems > 0 and found["texts of another length"] == expected.mismatched
     for part in ("precision", "recall", "f1"):
@@ -218,9 +218,9 @@ def told(monkeypatch):
 
     def heard(source, output, target):
         found.extend(output)
-        return score(source, output, target)
+        return score_restoration(source, output, target)
 
-    monkeypatch.setattr(punctuation_lm, "score", heard)
+    monkeypatch.setattr(punctuation_lm, "score_restoration", heard)
     return found
 
 

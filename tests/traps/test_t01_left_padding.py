@@ -34,7 +34,7 @@ def test_left_padding_needs_positions_from_the_mask(
     expected = last_tokens(single_states, model, prompts)
     assert gap(encode_batch(model, prompts, LAYERS, side="left"), expected) < EXACT
 
-    monkeypatch.setattr(capture, "_takes_positions", lambda _: False)
+    monkeypatch.setattr(capture, "_accepts_position_ids", lambda _: False)
     assert gap(encode_batch(model, prompts, LAYERS, side="left"), expected) > 0.1
     assert gap(encode_batch(model, prompts, LAYERS, side="right"), expected) < EXACT
 
@@ -50,5 +50,5 @@ def test_encoder_vector_does_not_depend_on_the_batch(name, backbone, texts, gap,
 
     collate = extract.collate
     monkeypatch.setattr(extract, "collate", lambda prompts, pad_token_id: collate(prompts, pad_token_id, side="left"))
-    monkeypatch.setattr(capture, "_takes_positions", lambda _: False)
+    monkeypatch.setattr(capture, "_accepts_position_ids", lambda _: False)
     assert gap(encoder.encode(texts), single) > 0.1

@@ -11,7 +11,7 @@ from decoder2vec.backbone.machine import choose_dtype
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.heads.standardise import Head
+from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.maths.pooling import POOLINGS, pool
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import TEMPLATES
@@ -121,7 +121,7 @@ def test_heads_compute_in_float32_over_a_16_bit_backbone(kind, bfloat16_encoder,
     encoder = plain.with_head(kind, corpus)
     vectors = plain.encode(corpus)
     vectors[:, 0] += 1000  # one huge dimension, as decoders have
-    head = Head.fit(kind, vectors)
+    head = AffineHead.fit(kind, vectors)
     assert head.mean.dtype == head.map.dtype == encoder.encode("bread").dtype == np.float32
     assert np.isfinite(encoder.encode(corpus)).all()
 

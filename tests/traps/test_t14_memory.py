@@ -109,7 +109,7 @@ def test_hooks_are_removed_even_after_an_error(broken, texts, tokenise):
         capture(batch)
     assert hooks_of(model.model) == before
 
-    capture._hook(lambda layer, states: None)  # the faulty variant: never removed
+    capture._register_hooks(lambda layer, states: None)  # the faulty variant: never removed
     assert hooks_of(model.model) > before
 
 

@@ -1,1 +1,1 @@
-"""What a model computes on the way: captured and pooled per layer, kept on disk."""
+"""Activations of a backbone: captured and pooled per layer, stored on disk, read back for training."""

@@ -1,7 +1,7 @@
-"""What all prompts of a batch begin with is read once, not once for each text.
+"""Latents of texts: any number of texts through a backbone, in order, in batches that fit into memory.
 
-Under causal attention the states of a beginning do not depend on what follows, so its keys and values can stand before
-every text of the batch. The prompt before a text is such a beginning, and often a good part of a short text's tokens.
+`Extractor` reads texts under one template; `Reader` combines readings under several templates. A token prefix that all
+prompts of a batch share is computed once per batch by `SharedPrefix`.
 """
 
 from __future__ import annotations
@@ -24,69 +24,22 @@ from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, re
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
-
-
-class SharedPrefix:
-    """Makes batches whose common beginning has been read before, where that can be done and pays.
-
-    It remembers the last beginning, so it must not outlive a change of the weights.
-    """
-
-    def __init__(self, backbone: Backbone, depth: int) -> None:
-        self._backbone, self._depth = backbone, depth
-        # on a GPU attention is fastest without the mask that a past needs
-        plain = backbone.attention == "causal" and backbone.adapter is None and backbone.device.type == "cpu"
-        self._possible = plain and depth > 0
-        self._known: tuple[list[int], list[LayerKeyValues]] = ([], [])
-
-    def collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
-        """The batch of some prompts, for the first `depth` layers."""
-        length = _common(prompts) if self._possible else 0
-        saved = (len(prompts) - 1) * length
-        worth = saved > batch_overhead(self._backbone.device, self._backbone.dim)
-        layers = self._read(prompts[0].ids[:length]) if worth else []
-        if not layers:
-            return collate(prompts, self._backbone.pad_token_id)
-        rest = [Prompt(one.ids[length:], one.start - length, one.end - length) for one in prompts]
-        batch = collate(rest, self._backbone.pad_token_id)
-        rows = len(prompts)
-        cache = read_only_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
-        positions = torch.arange(length, length + batch.width).expand(rows, -1)
-        return replace(batch, past=PastKeyValues(cache, batch.mask.new_ones(rows, length), positions))
-
-    def _read(self, ids: list[int]) -> list[LayerKeyValues]:
-        if self._known[0] != ids:
-            try:
-                tokens = torch.tensor([ids], device=self._backbone.device)
-                self._known = (ids, compute_key_values(self._backbone, self._depth, input_ids=tokens))
-            except UnsupportedError:  # a family that keeps no keys and values
-                self._possible = False
-                return []
-        return self._known[1]
-
-
-def _common(prompts: Sequence[Prompt]) -> int:
-    """How many tokens all prompts begin with and none pools."""
-    ids = [one.ids for one in prompts]
-    first, last = min(ids), max(ids)  # in the order of a dictionary: what these two share, all between them share
-    alike = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
-    return min(alike, *(min(one.start, len(one.ids) - 1) for one in prompts))
-
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int], object]
-"""Called with the number of texts just finished."""
+"""Called with the number of texts that were just finished."""
 
 _WINDOW_BYTES = 64 << 20
+_CHUNK_BYTES = 1 << 30
 
 
 @dataclass
 class EncodingStats:
-    """What an extraction did: for reports, and for the rate that users see."""
+    """What was computed: for reports, and for the speed that users see."""
 
     texts: int = 0
     tokens: int = 0
@@ -101,18 +54,27 @@ class EncodingStats:
 
     @property
     def padding(self) -> float:
-        """Share of the tokens computed that was padding."""
+        """Share of the computed tokens that was padding."""
         return 1 - self.tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Real tokens, padding not counted."""
+        """Real tokens per second, without padding."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
 @dataclass
 class Extractor:
-    """Reads the same places of the same backbone from any number of texts."""
+    """Computes the latents of texts: the same readings of the same backbone for any number of texts.
+
+    Args:
+        backbone: The model.
+        readings: Which layers to read, and how to pool each.
+        template: The prompt around each text.
+        max_length: Maximum number of tokens of a prompt; at most the model's context length.
+        on_overflow: What to do with longer texts: "truncate", "chunk" (mean of the chunks' vectors) or "error".
+        budget: Tokens per batch, padding included; by default what suits the device.
+    """
 
     backbone: Backbone
     readings: Sequence[Reading]
@@ -120,7 +82,6 @@ class Extractor:
     max_length: int = DEFAULT_MAX_LENGTH
     on_overflow: str = "truncate"
     budget: int | None = None
-    """Tokens per batch, padding included; by default what suits the device."""
 
     def __post_init__(self) -> None:
         context = self.backbone.context_length or self.max_length
@@ -131,7 +92,7 @@ class Extractor:
         self.stats = EncodingStats()
 
     def space(self) -> dict[str, object]:
-        """Everything that changes a vector; its fingerprint names the space in the store."""
+        """Return everything that changes a vector; its fingerprint names the space in the store."""
         return {
             "weights": self.backbone.effective_fingerprint,
             "backbone": self.backbone.name,
@@ -145,98 +106,102 @@ class Extractor:
         }
 
     def fill(self, store: Store, texts: Sequence[str], progress: Progress = lambda _: None) -> None:
-        """Compute what the store lacks of the texts; what is done is on disk even if the rest never is."""
-        keys = {text_key(text): number for number, text in reversed(list(enumerate(check_texts(texts))))}
-        missing = {key: number for key, number in reversed(keys.items()) if key not in store}
+        """Compute the latents that the store lacks; each finished window is on disk even if a later one fails."""
+        first_index = {text_key(text): index for index, text in reversed(list(enumerate(check_texts(texts))))}
+        missing = {key: index for key, index in reversed(first_index.items()) if key not in store}
         progress(len(texts) - len(missing))
-        names, numbers = list(missing), list(missing.values())
-        wanted = [texts[number] for number in numbers]
-        for rows, latents in self.windows(wanted, numbers=numbers, progress=progress):
-            store.add(names[rows], latents)
+        keys, indices = list(missing), list(missing.values())
+        missing_texts = [texts[index] for index in indices]
+        for rows, latents in self.windows(missing_texts, indices=indices, progress=progress):
+            store.add(keys[rows], latents)
 
     def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
-        """[text, reading, dim] float32 vectors; a text that stands there twice is computed once."""
-        first: dict[str, int] = {}
-        for number, text in enumerate(check_texts(texts)):
-            first.setdefault(text, number)
-        unique = list(first)
+        """Return [text, reading, dim] float32 vectors; duplicate texts are computed once."""
+        first_index: dict[str, int] = {}
+        for index, text in enumerate(check_texts(texts)):
+            first_index.setdefault(text, index)
+        unique = list(first_index)
         result = torch.empty(len(unique), len(self.capture.readings), self.backbone.dim)
         progress(len(texts) - len(unique))
-        for _ in self.windows(unique, result, list(first.values()), progress):
+        for _ in self.windows(unique, result, list(first_index.values()), progress):
             pass
         if len(unique) == len(texts):
             return np.asarray(result.numpy())
-        place = {text: row for row, text in enumerate(unique)}
-        return np.asarray(result.numpy()[[place[text] for text in texts]])
+        row_of = {text: row for row, text in enumerate(unique)}
+        return np.asarray(result.numpy()[[row_of[text] for text in texts]])
 
     def windows(
         self,
         texts: Sequence[str],
         out: torch.Tensor | None = None,
-        numbers: Sequence[int] | None = None,
+        indices: Sequence[int] | None = None,
         progress: Progress = lambda _: None,
     ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
-        """(which texts, their latents) a window at a time; inside a window texts run sorted by length.
+        """Yield (rows, latents) of one window of texts after another; within a window texts are sorted by length.
 
-        With `out`, [text, reading, dim], the latents are written there. `numbers` are the texts' places in the user's
-        own list, for messages. Progress is told after every batch.
+        Args:
+            texts: The texts, without duplicates.
+            out: [text, reading, dim] tensor to write the latents to.
+            indices: Positions of the texts in the user's list, for messages; 0, 1, 2, ... by default.
+            progress: Called after every batch.
         """
         shape = (len(self.capture.readings), self.backbone.dim)
         width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         begins = range(0, len(texts), width)
-        numbers = numbers or range(len(texts))
-        self._shared = SharedPrefix(self.backbone, self.capture.last_layer)  # anew: weights may have changed
+        indices = indices or range(len(texts))
+        self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)  # new: weights may have changed
         started = time.perf_counter()
-        for begin, tokenised in zip(begins, self._tokenised(texts, numbers, begins, width), strict=True):
+        for begin, tokenised in zip(begins, self._tokenised_windows(texts, indices, begins, width), strict=True):
             rows = slice(begin, min(begin + width, len(texts)))
             latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
-            self._run(tokenised, latents, progress)
+            self._compute(tokenised, latents, progress)
             self.stats += EncodingStats(
                 len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started
             )
             if tokenised.overlong and self.on_overflow == "truncate":
-                _warn_truncated([numbers[begin + number] for number in tokenised.overlong], self)
+                _warn_truncated([indices[begin + index] for index in tokenised.overlong], self)
             yield rows, latents.numpy()
             started = time.perf_counter()
 
-    def _tokenised(
-        self, texts: Sequence[str], numbers: Sequence[int], begins: Iterable[int], width: int
+    def _tokenised_windows(
+        self, texts: Sequence[str], indices: Sequence[int], begins: Iterable[int], width: int
     ) -> Iterator[Tokenised]:
-        """Each window's prompts; the next window is tokenised while the model runs on this one."""
+        """The prompts of each window; the next window is tokenised while the model runs on this one."""
         with ThreadPoolExecutor(1) as worker:
-            ahead: Future[Tokenised] | None = None
+            current: Future[Tokenised] | None = None
             for begin in begins:
-                after = worker.submit(self.tokeniser, texts[begin : begin + width], numbers[begin : begin + width])
-                if ahead is not None:
-                    yield ahead.result()
-                ahead = after
-            if ahead is not None:
-                yield ahead.result()
+                upcoming = worker.submit(self.tokeniser, texts[begin : begin + width], indices[begin : begin + width])
+                if current is not None:
+                    yield current.result()
+                current = upcoming
+            if current is not None:
+                yield current.result()
 
-    def _run(self, tokenised: Tokenised, out: torch.Tensor, progress: Progress) -> None:
-        """Compute all prompts and put their latents into `out`, one row for each text."""
-        prompts, owners = tokenised.prompts, tokenised.owners
+    def _compute(self, tokenised: Tokenised, out: torch.Tensor, progress: Progress) -> None:
+        """Run all prompts and write their latents to `out`, one row per text."""
+        prompts, text_indices = tokenised.prompts, tokenised.text_indices
         lengths = [len(prompt.ids) for prompt in prompts]
         chunked = len(prompts) > len(out)
         latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
-        arriving: _Arriving | None = None
+        transfer: _DeviceTransfer | None = None
         for rows in self._batches(lengths):
             vectors = self._forward([prompts[row] for row in rows])
-            if arriving is not None:  # the last batch is fetched while the device works on this one
-                arriving.land(latents)
-            arriving = _Arriving(vectors, rows)
+            if transfer is not None:  # the previous batch is copied while the device computes this one
+                transfer.finish(latents)
+            transfer = _DeviceTransfer(vectors, rows)
             progress(0 if chunked else len(rows))
             self.stats.tokens += sum(lengths[row] for row in rows)
             self.stats.padded_tokens += len(rows) * lengths[rows[0]]
-        if arriving is not None:
-            arriving.land(latents)
+        if transfer is not None:
+            transfer.finish(latents)
         if chunked:
-            _mean_by_owner(latents, torch.tensor(owners), torch.tensor(lengths), out)
+            _average_chunks(latents, torch.tensor(text_indices), torch.tensor(lengths), out)
             progress(len(out))
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
-        """The plan, cut finer where the budget has shrunk since it was made."""
-        for rows in plan(lengths, self.budget or 1, batch_overhead(self.backbone.device, self.backbone.dim)):
+        """The planned batches, split further where the budget has shrunk since."""
+        overhead = batch_overhead(self.backbone.device, self.backbone.dim)
+        for rows in plan_batches(lengths, self.budget or 1, overhead):
             begin = 0
             while begin < len(rows):
                 count = max(1, (self.budget or 1) // lengths[rows[begin]])
@@ -245,9 +210,9 @@ class Extractor:
 
     @torch.inference_mode()
     def _forward(self, prompts: list[Prompt]) -> torch.Tensor:
-        """One batch; if it is too large for memory, its two halves, and smaller batches from then on."""
+        """Run one batch; if it does not fit into memory, run its two halves and use smaller batches from then on."""
         try:
-            return self.capture(self._shared.collate(prompts).to(self.backbone.device))
+            return self.capture(self._shared_prefix.collate(prompts).to(self.backbone.device))
         except RuntimeError as error:
             if not _is_out_of_memory(error):
                 raise
@@ -259,78 +224,22 @@ class Extractor:
             torch.cuda.empty_cache()
         half = len(prompts) // 2
         self.budget = min(self.budget or 1, half * max(len(prompt.ids) for prompt in prompts))
-        log.warning("Out of memory: going on with batches of %d tokens.", self.budget)
+        log.warning("Out of memory: continuing with batches of %d tokens.", self.budget)
         return torch.cat([self._forward(prompts[:half]), self._forward(prompts[half:])])
 
 
-def check_texts(texts: Sequence[str]) -> Sequence[str]:
-    """Refuse anything that is not a list of texts, and say which one is not a text."""
-    if isinstance(texts, str):
-        raise InputError("One text was given where a list of texts is wanted; put it into a list.")
-    for number, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"Text {number} is {type(text).__name__}, not str; convert or drop it first.")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"Text {number} holds half of a surrogate pair at character {error.start}; clean it with "
-                "text.encode('utf-8', 'replace').decode()."
-            ) from None
-    return texts
-
-
-class _Arriving:
-    """Vectors on their way from the device to their rows in memory."""
-
-    def __init__(self, vectors: torch.Tensor, rows: list[int]) -> None:
-        self.rows = rows
-        self.done = torch.cuda.Event() if vectors.is_cuda else None  # type: ignore[no-untyped-call]
-        self.host = vectors.to("cpu", non_blocking=vectors.is_cuda)
-        if self.done is not None:
-            self.done.record()
-
-    def land(self, latents: torch.Tensor) -> None:
-        """Wait for them and put them there."""
-        if self.done is not None:
-            self.done.synchronize()
-        latents[self.rows] = self.host
-
-
-def _mean_by_owner(latents: torch.Tensor, owners: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor) -> None:
-    """A text cut in chunks gets the mean of its chunks' vectors, weighted by their tokens."""
-    weights = lengths.float() / torch.zeros(len(out)).index_add_(0, owners, lengths.float())[owners]
-    out.zero_().index_add_(0, owners, latents * weights[:, None, None])
-
-
-def _window_bytes(device: torch.device) -> int:
-    """Latents held in memory before they are written, so what a kill can lose. A GPU makes that up in a second."""
-    return _WINDOW_BYTES * (32 if device.type == "cuda" else 1)
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    words = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in words or "can't allocate memory" in words
-
-
-def _warn_truncated(numbers: list[int], extractor: Extractor) -> None:
-    shown = ", ".join(map(str, numbers[:5])) + (", ..." if len(numbers) > 5 else "")
-    limit = extractor.max_length
-    cure = "the model takes no more" if limit == extractor.backbone.context_length else "raise max_length"
-    log.warning(
-        "%d text(s) over %d tokens were cut (number %s); %s, or set on_overflow='chunk'.",
-        len(numbers),
-        limit,
-        shown,
-        cure,
-    )
-
-
-_LATENT_BYTES = 1 << 30
-
-
 class Reader:
-    """Like an Extractor, for readings that may each name a template of their own."""
+    """Like `Extractor`, for readings that may each have a template of their own.
+
+    Args:
+        backbone: The model.
+        readings: Which layers to read, how to pool each, and under which template.
+        template: The prompt of the readings that name none.
+        max_length: Maximum number of tokens of a prompt.
+        on_overflow: What to do with longer texts: "truncate", "chunk" or "error".
+        budget: Tokens per batch, padding included; by default what suits the device.
+        prefix: An instruction in front of every template.
+    """
 
     def __init__(
         self,
@@ -348,48 +257,161 @@ class Reader:
         self.readings = tuple(readings)
         if SLOT in prefix and any(reading.template for reading in readings):
             raise InputError(f"This encoder reads several prompts; a prompt with {SLOT} cannot replace them all.")
-        places: dict[Template, list[int]] = {}
-        for number, reading in enumerate(readings):
-            own = Template.of(reading.template or template.string).with_prefix(prefix)
-            places.setdefault(own, []).append(number)
-        self.parts = [
-            (where, Extractor(backbone, [_bare(readings[n]) for n in where], own, max_length, on_overflow, budget))
-            for own, where in places.items()
+        columns: dict[Template, list[int]] = {}
+        for column, reading in enumerate(readings):
+            prompt = Template.of(reading.template or template.string).with_prefix(prefix)
+            columns.setdefault(prompt, []).append(column)
+        bare = [replace(reading, template="") for reading in readings]
+        self.extractors = [
+            (group, Extractor(backbone, [bare[column] for column in group], prompt, max_length, on_overflow, budget))
+            for prompt, group in columns.items()
         ]
+        """One extractor per template, with the indices of the readings that it computes."""
 
     @classmethod
-    def of(cls, backbone: Backbone, spec: EncoderSpec, budget: int | None, prefix: str) -> Reader:
-        """What an encoder's description asks for, behind an instruction."""
+    def from_spec(cls, backbone: Backbone, spec: EncoderSpec, budget: int | None, prefix: str) -> Reader:
+        """Return the reader of an encoder, with an instruction in front of its templates."""
         return cls(backbone, spec.readings, Template(spec.template), spec.max_length, spec.on_overflow, budget, prefix)
 
     @property
-    def at_once(self) -> int:
-        """How many texts' latents fit into a modest part of memory."""
-        return max(1024, _LATENT_BYTES // (4 * len(self.readings) * self.backbone.dim))
+    def texts_per_chunk(self) -> int:
+        """Number of texts whose latents fit into a modest part of memory."""
+        return max(1024, _CHUNK_BYTES // (4 * len(self.readings) * self.backbone.dim))
 
     @property
-    def passes(self) -> int:
-        """How often the backbone runs over each text."""
-        return len(self.parts)
+    def n_passes(self) -> int:
+        """How often the backbone runs over each text: once per template."""
+        return len(self.extractors)
 
     @property
     def stats(self) -> EncodingStats:
-        """What all passes did together; a text counts once."""
+        """Totals over all passes; each text counts once."""
         total = EncodingStats()
-        for _, extractor in self.parts:
+        for _, extractor in self.extractors:
             total += extractor.stats
-        total.texts //= max(1, self.passes)
+        total.texts //= max(1, self.n_passes)
         return total
 
     def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
-        """[text, reading, dim] float32 vectors; progress is told of each text once for every pass."""
-        if self.passes == 1:
-            return self.parts[0][1](texts, progress)
+        """Return [text, reading, dim] float32 vectors; progress counts each text once per pass."""
+        if self.n_passes == 1:
+            return self.extractors[0][1](texts, progress)
         result = np.empty((len(texts), len(self.readings), self.backbone.dim), np.float32)
-        for where, extractor in self.parts:
-            result[:, where] = extractor(texts, progress)
+        for columns, extractor in self.extractors:
+            result[:, columns] = extractor(texts, progress)
         return result
 
 
-def _bare(reading: Reading) -> Reading:
-    return replace(reading, template="")
+def check_texts(texts: Sequence[str]) -> Sequence[str]:
+    """Return the texts unchanged; raise an error that names the first item that is not a valid text."""
+    if isinstance(texts, str):
+        raise InputError("Expected a list of texts, not one text; put it into a list.")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"Text {index} is {type(text).__name__}, not str; convert or drop it first.")
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise InputError(
+                f"Text {index} holds half of a surrogate pair at character {error.start}; clean it with "
+                "text.encode('utf-8', 'replace').decode()."
+            ) from None
+    return texts
+
+
+class SharedPrefix:
+    """Collates batches so that the tokens that all prompts begin with are computed once, where this is valid and pays.
+
+    Under causal attention the states of a prefix do not depend on what follows, so its keys and values can be reused
+    for every text of the batch. The part of a template in front of the text is such a prefix, and often a large share
+    of the tokens of a short text. The last prefix is cached, so an instance must not outlive a change of the weights.
+    """
+
+    def __init__(self, backbone: Backbone, depth: int) -> None:
+        self._backbone, self._depth = backbone, depth
+        # on a GPU attention is fastest without the mask that a past needs
+        plain = backbone.attention == "causal" and backbone.adapter is None and backbone.device.type == "cpu"
+        self._possible = plain and depth > 0
+        self._cached: tuple[list[int], list[LayerKeyValues]] = ([], [])
+
+    def collate(self, prompts: Sequence[Prompt]) -> TokenBatch:
+        """Return the batch of the prompts, for the first `depth` layers."""
+        length = _shared_length(prompts) if self._possible else 0
+        saved_tokens = (len(prompts) - 1) * length
+        pays = saved_tokens > batch_overhead(self._backbone.device, self._backbone.dim)
+        layers = self._keys_values(prompts[0].ids[:length]) if pays else []
+        if not layers:
+            return collate(prompts, self._backbone.pad_token_id)
+        suffixes = [Prompt(prompt.ids[length:], prompt.start - length, prompt.end - length) for prompt in prompts]
+        batch = collate(suffixes, self._backbone.pad_token_id)
+        rows = len(prompts)
+        cache = read_only_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
+        positions = torch.arange(length, length + batch.width).expand(rows, -1)
+        return replace(batch, past=PastKeyValues(cache, batch.mask.new_ones(rows, length), positions))
+
+    def _keys_values(self, ids: list[int]) -> list[LayerKeyValues]:
+        if self._cached[0] != ids:
+            try:
+                tokens = torch.tensor([ids], device=self._backbone.device)
+                self._cached = (ids, compute_key_values(self._backbone, self._depth, input_ids=tokens))
+            except UnsupportedError:  # a family that has no keys and values
+                self._possible = False
+                return []
+        return self._cached[1]
+
+
+def _shared_length(prompts: Sequence[Prompt]) -> int:
+    """Number of tokens that all prompts begin with and none pools."""
+    ids = [prompt.ids for prompt in prompts]
+    first, last = min(ids), max(ids)  # in lexicographic order: what these two share, all between them share
+    shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return min(shared, *(min(prompt.start, len(prompt.ids) - 1) for prompt in prompts))
+
+
+class _DeviceTransfer:
+    """An asynchronous copy of vectors from the device to their rows in memory."""
+
+    def __init__(self, vectors: torch.Tensor, rows: list[int]) -> None:
+        self.rows = rows
+        self.done = torch.cuda.Event() if vectors.is_cuda else None  # type: ignore[no-untyped-call]
+        self.host = vectors.to("cpu", non_blocking=vectors.is_cuda)
+        if self.done is not None:
+            self.done.record()
+
+    def finish(self, latents: torch.Tensor) -> None:
+        """Wait for the copy and write it to `latents`."""
+        if self.done is not None:
+            self.done.synchronize()
+        latents[self.rows] = self.host
+
+
+def _average_chunks(
+    latents: torch.Tensor, text_indices: torch.Tensor, lengths: torch.Tensor, out: torch.Tensor
+) -> None:
+    """The vector of a chunked text is the mean of its chunks' vectors, weighted by their numbers of tokens."""
+    totals = torch.zeros(len(out)).index_add_(0, text_indices, lengths.float())
+    weights = lengths.float() / totals[text_indices]
+    out.zero_().index_add_(0, text_indices, latents * weights[:, None, None])
+
+
+def _window_bytes(device: torch.device) -> int:
+    """Latents kept in memory before they are written, which a kill would lose. A GPU recomputes them in a second."""
+    return _WINDOW_BYTES * (32 if device.type == "cuda" else 1)
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    message = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in message or "can't allocate memory" in message
+
+
+def _warn_truncated(indices: list[int], extractor: Extractor) -> None:
+    shown = ", ".join(map(str, indices[:5])) + (", ..." if len(indices) > 5 else "")
+    limit = extractor.max_length
+    hint = "the model takes no more" if limit == extractor.backbone.context_length else "raise max_length"
+    log.warning(
+        "%d text(s) over %d tokens were truncated (index %s); %s, or set on_overflow='chunk'.",
+        len(indices),
+        limit,
+        shown,
+        hint,
+    )

@@ -1,8 +1,8 @@
-"""Keys and values of frozen texts: what a soft prompt behind a text needs to know of it, computed once.
+"""Cached keys and values of frozen texts, for training a soft prompt that is appended to them.
 
-Under causal attention the states of a text do not depend on what follows. So the keys and values that its tokens leave
-in every layer can be kept on disk, and training a prompt behind it runs the prompt's own tokens only. Where they would
-take too much room they are computed anew each time, without gradients.
+Under causal attention the states of a text do not depend on what follows. So the keys and values of its tokens in every
+layer can be cached on disk, and training a prompt behind the text only runs the tokens of the prompt. Where the cache
+would be too large, they are recomputed each time, without gradients.
 """
 
 from __future__ import annotations
@@ -24,139 +24,148 @@ from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, re
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import fingerprint
 from decoder2vec.storage import atomic_file, prefix_kv_root
-from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.tokens import Prompt
 
 log = logging.getLogger(__name__)
 
-DEFAULT_CAP = 10 << 30
-"""Bytes of keys and values that are kept on disk at most."""
+DEFAULT_MAX_BYTES = 10 << 30
+"""Maximum size of the cache of keys and values on disk."""
 
-Memory = Callable[[Sequence[int]], "Remembered"]
-"""Numbers of texts to what the layers hold of them."""
+KeysValuesLookup = Callable[[Sequence[int]], "CachedKeysValues"]
+"""Returns the keys and values of some texts, given their indices."""
 
 
 @dataclass(frozen=True)
-class Remembered:
-    """Keys and values of some texts, padded on the left, so that what follows stands right behind each."""
+class CachedKeysValues:
+    """Keys and values of some texts, padded on the left, so that new tokens directly follow each text."""
 
     layers: list[LayerKeyValues]
     lengths: Tensor
-    """[text] tokens of each."""
+    """[text] number of tokens of each text."""
 
-    def before(self, tokens: int) -> PastKeyValues:
-        """As the past of so many tokens that follow."""
+    def as_past(self, n_tokens: int) -> PastKeyValues:
+        """Return them as the past of `n_tokens` tokens that follow."""
         width = self.layers[0][0].shape[2]
         device = self.lengths.device
         mask = torch.arange(width, device=device) >= width - self.lengths[:, None]
-        positions = self.lengths[:, None] + torch.arange(tokens, device=device)
+        positions = self.lengths[:, None] + torch.arange(n_tokens, device=device)
         return PastKeyValues(read_only_cache(self.layers), mask.long(), positions)
 
 
-def prefix_memory(backbone: Backbone, prompts: Sequence[Prompt], depth: int, cap: int = DEFAULT_CAP) -> Memory:
-    """Keys and values of the first `depth` layers: kept on disk if they take at most `cap` bytes, else made anew."""
+def cache_keys_values(
+    backbone: Backbone, prompts: Sequence[Prompt], depth: int, max_bytes: int = DEFAULT_MAX_BYTES
+) -> KeysValuesLookup:
+    """Return a lookup for the keys and values of prompts: from disk, or recomputed where they do not fit there.
+
+    Args:
+        backbone: The model; its adapter is not used.
+        prompts: The prompts of the texts.
+        depth: Number of layers.
+        max_bytes: Maximum size on disk.
+    """
     bare = backbone.with_adapter(None)
-    shapes = _shapes(bare, depth)
-    size = sum(len(prompt.ids) for prompt in prompts) * sum(map(_size, shapes)) * bare.dtype.itemsize
-    if size > cap:
-        log.info("Keys and values would take %.1f GB, over %.1f: they are computed anew.", size / 1e9, cap / 1e9)
-        return _Computed(bare, prompts, depth)
+    shapes = _key_shapes(bare, depth)
+    size = sum(len(prompt.ids) for prompt in prompts) * sum(map(_values_per_token, shapes)) * bare.dtype.itemsize
+    if size > max_bytes:
+        log.info("Keys and values would take %.1f GB, over %.1f: recomputing them.", size / 1e9, max_bytes / 1e9)
+        return _RecomputedKeysValues(bare, prompts, depth)
     try:
-        return _Kept(bare, prompts, shapes)
+        return _StoredKeysValues(bare, prompts, shapes)
     except OSError as error:
-        log.warning("Keys and values cannot be kept on disk (%s): they are computed anew.", error)
-        return _Computed(bare, prompts, depth)
+        log.warning("Keys and values cannot be cached on disk (%s): recomputing them.", error)
+        return _RecomputedKeysValues(bare, prompts, depth)
 
 
-class _Computed:
-    """Reads the texts anew each time, without gradients."""
+class _RecomputedKeysValues:
+    """Runs the texts each time, without gradients."""
 
     def __init__(self, backbone: Backbone, prompts: Sequence[Prompt], depth: int) -> None:
         self.backbone, self.prompts, self.depth = backbone, prompts, depth
 
     @torch.no_grad()
-    def __call__(self, rows: Sequence[int]) -> Remembered:
+    def __call__(self, rows: Sequence[int]) -> CachedKeysValues:
         batch = collate([self.prompts[row] for row in rows], self.backbone.pad_token_id).to(self.backbone.device)
-        found = compute_key_values(self.backbone, self.depth, input_ids=batch.ids)
+        layers = compute_key_values(self.backbone, self.depth, input_ids=batch.ids)
         lengths = batch.mask.sum(dim=1)
-        place = torch.arange(batch.width, device=lengths.device) - (batch.width - lengths[:, None])
         if (lengths == batch.width).all():
-            return Remembered(found, lengths)
-        place = place.clamp(min=0)[:, None, :, None]
+            return CachedKeysValues(layers, lengths)
+        source = torch.arange(batch.width, device=lengths.device) - (batch.width - lengths[:, None])
+        source = source.clamp(min=0)[:, None, :, None]
 
-        def shifted(states: Tensor) -> Tensor:
-            return states.gather(2, place.expand(-1, states.shape[1], -1, states.shape[3]))
+        def pad_left(states: Tensor) -> Tensor:
+            return states.gather(2, source.expand(-1, states.shape[1], -1, states.shape[3]))
 
-        return Remembered([(shifted(keys), shifted(values)) for keys, values in found], lengths)
+        return CachedKeysValues([(pad_left(keys), pad_left(values)) for keys, values in layers], lengths)
 
 
-class _Kept:
-    """Reads the texts once into a file, [token, everything a token leaves in all layers]."""
+class _StoredKeysValues:
+    """Runs the texts once and stores [token, keys and values of all layers] in a file."""
 
     def __init__(self, backbone: Backbone, prompts: Sequence[Prompt], shapes: list[torch.Size]) -> None:
         self.backbone, self.shapes = backbone, shapes
         self.lengths = torch.tensor([len(prompt.ids) for prompt in prompts])
         self.ends = self.lengths.cumsum(0)
-        self.width = sum(map(_size, shapes))
+        self.width = sum(map(_values_per_token, shapes))
         identity = [backbone.effective_fingerprint, backbone.attention, str(backbone.dtype), len(shapes)]
         key = fingerprint(*identity, [prompt.ids for prompt in prompts])
         file = prefix_kv_root() / f"{key}.bin"
         size = int(self.ends[-1]) * self.width * backbone.dtype.itemsize
-        if not file.is_file() or file.stat().st_size != size:  # one that was cut short would be read as zeros
-            _check_room(file.parent, size)
+        if not file.is_file() or file.stat().st_size != size:  # a truncated file would be read as zeros
+            _check_free_space(file.parent, size)
             with atomic_file(file) as temporary:
                 self._fill(self._open(temporary), prompts)
         self.states = self._open(file)
 
     def _open(self, file: Path) -> Tensor:
-        count = int(self.ends[-1])
-        flat = torch.from_file(str(file), shared=True, size=count * self.width, dtype=self.backbone.dtype)
-        return flat.view(count, self.width)
+        n_tokens = int(self.ends[-1])
+        flat = torch.from_file(str(file), shared=True, size=n_tokens * self.width, dtype=self.backbone.dtype)
+        return flat.view(n_tokens, self.width)
 
     @torch.no_grad()
     def _fill(self, states: Tensor, prompts: Sequence[Prompt]) -> None:
         device = self.backbone.device
         budget = token_budget(device, self.backbone.dim)
-        for rows in plan(self.lengths.tolist(), budget, batch_overhead(device, self.backbone.dim)):
+        for rows in plan_batches(self.lengths.tolist(), budget, batch_overhead(device, self.backbone.dim)):
             batch = collate([prompts[row] for row in rows], self.backbone.pad_token_id).to(device)
-            found = compute_key_values(self.backbone, len(self.shapes), input_ids=batch.ids)
-            parts = [torch.stack(pair, dim=2).permute(0, 3, 2, 1, 4).flatten(2) for pair in found]
-            together = torch.cat(parts, dim=2).cpu()
-            for row, text in zip(rows, together, strict=True):
+            layers = compute_key_values(self.backbone, len(self.shapes), input_ids=batch.ids)
+            by_layer = [torch.stack(layer, dim=2).permute(0, 3, 2, 1, 4).flatten(2) for layer in layers]
+            for row, text in zip(rows, torch.cat(by_layer, dim=2).cpu(), strict=True):
                 end, length = int(self.ends[row]), int(self.lengths[row])
                 states[end - length : end] = text[:length]
 
-    def __call__(self, rows: Sequence[int]) -> Remembered:
+    def __call__(self, rows: Sequence[int]) -> CachedKeysValues:
         lengths, ends = self.lengths[rows], self.ends[rows]
         width = int(lengths.max())
-        places = ends[:, None] - torch.arange(width, 0, -1)
-        places = torch.maximum(places, (ends - lengths)[:, None])
+        tokens = ends[:, None] - torch.arange(width, 0, -1)
+        tokens = torch.maximum(tokens, (ends - lengths)[:, None])
         device = self.backbone.device
-        found = self.states[places.flatten()].view(len(places), width, self.width).to(device)
+        states = self.states[tokens.flatten()].view(len(tokens), width, self.width).to(device)
         layers, begin = [], 0
         for shape in self.shapes:
-            heads, _, wide = shape
-            part = found[:, :, begin : begin + _size(shape)].view(len(places), width, 2, heads, wide)
-            keys, values = part.permute(2, 0, 3, 1, 4)
+            heads, _, head_dim = shape
+            size = _values_per_token(shape)
+            layer = states[:, :, begin : begin + size].view(len(tokens), width, 2, heads, head_dim)
+            keys, values = layer.permute(2, 0, 3, 1, 4)
             layers.append((keys, values))
-            begin += _size(shape)
-        return Remembered(layers, lengths.to(device))
+            begin += size
+        return CachedKeysValues(layers, lengths.to(device))
 
 
-def _check_room(folder: Path, size: int) -> None:
-    """A full disk is an error now; later, while a mapped file is filled, it would end the process without a word."""
+def _check_free_space(folder: Path, size: int) -> None:
+    """Fail now if the disk is full: later, while a mapped file is filled, it would kill the process with no message."""
     folder.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(folder).free < size:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 @torch.no_grad()
-def _shapes(backbone: Backbone, depth: int) -> list[torch.Size]:
-    """[head, 1, width] of the keys of each layer."""
+def _key_shapes(backbone: Backbone, depth: int) -> list[torch.Size]:
+    """[heads, 1, head dim] of the keys of each layer."""
     ids = torch.tensor([[backbone.pad_token_id]], device=backbone.device)
     return [keys.shape[1:] for keys, _ in compute_key_values(backbone, depth, input_ids=ids)]
 
 
-def _size(shape: torch.Size) -> int:
-    """Numbers that one token leaves in a layer: a key and a value for each head."""
+def _values_per_token(shape: torch.Size) -> int:
+    """Numbers that one token has in a layer: a key and a value for each head."""
     return 2 * shape.numel()

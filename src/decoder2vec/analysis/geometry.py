@@ -46,12 +46,12 @@ def read_related_pairs(file: Path) -> RelatedPairs:
     data = read_data_file(file)
     rows = data.rows
     if data.kind == "scored pairs":
-        scores = [_score(row.mark, f"{file}, line {row.line}") for row in rows]
+        scores = [_score(row.label, f"{file}, line {row.line}") for row in rows]
         least = min(scores) + _CLOSE * (max(scores) - min(scores))
         rows = [row for row, score in zip(rows, scores, strict=True) if score > least]
     elif data.kind not in ("pairs", "triplets", "records"):
         raise DataFileError(f"{file} holds {data.kind}; alignment needs pairs: anchor and positive, or scored pairs.")
-    pairs = [(row.first, other) for row in rows for other in row.beside]
+    pairs = [(row.text, other) for row in rows for other in row.positives]
     kept = [(left, right) for left, right in pairs if left != right]
     if not kept:
         raise DataFileError(f"{file} holds no pair of different texts that belong together.")

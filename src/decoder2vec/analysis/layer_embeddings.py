@@ -93,7 +93,7 @@ class LayerEmbeddings:
         return np.arange(len(self.texts)) if rows is None else rows
 
     def _read(self, numbers: list[int], rows: NDArray[np.intp]) -> Vectors:
-        latents = self._table.only(numbers).batch(rows)
+        latents = self._table.select_readings(numbers).batch(rows)
         found: Vectors = latents.transpose(0, 1).cpu().numpy()
         return found
 

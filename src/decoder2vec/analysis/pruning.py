@@ -237,7 +237,7 @@ def loss_curve(
     if len(triples) < 2:
         raise InputError(f"{triples.name} has one triple, which cannot be told apart from others; give 2 or more.")
     started = time.perf_counter()
-    drawn = triples.drawn(plan.samples, plan.seed)
+    drawn = triples.sample(plan.samples, plan.seed)
     batch = min(plan.batch, len(drawn))
     readings = [Reading(layer, plan.pooling, normed=True) for layer in range(1, backbone.n_layers + 1)]
     extractor = Extractor(backbone, readings, Template.of(plan.template), plan.max_length)

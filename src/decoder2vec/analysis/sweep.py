@@ -18,7 +18,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError, unknown_name
-from decoder2vec.heads.standardise import HEADS, Head
+from decoder2vec.heads.standardise import AFFINE_HEADS, AffineHead
 from decoder2vec.maths.metrics import pairwise_cos_sim, pearson, spearman
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.text.files import ScoredPairs
@@ -72,7 +72,7 @@ class SweepPlan:
         for kind, names, known in (
             ("attention", self.attentions, ATTENTIONS),
             ("pooling", self.poolings, POOLINGS),
-            ("head", self.heads, ("none", *HEADS)),
+            ("head", self.heads, ("none", *AFFINE_HEADS)),
         ):
             for name in names:
                 if name not in known:
@@ -200,7 +200,7 @@ def _score_pass(sweep: Sweep, template: str, on_progress: OnProgress) -> Iterato
 def _apply(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors behind a head fitted on them; a reading that is the same for every text stays what it is: useless."""
     constant = not np.ptp(vectors, axis=0).any()
-    return vectors if head == "none" or constant else Head.fit(head, vectors)(vectors)
+    return vectors if head == "none" or constant else AffineHead.fit(head, vectors)(vectors)
 
 
 def _correlations(

@@ -12,7 +12,7 @@ import typer
 from decoder2vec.cli.options import AttentionOption, Device, TemplateOption, open_encoder
 from decoder2vec.cli.output import bars, info, table
 from decoder2vec.errors import InputError
-from decoder2vec.storage import check_target, write_json
+from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
@@ -140,8 +140,8 @@ def geometry(
 
 
 def _check_targets(out: Path, plot: Path | None, sources: Sequence[Path | str | None]) -> None:
-    check_target(out, ".json", sources=sources)
-    check_target(plot, ".png")
+    check_output_file(out, ".json", sources=sources)
+    check_output_file(plot, ".png")
 
 
 def _texts(file: Path | None, limit: int | None) -> tuple[Path, list[str]]:

@@ -21,10 +21,10 @@ cache = typer.Typer(help="List, check and clear what is kept on disk.", no_args_
 @cache.command("ls")
 def list_spaces() -> None:
     """List what is kept, and how large it is."""
-    from decoder2vec.activations.store import spaces, store_root
+    from decoder2vec.activations.store import iter_spaces, store_root
     from decoder2vec.storage import cache_root
 
-    found = list(spaces())
+    found = list(iter_spaces())
     rows = [_row(report) for report in found]
     for name, what in _OTHERS.items():
         if files := list((cache_root() / name).glob("*")):
@@ -38,24 +38,24 @@ def remove_space(name: Annotated[str, typer.Argument(help="A name from `d2v cach
     """Delete one entry, or all of them."""
     import shutil
 
-    from decoder2vec.activations.store import remove
+    from decoder2vec.activations.store import delete_space
     from decoder2vec.storage import cache_root
 
     for other in _OTHERS if name == "all" else {name} & _OTHERS.keys():
         shutil.rmtree(cache_root() / other, ignore_errors=True)
     if name not in _OTHERS:
-        remove(name)
+        delete_space(name)
     info(f"removed {name}")
 
 
 @cache.command("verify")
 def verify_spaces() -> None:
     """Make every checksum again; damaged pieces are dropped and computed anew when needed (exit code 1)."""
-    from decoder2vec.activations.store import drop_damaged, spaces
+    from decoder2vec.activations.store import delete_damaged_segments, iter_spaces
 
     damaged = 0
-    for report in spaces(verify=True):
-        drop_damaged(report)
+    for report in iter_spaces(verify=True):
+        delete_damaged_segments(report)
         damaged += len(report.damaged)
         typer.echo(f"{report.name}: {report.texts} texts, {len(report.damaged)} damaged pieces")
     if damaged:

@@ -9,10 +9,10 @@ import typer
 
 from decoder2vec.cli.options import Device
 from decoder2vec.cli.output import info, table
-from decoder2vec.storage import check_target
+from decoder2vec.storage import check_output_file
 
 if TYPE_CHECKING:
-    from decoder2vec.text.data_check import FileCheck, Shared
+    from decoder2vec.text.data_check import FileCheck, Overlap
 
 _CLASSES_SHOWN = 10
 
@@ -27,12 +27,15 @@ def check(
     ] = None,
 ) -> None:
     """Say which kind of data a file holds and how much of it, what is wrong with it, and what an evaluation shares."""
-    from decoder2vec.text.data_check import check_file, shared_with
+    from decoder2vec.text.data_check import check_file, measure_overlap
     from decoder2vec.text.files import read_data_file
 
     read = read_data_file(file)
     rows = _rows(check_file(read))
-    rows += [(f"also in {other.name}", _shared(shared_with(read, read_data_file(other)))) for other in against or []]
+    rows += [
+        (f"also in {other.name}", _describe_overlap(measure_overlap(read, read_data_file(other))))
+        for other in against or []
+    ]
     table(("what", "found"), rows, str(file))
 
 
@@ -53,7 +56,7 @@ def mine(
     from decoder2vec.training.mine import as_jsonl
     from decoder2vec.training.mine import mine as find
 
-    check_target(out, ".jsonl", sources=[file])
+    check_output_file(out, ".jsonl", sources=[file])
     contrast = read_contrast(file)
     for note in contrast.notes:
         info(note)
@@ -81,13 +84,13 @@ def concepts(
     from decoder2vec.text.concepts import ConceptGraph, ConceptSet, Frequency
     from decoder2vec.text.files import TEXT_COLUMN_HINT, read_texts
 
-    check_target(out, sources=[domain, general, graph])
-    texts, others = (read_texts(file, cure=TEXT_COLUMN_HINT) for file in (domain, general))
+    check_output_file(out, sources=[domain, general, graph])
+    texts, others = (read_texts(file, hint=TEXT_COLUMN_HINT) for file in (domain, general))
     if graph:
         often = Frequency(per_million=frequency)
-        found = ConceptSet.build(texts, others, ConceptGraph.read(graph), frequency=often, seeds=seeds, hops=hops)
+        found = ConceptSet.from_graph(texts, others, ConceptGraph.read(graph), frequency=often, seeds=seeds, hops=hops)
     else:
-        found = ConceptSet.from_log_ratio(texts, others, top=top, least=least)
+        found = ConceptSet.from_log_ratio(texts, others, top=top, min_count=least)
     found.write(out)
     table(
         ("what", "found"),
@@ -104,7 +107,7 @@ def _rows(found: FileCheck) -> list[tuple[str, str]]:
         ("kind", found.kind),
         ("columns", ", ".join(found.columns)),
         ("rows", f"{found.rows:,}"),
-        ("texts", f"{found.texts:,}, {found.different:,} different"),
+        ("texts", f"{found.texts:,}, {found.unique_texts:,} different"),
         ("characters", f"min {shortest:,}, median {median:,}, 95 % {most:,}, max {longest:,}"),
         ("empty rows", f"{found.empty:,}"),
         ("duplicate rows", f"{found.duplicates:,}"),
@@ -124,6 +127,6 @@ def _classes(classes: dict[str, int]) -> str:
     return f"{len(classes):,}: {', '.join(shown)}"
 
 
-def _shared(shared: Shared) -> str:
-    texts = f"{shared.texts:,} of its {shared.all_texts:,} texts"
-    return f"{shared.pairs:,} of its {shared.all_pairs:,} pairs, {texts}" if shared.all_pairs else texts
+def _describe_overlap(overlap: Overlap) -> str:
+    texts = f"{overlap.shared_texts:,} of its {overlap.total_texts:,} texts"
+    return f"{overlap.shared_pairs:,} of its {overlap.total_pairs:,} pairs, {texts}" if overlap.total_pairs else texts

@@ -17,7 +17,7 @@ from decoder2vec.cli.options import (
     open_encoder,
 )
 from decoder2vec.cli.output import bars, info
-from decoder2vec.storage import check_target
+from decoder2vec.storage import check_output_file
 
 
 def embed(
@@ -33,11 +33,11 @@ def embed(
     device: Device = None,
 ) -> None:
     """Embed a file of texts; if it is stopped, the same command goes on where it was."""
-    from decoder2vec.bulk import embed_texts, writer_for
+    from decoder2vec.bulk import embed_texts, get_writer
     from decoder2vec.text.files import read_texts
 
-    check_target(out, sources=[source])
-    writer_for(out)
+    check_output_file(out, sources=[source])
+    get_writer(out)
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
     with bars() as progress:
         task = progress.add_task("texts", total=None)

@@ -26,7 +26,7 @@ from decoder2vec.cli.options import (
     split_names,
 )
 from decoder2vec.cli.output import bars, info, table
-from decoder2vec.storage import check_target, write_json
+from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.evaluation.suite import Estimate, Suite
@@ -73,16 +73,17 @@ def evaluate_tasks(name: str, choices: TaskChoices, open_model: Callable[[], Any
 
 def pairs_seen(folder: Path) -> Any:
     """Hashes of the pairs that a saved encoder was trained on, if it says so."""
-    from decoder2vec.text.data_check import SEEN_FILE
+    from decoder2vec.text.data_check import TRAINING_PAIRS_FILE
 
-    if not (folder / SEEN_FILE).is_file():
+    if not (folder / TRAINING_PAIRS_FILE).is_file():
         return None
     import numpy as np
 
     try:
-        return np.load(folder / SEEN_FILE, allow_pickle=False)
+        return np.load(folder / TRAINING_PAIRS_FILE, allow_pickle=False)
     except (ValueError, EOFError):
-        info(f"{folder / SEEN_FILE} cannot be read; whether the encoder was trained on these pairs is not known")
+        file = folder / TRAINING_PAIRS_FILE
+        info(f"{file} cannot be read; whether the encoder was trained on these pairs is not known")
         return None
 
 
@@ -165,7 +166,7 @@ def evaluate(
     A folder has files in sts/, pairs/, retrieval/, reranking/, clustering/ and classification/. Interrupted, the same
     command with the same --json goes on where it was.
     """
-    check_target(json_file, ".json", sources=data)
+    check_output_file(json_file, ".json", sources=data)
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     open_model = partial(load_any_encoder, encoder, device, **choices)
     if tasks is not None or any(file.is_dir() for file in data):

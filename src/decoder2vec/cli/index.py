@@ -19,7 +19,7 @@ from decoder2vec.cli.options import (
 )
 from decoder2vec.cli.output import bars, info, table
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.storage import check_target, write_json
+from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.search.index import Index, IndexChanges
@@ -83,7 +83,7 @@ def _check_tuning_options(
         raise InputError("The options --queries, --qrels, --pairs and --json belong to --tune; add it.")
     if tune and (bool(queries) != bool(qrels) or not (queries or pairs)):
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
-    check_target(json_file, ".json", sources=[queries, qrels, pairs])
+    check_output_file(json_file, ".json", sources=[queries, qrels, pairs])
 
 
 def _open_or_create(

@@ -82,10 +82,10 @@ def _choice(keep: str | None, layers: int | None, *, curve: bool, out: Path) -> 
 def _measure(backbone: Backbone, rows: Triplets, plan: CurvePlan) -> LossCurve:
     from decoder2vec.analysis.pruning import loss_curve
 
-    if rows.left_out:
-        info(f"{rows.left_out} rows without three different texts were left out")
+    if rows.skipped:
+        info(f"{rows.skipped} rows without three different texts were left out")
     with bars() as progress:
-        task = progress.add_task("reading all layers", total=len(rows.drawn(plan.samples, plan.seed).texts()))
+        task = progress.add_task("reading all layers", total=len(rows.sample(plan.samples, plan.seed).texts()))
         curve = loss_curve(backbone, rows, plan, progress=lambda count: progress.advance(task, count))
     if curve.batch < plan.batch:
         info(f"there are {curve.batch} triples only; losses are lower than those of batches of {plan.batch}")

@@ -14,7 +14,7 @@ import typer
 from decoder2vec.cli.options import Device, split_names
 from decoder2vec.cli.output import TrainingWatch, bars, info, table
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.storage import check_target, write_json
+from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.backbone.backbone import Backbone
@@ -49,7 +49,7 @@ def train(
 ) -> None:
     """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
     _check_out(out, overwrite)
-    check_target(results, ".json", sources=[data, train_file, plan, *(dev or []), *(test or [])])
+    check_output_file(results, ".json", sources=[data, train_file, plan, *(dev or []), *(test or [])])
     tables = _stages_of(plan, recipe, stages, one_training=bool(grid or search))
     given = _Given.of(data, train_file, dev or [], test or [], columns)
     settings, numbers = setting or [], _seeds(seeds)

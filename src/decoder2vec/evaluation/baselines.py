@@ -22,9 +22,9 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.fingerprint import file_sha256
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import Encoder, as_list, is_encoder_folder
+from decoder2vec.encoder import Encoder, is_encoder_folder, to_text_list
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
-from decoder2vec.text.bm25 import BM25, K1, SETTINGS, words_of
+from decoder2vec.text.bm25 import BM25, K1, SETTINGS, tokenise_words
 
 Vectors = NDArray[np.float32]
 
@@ -60,7 +60,7 @@ class Baseline(ABC):
         """Vectors of texts: a string gives one vector, a list gives [n, dim], an empty list [0, dim]."""
         if unknown := options.keys() - _NO_MATTER:
             raise InputError(f"encode() of {self.kind} has no argument {', '.join(map(repr, sorted(unknown)))}.")
-        texts = list(check_texts([inputs] if isinstance(inputs, str) else as_list(inputs)))
+        texts = list(check_texts([inputs] if isinstance(inputs, str) else to_text_list(inputs)))
         vectors = self.vectors(texts) if texts else np.empty((0, self.dim), np.float32)
         if normalize_embeddings:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -132,7 +132,7 @@ class BM25Words(Baseline):
     def vectors(self, texts: list[str]) -> Vectors:
         """[text, dim] saturated counts of words, by hash."""
         vectors = np.zeros((len(texts), self.dim), np.float32)
-        for row, words in zip(vectors, words_of(texts), strict=True):
+        for row, words in zip(vectors, tokenise_words(texts), strict=True):
             for word, count in Counter(words).items():
                 place, sign = _place(word)
                 row[place] += sign * count / (count + K1)
@@ -284,7 +284,7 @@ class SentenceTransformersModel:
         """The texts, and the options without a batch size that was left open: the library counts with one."""
         if options.get("batch_size", 1) is None:
             del options["batch_size"]
-        return (inputs if isinstance(inputs, str) else as_list(inputs),)
+        return (inputs if isinstance(inputs, str) else to_text_list(inputs),)
 
 
 def _load(folder: Path, device: str | None) -> Any:

@@ -21,7 +21,7 @@ from decoder2vec.evaluation.tasks.layout import TUNING
 from decoder2vec.evaluation.tasks.task import Role, Task, Vectors, ranks_by_words, spread
 from decoder2vec.evaluation.vector_cache import VectorCache, token_count
 from decoder2vec.storage import atomic_file, versions
-from decoder2vec.text.data_check import Hashes, count_overlap
+from decoder2vec.text.data_check import PairHashes, count_overlap
 
 
 def describe(encoder: object, name: str) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class Suite:
     json_file: Path | None = None
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts by task, kind or role, before those of the encoder."""
-    seen: Hashes | None = None
+    seen: PairHashes | None = None
     """Hashes of the pairs that the encoder was trained on."""
     command: str = ""
 

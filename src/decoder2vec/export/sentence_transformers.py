@@ -23,7 +23,7 @@ from decoder2vec.export.fresh_process import TOLERANCE, differences
 from decoder2vec.export.plain_form import PlainForm, plain_form
 from decoder2vec.export.tokenizer import check_tokenizer, write_tokenizer
 from decoder2vec.export.transformers import model_to_save
-from decoder2vec.heads.standardise import Head
+from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.storage import atomic_folder
 
 _FLAGS = {
@@ -70,7 +70,7 @@ def write_folder(encoder: Encoder, folder: Path) -> list[str]:
     check_tokenizer(encoder, folder, form.prefix)
     modules = ["Transformer", "Pooling"]
     _write(folder / "1_Pooling" / "config.json", _pooling(encoder, form))
-    if isinstance(encoder.head, Head):
+    if isinstance(encoder.head, AffineHead):
         modules.append("Dense")
         _write_dense(encoder.head, folder / "2_Dense")
     if encoder.spec.normalize:
@@ -111,7 +111,7 @@ def _settings(encoder: Encoder, form: PlainForm) -> dict[str, Any]:
     return settings
 
 
-def _write_dense(head: Head, folder: Path) -> None:
+def _write_dense(head: AffineHead, folder: Path) -> None:
     """(x - mean) * map as a linear layer."""
     matrix = (np.diag(head.map) if head.map.ndim == 1 else head.map).astype(np.float64)
     weight, bias = matrix.T, -head.mean.astype(np.float64) @ matrix

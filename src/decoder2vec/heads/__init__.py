@@ -1,1 +1,1 @@
-"""What turns pooled states into the final vector."""
+"""Heads: they turn the pooled states of a backbone into embeddings, and pairs of embeddings into scores."""

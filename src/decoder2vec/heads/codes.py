@@ -1,7 +1,7 @@
-"""Small networks, one for each layer, computed for all layers together.
+"""The code network of FREEZE: a small encoder for each layer, mixed into blocks of one vector, with a score for pairs.
 
-Tensors are [layer, text, width]. Thirty small matrix products become one batched product, which is what makes
-training thirty encoders cost about as much as training one.
+All layers are computed together on [layer, text, width] tensors. Thirty small matrix products become one batched
+product, so that training thirty encoders costs about as much as training one.
 """
 
 from __future__ import annotations
@@ -19,83 +19,12 @@ from torch.nn import functional
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.heads.pair import PAIR_HEADS, PairHead, SumHead
 
-
-class LayerwiseLinear(nn.Module):
-    """An nn.Linear for each layer: [layer, text, inside] -> [layer, text, outside]."""
-
-    def __init__(self, layers: int, inside: int, outside: int, *, orthogonal: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(layers, inside, outside))
-        self.bias = nn.Parameter(torch.zeros(layers, 1, outside))
-        for matrix in self.weight.data:
-            if orthogonal:  # angles between inputs survive, so an untrained encoder is as good as its input
-                nn.init.orthogonal_(matrix)
-            else:
-                nn.init.uniform_(matrix, -1 / math.sqrt(inside), 1 / math.sqrt(inside))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """All layers in one batched product."""
-        return torch.baddbmm(self.bias, x, self.weight)
-
-
-class LayerwiseNorm(nn.Module):
-    """An nn.LayerNorm for each layer."""
-
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(layers, 1, width))
-        self.bias = nn.Parameter(torch.zeros(layers, 1, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Each vector to mean 0 and variance 1, then the layer's own scale and shift."""
-        return functional.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
-
-
-class LayerwiseMLP(nn.Module):
-    """Linear where `hidden` is empty; else hidden layers with norm and GELU inside, and a shortcut if wanted.
-
-    With a shortcut the hidden path starts at zero: the network begins as a linear map that keeps angles, and learns
-    only what bends.
-    """
-
-    def __init__(self, layers: int, sizes: tuple[int, ...], *, shortcut: bool = False, dropout: float = 0.0) -> None:
-        super().__init__()
-        inside, *hidden, outside = sizes
-        widths = [inside, *hidden]
-        self.hidden = nn.ModuleList(LayerwiseLinear(layers, a, b) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(LayerwiseNorm(layers, width) for width in hidden)
-        self.last = LayerwiseLinear(layers, widths[-1], outside, orthogonal=not hidden)
-        self.shortcut = LayerwiseLinear(layers, inside, outside, orthogonal=True) if shortcut and hidden else None
-        self.dropout = dropout
-        if self.shortcut is not None:
-            nn.init.zeros_(self.last.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[layer, text, inside] -> [layer, text, outside]."""
-        y: Tensor = x
-        for linear, norm in zip(self.hidden, self.norms, strict=True):
-            y = functional.dropout(functional.gelu(norm(linear(y))), self.dropout, self.training)
-        y = self.last(y)
-        if self.shortcut is not None:
-            y = y + self.shortcut(x)
-        return y
-
-
-def spread(values: tuple[int, ...], count: int) -> tuple[int, ...]:
-    """One value for each of `count` layers: (256, 512) gives 256 to the lower and 512 to the upper half.
-
-    Where the count does not divide, the upper parts are the smaller ones.
-    """
-    bounds = [count - (count * (len(values) - part)) // len(values) for part in range(len(values) + 1)]
-    return tuple(value for part, value in enumerate(values) for _ in range(bounds[part + 1] - bounds[part]))
-
-
 MIXINGS = ("none", "attention_latents", "attention_codes", "unified")
 
 
 @dataclass(frozen=True)
 class CodeSpec:
-    """The shape of a layerwise network."""
+    """The architecture of a code network."""
 
     dim: int
     """Width of a latent."""
@@ -104,11 +33,11 @@ class CodeSpec:
     hidden: int = 0
     """Width of the hidden layers; 0: the encoders are linear."""
     depth: int = 1
-    """How many hidden layers."""
+    """Number of hidden layers."""
     shortcut: bool = False
     """Add a linear path around the hidden layers."""
     mixing: str = "none"
-    """none: a block per reading. attention_latents, attention_codes: learned queries pool over the readings.
+    """none: one block per reading. attention_latents, attention_codes: learned queries pool over the readings.
     unified: codes are projected up to one width and summed."""
     mixed_width: int = 0
     """Width of the unified vector, or the number of attention queries."""
@@ -134,40 +63,37 @@ class CodeSpec:
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Readings whose codes have the same width, narrowest first; each group is one batched product."""
         return tuple(
-            tuple(number for number, width in enumerate(self.widths) if width == chosen)
-            for chosen in sorted(set(self.widths))
+            tuple(reading for reading, width in enumerate(self.widths) if width == group_width)
+            for group_width in sorted(set(self.widths))
         )
 
     @property
     def block_groups(self) -> tuple[tuple[int, int], ...]:
-        """(how many blocks, how wide) for each run of equal blocks of the vector."""
-        code = self.widths[0] or self.dim
+        """(number of blocks, width) of each group of equally wide blocks of the vector, in order."""
         if self.mixing == "unified":
             return ((1, self.mixed_width),)
-        if self.mixing == "attention_codes":
-            return ((self.mixed_width, code),)
-        if self.mixing == "attention_latents":
-            return ((self.mixed_width, code),)
+        if self.mixing.startswith("attention"):
+            return ((self.mixed_width, self.widths[0] or self.dim),)
         return tuple((len(group), self.widths[group[0]] or self.dim) for group in self.groups)
 
     @property
     def blocks(self) -> int:
-        """How many blocks a vector has."""
+        """Number of blocks of a vector."""
         return sum(count for count, _ in self.block_groups)
 
     @property
     def size(self) -> int:
-        """Width of the whole vector."""
+        """Dimension of the whole vector."""
         return sum(count * width for count, width in self.block_groups)
 
 
 class CodeNet(nn.Module):
-    """Latents to codes, codes to blocks, blocks to one vector or to a score for a pair."""
+    """Turns latents into codes, codes into blocks, and blocks into one vector or into the score of a pair."""
 
     shift: Tensor
     scale: Tensor
-    spread: Tensor
-    order: Tensor
+    deviation: Tensor
+    block_order: Tensor
 
     def __init__(self, spec: CodeSpec) -> None:
         super().__init__()
@@ -175,128 +101,216 @@ class CodeNet(nn.Module):
         readings, dim = len(spec.widths), spec.dim
         self.register_buffer("shift", torch.zeros(readings, 1, dim))
         self.register_buffer("scale", torch.ones(readings, 1, dim))
-        self.register_buffer("spread", torch.ones(readings, 1, dim), persistent=False)
-        places = [number for group in spec.groups for number in group]
-        inverse = torch.tensor([places.index(number) for number in range(readings)])
-        self.register_buffer("order", inverse if spec.mixing == "none" else torch.arange(spec.blocks), persistent=False)
+        self.register_buffer("deviation", torch.ones(readings, 1, dim), persistent=False)
+        grouped = [reading for group in spec.groups for reading in group]
+        order = torch.tensor([grouped.index(reading) for reading in range(readings)])
+        self.register_buffer(
+            "block_order", order if spec.mixing == "none" else torch.arange(spec.blocks), persistent=False
+        )
         pooled_first = spec.mixing == "attention_latents"
         groups = (tuple(range(spec.mixed_width)),) if pooled_first else spec.groups
         self.encoders = nn.ModuleList(
-            _encoder(spec, len(group), spec.widths[0 if pooled_first else group[0]]) for group in groups
+            _make_encoder(spec, len(group), spec.widths[0 if pooled_first else group[0]]) for group in groups
         )
-        self.mixer = _mixer(spec)
+        self.mixer = _make_mixer(spec)
         self.pair: PairHead = PAIR_HEADS[spec.head](spec.blocks)
 
-    def clean(self, latents: Tensor) -> Tensor:
-        """Centred and scaled latents."""
+    def set_statistics(self, mean: Tensor, deviation: Tensor, *, standardise: bool) -> None:
+        """Set the normalisation of the latents from [reading, 1, dim] statistics of the training latents.
+
+        Args:
+            mean: Mean of each dimension.
+            deviation: Standard deviation of each dimension.
+            standardise: True gives every dimension mean 0 and deviation 1. False only divides each reading by its root
+                mean square: cosines do not change, and deep layers, which are large, need no other learning rates.
+        """
+        constant = deviation <= 1e-6 * deviation.amax(dim=-1, keepdim=True)
+        root_mean_square = (mean.pow(2) + deviation.pow(2)).mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
+        scale = (
+            1 / torch.where(constant, root_mean_square, deviation)
+            if standardise
+            else (1 / root_mean_square).expand_as(mean)
+        )
+        self.shift.copy_(mean if standardise else torch.zeros_like(mean))
+        self.scale.copy_(scale)
+        self.deviation.copy_(deviation)
+
+    def normalise(self, latents: Tensor) -> Tensor:
+        """Centre and scale latents."""
         x = (latents.float() - self.shift) * self.scale
         return functional.normalize(x, dim=-1) if self.spec.unit else x
 
     def prepare(self, latents: Tensor) -> Tensor:
-        """Clean latents; in training, with noise and dropped dimensions."""
+        """Normalise latents; in training, with noise and dropout."""
         if self.training and self.spec.noise:
-            latents = latents + self.spec.noise * self.spread * torch.randn_like(latents)
-        return functional.dropout(self.clean(latents), self.spec.dropout, self.training)
-
-    def set_statistics(self, mean: Tensor, deviation: Tensor, *, standardise: bool) -> None:
-        """Take over [reading, 1, dim] statistics of training latents.
-
-        Standardised, every dimension has mean 0 and deviation 1. Else each reading is only divided by its size:
-        cosines stay what they are, and deep layers, which are large, do not need other learning rates.
-        """
-        constant = deviation <= 1e-6 * deviation.amax(dim=-1, keepdim=True)
-        size = (mean.pow(2) + deviation.pow(2)).mean(dim=-1, keepdim=True).sqrt().clamp_min(1e-12)
-        scale = 1 / torch.where(constant, size, deviation) if standardise else (1 / size).expand_as(mean)
-        self.shift.copy_(mean if standardise else torch.zeros_like(mean))
-        self.scale.copy_(scale)
-        self.spread.copy_(deviation)
-
-    def only(self, kept: Sequence[int]) -> CodeNet:
-        """The network of some of the readings, with the head "sum" over them."""
-        spec = replace(self.spec, widths=tuple(self.spec.widths[number] for number in kept), head="sum")
-        net = CodeNet(spec).to(self.shift.device)
-        for name in ("shift", "scale", "spread"):
-            getattr(net, name).copy_(getattr(self, name)[list(kept)])
-        for group, encoder in zip(spec.groups, net.encoders, strict=True):
-            number, old = next((n, g) for n, g in enumerate(self.spec.groups) if kept[group[0]] in g)
-            rows = [old.index(kept[reading]) for reading in group]
-            state = {name: tensor[rows] for name, tensor in self.encoders[number].state_dict().items()}
-            encoder.load_state_dict(state)
-        if isinstance(self.pair, SumHead) and isinstance(net.pair, SumHead):
-            net.pair.logits.data.copy_(self.pair.logits.data[list(kept)])
-        return net
+            latents = latents + self.spec.noise * self.deviation * torch.randn_like(latents)
+        return functional.dropout(self.normalise(latents), self.spec.dropout, self.training)
 
     def codes(self, latents: Tensor) -> list[Tensor]:
-        """[group's readings, text, width] for each group of readings."""
+        """[readings of the group, text, width] codes of each group of readings."""
         x = self.prepare(latents)
         if self.spec.mixing == "attention_latents":
             x = cast(_Attention, self.mixer)(x)
             return [encode(x) for encode in self.encoders]
-        one = len(self.encoders) == 1
+        single_group = len(self.encoders) == 1
         return [
-            encode(x if one else x[list(group)]) for encode, group in zip(self.encoders, self.spec.groups, strict=True)
+            encode(x if single_group else x[list(group)])
+            for encode, group in zip(self.encoders, self.spec.groups, strict=True)
         ]
 
-    def mixed(self, codes: list[Tensor]) -> list[Tensor]:
-        """Codes after mixing: the blocks, not yet of unit length."""
+    def mix(self, codes: list[Tensor]) -> list[Tensor]:
+        """Mix codes into blocks, which are not yet of unit length."""
         if self.spec.mixing in ("none", "attention_latents"):
             return codes
         mixed: Tensor = cast(nn.Module, self.mixer)(codes)
         return [mixed]
 
     def blocks(self, latents: Tensor) -> list[Tensor]:
-        """Unit vectors [blocks of a group, text, width]."""
-        return [functional.normalize(block, dim=-1) for block in self.mixed(self.codes(latents))]
+        """[blocks of the group, text, width] unit vectors of each group of blocks."""
+        return [functional.normalize(block, dim=-1) for block in self.mix(self.codes(latents))]
 
     def forward(self, latents: Tensor) -> Tensor:
-        """[reading, text, dim] latents to [text, size] vectors of unit length."""
+        """Turn [reading, text, dim] latents into [text, size] vectors of unit length."""
         return self.join(self.blocks(latents))
 
     def join(self, blocks: list[Tensor]) -> Tensor:
-        """One vector from blocks: their dot product is the weighted sum of the blocks' cosines."""
-        roots = self.pair.weights().sqrt()[_inverse(self.order)]
-        parts, begin = [], 0
+        """Join blocks into one vector; the dot product of two vectors is the weighted sum of their blocks' cosines."""
+        roots = self.pair.weights().sqrt()[torch.argsort(self.block_order)]
+        groups, begin = [], 0
         for block in blocks:
             weighted = block * roots[begin : begin + len(block), None, None].to(block.dtype)
-            parts.append(weighted.transpose(0, 1).flatten(1))
+            groups.append(weighted.transpose(0, 1).flatten(1))
             begin += len(block)
-        return torch.cat(parts, dim=1)
+        return torch.cat(groups, dim=1)
 
     def split(self, vectors: Tensor) -> list[Tensor]:
-        """The unit blocks of stored vectors, in their own precision: the inverse of `join`."""
-        parts, begin = [], 0
+        """Split stored vectors into unit blocks, in the dtype of the vectors: the inverse of `join`."""
+        groups, begin = [], 0
         for count, width in self.spec.block_groups:
-            part = vectors[:, begin : begin + count * width].reshape(-1, count, width)
-            parts.append(functional.normalize(part, dim=-1).transpose(0, 1))
+            group = vectors[:, begin : begin + count * width].reshape(-1, count, width)
+            groups.append(functional.normalize(group, dim=-1).transpose(0, 1))
             begin += count * width
-        return parts
+        return groups
 
     def cosines(self, left: list[Tensor], right: list[Tensor]) -> Tensor:
         """[pair, block] cosines, in the order of the readings."""
-        return self.in_order(torch.cat([(a * b).sum(dim=-1) for a, b in zip(left, right, strict=True)])).T
+        return self.in_reading_order(torch.cat([(a * b).sum(dim=-1) for a, b in zip(left, right, strict=True)])).T
 
-    def in_order(self, by_block: Tensor) -> Tensor:
-        """[block, ...] values from the order of the blocks into that of the readings."""
-        return by_block[self.order.to(by_block.device)]
+    def in_reading_order(self, by_block: Tensor) -> Tensor:
+        """Reorder [block, ...] values from the order of the blocks to that of the readings."""
+        return by_block[self.block_order.to(by_block.device)]
 
     def pair_cosines(self, left: Tensor, right: Tensor) -> Tensor:
         """[pair, block] cosines of two batches of latents."""
-        both = self.blocks(torch.cat([left, right], dim=1))
+        blocks = self.blocks(torch.cat([left, right], dim=1))
         half = left.shape[1]
-        return self.cosines([block[:, :half] for block in both], [block[:, half:] for block in both])
+        return self.cosines([block[:, :half] for block in blocks], [block[:, half:] for block in blocks])
 
     def score(self, left: Tensor, right: Tensor) -> Tensor:
         """[pair] scores of two batches of latents ([pair, block] with the head "each")."""
         scores: Tensor = self.pair(self.pair_cosines(left, right))
         return scores
 
-    def parameter_count(self) -> int:
-        """Trainable numbers."""
+    def select_readings(self, readings: Sequence[int]) -> CodeNet:
+        """Return the network of only these readings, in this order, with the head "sum" over them."""
+        spec = replace(self.spec, widths=tuple(self.spec.widths[reading] for reading in readings), head="sum")
+        net = CodeNet(spec).to(self.shift.device)
+        for name in ("shift", "scale", "deviation"):
+            getattr(net, name).copy_(getattr(self, name)[list(readings)])
+        for group, encoder in zip(spec.groups, net.encoders, strict=True):
+            index, old_group = next((i, g) for i, g in enumerate(self.spec.groups) if readings[group[0]] in g)
+            rows = [old_group.index(readings[reading]) for reading in group]
+            state = {name: tensor[rows] for name, tensor in self.encoders[index].state_dict().items()}
+            encoder.load_state_dict(state)
+        if isinstance(self.pair, SumHead) and isinstance(net.pair, SumHead):
+            net.pair.logits.data.copy_(self.pair.logits.data[list(readings)])
+        return net
+
+    def count_parameters(self) -> int:
+        """Return the number of trainable parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
 
 
+class LayerwiseLinear(nn.Module):
+    """One nn.Linear per layer: [layer, text, in_features] -> [layer, text, out_features]."""
+
+    def __init__(self, layers: int, in_features: int, out_features: int, *, orthogonal: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(layers, in_features, out_features))
+        self.bias = nn.Parameter(torch.zeros(layers, 1, out_features))
+        for matrix in self.weight.data:
+            if orthogonal:  # angles between inputs survive, so an untrained encoder is as good as its input
+                nn.init.orthogonal_(matrix)
+            else:
+                nn.init.uniform_(matrix, -1 / math.sqrt(in_features), 1 / math.sqrt(in_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply all layers in one batched product."""
+        return torch.baddbmm(self.bias, x, self.weight)
+
+
+class LayerwiseNorm(nn.Module):
+    """One nn.LayerNorm per layer."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(layers, 1, width))
+        self.bias = nn.Parameter(torch.zeros(layers, 1, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each vector to mean 0 and variance 1, then apply the layer's scale and shift."""
+        return functional.layer_norm(x, x.shape[-1:]) * self.weight + self.bias
+
+
+class LayerwiseMLP(nn.Module):
+    """One MLP per layer: hidden layers with norm and GELU, or a linear map where there are none.
+
+    With a shortcut the hidden path starts at zero: the network begins as a linear map that keeps angles, and learns
+    only the nonlinear part.
+
+    Args:
+        layers: Number of layers.
+        sizes: Widths of the input, of each hidden layer, and of the output.
+        shortcut: Add a linear path around the hidden layers.
+        dropout: Dropout behind each hidden layer.
+    """
+
+    def __init__(self, layers: int, sizes: tuple[int, ...], *, shortcut: bool = False, dropout: float = 0.0) -> None:
+        super().__init__()
+        in_features, *hidden, out_features = sizes
+        widths = [in_features, *hidden]
+        self.hidden = nn.ModuleList(LayerwiseLinear(layers, a, b) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(LayerwiseNorm(layers, width) for width in hidden)
+        self.last = LayerwiseLinear(layers, widths[-1], out_features, orthogonal=not hidden)
+        self.shortcut = (
+            LayerwiseLinear(layers, in_features, out_features, orthogonal=True) if shortcut and hidden else None
+        )
+        self.dropout = dropout
+        if self.shortcut is not None:
+            nn.init.zeros_(self.last.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[layer, text, in_features] -> [layer, text, out_features]."""
+        y: Tensor = x
+        for linear, norm in zip(self.hidden, self.norms, strict=True):
+            y = functional.dropout(functional.gelu(norm(linear(y))), self.dropout, self.training)
+        y = self.last(y)
+        if self.shortcut is not None:
+            y = y + self.shortcut(x)
+        return y
+
+
+def spread_widths(widths: tuple[int, ...], count: int) -> tuple[int, ...]:
+    """Assign a width to each of `count` layers: (256, 512) gives 256 to the lower and 512 to the upper half.
+
+    Where the count is not divisible, the upper groups are the smaller ones.
+    """
+    bounds = [count - (count * (len(widths) - group)) // len(widths) for group in range(len(widths) + 1)]
+    return tuple(width for group, width in enumerate(widths) for _ in range(bounds[group + 1] - bounds[group]))
+
+
 class _Attention(nn.Module):
-    """Learned queries, each taking its own softmax-weighted mean of the readings of a text."""
+    """Learned queries, each with its own softmax-weighted mean over the readings of a text."""
 
     def __init__(self, queries: int, width: int) -> None:
         super().__init__()
@@ -310,7 +324,7 @@ class _Attention(nn.Module):
 
 
 class _Unified(nn.Module):
-    """Every code projected up to one width, and summed."""
+    """All codes projected up to one width, and summed."""
 
     def __init__(self, spec: CodeSpec) -> None:
         super().__init__()
@@ -320,24 +334,20 @@ class _Unified(nn.Module):
 
     def forward(self, codes: list[Tensor]) -> Tensor:
         """Groups of [reading, text, width] -> [1, text, mixed width]."""
-        parts = [up(code).sum(dim=0, keepdim=True) for up, code in zip(self.up, codes, strict=True)]
-        return torch.stack(parts).sum(dim=0)
+        sums = [up(code).sum(dim=0, keepdim=True) for up, code in zip(self.up, codes, strict=True)]
+        return torch.stack(sums).sum(dim=0)
 
 
-def _encoder(spec: CodeSpec, count: int, width: int) -> nn.Module:
+def _make_encoder(spec: CodeSpec, count: int, width: int) -> nn.Module:
     if not width:
         return nn.Identity()
     sizes = (spec.dim, *([spec.hidden] * spec.depth if spec.hidden else []), width)
     return LayerwiseMLP(count, sizes, shortcut=spec.shortcut, dropout=spec.dropout)
 
 
-def _mixer(spec: CodeSpec) -> nn.Module | None:
+def _make_mixer(spec: CodeSpec) -> nn.Module | None:
     if spec.mixing == "unified":
         return _Unified(spec)
     if spec.mixing == "attention_codes":
         return _Attention(spec.mixed_width, spec.widths[0] or spec.dim)
     return _Attention(spec.mixed_width, spec.dim) if spec.mixing == "attention_latents" else None
-
-
-def _inverse(order: Tensor) -> Tensor:
-    return torch.argsort(order)

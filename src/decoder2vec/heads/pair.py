@@ -1,4 +1,4 @@
-"""Heads that turn the cosines of a pair, one per block, into one score."""
+"""Pair heads: they turn the cosines of a pair of texts, one per block, into one score."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ _HIDDEN = 64
 
 
 class PairHead(nn.Module, ABC):
-    """[pair, block] cosines -> [pair] scores; what stands before the block may have any shape."""
+    """[..., block] cosines -> [...] scores."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__()
         self.blocks = blocks
 
     def weights(self) -> Tensor:
-        """[block] weights with which the blocks enter the embedding; they sum to 1."""
+        """[block] weights of the blocks in the embedding; they sum to 1."""
         return torch.full((self.blocks,), 1 / self.blocks, device=next(iter(self.parameters())).device)
 
     @abstractmethod
     def forward(self, cosines: Tensor) -> Tensor:
-        """The scores."""
+        """Return the scores."""
 
-    def without_each(self, cosines: Tensor) -> Tensor:
-        """[pair, block] scores if a block knew only what the others say: its cosine is the mean of theirs."""
+    def scores_without_block(self, cosines: Tensor) -> Tensor:
+        """[pair, block] scores with the cosine of each block in turn replaced by the mean of the others."""
         others = (cosines.sum(dim=1, keepdim=True) - cosines) / max(1, self.blocks - 1)
         scores = []
         for block in range(self.blocks):
-            without = cosines.clone()
-            without[:, block] = others[:, block]
-            scores.append(self(without))
+            ablated = cosines.clone()
+            ablated[:, block] = others[:, block]
+            scores.append(self(ablated))
         return torch.stack(scores, dim=1)
 
     def contributions(self, cosines: Tensor) -> Tensor:
-        """[pair, block] effect of each block: how much the score falls without what it knows."""
+        """[pair, block] contribution of each block: how much the score falls without its information."""
         scores: Tensor = self(cosines)
-        return scores[:, None] - self.without_each(cosines)
+        return scores[:, None] - self.scores_without_block(cosines)
 
 
 class SumHead(PairHead):
-    """A weighted sum with weights that are positive and sum to 1: equal texts score 1, and the vector is the model."""
+    """A weighted sum with positive weights that sum to 1: equal texts score 1, and the score is the vectors' cosine."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__(blocks)
@@ -54,7 +54,7 @@ class SumHead(PairHead):
         return self.logits.softmax(dim=0)
 
     def forward(self, cosines: Tensor) -> Tensor:
-        """The weighted sum, written so that ones give exactly one."""
+        """Return the weighted sum, written so that ones give exactly one."""
         return 1 - ((1 - cosines) * self.weights()).sum(dim=-1)
 
     def contributions(self, cosines: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class SumHead(PairHead):
 
 
 class GatedHead(PairHead):
-    """What each block lacks to 1 is subtracted with a weight that depends on all cosines: f(1, ..., 1) = 1."""
+    """Subtracts from 1 the distance of each cosine to 1, weighted depending on all cosines: f(1, ..., 1) = 1."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__(blocks)
@@ -71,30 +71,30 @@ class GatedHead(PairHead):
         self.gate = nn.Sequential(nn.Linear(blocks, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, blocks))
 
     def forward(self, cosines: Tensor) -> Tensor:
-        """1 - what is lacking."""
+        """Return 1 minus the weighted distances."""
         return 1 + self.contributions(cosines).sum(dim=-1)
 
     def contributions(self, cosines: Tensor) -> Tensor:
-        """[pair, block] what each block takes away from 1."""
+        """[pair, block] what each block subtracts from 1, as a negative number."""
         return -(1 - cosines) * functional.softplus(self.gate(cosines) + self.bias) / self.blocks
 
 
 class MLPHead(PairHead):
-    """The paper's: an MLP and a sigmoid. Nothing makes equal texts score 1."""
+    """The head of the FREEZE paper: an MLP and a sigmoid. Equal texts do not necessarily score 1."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__(blocks)
         self.layers = nn.Sequential(nn.Linear(blocks, _HIDDEN), nn.GELU(), nn.Linear(_HIDDEN, 1))
 
     def forward(self, cosines: Tensor) -> Tensor:
-        """Scores between 0 and 1."""
+        """Return scores between 0 and 1."""
         logits: Tensor = self.layers(cosines)
         scores: Tensor = torch.sigmoid(logits)[..., 0]
         return scores
 
 
 class EachHead(PairHead):
-    """Every block for itself: [pair, block] scores, so that all single-layer models are trained in one run."""
+    """One score per block, [pair, block], so that all single-layer models are trained in one run."""
 
     def __init__(self, blocks: int) -> None:
         super().__init__(blocks)
@@ -102,11 +102,11 @@ class EachHead(PairHead):
         self.offset = nn.Parameter(torch.full((blocks,), -2.0))
 
     def forward(self, cosines: Tensor) -> Tensor:
-        """[pair, block] scores between 0 and 1."""
+        """Return [pair, block] scores between 0 and 1."""
         return torch.sigmoid(cosines * self.slope + self.offset)
 
     def contributions(self, cosines: Tensor) -> Tensor:
-        """Each block's own score."""
+        """[pair, block] scores of the blocks."""
         return self.forward(cosines)
 
 

@@ -1,7 +1,7 @@
-"""What may follow pooling without any training: an affine map fitted on unlabelled vectors.
+"""Heads that need no labels: an affine map of the pooled states, fitted on vectors of unlabelled texts.
 
 Raw states of a decoder are dominated by a few huge dimensions. Giving every dimension the same weight is worth
-2-4 points on sentence similarity and needs no labels.
+2-4 points on sentence similarity.
 """
 
 from __future__ import annotations
@@ -19,31 +19,36 @@ from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.storage import atomic_file
 
 Vectors = NDArray[np.float32]
-_Map = NDArray[np.float64]
+_Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
+class AffineHead:
     """x -> (x - mean) * map, where the map is a scale per dimension or a matrix."""
 
     kind: str
     mean: Vectors
     map: Vectors
-    """[dim] or [dim, out]"""
+    """[dim] or [dim, output dim]"""
 
     @classmethod
-    def fit(cls, kind: str, vectors: Vectors) -> Head:
-        """Fit on [n, dim] vectors of unlabelled texts."""
-        if kind not in HEADS:
-            raise unknown_name("head", kind, HEADS)
+    def fit(cls, kind: str, vectors: Vectors) -> AffineHead:
+        """Fit a head on unlabelled texts.
+
+        Args:
+            kind: "standardise", "whiten" or "remove_top".
+            vectors: [text, dim] vectors of at least two different texts.
+        """
+        if kind not in AFFINE_HEADS:
+            raise unknown_name("head", kind, AFFINE_HEADS)
         if len(vectors) < 2:
             raise InputError(f"A {kind} head needs at least 2 different texts to be fitted on, not {len(vectors)}.")
         data = vectors.astype(np.float64)
         mean = data.mean(axis=0)
         if not np.ptp(data, axis=0).any():
             raise InputError(f"A {kind} head cannot be fitted: all {len(vectors)} texts have the same vector.")
-        # safetensors writes memory as it lies, whatever the strides
-        return cls(kind, mean.astype(np.float32), np.ascontiguousarray(HEADS[kind](data - mean), np.float32))
+        # safetensors writes the memory of an array in order, whatever its strides
+        return cls(kind, mean.astype(np.float32), np.ascontiguousarray(AFFINE_HEADS[kind](data - mean), np.float32))
 
     def __call__(self, vectors: Vectors) -> Vectors:
         """Map [n, dim] vectors."""
@@ -52,47 +57,47 @@ class Head:
 
     @property
     def dim(self) -> int:
-        """Width of what comes out."""
+        """Dimension of the mapped vectors."""
         return int(self.map.shape[-1])
 
     def digest(self) -> str:
-        """Hash of the fitted numbers."""
+        """Hash of the fitted values."""
         return hashlib.sha256(self.mean.tobytes() + self.map.tobytes() + self.kind.encode()).hexdigest()[:16]
 
     def save(self, file: Path) -> None:
-        """Write as safetensors."""
+        """Write the head as safetensors."""
         with atomic_file(file) as temporary:
             save_file({"mean": self.mean, "map": self.map}, temporary, metadata={"kind": self.kind})
 
     @classmethod
-    def load(cls, file: Path, kind: str) -> Head:
-        """Read what `save` wrote."""
+    def load(cls, file: Path, kind: str) -> AffineHead:
+        """Read a head that `save` wrote."""
         tensors = load_file(file)
         return cls(kind, tensors["mean"], tensors["map"])
 
 
-def _standardise(centred: _Map) -> _Map:
-    """Unit variance; a dimension that varies by rounding alone stays as it is."""
-    deviation: _Map = centred.std(axis=0)
+def _standardise(centred: _Matrix) -> _Matrix:
+    """Scale every dimension to unit variance; one that varies only by rounding is not scaled."""
+    deviation: _Matrix = centred.std(axis=0)
     return 1.0 / np.where(deviation > 1e-9 * deviation.max(), deviation, 1.0)
 
 
-def _whiten(centred: _Map) -> _Map:
-    """Uncorrelated dimensions of unit variance; directions with (almost) no variance are dropped."""
+def _whiten(centred: _Matrix) -> _Matrix:
+    """Make dimensions uncorrelated with unit variance; directions with (almost) no variance are dropped."""
     variance, axes = np.linalg.eigh(centred.T @ centred / len(centred))
-    kept = variance > 1e-7 * variance.max()
-    return np.asarray(axes[:, kept] / np.sqrt(variance[kept]))
+    used = variance > 1e-7 * variance.max()
+    return np.asarray(axes[:, used] / np.sqrt(variance[used]))
 
 
-def _remove_top(centred: _Map) -> _Map:
-    """Everything but the strongest directions (one per hundred dimensions), which all texts share."""
+def _remove_top(centred: _Matrix) -> _Matrix:
+    """Project out the strongest directions (one per hundred dimensions), which all texts share."""
     count = max(1, round(centred.shape[1] / 100))
     _, axes = np.linalg.eigh(centred.T @ centred)
     top = axes[:, -count:]
     return np.asarray(np.eye(centred.shape[1]) - top @ top.T)
 
 
-HEADS: dict[str, Callable[[_Map], _Map]] = {
+AFFINE_HEADS: dict[str, Callable[[_Matrix], _Matrix]] = {
     "standardise": _standardise,
     "whiten": _whiten,
     "remove_top": _remove_top,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.errors import EncoderError, InputError, unknown_name
-from decoder2vec.heads.standardise import Head
+from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.matching.sections import WHOLE, Section, split_sections, split_sentences
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.matching.terms import ScoreMatrix
@@ -39,7 +39,7 @@ class TextSimilarity:
     def __init__(self, encoder: SupportsEncode, **encode_kwargs: Any) -> None:
         self._encoder, self._kwargs = encoder, encode_kwargs
         self._vectors: dict[str, NDArray[Any]] = {}
-        self._head: Head | None = None
+        self._head: AffineHead | None = None
 
     def encode(self, texts: Sequence[str]) -> None:
         """Encode those of the texts that are new, in one call."""
@@ -61,7 +61,7 @@ class TextSimilarity:
             )
         self.encode(distinct)
         standardised = copy(self)  # shallow: the dictionary of vectors is shared
-        standardised._head = Head.fit("standardise", np.stack([self._vectors[text] for text in distinct]))
+        standardised._head = AffineHead.fit("standardise", np.stack([self._vectors[text] for text in distinct]))
         return standardised
 
     def __call__(self, left: Sequence[str], right: Sequence[str]) -> ScoreMatrix:

@@ -14,7 +14,7 @@ from typing import Any
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.matching.sections import section_kind
 from decoder2vec.search.documents import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text
-from decoder2vec.text.files import rows_or_errors
+from decoder2vec.text.files import read_rows_or_errors
 
 TEXT_FIELDS = ("text", "description")
 """Fields that hold the text of a document; the first that is present is used."""
@@ -130,7 +130,7 @@ def _read_file(file: Path, name: str) -> Iterator[SideDocument | str]:
 
 def _read_table(file: Path, name: str) -> Iterator[SideDocument | str]:
     try:
-        for line, row in rows_or_errors(file):
+        for line, row in read_rows_or_errors(file):
             row_name = f"{name}, line {line}"
             yield f"{row_name}: {row}" if isinstance(row, str) else _row_document(row, row_name, row_name)
     except DataFileError:

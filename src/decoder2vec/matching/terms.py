@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.text.bm25 import BM25, stem, words_of
+from decoder2vec.text.bm25 import BM25, stem, tokenise_words
 from decoder2vec.text.concepts import Word, word_runs
 
 ScoreMatrix = NDArray[np.float64]
@@ -34,7 +34,7 @@ def bm25_scores(queries: Sequence[str], texts: Sequence[str]) -> ScoreMatrix:
 
 def stemmed_words(texts: Sequence[str]) -> list[list[str]]:
     """Return the stems of each text, repeated ones included; English stop words are left out."""
-    return words_of(texts, sorted(stop_words()))
+    return tokenise_words(texts, sorted(stop_words()))
 
 
 @cache

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.heads.codes import MIXINGS, CodeSpec, spread
+from decoder2vec.heads.codes import MIXINGS, CodeSpec, spread_widths
 from decoder2vec.heads.pair import PAIR_HEADS
 from decoder2vec.maths.losses import SCORE_LOSSES
 from decoder2vec.maths.metrics import METRICS
@@ -162,7 +162,7 @@ class Freeze:
         chosen = tuple(_absolute(width, dim) for width in self.widths)
         return CodeSpec(
             dim=dim,
-            widths=tuple(width for count in counts for width in spread(chosen, count)),
+            widths=tuple(width for count in counts for width in spread_widths(chosen, count)),
             hidden=_absolute(self.hidden, dim),
             depth=self.depth,
             shortcut=self.shortcut,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.analysis.sweep import SweepRow
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.storage import load_json
+from decoder2vec.storage import read_json
 
 Floats = NDArray[np.float64]
 
@@ -321,7 +321,7 @@ def _add(found: Found, file: Path, named: bool) -> bool:
     if file.name.endswith(_ITEMS) and not named:
         return False
     try:
-        document = load_json(file, "write it again")
+        document = read_json(file, "write it again")
         known = _add_document(found, document, file)
     except DataFileError as error:
         if named:
@@ -339,7 +339,7 @@ def _add_document(found: Found, document: Any, file: Path) -> bool:
     """Put the document where it belongs; False if it is some other JSON."""
     if is_evaluation(document):
         items = file.with_name(f"{file.stem}{_ITEMS}")
-        beside = load_json(items, "write it again") if items.is_file() else None
+        beside = read_json(items, "write it again") if items.is_file() else None
         found.evaluations.append(_parsed(file, lambda: read_evaluation(document, beside, file)))
     elif is_sweep(document):
         found.sweeps.append(_parsed(file, lambda: read_sweep(document, file)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.report.figures import Place
-from decoder2vec.storage import load_json
+from decoder2vec.storage import read_json
 
 Scores = dict[str, dict[str, float]]
 """Points by file and metric."""
@@ -312,7 +312,7 @@ def _read_encoder(folder: Path) -> Run:
 
 def _read_results(file: Path) -> Run | None:
     """The run of a file as `d2v train --results` writes it; None if it is some other JSON."""
-    document = load_json(file, "train again")
+    document = read_json(file, "train again")
     if not isinstance(document, dict) or not {"config", "seeds"} <= document.keys():
         return None
     return _parsed(file, lambda found: add_results(Run("", file.stem, file), found))
@@ -320,7 +320,7 @@ def _read_results(file: Path) -> Run | None:
 
 def _parsed(file: Path, read: Callable[[Any], Run]) -> Run:
     try:
-        return read(load_json(file, "train again"))
+        return read(read_json(file, "train again"))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         if isinstance(error, DataFileError):
             raise

@@ -8,7 +8,7 @@ from typing import Any
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.text.sentences import sentence_spans, trimmed
+from decoder2vec.text.sentences import sentence_spans, strip_span
 from decoder2vec.text.template import SLOT, Template
 
 LengthFunction = Callable[[Sequence[str]], list[int]]
@@ -112,4 +112,4 @@ def _halves(text: str, start: int, end: int) -> list[Span]:
     space = text.rfind(" ", start + 1, middle + 1)
     cut = space if space > 0 else text.find(" ", middle, end - 1)
     cut = cut if cut > 0 else middle
-    return [half for span in ((start, cut), (cut, end)) if (half := trimmed(text, *span))]
+    return [half for span in ((start, cut), (cut, end)) if (half := strip_span(text, *span))]

@@ -15,7 +15,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
-from decoder2vec.text.files import rows_or_errors
+from decoder2vec.text.files import read_rows_or_errors
 
 TEXT_SUFFIXES = (".txt", ".md", ".pdf", ".docx")
 """Suffixes of files that are one document each."""
@@ -155,7 +155,7 @@ def _file_documents(path: Path, name: str, columns: Sequence[str]) -> Iterator[D
 
 
 def _table_documents(path: Path, name: str, columns: Sequence[str]) -> Iterator[Document | Skipped]:
-    for line, row in rows_or_errors(path):
+    for line, row in read_rows_or_errors(path):
         row_name = f"{name}, line {line}"
         if isinstance(row, str):
             yield Skipped(row_name, row.rstrip("."))

@@ -16,7 +16,7 @@ from decoder2vec.maths.similarity import similarity_matrix
 from decoder2vec.search.hybrid import RankedDocument
 from decoder2vec.search.store import ChunkStore, Embeddings, MetadataFilter, document_id_of
 from decoder2vec.storage import atomic_folder
-from decoder2vec.text.bm25 import SETTINGS, counted, empty_index, words_of
+from decoder2vec.text.bm25 import SETTINGS, new_index, tokenise_to_ids, tokenise_words
 
 MAX_EXACT_BYTES = 512 * 2**20
 """Vectors up to this size are kept in memory and searched exactly; beyond it the store's approximate index is used."""
@@ -158,10 +158,10 @@ class LexicalSearch:
     @classmethod
     def build(cls, keys: Sequence[str], texts: Sequence[str]) -> LexicalSearch:
         """Build the BM25 index of the texts."""
-        words = counted(texts)
+        words = tokenise_to_ids(texts)
         if not any(words.ids):
             return cls(keys, None)  # bm25s cannot index texts without a word
-        retriever = empty_index()
+        retriever = new_index()
         retriever.index(words, show_progress=False)
         return cls(keys, retriever)
 
@@ -184,7 +184,7 @@ class LexicalSearch:
             note = json.loads((folder / _KEYS_FILE).read_text(encoding="utf-8"))
             if (note["state"], note["bm25"]) != (revision, SETTINGS):
                 return None
-            retriever = empty_index().load(folder, mmap=True, show_progress=False) if note["words"] else None
+            retriever = new_index().load(folder, mmap=True, show_progress=False) if note["words"] else None
             return cls(note["keys"], retriever)
         except (OSError, ValueError, KeyError, TypeError):
             return None  # the caller rebuilds it
@@ -195,7 +195,7 @@ class LexicalSearch:
             return [[] for _ in queries]
         mask = None if allowed is None else np.array([key in allowed for key in self.keys], np.float32)
         best_indices, best_scores = self._retriever.retrieve(
-            words_of(queries), k=min(count, len(self.keys)), show_progress=False, weight_mask=mask
+            tokenise_words(queries), k=min(count, len(self.keys)), show_progress=False, weight_mask=mask
         )
         return [
             [(self.keys[index], score) for index, score in zip(indices, scores, strict=True) if score > 0]

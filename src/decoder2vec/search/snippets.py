@@ -10,7 +10,7 @@ import numpy as np
 
 from decoder2vec.search.ranking import DenseSearch
 from decoder2vec.search.store import Embeddings
-from decoder2vec.text.bm25 import words_of
+from decoder2vec.text.bm25 import tokenise_words
 from decoder2vec.text.sentences import sentence_spans
 
 _MAX_CHARACTERS = 300
@@ -64,8 +64,8 @@ def make_snippets(query: str, texts: Sequence[str], encode: Callable[[list[str],
 def _best_by_words(query: str, text: str, spans: Sequence[Span]) -> int | None:
     if len(spans) == 1:
         return 0
-    query_words = set(words_of([query])[0])
-    shared = [query_words & set(words) for words in words_of([text[start:end] for start, end in spans])]
+    query_words = set(tokenise_words([query])[0])
+    shared = [query_words & set(words) for words in tokenise_words([text[start:end] for start, end in spans])]
     sentences_with = Counter(word for words in shared for word in words)
     scores = [sum(1 / sentences_with[word] for word in words) for words in shared]
     return int(np.argmax(scores)) if sentences_with else None

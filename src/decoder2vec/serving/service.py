@@ -80,7 +80,7 @@ class Models:
         for adapter in adapters:
             if adapter == name:
                 raise InputError(f"The encoder and one of its adapters are both called {name!r}; serve it with --name.")
-            served.append(Served(adapter, encoder.through(adapter), served[0].count))
+            served.append(Served(adapter, encoder.with_adapter(adapter), served[0].count))
         self._served = {one.id: one for one in served}
         self._all_layers: dict[str, Extractor] = {}
 

@@ -1,1 +1,1 @@
-"""Texts: templates, token batches, and files of texts and pairs."""
+"""Texts: templates, tokens, batches, and files of texts, pairs and triplets."""

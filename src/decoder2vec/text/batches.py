@@ -1,4 +1,4 @@
-"""Prompts to padded batches: sorted by length, cut by a token budget, order restored by whoever keeps `rows`."""
+"""Batches of prompts: planned by length under a token budget, and padded to one width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,13 @@ from decoder2vec.text.tokens import Prompt
 
 
 def collate(prompts: Sequence[Prompt], pad_token_id: int, *, side: str = "right") -> TokenBatch:
-    """Pad prompts to one width. Everything here pads on the right; the left exists to be checked against."""
+    """Pad prompts to one width.
+
+    Args:
+        prompts: The prompts of the batch.
+        pad_token_id: The id to pad with.
+        side: "right" or "left". The package always pads on the right; left padding exists for comparison.
+    """
     width = max(len(prompt.ids) for prompt in prompts)
     ids = np.full((len(prompts), width), pad_token_id, dtype=np.int64)
     mask = np.zeros_like(ids)
@@ -26,28 +32,33 @@ def collate(prompts: Sequence[Prompt], pad_token_id: int, *, side: str = "right"
     return TokenBatch(torch.from_numpy(ids), torch.from_numpy(mask), start, end, "" if mask.all() else side)
 
 
-def plan(lengths: Sequence[int], budget: int, overhead: int = 8) -> Iterator[list[int]]:
-    """Rows of each batch, longest texts first so that a batch too large for memory shows itself at once.
+def plan_batches(lengths: Sequence[int], budget: int, overhead: int = 8) -> Iterator[list[int]]:
+    """Yield the rows of each batch, longest texts first so that a batch too large for memory fails at once.
 
-    Texts sorted by length are cut where it costs least: padding is paid in tokens, and so is one more batch, which
-    takes as long as `overhead` tokens. `budget` is the most tokens of a batch, padding included.
+    Texts sorted by length are cut into batches where the total cost is lowest: padding costs tokens, and so does each
+    further batch.
+
+    Args:
+        lengths: Number of tokens of each text.
+        budget: Maximum number of tokens in a batch, padding included.
+        overhead: Fixed cost of one more batch, in tokens.
     """
     rows_by_length: dict[int, list[int]] = {}
     for row, length in enumerate(lengths):
         rows_by_length.setdefault(length, []).append(row)
     widths = sorted(rows_by_length, reverse=True)
     begin = 0
-    for end in _cuts(widths, [len(rows_by_length[width]) for width in widths], budget, overhead):
+    for end in _cheapest_cuts(widths, [len(rows_by_length[width]) for width in widths], budget, overhead):
         rows = [row for width in widths[begin:end] for row in rows_by_length[width]]
         size = max(1, budget // widths[begin])
         yield from (rows[first : first + size] for first in range(0, len(rows), size))
         begin = end
 
 
-def _cuts(widths: Sequence[int], counts: Sequence[int], budget: int, overhead: int) -> list[int]:
+def _cheapest_cuts(widths: Sequence[int], counts: Sequence[int], budget: int, overhead: int) -> list[int]:
     """Ends of the cheapest groups of neighbouring widths, by dynamic programming; a group is padded to its widest."""
     best = [0.0] + [float("inf")] * len(widths)
-    came_from = [0] * (len(widths) + 1)
+    previous = [0] * (len(widths) + 1)
     for begin, width in enumerate(widths):
         per_batch = max(1, budget // width)
         rows = 0
@@ -55,10 +66,10 @@ def _cuts(widths: Sequence[int], counts: Sequence[int], budget: int, overhead: i
             rows += counts[end - 1]
             cost = best[begin] + rows * width + overhead * -(-rows // per_batch)
             if cost < best[end]:
-                best[end], came_from[end] = cost, begin
+                best[end], previous[end] = cost, begin
             if rows > per_batch and widths[end - 1] * 2 < width:  # no wider group can be cheaper
                 break
     cuts = [len(widths)]
-    while came_from[cuts[-1]]:
-        cuts.append(came_from[cuts[-1]])
+    while previous[cuts[-1]]:
+        cuts.append(previous[cuts[-1]])
     return cuts[::-1] if widths else []

@@ -1,7 +1,7 @@
-"""BM25: texts found by the rare words they share with a query. The scores are those of the library bm25s.
+"""BM25 lexical search, with the scores of the library bm25s.
 
 Words are lower-cased runs of two or more letters or digits, without English stop words, stemmed; k1 = 1.5, b = 0.75,
-and words weigh by rarity as in Lucene: the settings of mteb's own BM25, so that numbers can be compared.
+and inverse document frequency as in Lucene: the settings of mteb's own BM25, so that scores can be compared.
 """
 
 from __future__ import annotations
@@ -15,69 +15,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 StopWords = str | list[str]
-"""Words that count for nothing: those of a language, or a list."""
+"""Words to ignore: those of a language, by its code, or a list."""
 
 K1 = 1.5
 B = 0.75
 
 SETTINGS = {"method": "lucene", "k1": K1, "b": B, "stop_words": "en", "stemmer": "english"}
-"""All that changes a score."""
+"""Everything that changes a score."""
 
 
 class BM25:
-    """Texts that can be searched by words."""
+    """A BM25 index over texts in memory.
+
+    Args:
+        texts: The texts to search in.
+        stop_words: Words to ignore in texts and queries.
+    """
 
     def __init__(self, texts: Sequence[str], stop_words: StopWords = "en") -> None:
         self.size, self._stop_words = len(texts), stop_words
-        tokenised = counted(texts, stop_words)
-        self._index = empty_index()
-        self._known = frozenset(tokenised.vocab) - {""}
-        if self._known:  # bm25s divides by zero where no text has a word
+        tokenised = tokenise_to_ids(texts, stop_words)
+        self._index = new_index()
+        self._vocabulary = frozenset(tokenised.vocab) - {""}
+        if self._vocabulary:  # bm25s divides by zero where no text has a word
             self._index.index(tokenised, show_progress=False)
 
     def scores(self, queries: Sequence[str]) -> NDArray[np.float32]:
-        """[query, text] scores; 0 where no word is shared."""
-        return (
-            np.stack([self._row(words) for words in words_of(queries, self._stop_words)])
-            if len(queries)
-            else self._nothing(0)
-        )
+        """[query, text] scores; 0 where query and text share no word."""
+        rows = [self._score_words(words) for words in tokenise_words(queries, self._stop_words)] if len(queries) else []
+        return np.stack(rows) if rows else np.zeros((0, self.size), np.float32)
 
-    def best(self, query: str, count: int) -> list[tuple[int, float]]:
-        """(number, score) of the texts that share words with the query, best first, `count` of them at most."""
-        row = self._row(words_of([query], self._stop_words)[0])
-        order = np.argsort(-row, kind="stable")[:count]  # stable: of equal scores, the earlier text is first
-        return [(int(number), float(row[number])) for number in order if row[number] > 0]
+    def search(self, query: str, top_k: int) -> list[tuple[int, float]]:
+        """(index, score) of the `top_k` best texts that share words with the query, best first."""
+        scores = self._score_words(tokenise_words([query], self._stop_words)[0])
+        order = np.argsort(-scores, kind="stable")[:top_k]  # stable: of equal scores, the earlier text is first
+        return [(int(index), float(scores[index])) for index in order if scores[index] > 0]
 
-    def _row(self, words: list[str]) -> NDArray[np.float32]:
-        known = [word for word in words if word in self._known]
-        return np.asarray(self._index.get_scores(known), np.float32) if known else self._nothing(1)[0]
-
-    def _nothing(self, rows: int) -> NDArray[np.float32]:
-        return np.zeros((rows, self.size), np.float32)
+    def _score_words(self, words: list[str]) -> NDArray[np.float32]:
+        known = [word for word in words if word in self._vocabulary]
+        return np.asarray(self._index.get_scores(known) if known else np.zeros(self.size), np.float32)
 
 
-def empty_index() -> Any:
-    """An empty index of bm25s with these settings."""
+def new_index() -> Any:
+    """Return an empty bm25s index with the settings above."""
     import bm25s
 
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it sets itself to DEBUG
     return bm25s.BM25(method=SETTINGS["method"], k1=K1, b=B)
 
 
-def counted(texts: Sequence[str], stop_words: StopWords = "en") -> Any:
-    """The words of each text by number, and the vocabulary: what such an index is made of."""
+def tokenise_to_ids(texts: Sequence[str], stop_words: StopWords = "en") -> Any:
+    """Return the word ids of each text and the vocabulary, as a bm25s index takes them."""
     return _tokenise(texts, stop_words, return_ids=True)
 
 
-def words_of(texts: Sequence[str], stop_words: StopWords = "en") -> list[list[str]]:
-    """The words of each text as BM25 counts them."""
+def tokenise_words(texts: Sequence[str], stop_words: StopWords = "en") -> list[list[str]]:
+    """Return the stemmed words of each text, as BM25 counts them."""
     words: list[list[str]] = _tokenise(texts, stop_words, return_ids=False)
     return words
 
 
 def stem(word: str) -> str:
-    """The stem of a word in small letters: "engineer" for "engineers"."""
+    """Return the stem of a lower-case word: "engineer" for "engineers"."""
     stemmed: str = _stemmer().stemWord(word)
     return stemmed
 

@@ -1,4 +1,7 @@
-"""Which pairs were seen in training? A test pair among them makes the test easier than it looks."""
+"""Checks of data files: what a file contains, and which pairs and texts of an evaluation were also trained on.
+
+A test pair that was seen in training makes the test easier than it looks.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,94 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.text.files import DataFile, DataRow, Kind, read_pairs
+from decoder2vec.text.files import DataFile, DataKind, DataRow, read_pairs
 
-Hashes = NDArray[np.uint64]
+PairHashes = NDArray[np.uint64]
 
-SEEN_FILE = "seen.npy"
-
-
-def pair_hashes(left: Sequence[str], right: Sequence[str]) -> Hashes:
-    """One number for each pair, whichever text comes first; spaces and case do not matter."""
-    return np.array([_hash(sorted((_plain(a), _plain(b)))) for a, b in zip(left, right, strict=True)], np.uint64)
+TRAINING_PAIRS_FILE = "seen.npy"
+"""The file of a trained encoder that holds the hashes of its training pairs."""
 
 
-def count_overlap(left: Sequence[str], right: Sequence[str], seen: Hashes) -> int:
-    """How many of the pairs are among those seen."""
-    return int(np.isin(pair_hashes(left, right), seen).sum())
+@dataclass(frozen=True)
+class FileCheck:
+    """Counts of what a data file contains."""
+
+    kind: DataKind
+    columns: tuple[str, ...]
+    rows: int
+    texts: int
+    unique_texts: int
+    characters: tuple[int, int, int, int]
+    """Lengths of the unique texts: minimum, median, 95th percentile, maximum."""
+    empty: int
+    """Rows that lack a text; a negative may be missing."""
+    duplicates: int
+    """Rows that repeat an earlier row."""
+    scores: tuple[float, float] | None = None
+    """Lowest and highest score of scored pairs."""
+    classes: dict[str, int] = field(default_factory=dict)
+    """Number of rows of each label, the largest class first."""
 
 
-def _plain(text: str) -> str:
+@dataclass(frozen=True)
+class Overlap:
+    """What an evaluation file shares with another file; each unique pair and text counts once."""
+
+    shared_pairs: int
+    total_pairs: int
+    """Unique pairs of the evaluation file; 0 where it holds single texts."""
+    shared_texts: int
+    total_texts: int
+
+
+def check_file(file: DataFile) -> FileCheck:
+    """Count what is in a file; a score that is not a number is an error that names the line."""
+    texts = list(file.texts())
+    unique_texts = set(texts)
+    scored = file.kind == "scored pairs"
+    scores = read_pairs(file.source).scores if scored else []
+    labels = Counter(row.label for row in file.rows if row.label and not scored)
+    return FileCheck(
+        kind=file.kind,
+        columns=file.columns,
+        rows=len(file.rows),
+        texts=len(texts),
+        unique_texts=len(unique_texts),
+        characters=_length_percentiles(unique_texts),
+        empty=sum(_lacks_text(row, file.kind) for row in file.rows),
+        duplicates=len(file.rows) - len({row[1:] for row in file.rows}),
+        scores=(min(scores), max(scores)) if scores else None,
+        classes=dict(labels.most_common()),
+    )
+
+
+def measure_overlap(file: DataFile, evaluation: DataFile) -> Overlap:
+    """Count the pairs and texts of an evaluation file that are also in `file`.
+
+    Neither the order of the two texts of a pair, nor white space, nor case matters.
+    """
+    pairs, texts = _pair_set(evaluation), _text_set(evaluation)
+    return Overlap(
+        shared_pairs=len(np.intersect1d(pairs, _pair_set(file), assume_unique=True)),
+        total_pairs=len(pairs),
+        shared_texts=len(np.intersect1d(texts, _text_set(file), assume_unique=True)),
+        total_texts=len(texts),
+    )
+
+
+def hash_pairs(left: Sequence[str], right: Sequence[str]) -> PairHashes:
+    """Return one 64-bit hash per pair; the order of the two texts, white space and case do not change it."""
+    return np.array(
+        [_hash(sorted((_normalise(a), _normalise(b)))) for a, b in zip(left, right, strict=True)], np.uint64
+    )
+
+
+def count_overlap(left: Sequence[str], right: Sequence[str], seen: PairHashes) -> int:
+    """Count the pairs whose hashes are in `seen`."""
+    return int(np.isin(hash_pairs(left, right), seen).sum())
+
+
+def _normalise(text: str) -> str:
     return " ".join(text.lower().split())
 
 
@@ -35,84 +108,21 @@ def _hash(texts: Iterable[str]) -> int:
     return int.from_bytes(hashlib.sha256("\0".join(texts).encode()).digest()[:8], "little")
 
 
-@dataclass(frozen=True)
-class FileCheck:
-    """What there is in a file."""
-
-    kind: Kind
-    columns: tuple[str, ...]
-    rows: int
-    texts: int
-    different: int
-    characters: tuple[int, int, int, int]
-    """Of the different texts: the shortest, the median, 95 % of them at most, the longest."""
-    empty: int
-    """Rows that lack a text; a negative may be missing."""
-    duplicates: int
-    """Rows that say what a row before them says."""
-    scores: tuple[float, float] | None = None
-    """Of scored pairs: the lowest and the highest."""
-    classes: dict[str, int] = field(default_factory=dict)
-    """Rows of each label, the largest class first."""
+def _lacks_text(row: DataRow, kind: DataKind) -> bool:
+    single = kind in ("labelled texts", "plain texts")
+    return not (row.positives or single) or not all(text.strip() for text in row.texts())
 
 
-@dataclass(frozen=True)
-class Shared:
-    """What two files have in common, each different pair and text counted once."""
-
-    pairs: int
-    all_pairs: int
-    """Different pairs of the evaluation file; 0 where it holds single texts."""
-    texts: int
-    all_texts: int
+def _pair_set(file: DataFile) -> PairHashes:
+    return np.unique(hash_pairs(*file.pairs()))
 
 
-def check_file(file: DataFile) -> FileCheck:
-    """Count what is in a file; scores that are no numbers are an error that names the line."""
-    every = list(file.texts())
-    different = set(every)
-    scored = file.kind == "scored pairs"
-    scores = read_pairs(file.source).scores if scored else []
-    marks = Counter(row.mark for row in file.rows if row.mark and not scored)
-    return FileCheck(
-        kind=file.kind,
-        columns=file.columns,
-        rows=len(file.rows),
-        texts=len(every),
-        different=len(different),
-        characters=_spread([len(text) for text in different]),
-        empty=sum(_lacks_text(row, file.kind) for row in file.rows),
-        duplicates=len(file.rows) - len({row[1:] for row in file.rows}),
-        scores=(min(scores), max(scores)) if scores else None,
-        classes=dict(marks.most_common()),
-    )
-
-
-def shared_with(file: DataFile, evaluation: DataFile) -> Shared:
-    """How much of an evaluation file also stands in a file: pairs in either order, whatever the spaces and case."""
-    pairs, texts = _pairs(evaluation), _texts(evaluation)
-    return Shared(
-        pairs=len(np.intersect1d(pairs, _pairs(file), assume_unique=True)),
-        all_pairs=len(pairs),
-        texts=len(np.intersect1d(texts, _texts(file), assume_unique=True)),
-        all_texts=len(texts),
-    )
-
-
-def _lacks_text(row: DataRow, kind: Kind) -> bool:
-    alone = kind in ("labelled texts", "plain texts")
-    return not (row.beside or alone) or not all(text.strip() for text in row.texts())
-
-
-def _pairs(file: DataFile) -> Hashes:
-    return np.unique(pair_hashes(*file.pairs()))
-
-
-def _texts(file: DataFile) -> Hashes:
+def _text_set(file: DataFile) -> PairHashes:
     texts = list(set(file.texts()))
-    return np.unique(pair_hashes(texts, texts))  # a text is known by the pair that it makes with itself
+    return np.unique(hash_pairs(texts, texts))  # a text is identified by the pair that it forms with itself
 
 
-def _spread(lengths: list[int]) -> tuple[int, int, int, int]:
-    shortest, median, most, longest = np.percentile(lengths, [0, 50, 95, 100], method="inverted_cdf").tolist()
-    return int(shortest), int(median), int(most), int(longest)
+def _length_percentiles(texts: Iterable[str]) -> tuple[int, int, int, int]:
+    lengths = [len(text) for text in texts]
+    shortest, median, upper, longest = np.percentile(lengths, [0, 50, 95, 100], method="inverted_cdf").tolist()
+    return int(shortest), int(median), int(upper), int(longest)

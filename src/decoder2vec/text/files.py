@@ -1,4 +1,4 @@
-"""Texts and pairs from the user's own files: txt, TSV, CSV, JSONL, each also gzipped, by column name."""
+"""Texts, pairs, triplets and labelled data from the user's files: txt, TSV, CSV and JSONL, each also gzipped."""
 
 from __future__ import annotations
 
@@ -17,70 +17,146 @@ from typing import Any, Literal, NamedTuple, TextIO
 
 import numpy as np
 
-from decoder2vec.errors import DataFileError
+from decoder2vec.errors import DataFileError, InputError
 
-_NAME_IT = "Name yours with --column."
-TEXT_COLUMN_HINT = "Call the one that holds the texts `text`."
-"""For those who read texts where no column can be named."""
 PAIR_COLUMNS = ("sentence1", "sentence2", "score")
+TEXT_COLUMN_HINT = "Call the one that holds the texts `text`."
+"""Hint for callers of `read_texts` that offer no way to name a column."""
+_COLUMN_HINT = "Name yours with --column."
 
-Row = tuple[int, dict[str, Any] | str]
-"""Line number, and the line's fields or the reason why it has none."""
+RowOrError = tuple[int, dict[str, Any] | str]
+"""Line number, and the fields of the line or the reason why it has none."""
+
+DataKind = Literal["records", "scored pairs", "inferences", "pairs", "triplets", "labelled texts", "plain texts"]
 
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Pairs of texts with a score each."""
+    """Pairs of texts with one score each."""
 
     name: str
     left: list[str]
     right: list[str]
     scores: list[float]
     skipped: int = 0
-    """Lines that could not be used and were left out because the caller allowed it."""
+    """Malformed lines that were skipped because the caller allowed it."""
 
     def __len__(self) -> int:
         return len(self.scores)
 
     def texts(self) -> list[str]:
-        """Every different text, in order of appearance."""
+        """Unique texts in order of appearance."""
         return list(dict.fromkeys([*self.left, *self.right]))
 
 
-def read_texts(source: str | Path, column: str | None = None, *, cure: str = _NAME_IT) -> Iterator[str]:
-    """Texts one by one: the lines of a txt file, or a column (default `text`) of a TSV, CSV or JSONL file.
+class DataRow(NamedTuple):
+    """One row of a data file. Duplicate rows differ only in `line`."""
 
-    "-" reads standard input, as txt unless a column is named, then as JSONL.
+    line: int
+    text: str
+    """The anchor, the first text of a pair, or the only text."""
+    positives: tuple[str, ...] = ()
+    """The positives of an anchor, or the second text of a pair."""
+    negatives: tuple[str, ...] = ()
+    """The negatives; blank ones are dropped, because that is how a table leaves a cell empty."""
+    label: str = ""
+    """The label or score as written in the file."""
+
+    def texts(self) -> tuple[str, ...]:
+        """All texts of the row."""
+        return (self.text, *self.positives, *self.negatives)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """All rows of a data file, and which kind of data its columns make."""
+
+    source: Path
+    kind: DataKind
+    columns: tuple[str, ...]
+    rows: list[DataRow]
+
+    def texts(self) -> Iterator[str]:
+        """Every text of every row, repetitions included."""
+        return (text for row in self.rows for text in row.texts())
+
+    def pairs(self) -> tuple[list[str], list[str]]:
+        """Left and right texts of all pairs within rows: the first text with each positive and each negative."""
+        pairs = [(row.text, other) for row in self.rows for other in row.texts()[1:]]
+        return [left for left, _ in pairs], [right for _, right in pairs]
+
+
+@dataclass(frozen=True)
+class Triplets:
+    """Rows of anchor, positive and hard negative."""
+
+    name: str
+    rows: list[tuple[str, str, str]]
+    skipped: int = 0
+    """Rows without three different texts: they cannot tell one layer from another."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sample(self, count: int, seed: int) -> Triplets:
+        """Return `count` random triplets in random order, or all of them where there are fewer."""
+        order = np.random.default_rng(seed).permutation(len(self.rows))[:count]
+        return Triplets(self.name, [self.rows[index] for index in order], self.skipped)
+
+    def texts(self) -> list[str]:
+        """Unique texts in order of appearance."""
+        return list(dict.fromkeys(text for row in self.rows for text in row))
+
+
+def read_texts(source: str | Path, column: str | None = None, *, hint: str = _COLUMN_HINT) -> Iterator[str]:
+    """Yield the texts of a file one by one.
+
+    Args:
+        source: A txt file (one text per line) or a TSV, CSV or JSONL file. "-" reads standard input, as txt unless a
+            column is named, then as JSONL.
+        column: The column with the texts; `text` or `sentence` by default.
+        hint: The last sentence of the error for a missing column.
     """
-    kind = ("jsonl" if column else "txt") if str(source) == "-" else _kind(Path(source))
-    if kind == "txt" and column:
+    file_format = ("jsonl" if column else "txt") if str(source) == "-" else _file_format(Path(source))
+    if file_format == "txt" and column:
         raise DataFileError(f"{source} is read as plain lines and has no column {column!r}; use .tsv, .csv or .jsonl.")
-    for line, row in read_rows(source, kind):
+    for line, row in read_rows(source, file_format):
         name = column or _default_column(row)
-        _require([name], row, source, cure)
+        _require_columns([name], row, source, hint)
         if not isinstance(row[name], str):
             raise DataFileError(f"{source}, line {line}: {name} is {type(row[name]).__name__}, not a text.")
         yield row[name]
 
 
-def read_rows(source: str | Path, kind: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Line number and fields of every line, whatever the fields are; a line that has none is an error that names it."""
-    for line, row in _rows(source, kind or _kind(Path(source))):
+def read_rows(source: str | Path, file_format: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield line number and fields of every line; a malformed line is an error that names it.
+
+    Args:
+        source: The file, or "-" for standard input.
+        file_format: txt, tsv, csv or jsonl; by default the one of the file's suffix.
+    """
+    for line, row in _parse(source, file_format or _file_format(Path(source))):
         if isinstance(row, str):
             raise DataFileError(f"{source}, line {line}: {row}")
         yield line, row
 
 
-def rows_or_errors(source: str | Path) -> Iterator[Row]:
-    """Line number of every line, and its fields or why it has none: for those who go on after a bad line."""
-    yield from _rows(source, _kind(Path(source)))
+def read_rows_or_errors(source: str | Path) -> Iterator[RowOrError]:
+    """Like `read_rows`, but yield the reason as a string where a line is malformed, so that the caller can go on."""
+    yield from _parse(source, _file_format(Path(source)))
 
 
 def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | None = None) -> list[tuple[str, ...]]:
-    """Rows of texts by column name, such as anchor, positive, negative: the first `limit` of them."""
+    """Read rows of texts by column name.
+
+    Args:
+        source: The file.
+        columns: Names of the columns, such as anchor, positive, negative.
+        limit: Read only the first `limit` rows.
+    """
     rows: list[tuple[str, ...]] = []
     for line, row in islice(read_rows(source), limit):
-        _require(columns, row, source, "Name yours with columns in the configuration.")
+        _require_columns(columns, row, source, "Name yours with columns in the configuration.")
         values = tuple(row[name] for name in columns)
         if not all(isinstance(value, str) for value in values):
             raise DataFileError(f"{source}, line {line}: one of {', '.join(columns)} is missing or not a text.")
@@ -93,56 +169,75 @@ def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | Non
 def read_pairs(
     source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, *, skip_bad: bool = False, limit: int | None = None
 ) -> ScoredPairs:
-    """Scored pairs by column name. A bad line is an error that names it, or skipped and counted if asked.
+    """Read scored pairs by column name.
 
-    `limit` takes that many pairs, evenly spread over the file.
+    Args:
+        source: A TSV, CSV or JSONL file.
+        columns: Names of the columns of the two texts and the score.
+        skip_bad: Skip and count malformed lines instead of raising an error that names the line.
+        limit: Keep only this many pairs, evenly spaced over the file.
     """
     if len(columns) != 3:
-        raise DataFileError(f"Give three column names (text, text, score), not {len(columns)}: {', '.join(columns)}.")
-    kind = _kind(Path(source))
-    if kind == "txt":
+        raise InputError(f"Give three column names (text, text, score), not {len(columns)}: {', '.join(columns)}.")
+    file_format = _file_format(Path(source))
+    if file_format == "txt":
         raise DataFileError(f"{source}: pairs are read from .tsv, .csv or .jsonl files (or those with .gz).")
     if limit is not None and limit < 1:
-        raise DataFileError(f"A limit of {limit} pairs leaves nothing; give 1 or more.")
-    found, skipped = [], 0
-    for line, row in _rows(source, kind):
-        pair = row if isinstance(row, str) else _pair(row, columns, source)
+        raise InputError(f"A limit of {limit} pairs leaves nothing; give 1 or more.")
+    pairs, skipped = [], 0
+    for line, row in _parse(source, file_format):
+        pair = row if isinstance(row, str) else _pair_or_error(row, columns, source)
         if not isinstance(pair, str):
-            found.append(pair)
+            pairs.append(pair)
         elif skip_bad:
             skipped += 1
         else:
             raise DataFileError(f"{source}, line {line}: {pair}")
-    if not found:
+    if not pairs:
         raise DataFileError(f"{source} holds no usable pair.")
-    if limit is not None and limit < len(found):
-        found = [found[round(i * (len(found) - 1) / max(1, limit - 1))] for i in range(limit)]
-    left, right, scores = zip(*found, strict=True)
-    return ScoredPairs(_stem(Path(source)), list(left), list(right), list(scores), skipped)
+    if limit is not None and limit < len(pairs):
+        pairs = [pairs[round(i * (len(pairs) - 1) / max(1, limit - 1))] for i in range(limit)]
+    left, right, scores = zip(*pairs, strict=True)
+    name = Path(source).name.removesuffix(".gz").rsplit(".", 1)[0]
+    return ScoredPairs(name, list(left), list(right), list(scores), skipped)
 
 
-def _pair(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
-    """The pair of a row, or the reason why it is none."""
-    _require(columns, row, source, "Name yours with --columns.")
-    left, right, score = (row[name] for name in columns)
-    for name, text in zip(columns, (left, right), strict=False):
-        if not isinstance(text, str):
-            return f"{name} is {'missing' if text is None else type(text).__name__}, not a text."
-    try:
-        value = float(score)
-    except (TypeError, ValueError, OverflowError):
-        return f"the score {score!r} is not a number."
-    return (left, right, value) if math.isfinite(value) else f"the score {score!r} is not finite."
+def read_data_file(source: str | Path) -> DataFile:
+    """Read all rows of a file and detect the kind of data from its columns.
+
+    In JSONL a field for positives or negatives may hold a list of texts.
+    """
+    parsed = list(read_rows(source))
+    if not parsed:
+        raise DataFileError(f"{source} holds no usable row.")
+    columns = tuple(dict.fromkeys(name for _, fields in parsed for name in fields))
+    layout = _detect_layout(source, columns)
+    rows = [_data_row(line, fields, layout, source) for line, fields in parsed]
+    return DataFile(Path(source), layout.kind, columns, rows)
 
 
-def _rows(source: str | Path, kind: str) -> Iterator[Row]:
-    readers = {"txt": _read_txt, "tsv": _read_tsv, "csv": _read_csv, "jsonl": _read_jsonl}
+def read_triplets(source: str | Path) -> Triplets:
+    """Read columns anchor, positive, negative, or records; only the first positive and negative of a row are used."""
+    file = read_data_file(source)
+    if file.kind not in ("triplets", "records"):
+        raise DataFileError(f"{source} holds {file.kind}; give triplets: columns anchor, positive and negative.")
+    rows = [triplet for row in file.rows if (triplet := _triplet(row))]
+    if not rows:
+        raise DataFileError(f"{source} has no row of three different texts: anchor, positive and negative.")
+    return Triplets(file.source.name.split(".")[0], rows, len(file.rows) - len(rows))
+
+
+# --- file formats ---------------------------------------------------------------------------------------------------
+
+
+def _parse(source: str | Path, file_format: str) -> Iterator[RowOrError]:
+    parsers = {"txt": _parse_txt, "tsv": _parse_tsv, "csv": _parse_csv, "jsonl": _parse_jsonl}
     try:
         if str(source) == "-":
-            yield from readers[kind](sys.stdin)
+            yield from parsers[file_format](sys.stdin)
             return
         with _open(Path(source)) as handle:
-            yield from readers[kind](handle)
+            yield from parsers[file_format](handle)
     except UnicodeDecodeError as error:
         raise DataFileError(
             f"{source} is not UTF-8 (byte {error.object[error.start]:#x} {error.reason}); "
@@ -160,23 +255,23 @@ def _open(path: Path) -> TextIO:
     return handle
 
 
-def _read_txt(handle: TextIO) -> Iterator[Row]:
+def _parse_txt(handle: TextIO) -> Iterator[RowOrError]:
     for number, line in enumerate(handle, 1):
         text = line.rstrip("\r\n")
         yield number, {"text": text.removeprefix("\ufeff") if number == 1 else text}
 
 
-def _read_tsv(handle: TextIO) -> Iterator[Row]:
-    """Plain tab-separated fields: quotes are text, since sentences are full of them."""
+def _parse_tsv(handle: TextIO) -> Iterator[RowOrError]:
+    """Split at tabs only: quotes are text, because sentences contain many of them."""
     names = handle.readline().rstrip("\r\n").split("\t")
     for number, line in enumerate(handle, 2):
         if fields := line.rstrip("\r\n"):
             values = fields.split("\t")
             row = dict.fromkeys(names) | dict(zip(names, values, strict=False))
-            yield number, _too_many(values, names) or row
+            yield number, _extra_fields_error(values, names) or row
 
 
-def _read_csv(handle: TextIO) -> Iterator[Row]:
+def _parse_csv(handle: TextIO) -> Iterator[RowOrError]:
     reader = csv.DictReader(handle, strict=True)
     while True:
         try:
@@ -187,10 +282,10 @@ def _read_csv(handle: TextIO) -> Iterator[Row]:
         if row is None:
             return
         extra = row.pop(None, None)  # type: ignore[call-overload]
-        yield reader.line_num, _too_many([*row, *(extra or [])], list(row)) or row
+        yield reader.line_num, _extra_fields_error([*row, *(extra or [])], list(row)) or row
 
 
-def _read_jsonl(handle: TextIO) -> Iterator[Row]:
+def _parse_jsonl(handle: TextIO) -> Iterator[RowOrError]:
     for number, line in enumerate(handle, 1):
         if not line.strip():
             continue
@@ -199,193 +294,124 @@ def _read_jsonl(handle: TextIO) -> Iterator[Row]:
         except ValueError as error:
             yield number, f"not JSON ({error})."
             continue
-        yield number, row if isinstance(row, dict) else f"a JSON object is wanted, not {type(row).__name__}."
+        yield number, row if isinstance(row, dict) else f"expected a JSON object, not {type(row).__name__}."
 
 
-def _too_many(values: Sequence[Any], names: Sequence[str]) -> str:
+def _extra_fields_error(values: Sequence[Any], names: Sequence[str]) -> str:
     return f"{len(values)} fields, but the header has {len(names)}." if len(values) > len(names) else ""
 
 
-def _require(names: Sequence[str], row: dict[str, Any], source: str | Path, cure: str) -> None:
+def _require_columns(names: Sequence[str], row: dict[str, Any], source: str | Path, hint: str) -> None:
     missing = [name for name in names if name not in row]
     if missing:
         present = ", ".join(str(name) for name in row)
-        raise DataFileError(f"{source} has no column {missing[0]!r}; it has: {present}. {cure}")
+        raise DataFileError(f"{source} has no column {missing[0]!r}; it has: {present}. {hint}")
 
 
 def _default_column(row: dict[str, Any]) -> str:
     return next((name for name in ("text", "sentence") if name in row), "text")
 
 
-def _kind(path: Path) -> str:
+def _file_format(path: Path) -> str:
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     return {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(suffix.lower(), "txt")
 
 
-def _stem(path: Path) -> str:
-    return path.name.removesuffix(".gz").rsplit(".", 1)[0]
+def _pair_or_error(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
+    """The pair of a row, or the reason why the row is malformed."""
+    _require_columns(columns, row, source, "Name yours with --columns.")
+    left, right, score = (row[name] for name in columns)
+    for name, text in zip(columns, (left, right), strict=False):
+        if not isinstance(text, str):
+            return f"{name} is {'missing' if text is None else type(text).__name__}, not a text."
+    try:
+        value = float(score)
+    except (TypeError, ValueError, OverflowError):
+        return f"the score {score!r} is not a number."
+    return (left, right, value) if math.isfinite(value) else f"the score {score!r} is not finite."
 
 
-Kind = Literal["records", "scored pairs", "inferences", "pairs", "triplets", "labelled texts", "plain texts"]
-
-
-class DataRow(NamedTuple):
-    """One row. Rows that say the same differ in nothing but the line."""
-
-    line: int
-    first: str
-    beside: tuple[str, ...] = ()
-    """The positives of an anchor, or the other text of a pair."""
-    against: tuple[str, ...] = ()
-    """The negatives that are there; blank ones are left out, for that is how a table says that there is none."""
-    mark: str = ""
-    """Its label or score as written."""
-
-    def texts(self) -> tuple[str, ...]:
-        """Every text of the row."""
-        return (self.first, *self.beside, *self.against)
-
-
-@dataclass(frozen=True)
-class DataFile:
-    """A file of texts, read."""
-
-    source: Path
-    kind: Kind
-    columns: tuple[str, ...]
-    rows: list[DataRow]
-
-    def texts(self) -> Iterator[str]:
-        """Every text of every row, as often as it stands there."""
-        return (text for row in self.rows for text in row.texts())
-
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """The two sides of every pair that a row puts together, be it to draw them together or apart."""
-        both = [(row.first, other) for row in self.rows for other in row.texts()[1:]]
-        return [left for left, _ in both], [right for _, right in both]
+# --- kinds of data --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """Which columns make which kind of data."""
+    """Names of the columns that make a kind of data."""
 
-    kind: Kind
-    first: str
-    beside: str = ""
-    mark: str = ""
-    against: tuple[str, ...] = ()
+    kind: DataKind
+    text: str
+    positives: str = ""
+    label: str = ""
+    negatives: tuple[str, ...] = ()
 
-    def needed(self) -> list[str]:
-        """The columns without which it is not this kind; a record does well without a label."""
-        names = [self.first, self.beside, "" if self.kind == "records" else self.mark]
+    def required(self) -> list[str]:
+        """The columns without which it is not this kind; records may lack a label."""
+        names = [self.text, self.positives, "" if self.kind == "records" else self.label]
         return [name for name in names if name]
 
 
-_LAYOUTS = (  # the first that fits is taken
+_LAYOUTS = (  # the first one whose required columns are present is used
     _Layout("records", "description", "pos", "label", ("neg",)),
     _Layout("scored pairs", "sentence1", "sentence2", "score"),
     _Layout("inferences", "premise", "hypothesis", "label"),
     _Layout("pairs", "anchor", "positive"),
-    _Layout("labelled texts", "text", mark="label"),
-    _Layout("labelled texts", "sentence", mark="label"),
+    _Layout("labelled texts", "text", label="label"),
+    _Layout("labelled texts", "sentence", label="label"),
     _Layout("plain texts", "text"),
     _Layout("plain texts", "sentence"),
 )
-_NEGATIVE = re.compile(r"negative(_\d+)?")
+_NEGATIVE_COLUMN = re.compile(r"negative(_\d+)?")
 
 
-def read_data_file(source: str | Path) -> DataFile:
-    """All rows of a file, and the kind of data that its columns make; in JSONL a field may also hold several texts."""
-    found = list(read_rows(source))
-    if not found:
-        raise DataFileError(f"{source} holds no usable row.")
-    columns = tuple(dict.fromkeys(name for _, fields in found for name in fields))
-    layout = _layout(source, columns)
-    rows = [_row(line, fields, layout, source) for line, fields in found]
-    return DataFile(Path(source), layout.kind, columns, rows)
+def _detect_layout(source: str | Path, columns: Sequence[str]) -> _Layout:
+    layout = next((layout for layout in _LAYOUTS if set(layout.required()) <= set(columns)), None)
+    if layout is None:
+        known = "; ".join(", ".join(layout.required()) for layout in _LAYOUTS)
+        raise DataFileError(f"{source} has the columns {', '.join(columns)}; rename them to one of: {known}.")
+    negatives = tuple(name for name in columns if _NEGATIVE_COLUMN.fullmatch(name))
+    if layout.kind == "pairs" and negatives:
+        return replace(layout, kind="triplets", negatives=negatives)
+    return layout
 
 
-def _layout(source: str | Path, columns: Sequence[str]) -> _Layout:
-    fitting = [layout for layout in _LAYOUTS if set(layout.needed()) <= set(columns)]
-    if not fitting:
-        wanted = "; ".join(", ".join(layout.needed()) for layout in _LAYOUTS)
-        raise DataFileError(f"{source} has the columns {', '.join(columns)}; rename them to one of: {wanted}.")
-    negatives = tuple(name for name in columns if _NEGATIVE.fullmatch(name))
-    if fitting[0].kind == "pairs" and negatives:
-        return replace(fitting[0], kind="triplets", against=negatives)
-    return fitting[0]
-
-
-def _row(line: int, fields: dict[str, Any], layout: _Layout, source: str | Path) -> DataRow:
-    where = f"{source}, line {line}"
-    first = fields.get(layout.first)
-    if not isinstance(first, str):
-        raise _refused(where, layout.first, first, "a text")
-    beside = _texts(where, layout.beside, fields.get(layout.beside)) if layout.beside else ()
-    against = [
-        text
-        for name in layout.against
+def _data_row(line: int, fields: dict[str, Any], layout: _Layout, source: str | Path) -> DataRow:
+    location = f"{source}, line {line}"
+    text = fields.get(layout.text)
+    if not isinstance(text, str):
+        raise _type_error(location, layout.text, text, "a text")
+    positives = _text_list(location, layout.positives, fields.get(layout.positives)) if layout.positives else ()
+    negatives = [
+        negative
+        for name in layout.negatives
         if fields.get(name) is not None
-        for text in _texts(where, name, fields[name])
-        if text.strip()
+        for negative in _text_list(location, name, fields[name])
+        if negative.strip()
     ]
-    mark = fields.get(layout.mark)
-    if mark is None and layout.mark not in layout.needed():
-        mark = ""
-    if not isinstance(mark, str | int | float):
-        raise _refused(where, layout.mark, mark, "a word or number")
-    return DataRow(line, first, beside, tuple(against), str(mark))
+    label = fields.get(layout.label)
+    if label is None and layout.label not in layout.required():
+        label = ""
+    if not isinstance(label, str | int | float):
+        raise _type_error(location, layout.label, label, "a word or number")
+    return DataRow(line, text, positives, tuple(negatives), str(label))
 
 
-def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
-    several = value if isinstance(value, list) else [value]
-    for text in several:
+def _text_list(location: str, name: str, value: Any) -> tuple[str, ...]:
+    texts = value if isinstance(value, list) else [value]
+    for text in texts:
         if not isinstance(text, str):
-            raise _refused(where, name, text, "a text")
-    return tuple(several)
+            raise _type_error(location, name, text, "a text")
+    return tuple(texts)
 
 
-def _refused(where: str, name: str, value: Any, wanted: str) -> DataFileError:
-    found = "missing" if value is None else type(value).__name__
-    return DataFileError(f"{where}: {name} is {found}, not {wanted}.")
+def _type_error(location: str, name: str, value: Any, expected: str) -> DataFileError:
+    actual = "missing" if value is None else type(value).__name__
+    return DataFileError(f"{location}: {name} is {actual}, not {expected}.")
 
 
-@dataclass(frozen=True)
-class Triplets:
-    """Rows of anchor, positive and hard negative."""
-
-    name: str
-    rows: list[tuple[str, str, str]]
-    left_out: int = 0
-    """Rows that do not hold three different texts: they say the same about every layer, or nothing."""
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def drawn(self, count: int, seed: int) -> Triplets:
-        """So many of them by chance, in an order made by chance; all of them where there are fewer."""
-        order = np.random.default_rng(seed).permutation(len(self.rows))[:count]
-        return Triplets(self.name, [self.rows[number] for number in order], self.left_out)
-
-    def texts(self) -> list[str]:
-        """Every different text."""
-        return list(dict.fromkeys(text for row in self.rows for text in row))
-
-
-def read_triplets(source: str | Path) -> Triplets:
-    """Columns anchor, positive, negative, or records; of several positives or negatives the first is taken."""
-    file = read_data_file(source)
-    if file.kind not in ("triplets", "records"):
-        raise DataFileError(f"{source} holds {file.kind}; give triples: columns anchor, positive and negative.")
-    rows = [triple for row in file.rows if (triple := _triple(row))]
-    if not rows:
-        raise DataFileError(f"{source} has no row of three different texts: anchor, positive and negative.")
-    return Triplets(file.source.name.split(".")[0], rows, len(file.rows) - len(rows))
-
-
-def _triple(row: DataRow) -> tuple[str, str, str] | None:
-    positive = next((text for text in row.beside if text.strip()), "")
-    negative = next(iter(row.against), "")
-    triple = (row.first, positive, negative)
-    whole = all(text.strip() for text in triple) and len(set(triple)) == 3
-    return triple if whole else None
+def _triplet(row: DataRow) -> tuple[str, str, str] | None:
+    """Anchor, first positive and first negative; None unless these are three different texts."""
+    positive = next((text for text in row.positives if text.strip()), "")
+    negative = next(iter(row.negatives), "")
+    triplet = (row.text, positive, negative)
+    complete = all(text.strip() for text in triplet) and len(set(triplet)) == 3
+    return triplet if complete else None

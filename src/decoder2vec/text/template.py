@@ -1,8 +1,8 @@
-"""What is put around a text before the model reads it, and which part of that is pooled.
+"""Templates: the prompt around a text, and which part of the prompt is pooled.
 
-One rule decides what is pooled: everything from the first character of the last `{text}` slot to the end of
-the prompt. So a prefix or instruction is never pooled, of a text given twice the second copy is, and the last
-token of a prompt with a suffix is the suffix's own.
+One rule decides what is pooled: everything from the first character of the last `{text}` slot to the end of the
+prompt. So a prefix or instruction is never pooled; where the text is repeated, its second copy is; and the last token
+of a prompt with a suffix is the last token of the suffix.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEMPLATES = {
     "echo": "Rewrite the sentence: {text}\nThe rewritten sentence: {text}",
     "instruct": "Instruct: Retrieve semantically similar text.\nQuery: {text}",
 }
-"""Templates by name; any other string with {text} in it is a template too."""
+"""Templates by name; any other string that contains {text} is a template too."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Template:
 
     @classmethod
     def of(cls, name_or_string: str) -> Template:
-        """A template by its name, or from a string that holds {text}."""
+        """Return a template by its name, or from a string that contains {text}."""
         if name_or_string in TEMPLATES:
             return cls(TEMPLATES[name_or_string])
         if SLOT not in name_or_string:
@@ -45,16 +45,16 @@ class Template:
         return cls(name_or_string)
 
     def with_prefix(self, prompt: str) -> Template:
-        """The same template behind an instruction; a prompt that has {text} itself replaces the template."""
+        """Return the template with a prompt in front; a prompt that contains {text} itself replaces the template."""
         return Template(prompt) if SLOT in prompt else Template(prompt + self.string)
 
     @property
     def slots(self) -> int:
-        """How many times the text stands in the prompt."""
+        """Number of `{text}` slots."""
         return self.string.count(SLOT)
 
     def render(self, text: str) -> tuple[str, int, int]:
-        """The prompt, and the first and the end character of the last copy of the text in it."""
+        """Return the prompt, and begin and end of the last copy of the text in it, in characters."""
         head, tail = self.string.rsplit(SLOT, 1)
         head = head.replace(SLOT, text)
         return head + text + tail, len(head), len(head) + len(text)

@@ -1,6 +1,7 @@
-"""Texts to token ids and pooled spans, by the tokenizer's own offsets over one whole prompt.
+"""Tokenisation of prompts: token ids, the pooled span, and the tokens of spans within a text.
 
-Nothing is tokenised in pieces: a token that straddles the border between prefix and text is seen as what it is.
+A prompt is always tokenised as a whole and mapped by the tokenizer's own offsets, never in pieces: a token that
+straddles the border between prefix and text is handled as the single token it is.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from decoder2vec.text.template import Template
 
 ON_OVERFLOW = ("truncate", "chunk", "error")
 
+Span = tuple[int, int]
+"""Begin and end in characters; the end is exclusive."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -27,18 +31,25 @@ class Prompt:
 
 @dataclass
 class Tokenised:
-    """Prompts of some texts, and what had to be done to make them fit."""
+    """The prompts of a list of texts."""
 
     prompts: list[Prompt] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
-    """For each prompt the number of its text; a text cut in chunks owns several prompts."""
+    text_indices: list[int] = field(default_factory=list)
+    """Index of the text of each prompt; a text split into chunks has several prompts."""
     overlong: list[int] = field(default_factory=list)
-    """Numbers of the texts that were longer than the limit."""
+    """Indices of the texts that were longer than the limit."""
 
 
 @dataclass(frozen=True)
 class Tokeniser:
-    """Turns texts into prompts of at most `max_length` tokens."""
+    """Turns texts into prompts of at most `max_length` tokens.
+
+    Args:
+        backbone: The model whose tokenizer is used.
+        template: The prompt around each text.
+        max_length: Maximum number of tokens of a prompt, template included.
+        on_overflow: What to do with longer prompts: "truncate" the text, split it into "chunk"s, or raise an "error".
+    """
 
     backbone: Backbone
     template: Template
@@ -51,135 +62,149 @@ class Tokeniser:
         context = self.backbone.context_length
         if context is not None and self.max_length > context:
             raise InputError(f"max_length {self.max_length} is over the model's context of {context} tokens.")
-        fixed = len(self._encode([""])[0].ids) + (self.backbone.missing_bos_token_id is not None)
-        if self.max_length < fixed + self.template.slots:
+        template_tokens = len(self._encode([""])[0].ids) + (self.backbone.missing_bos_token_id is not None)
+        if self.max_length < template_tokens + self.template.slots:
             raise InputError(
-                f"max_length {self.max_length} leaves no room for the text: the template alone takes {fixed} tokens."
+                f"max_length {self.max_length} leaves no room for the text: the template alone takes "
+                f"{template_tokens} tokens."
             )
 
-    def __call__(self, texts: Sequence[str], numbers: Sequence[int] | None = None) -> Tokenised:
-        """Tokenise all texts; those over the limit are cut, split or refused as `on_overflow` says.
+    def __call__(self, texts: Sequence[str], indices: Sequence[int] | None = None) -> Tokenised:
+        """Tokenise all texts.
 
-        `numbers` are the texts' places in the user's list, for messages.
+        Args:
+            texts: The texts.
+            indices: Positions of the texts in the user's list, for error messages; 0, 1, 2, ... by default.
         """
         result = Tokenised()
-        for number, (text, encoding) in enumerate(zip(texts, self._encode(texts), strict=True)):
+        for index, (text, encoding) in enumerate(zip(texts, self._encode(texts), strict=True)):
             prompts = [self._prompt(encoding, text)]
             if len(prompts[0].ids) > self.max_length:
-                result.overlong.append(number)
-                prompts = self._fit(numbers[number] if numbers else number, text, encoding)
+                result.overlong.append(index)
+                prompts = self._shorten(indices[index] if indices else index, text, encoding)
             result.prompts += prompts
-            result.owners += [number] * len(prompts)
+            result.text_indices += [index] * len(prompts)
         return result
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         rendered = [self.template.render(text)[0] for text in texts]
-        backend = self.backbone.tokenizer.backend_tokenizer
-        # a call of the tokenizer with padding or truncation leaves them switched on behind everybody's back
-        backend.no_padding()
-        backend.no_truncation()
-        return list(backend.encode_batch(rendered))
+        return list(_plain_backend(self.backbone).encode_batch(rendered))
 
     def _prompt(self, encoding: Any, text: str) -> Prompt:
         """Ids and pooled span: the tokens that reach beyond the first character of the last copy of the text."""
-        _, first, _ = self.template.render(text)
+        _, text_begin, _ = self.template.render(text)
         ids: list[int] = encoding.ids
         start = 0
-        if first:
+        if text_begin:
             offsets, special = encoding.offsets, encoding.special_tokens_mask
-            start = next((i for i, (_, end) in enumerate(offsets) if end > first and not special[i]), len(ids) - 1)
+            start = next((i for i, (_, end) in enumerate(offsets) if end > text_begin and not special[i]), len(ids) - 1)
         if (bos := self.backbone.missing_bos_token_id) is not None:
-            ids, start = [bos, *ids], start + 1 if first else 0
+            ids, start = [bos, *ids], start + 1 if text_begin else 0
         if not ids:
             ids, start = [self.backbone.empty_text_token_id], 0
         return Prompt(ids, max(start, 0), len(ids))
 
-    def _fit(self, number: int, text: str, encoding: Any) -> list[Prompt]:
+    def _shorten(self, index: int, text: str, encoding: Any) -> list[Prompt]:
         if self.on_overflow == "error":
             raise InputError(
-                f"Text {number} takes {len(encoding.ids)} tokens, over the limit of {self.max_length}; raise "
+                f"Text {index} takes {len(encoding.ids)} tokens, over the limit of {self.max_length}; raise "
                 "max_length, or set on_overflow to 'truncate' or 'chunk'."
             )
         if self.on_overflow == "truncate":
-            return [self._longest_head(text, encoding)[1]]
+            return [self._longest_prefix(text, encoding)[1]]
         return list(self._chunks(text))
 
     def _chunks(self, text: str) -> Iterator[Prompt]:
-        """Prompts of the text's pieces in order; only as much is tokenised at a time as is likely to fit."""
-        reach = 16 * self.max_length
+        """Prompts of consecutive chunks of the text; only as much is tokenised at a time as is likely to fit."""
+        lookahead = 16 * self.max_length
         while text:
-            piece = text[:reach]
+            piece = text[:lookahead]
             encoding = self._encode([piece])[0]
-            head, prompt = len(piece), self._prompt(encoding, piece)
+            length, prompt = len(piece), self._prompt(encoding, piece)
             if len(prompt.ids) > self.max_length:
-                head, prompt = self._longest_head(piece, encoding)
+                length, prompt = self._longest_prefix(piece, encoding)
             elif len(piece) < len(text):
-                reach *= 2
+                lookahead *= 2
                 continue
             yield prompt
-            text = text[head:]
+            text = text[length:]
 
-    def _longest_head(self, text: str, encoding: Any) -> tuple[int, Prompt]:
-        """How many characters of the text fit, and their prompt; template and suffix always stay whole.
+    def _longest_prefix(self, text: str, encoding: Any) -> tuple[int, Prompt]:
+        """How many characters of the text fit, and their prompt; the template is never cut.
 
-        The cut text is tokenised anew, so its vector is exactly that of the shorter text.
+        The shortened text is tokenised again, so its vector is exactly that of the shorter text.
         """
-        _, first, last = self.template.render(text)
+        _, text_begin, text_end = self.template.render(text)
         special = encoding.special_tokens_mask
-        ends = [end - first for i, (_, end) in enumerate(encoding.offsets) if first < end <= last and not special[i]]
+        ends = [
+            end - text_begin
+            for i, (_, end) in enumerate(encoding.offsets)
+            if text_begin < end <= text_end and not special[i]
+        ]
         excess = len(encoding.ids) + (self.backbone.missing_bos_token_id is not None) - self.max_length
-        keep = len(ends) - -(-excess // self.template.slots)
-        while keep > 0:
-            head = ends[keep - 1]
-            if head > 0:
-                prompt = self._prompt(self._encode([text[:head]])[0], text[:head])
+        n_tokens = len(ends) - -(-excess // self.template.slots)
+        while n_tokens > 0:
+            length = ends[n_tokens - 1]
+            if length > 0:
+                prompt = self._prompt(self._encode([text[:length]])[0], text[:length])
                 if len(prompt.ids) <= self.max_length:
-                    return head, prompt
-                keep -= max(1, -(-(len(prompt.ids) - self.max_length) // self.template.slots))
+                    return length, prompt
+                n_tokens -= max(1, -(-(len(prompt.ids) - self.max_length) // self.template.slots))
             else:
-                keep -= 1
-        # not even one token's characters fit (one character can take several tokens): give up that character
+                n_tokens -= 1
+        # not even the characters of one token fit (one character can take several tokens): skip one character
         return 1, self._prompt(self._encode([""])[0], "")
-
-
-Span = tuple[int, int]
-"""First character and the one behind the last."""
 
 
 def token_positions(
     texts: Sequence[str], prompts: Sequence[Prompt], backbone: Backbone, spans: Callable[[str], Iterable[Span]]
 ) -> list[list[list[int]]]:
-    """For each plain text the places in its prompt of the tokens that every span touches.
+    """Find the tokens that overlap each span of each text.
 
-    A text that was cut to fit has those spans that stand whole in what is left of it. A span of which the tokenizer
-    keeps nothing has no tokens.
+    Args:
+        texts: The texts.
+        prompts: The prompts of the texts under the "plain" template.
+        backbone: The model whose tokenizer made the prompts.
+        spans: Returns the spans of a text, such as its words.
+
+    Returns:
+        Positions of tokens in the prompt, for each span of each text. Of a truncated text, only the spans that lie
+        completely within the kept part are listed. A span that the tokenizer drops has no tokens.
     """
+    shift = int(backbone.missing_bos_token_id is not None)
+    encodings = _plain_backend(backbone).encode_batch(list(texts))
+    positions: list[list[list[int]]] = []
+    for text, prompt, encoding in zip(texts, prompts, encodings, strict=True):
+        offsets, n_kept = encoding.offsets, _common_prefix(prompt.ids[shift:], encoding.ids)
+        cut_at = min((begin for begin, end in offsets[n_kept:] if begin < end), default=len(text))
+        by_character = _tokens_by_character(len(text), offsets[:n_kept], shift)
+        positions.append(
+            [
+                sorted({token for tokens in by_character[slice(*span)] for token in tokens})
+                for span in spans(text)
+                if span[1] <= cut_at
+            ]
+        )
+    return positions
+
+
+def _plain_backend(backbone: Backbone) -> Any:
+    """The fast tokenizer with padding and truncation off: a call of the tokenizer that uses them leaves them on."""
     backend = backbone.tokenizer.backend_tokenizer
     backend.no_padding()
     backend.no_truncation()
-    shift = int(backbone.missing_bos_token_id is not None)
-    found: list[list[list[int]]] = []
-    for text, prompt, encoding in zip(texts, prompts, backend.encode_batch(list(texts)), strict=True):
-        offsets, kept = encoding.offsets, _alike(prompt.ids[shift:], encoding.ids)
-        lost = min((begin for begin, end in offsets[kept:] if begin < end), default=len(text))
-        holders = _holders(len(text), offsets[:kept], shift)
-        found.append([_together(holders[slice(*span)]) for span in spans(text) if span[1] <= lost])
-    return found
+    return backend
 
 
-def _alike(ids: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens are the same up to the first that is not: where a text was cut, or EOS added to what is left."""
-    return next((n for n, (one, other) in enumerate(zip(ids, others, strict=False)) if one != other), len(ids))
+def _common_prefix(ids: Sequence[int], other_ids: Sequence[int]) -> int:
+    """Number of equal leading tokens: they differ where the text was cut, or where EOS was added to what is left."""
+    return next((i for i, (a, b) in enumerate(zip(ids, other_ids, strict=False)) if a != b), len(ids))
 
 
-def _holders(size: int, offsets: Sequence[Span], shift: int) -> list[list[int]]:
-    """For each character the places of the tokens that it is a part of."""
-    found: list[list[int]] = [[] for _ in range(size)]
-    for place, span in enumerate(offsets):
+def _tokens_by_character(length: int, offsets: Sequence[Span], shift: int) -> list[list[int]]:
+    """For each character, the positions of the tokens that it is part of."""
+    tokens: list[list[int]] = [[] for _ in range(length)]
+    for position, span in enumerate(offsets):
         for character in range(*span):
-            found[character].append(place + shift)
-    return found
-
-
-def _together(places: Iterable[list[int]]) -> list[int]:
-    return sorted({place for some in places for place in some})
+            tokens[character].append(position + shift)
+    return tokens

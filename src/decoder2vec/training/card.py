@@ -107,7 +107,7 @@ def _length(stage: dict[str, Any]) -> str:
 
 
 def _is_pair_scorer(encoder: Encoder) -> bool:
-    return bool(getattr(encoder.head, "pairwise", False))
+    return bool(getattr(encoder.head, "has_pair_similarity", False))
 
 
 def score_rows(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:

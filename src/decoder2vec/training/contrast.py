@@ -190,24 +190,24 @@ def _without_duplicates(rows: list[DataRow], counts: Counter[str]) -> list[DataR
 
 def _by_row(row: DataRow, counts: Counter[str]) -> Iterator[Example]:
     """Each positive of a row with all its negatives."""
-    positives = [text for text in dict.fromkeys(row.beside) if text.strip()]
-    if not row.first.strip() or not positives:
+    positives = [text for text in dict.fromkeys(row.positives) if text.strip()]
+    if not row.text.strip() or not positives:
         counts["rows left out for want of a text"] += 1
         return
-    counts["positives dropped that equal their anchor"] += positives.count(row.first)
-    counts["negatives removed that equal their anchor"] += row.against.count(row.first)
-    negatives = tuple(text for text in dict.fromkeys(row.against) if text != row.first)
+    counts["positives dropped that equal their anchor"] += positives.count(row.text)
+    counts["negatives removed that equal their anchor"] += row.negatives.count(row.text)
+    negatives = tuple(text for text in dict.fromkeys(row.negatives) if text != row.text)
     for positive in positives:
-        if positive != row.first:
-            yield Example(row.first, positive, negatives, row.mark.strip() or row.line)
+        if positive != row.text:
+            yield Example(row.text, positive, negatives, row.label.strip() or row.line)
 
 
 def _by_label(rows: list[DataRow], rng: np.random.Generator, counts: Counter[str]) -> list[Example]:
     """Each text with the next of its label, the last with the first, in an order made by chance."""
     labels: dict[str, list[str]] = {}
     for row in rows:
-        if row.first.strip() and row.mark.strip():
-            labels.setdefault(row.mark, []).append(row.first)
+        if row.text.strip() and row.label.strip():
+            labels.setdefault(row.label, []).append(row.text)
         else:
             counts["rows left out for want of a text or label"] += 1
     counts["labels left out that have one text only"] = sum(len(texts) == 1 for texts in labels.values())

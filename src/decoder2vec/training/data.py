@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.concepts import ConceptSet
-from decoder2vec.text.data_check import count_overlap, pair_hashes
+from decoder2vec.text.data_check import count_overlap, hash_pairs
 from decoder2vec.text.files import PAIR_COLUMNS, TEXT_COLUMN_HINT, ScoredPairs, read_columns, read_pairs, read_texts
 from decoder2vec.training.contrast import Contrast, read_contrast
 
@@ -84,7 +84,7 @@ class TrainingData:
             rows += list(zip(self.train.left, self.train.right, strict=True))
         if self.contrast:
             rows += self.contrast.pairs()
-        return np.unique(pair_hashes([row[0] for row in rows], [row[1] for row in rows]))
+        return np.unique(hash_pairs([row[0] for row in rows], [row[1] for row in rows]))
 
     def facts(self) -> dict[str, str]:
         """What there is of each kind, for people."""
@@ -146,7 +146,7 @@ def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> Traini
     if "corpus" in wants:
         place = _find(folder, files.texts, "texts", notes)
         concepts = ConceptSet.read(_named(folder, files.concepts)) if files.concepts else None
-        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place, cure=TEXT_COLUMN_HINT))), concepts=concepts)
+        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place, hint=TEXT_COLUMN_HINT))), concepts=concepts)
     if "texts" in wants:
         data = replace(data, texts=_read_plain(folder, files, train, notes))
     if "triplets" in wants:
@@ -239,7 +239,7 @@ def _read_plain(folder: Path, files: DataFiles, train: ScoredPairs | None, notes
         notes.append("no plain texts were given: autoencoders learn from the training sentences")
         return tuple(train.texts())
     texts = []
-    for text in read_texts(place, cure=TEXT_COLUMN_HINT):
+    for text in read_texts(place, hint=TEXT_COLUMN_HINT):
         texts.append(text)
         if len(texts) == files.texts_limit:
             break

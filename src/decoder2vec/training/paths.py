@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.activations.prefix_kv import Memory, prefix_memory
+from decoder2vec.activations.prefix_kv import KeysValuesLookup, cache_keys_values
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
@@ -23,7 +23,7 @@ from decoder2vec.backbone.machine import batch_overhead, training_token_budget
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.recipes.adapting import Adapting, Reads
-from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.processes import gather, own_part
 
@@ -52,7 +52,7 @@ class Path:
         costs = self.costs[own]
         twice = bool(shared and costs.sum() > self.fits)
         vectors, places = [], []
-        for places_of_part in plan(costs.tolist(), self.fits, self.overhead):
+        for places_of_part in plan_batches(costs.tolist(), self.fits, self.overhead):
             texts = [own[place] for place in places_of_part]
             vectors.append(checkpoint(self.part, texts, use_reentrant=False) if twice else self.part(texts))
             places += places_of_part
@@ -67,7 +67,7 @@ def pick_path(recipe: Adapting, backbone: Backbone, prompts: Sequence[Prompt], r
     part = token_part(backbone, prompts, reading)
     if recipe.reads is Reads.PREFIX_KV:
         try:
-            memory = prefix_memory(backbone, prompts, reading.layer, recipe.remembered_bytes)
+            memory = cache_keys_values(backbone, prompts, reading.layer, recipe.remembered_bytes)
         except UnsupportedError as error:
             log.info("Every token is read in every step: %s", error)
         else:
@@ -93,7 +93,7 @@ def suffix_costs(prompts: Sequence[Prompt], tokens: int) -> list[int]:
     return [tokens + -(-len(prompt.ids) // _REMEMBERED_FOR_ONE) for prompt in prompts]
 
 
-def suffix_part(backbone: Backbone, memory: Memory, reading: Reading) -> Part:
+def suffix_part(backbone: Backbone, memory: KeysValuesLookup, reading: Reading) -> Part:
     """Only the tokens of a soft prompt, behind texts whose keys and values are remembered."""
     prompt = backbone.adapter
     assert isinstance(prompt, SoftPrompt) and prompt.position == "append"
@@ -105,7 +105,7 @@ def suffix_part(backbone: Backbone, memory: Memory, reading: Reading) -> Part:
         start = torch.zeros(count, dtype=torch.long, device=backbone.device)
         mask = torch.ones(count, tokens, dtype=torch.long, device=backbone.device)
         embeds = prompt.vectors.to(backbone.dtype).expand(count, -1, -1)
-        past = remembered.before(tokens)
+        past = remembered.as_past(tokens)
         return capture(TokenBatch(mask, mask, start, start + tokens, embeds=embeds, past=past))[:, 0]
 
     return part

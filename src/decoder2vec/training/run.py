@@ -21,7 +21,7 @@ from decoder2vec.encoder import Encoder, check_output_folder, is_encoder_folder
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.storage import versions
-from decoder2vec.text.data_check import SEEN_FILE
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE
 from decoder2vec.training.adapting import AdapterTraining, reading_and_lesson
 from decoder2vec.training.card import write_card
 from decoder2vec.training.data import TrainingData
@@ -86,15 +86,15 @@ def train(
     results |= {"best_seed": best.seed, "seconds_reading": round(reading, 2), **_said(plan, data, done), **(more or {})}
     encoder, record, copied = _result(training, best, work)
     record |= {"recipe": plan.recipe_name, "name": plan.name}
-    extras = {
+    extra_files = {
         **_logs(work),
         RESULTS_FILE: _json(results),
         RUN_FILE: _json(record),
-        SEEN_FILE: _array(_seen(data, onward_from)),
+        TRAINING_PAIRS_FILE: _array(_seen(data, onward_from)),
         "README.md": write_card(encoder, plan, results, record).encode(),
     }
     if is_first():
-        encoder.save(out, copy_backbone=copied or copy_backbone, extras=extras)
+        encoder.save(out, copy_backbone=copied or copy_backbone, extra_files=extra_files)
     _tidy(work)
     if copied:
         encoder = Encoder.load(out, device=backbone.device, dtype=backbone.dtype)
@@ -117,7 +117,7 @@ def _restored(seeds: list[dict[str, Any]]) -> list[str]:
 
 def _seen(data: TrainingData, before: str | Path | None) -> Any:
     """Pairs that training looked at, now and before."""
-    file = Path(before) / SEEN_FILE if before else None
+    file = Path(before) / TRAINING_PAIRS_FILE if before else None
     return np.union1d(data.seen(), np.load(file)) if file and file.is_file() else data.seen()
 
 

@@ -33,10 +33,10 @@ class Autoencoder(nn.Module):
 
     def residuals(self, latents: Tensor) -> list[Tensor]:
         """What is rebuilt less what was wanted, [group's readings, text, dim], in units of the clean latents."""
-        wanted = self.net.clean(latents)
+        wanted = self.net.normalise(latents)
         codes = self.net.codes(latents)
         if self.net.spec.mixing == "unified":
-            whole = self.net.mixed(codes)[0]
+            whole = self.net.mix(codes)[0]
             codes = [whole.expand(len(group), -1, -1) for group in self.net.spec.groups]
         groups = zip(self.decoders, codes, self.net.spec.groups, strict=True)
         return [decode(code) - wanted[list(group)] for decode, code, group in groups]
@@ -84,7 +84,7 @@ def measure(module: Autoencoder, table: LatentTable, rows: Rows) -> Reconstructi
         latents = table.batch(rows[begin : begin + _TEXTS_AT_ONCE])
         for part, group in zip(module.residuals(latents), net.spec.groups, strict=True):
             squares[list(group)] += part.pow(2).sum(dim=1)
-        clean = net.clean(latents)
+        clean = net.normalise(latents)
         total += clean.sum(dim=1)
         spread += clean.pow(2).sum(dim=1)
     count = max(1, len(rows))

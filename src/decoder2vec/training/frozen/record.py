@@ -28,7 +28,7 @@ def record_run(training: FreezeTraining, best: SeedResult) -> dict[str, Any]:
     return {
         "readings": [{"reading": str(reading), "layer": reading.layer} for reading in best.readings],
         "layers": layer_curves(best, data.dev[0]),
-        "parameters": trained_share(best.net.parameter_count(), training.backbone.model),
+        "parameters": trained_share(best.net.count_parameters(), training.backbone.model),
         "examples": [
             {"left": a, "right": b, "truth": truth, "paper": paper, "score": round(float(score), 3)}
             for (a, b, truth, paper), score in zip(
@@ -66,7 +66,7 @@ def _each_correlation(cosines: Measured, rows: ScoredRows) -> dict[str, list[flo
 def _without_each(best: SeedResult, cosines: Measured, rows: ScoredRows) -> list[float]:
     """The score without what one reading knows; the head is not trained again."""
     values = torch.from_numpy(cosines).float().to(best.table.device)
-    columns = best.net.pair.without_each(values).cpu().double().numpy().T
+    columns = best.net.pair.scores_without_block(values).cpu().double().numpy().T
     return [round(correlation("pearson", column, rows.scores), 2) for column in columns]
 
 

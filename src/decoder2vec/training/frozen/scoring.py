@@ -44,7 +44,7 @@ def finish(result: SeedResult, recipe: Freeze, data: TrainingData, fitted_on: ND
             "test": _scores(result, data.test),
             "dim": result.head.dim,
         }
-        result.head = result.head.shortened(embed_rows(result.head, result.table, fitted_on), recipe.dim)
+        result.head = result.head.reduce_dim(embed_rows(result.head, result.table, fitted_on), recipe.dim)
     low, high = data.scale_of(first)
     target = np.clip((np.asarray(first.scores) - low) / (high - low), 0, 1)
     top = None if recipe.head == "mlp" else 1.0
@@ -76,7 +76,7 @@ def embed_rows(head: LayerwiseHead, table: LatentTable, rows: NDArray[np.intp]) 
     """[row, dim] vectors of some rows of a table."""
     parts = []
     for begin in range(0, len(rows), 512):
-        parts.append(head.vectors(table.batch(rows[begin : begin + 512])).cpu().numpy())
+        parts.append(head.encode_latents(table.batch(rows[begin : begin + 512])).cpu().numpy())
     return np.concatenate(parts)
 
 
@@ -86,7 +86,7 @@ def score_pairs(result: SeedResult, pairs: Sequence[tuple[str, str]]) -> NDArray
     place = {text: number for number, text in enumerate(texts)}
     vectors = embed_rows(result.head, result.table, result.table.rows(texts))
     left, right = (vectors[[place[pair[side]] for pair in pairs]] for side in (0, 1))
-    if not result.head.pairwise:
+    if not result.head.has_pair_similarity:
         return np.asarray(pairwise_cos_sim(left, right).astype(np.float32), np.float64)
     return result.head.similarity_pairwise(torch.from_numpy(left), torch.from_numpy(right)).double().numpy()
 

@@ -23,7 +23,7 @@ from decoder2vec.heads.pair import SumHead
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.storage import pretrained_root
-from decoder2vec.text.augmentation import augmented_pairs
+from decoder2vec.text.augmentation import augment_pairs
 from decoder2vec.text.template import Template
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.examples import extra_texts
@@ -57,14 +57,14 @@ class FreezeTraining:
         if recipe.dim >= (size := recipe.codes(backbone).size):
             raise InputError(f"dim = {recipe.dim} is no cut: the vectors have {size} dimensions.")
         self.reader = Reader(backbone, self.readings, Template("{text}"), recipe.max_length, recipe.on_overflow)
-        self.pairs = augmented_pairs(data.train, recipe.changes, data.scale) if data.train else None
+        self.pairs = augment_pairs(data.train, recipe.changes, data.scale) if data.train else None
         dev_texts = data.dev[0].texts()
         texts = data.all_texts() + (self.pairs.texts() if self.pairs else []) + extra_texts(dev_texts)
         self.table = LatentTable(self.reader, texts, progress)
         self.fitted_on = self.table.rows(self._training_texts()[:_FITTED_ON])
         self.moments = self.table.moments(self.fitted_on)
         for pairs in (*data.dev, *data.test):
-            self.table.check(self.table.rows(pairs.texts()))
+            self.table.check_finite(self.table.rows(pairs.texts()))
 
     def run(self, seed: int, *, work: Path | None = None, on_progress: OnProgress = lambda _: None) -> SeedResult:
         """Train one seed; `work` is the folder for checkpoints."""
@@ -187,7 +187,7 @@ class FreezeTraining:
             kept = sorted(net.pair.weights().argsort(descending=True)[: self.recipe.keep].tolist())
         else:
             kept = [int(np.argmax(self._single_layers(net)[self.recipe.choose_by]))]
-        return net.only(kept), self.table.only(kept), kept
+        return net.select_readings(kept), self.table.select_readings(kept), kept
 
     def _single_layers(self, net: CodeNet) -> dict[str, list[float]]:
         """Under the head "each": the dev scores of every layer for itself."""

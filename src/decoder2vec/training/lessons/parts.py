@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.config import Reading
-from decoder2vec.text.batches import collate, plan
+from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training import processes
 from decoder2vec.training.lessons.lesson import Classroom
@@ -55,7 +55,7 @@ def _in_parts(room: Classroom, costs: Sequence[int], own: Sequence[int], part: P
     path = room.path
     twice = torch.is_grad_enabled() and sum(costs[number] for number in own) > path.fits
     total = torch.zeros((), device=room.backbone.device)
-    for places in plan([costs[number] for number in own], path.fits, path.overhead):
+    for places in plan_batches([costs[number] for number in own], path.fits, path.overhead):
         numbers = [own[place] for place in places]
         total = total + (checkpoint(part, numbers, use_reentrant=False) if twice else part(numbers))
     return total

@@ -17,17 +17,17 @@ from torch.nn import functional
 
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import Adapting
-from decoder2vec.text.batches import plan
+from decoder2vec.text.batches import plan_batches
 from decoder2vec.text.punctuation import (
     NO_LABEL,
     Edit,
     EditVocabulary,
     RestorationScore,
-    attached_words,
-    clear,
-    edits,
-    excerpts,
-    score,
+    aligned_words,
+    pack_sentences,
+    score_restoration,
+    strip_punctuation,
+    word_edits,
 )
 from decoder2vec.text.tokens import token_positions
 from decoder2vec.training.data import TrainingData
@@ -53,7 +53,7 @@ class ClearedLesson(CorpusLesson):
         if recipe.read.template != "plain":
             raise InputError("Punctuation is taken away from plain texts; leave the template at plain.")
         words = max(1, min(_WORDS, recipe.read.max_length // (2 * copies)))  # so that hardly any excerpt is cut
-        packed = tuple(excerpts((text for text in data.texts if clear(text)), words))
+        packed = tuple(pack_sentences((text for text in data.texts if strip_punctuation(text)), words))
         if len(packed) < FEWEST:
             raise InputError(
                 f"{recipe.objective.name} learns from {FEWEST} excerpts or more, of up to {words} words each, and "
@@ -64,7 +64,7 @@ class ClearedLesson(CorpusLesson):
     @property
     def texts(self) -> list[str]:
         """All of them, cleared."""
-        return [clear(text) for text in super().texts]
+        return [strip_punctuation(text) for text in super().texts]
 
 
 class PunctuationLesson(ClearedLesson):
@@ -72,7 +72,7 @@ class PunctuationLesson(ClearedLesson):
 
     def __init__(self, recipe: Adapting, data: TrainingData) -> None:
         super().__init__(recipe, data)
-        self.vocabulary = EditVocabulary.from_texts(self.learned, least=_LEAST)
+        self.vocabulary = EditVocabulary.from_texts(self.learned, min_count=_LEAST)
         if len(self.vocabulary) < 2:
             raise InputError(f"No change of a word occurs {_LEAST} times in these texts, so there is nothing to learn.")
         self._tags: nn.Linear | None = None
@@ -113,13 +113,13 @@ class PunctuationLesson(ClearedLesson):
         return _Telling(room, self._tags, self.vocabulary, texts)
 
     def _restored(self, telling: _Telling) -> RestorationScore:
-        words = [clear(text).split() for text in telling.texts]
+        words = [strip_punctuation(text).split() for text in telling.texts]
         told = telling.told()
         output = [
             [edit.apply(word) for word, edit in zip(own, chosen, strict=True)]
             for own, chosen in zip(words, told, strict=True)
         ]
-        return score(words, output, [attached_words(text) for text in telling.texts])
+        return score_restoration(words, output, [aligned_words(text) for text in telling.texts])
 
 
 class _Telling:
@@ -127,7 +127,7 @@ class _Telling:
 
     def __init__(self, room: Classroom, tags: nn.Linear, vocabulary: EditVocabulary, texts: Sequence[str]) -> None:
         self.room, self.tags, self.vocabulary, self.texts = room, tags, vocabulary, texts
-        cleared = [clear(text) for text in texts]
+        cleared = [strip_punctuation(text) for text in texts]
         self.prompts = [room.prompts[room.place[text]] for text in cleared]
         places = token_positions(cleared, self.prompts, room.backbone, _words)
         self.ends = [torch.tensor([_ends(word) for word in own], dtype=torch.long).view(-1, 2) for own in places]
@@ -136,8 +136,8 @@ class _Telling:
 
     def _numbers(self, text: str, places: Sequence[Sequence[int]]) -> list[int]:
         """Of the edits of those words that fit; a word without tokens has no label."""
-        known = zip(places, edits(text)[1], strict=False)
-        return [self.vocabulary.number(edit) if word else NO_LABEL for word, edit in known]
+        known = zip(places, word_edits(text)[1], strict=False)
+        return [self.vocabulary.index(edit) if word else NO_LABEL for word, edit in known]
 
     def mean(self, numbers: Sequence[int]) -> Tensor:
         """The cross-entropy of a labelled word of some texts, on average."""
@@ -166,9 +166,9 @@ class _Telling:
 
     def told(self) -> list[list[Edit]]:
         """What the model says was done to each word; words that did not fit or have no tokens are left alone."""
-        labels = [[0] * len(clear(text).split()) for text in self.texts]
+        labels = [[0] * len(strip_punctuation(text).split()) for text in self.texts]
         path = self.room.path
-        for numbers in plan([len(prompt.ids) for prompt in self.prompts], path.fits, path.overhead):
+        for numbers in plan_batches([len(prompt.ids) for prompt in self.prompts], path.fits, path.overhead):
             best = self._logits(numbers).argmax(dim=1).cpu()
             parts = torch.split(best, [len(self.ends[number]) for number in numbers])
             for number, own in zip(numbers, parts, strict=True):

@@ -17,8 +17,8 @@ from decoder2vec.backbone.attention import check_prefix_lm_attention, parse_atte
 from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.errors import InputError
 from decoder2vec.recipes.adapting import Adapting
-from decoder2vec.text.batches import plan
-from decoder2vec.text.punctuation import RestorationScore, attached_words, clear, score
+from decoder2vec.text.batches import plan_batches
+from decoder2vec.text.punctuation import RestorationScore, aligned_words, score_restoration, strip_punctuation
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.lessons.lesson import Classroom, Loss
@@ -44,7 +44,7 @@ class PunctuationWritingLesson(ClearedLesson):
         super().__init__(recipe, data, copies=2)
         if parse_attention(recipe.attention) != ("bidirectional", 0):
             raise InputError("punctuation_lm reads cleared texts in both directions; set attention to bidirectional.")
-        if all(clear(text) == text for text in self.learned):
+        if all(strip_punctuation(text) == text for text in self.learned):
             raise InputError("No mark and no capital occurs in these texts, so there is nothing to learn.")
         self._ready: tuple[Classroom, _Writing, _Sheets, _Sheets] | None = None
 
@@ -86,8 +86,12 @@ class PunctuationWritingLesson(ClearedLesson):
     def _score(self, room: Classroom, texts: Sequence[str], written: Sequence[list[int]]) -> RestorationScore:
         decode = room.backbone.tokenizer.decode
         output = [decode(ids, skip_special_tokens=True) for ids in written]
-        words = [attached_words(text) if clear(text) else [] for text in output]  # it may write nothing but marks
-        return score([clear(text).split() for text in texts], words, [attached_words(text) for text in texts])
+        words = [
+            aligned_words(text) if strip_punctuation(text) else [] for text in output
+        ]  # it may write nothing but marks
+        return score_restoration(
+            [strip_punctuation(text).split() for text in texts], words, [aligned_words(text) for text in texts]
+        )
 
     def _held_in(self, room: Classroom) -> tuple[_Writing, _Sheets, _Sheets]:
         """Made once for a room, since a trained copy has a head of its own."""
@@ -130,11 +134,11 @@ class _Writing:
         return [self._sheet(text) for text in texts]
 
     def _sheet(self, text: str) -> _Sheet | None:
-        prompt = self.room.prompts[self.room.place[clear(text)]]
+        prompt = self.room.prompts[self.room.place[strip_punctuation(text)]]
         read = [*prompt.ids, self.edge]
         written = [token for token in self.encode(text, add_special_tokens=False).ids if token != self.edge]
         limit, bos = self.room.backbone.context_length, self.room.backbone.missing_bos_token_id
-        cut = len(self.encode(clear(text)).ids) + (bos is not None) > len(prompt.ids)
+        cut = len(self.encode(strip_punctuation(text)).ids) + (bos is not None) > len(prompt.ids)
         too_long = limit is not None and len(read) + len(written) > limit
         return None if cut or too_long else _Sheet(read, [*written, self.edge])
 
@@ -177,7 +181,7 @@ class _Writing:
         while waiting := [draft for draft in drafts if not draft.finished(self.edge)]:
             sizes = [len(draft.sheet.prompt.ids) for draft in waiting]
             read += sum(sizes)
-            for places in plan(sizes, path.fits, path.overhead):
+            for places in plan_batches(sizes, path.fits, path.overhead):
                 some = [waiting[place] for place in places]
                 told = self.head.predict(self._states_before([draft.sheet for draft in some])).tolist()
                 for draft in some:
@@ -193,7 +197,7 @@ class _Writing:
         return longer if limit is None else min(longer, limit - len(sheet.read))
 
     def _is_mark(self, token: int) -> bool:
-        return not clear(self.room.backbone.tokenizer.decode([token]))
+        return not strip_punctuation(self.room.backbone.tokenizer.decode([token]))
 
 
 class _Draft:
