@@ -12,7 +12,7 @@ import pytest
 from decoder2vec.encoder import Encoder
 from toys.command import d2v
 from toys.gold import FOLDER, TEXTS, write_data
-from toys.tasks import write_all
+from toys.tasks import write_toy_tasks
 
 FILE = Path(__file__).parent / "numbers.json"
 EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))
@@ -149,7 +149,7 @@ def test_a_sweep(data, tmp_path, gold):
 
 
 def test_tasks(tmp_path, gold):
-    write_all(tmp_path / "tasks")
+    write_toy_tasks(tmp_path / "tasks")
     d2v(
         *("eval", FOLDER / "backbone", "--tasks", "all", "--data", tmp_path / "tasks"),
         *("--json", tmp_path / "scores.json", "--device", "cpu"),
@@ -160,7 +160,7 @@ def test_tasks(tmp_path, gold):
 
 @pytest.mark.parametrize("baseline", ["bm25", "random"])
 def test_baselines(baseline, tmp_path, gold):
-    write_all(tmp_path / "tasks")
+    write_toy_tasks(tmp_path / "tasks")
     d2v("eval", baseline, "--tasks", "all", "--data", tmp_path / "tasks", "--json", tmp_path / "scores.json")
     tasks = json.loads((tmp_path / "scores.json").read_text())["tasks"]
     gold({name: task["score"] for name, task in tasks.items()})
