@@ -172,7 +172,7 @@ def test_layers(data, tmp_path, gold):
     d2v("analyze", "id", model, "--texts", data / "texts.txt", "--out", tmp_path / "id.json", "--device", "cpu")
     d2v("analyze", "geometry", model, "--texts", data / "texts.txt", "--out", tmp_path / "g.json", "--device", "cpu")
     d2v(
-        *("prune", model, "--triples", data / "triplets.tsv", "--keep", "small", "--out", tmp_path / "cut"),
+        *("prune", model, "--triplets", data / "triplets.tsv", "--keep", "small", "--out", tmp_path / "cut"),
         *("--samples", 30, "--batch", 10, "--device", "cpu"),
     )
     dimension, geometry = (json.loads((tmp_path / name).read_text()) for name in ("id.json", "g.json"))
