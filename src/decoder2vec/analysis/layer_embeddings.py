@@ -69,13 +69,13 @@ class LayerEmbeddings:
 
     def layer(self, index: int, rows: NDArray[np.intp] | None = None) -> FloatArray:
         """[texts, dim] vectors of reading `index`, of all texts or of some rows."""
-        return self._read([index], self._all_rows(rows))[:, 0]
+        return self._read([index], self._selected_rows(rows))[:, 0]
 
     def embeddings(self, rows: NDArray[np.intp] | None = None) -> FloatArray:
         """[texts, dim] vectors as `encoder.encode` returns them, with head and normalisation."""
-        wanted, batches = self._all_rows(rows), []
-        for start in range(0, len(wanted), _CHUNK):
-            latents = self._read(self._encoder_readings, wanted[start : start + _CHUNK])
+        selected, batches = self._selected_rows(rows), []
+        for start in range(0, len(selected), _CHUNK):
+            latents = self._read(self._encoder_readings, selected[start : start + _CHUNK])
             concatenated = latents.reshape(len(latents), -1)
             batches.append(self.encoder.head(concatenated) if self.encoder.head else concatenated)
         vectors = np.concatenate(batches)
@@ -108,7 +108,7 @@ class LayerEmbeddings:
         """Hash of the texts; samples of equal lists can be paired when two encoders are compared."""
         return fingerprint(self.texts)
 
-    def _all_rows(self, rows: NDArray[np.intp] | None) -> NDArray[np.intp]:
+    def _selected_rows(self, rows: NDArray[np.intp] | None) -> NDArray[np.intp]:
         return np.arange(len(self.texts)) if rows is None else rows
 
     def _read(self, indices: list[int], rows: NDArray[np.intp]) -> FloatArray:
@@ -147,8 +147,9 @@ class LayerMeasurement:
         """
         name = str(encoder) if isinstance(encoder, str | Path) else repr(encoder)
         if isinstance(encoder, str | Path):
-            choices = {"template": self.template, "attention": self.attention}
-            encoder = Encoder.from_pretrained(encoder, device=self.device, **choices)  # type: ignore[arg-type]
+            encoder = Encoder.from_pretrained(
+                encoder, template=self.template, attention=self.attention, device=self.device
+            )
         total = count_passes(encoder) * len(self.texts)
 
         def report(label: str, count: int, total: int) -> None:

@@ -57,7 +57,7 @@ def evaluate(
         tasks: Tasks of the folder: "all" (the default), or names and kinds, as a list or separated by commas.
         prompts: Prompts by task, kind or role ("query", "document"), which override those of the encoder. Tasks only.
         json_file: Write the results here. For tasks it is written after every task, and a second call continues.
-        limit: Use at most this many pairs, texts or queries of each task or file, evenly spaced.
+        limit: Use at most this many pairs, texts or queries of each task or file of pairs, evenly spaced.
         columns: Columns of the two texts and the score in files of pairs.
         skip_bad: Skip lines of such a file that cannot be used, instead of raising an error.
         name: Name of the encoder in the results; by default the name it was loaded by, or its class.
@@ -75,28 +75,33 @@ def evaluate(
     paths = [Path(source) for source in sources if not isinstance(source, ScoredPairs)]
     target = Path(json_file) if json_file is not None else None
     check_target(target, ".json", sources=paths)
-    given_by_name = isinstance(encoder, str | Path)
-    if not given_by_name and (device is not None or choices):
-        raise InputError("device, layer and so on are for an encoder given by name; leave them out for an object.")
-
-    def load() -> Any:
-        return load_encoder(encoder, device=device, **choices) if isinstance(encoder, str | Path) else encoder
-
-    name = name or (str(encoder) if given_by_name else type(encoder).__name__)
-    training_pairs = _load_training_pairs(Path(encoder), notify) if isinstance(encoder, str | Path) else None
+    if isinstance(encoder, str | Path):
+        name, training_pairs = name or str(encoder), _load_training_pairs(Path(encoder), notify)
+    else:
+        name, training_pairs = name or type(encoder).__name__, None
     if tasks is not None or any(path.is_dir() for path in paths):
         if len(sources) != 1 or not paths:
             raise InputError("Tasks are read from one folder: give one folder as data.")
         names = [part.strip() for part in tasks.split(",") if part.strip()] if isinstance(tasks, str) else tasks
-        found = find_tasks(paths[0], names or ("all",), limit=limit)
-        suite = Suite(load(), found, name, target, prompts or {}, training_pairs, command)
+        chosen = find_tasks(paths[0], names or ("all",), limit=limit)
+        loaded = _load(encoder, device, choices)
+        suite = Suite(loaded, chosen, name, target, prompts or {}, training_pairs, command)
         return _run_suite(suite, show_progress_bar, notify)
     pairs = [_load_pairs(source, notify, columns, skip_bad=skip_bad, limit=limit) for source in sources]
     _warn_of_overlap(pairs, training_pairs, notify)
-    document = _evaluate_pairs(load(), name, pairs, show_progress_bar)
+    document = _evaluate_pairs(_load(encoder, device, choices), name, pairs, show_progress_bar)
     if target:
         write_json(target, document)
     return document
+
+
+def _load(encoder: SupportsEncode | str | Path, device: str | None, choices: Mapping[str, Any]) -> Any:
+    """The encoder itself, or the one of that name."""
+    if isinstance(encoder, str | Path):
+        return load_encoder(encoder, device=device, **choices)
+    if device is not None or any(value is not None for value in choices.values()):
+        raise InputError("device, layer and so on are for an encoder given by name; leave them out for an object.")
+    return encoder
 
 
 def _run_suite(suite: Suite, show_progress_bar: bool, notify: Notify) -> Document:

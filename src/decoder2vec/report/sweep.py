@@ -59,7 +59,7 @@ def sweep(
         layers: Layers, negative ones counted from the top; by default all.
         max_length: Longest text in tokens.
         columns: Columns of the two texts and the score in files.
-        limit: Use at most this many pairs of `data`, evenly spaced.
+        limit: Use at most this many pairs of a `data` file, evenly spaced.
         skip_bad: Skip lines of a file that cannot be used, instead of raising an error.
         device: cuda, mps or cpu; by default the best one available.
         notify: Called with one-line messages: skipped lines, skipped attentions.

@@ -55,13 +55,13 @@ class Retrieval(Task):
         index_of = {document: index for index, document in enumerate(ids)}
         missing = {document for gains in data.relevant.values() for document in gains if document not in index_of}
         index_of |= {document: -1 - number for number, document in enumerate(sorted(missing))}
-        own = [data.own_document(query) for query in data.queries]
+        own_ids = [data.own_document(query) for query in data.queries]
         return cls(
             name=name,
             documents=[data.documents[document] for document in ids],
             queries=list(data.queries.values()),
             relevant=[{index_of[id_]: gain for id_, gain in gains.items()} for gains in data.relevant.values()],
-            own_document=[-1 if document is None else index_of[document] for document in own],
+            own_document=[-1 if document is None else index_of[document] for document in own_ids],
             flags=tuple(data.flags),
         )
 
@@ -167,9 +167,9 @@ def is_dev_query(query: str) -> bool:
 def _limit_corpus(data: RetrievalData, others: int) -> None:
     """Keep the relevant documents, the queries' own documents and `others` more."""
     needed = {document for gains in data.relevant.values() for document in gains} | set(data.queries)
-    kept = needed | set(evenly_spaced([document for document in data.documents if document not in needed], others))
-    data.flags.extend(limit_flags(len(kept & data.documents.keys()), len(data.documents), "documents"))
-    data.documents = {document: text for document, text in data.documents.items() if document in kept}
+    kept_ids = needed | set(evenly_spaced([document for document in data.documents if document not in needed], others))
+    data.flags.extend(limit_flags(len(kept_ids & data.documents.keys()), len(data.documents), "documents"))
+    data.documents = {document: text for document, text in data.documents.items() if document in kept_ids}
 
 
 def _find_file(folder: Path, *names: str) -> Path:
