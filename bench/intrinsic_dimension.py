@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from decoder2vec.analysis.intrinsic_dimension import measure
+from decoder2vec.analysis.intrinsic_dimension import estimate_dimension
 from decoder2vec.maths import intrinsic_dimension as dimension
 from decoder2vec.maths.intrinsic_dimension import nearest_neighbours
 from measure import report
@@ -48,7 +48,7 @@ def timed(job: object, numbers: range) -> tuple[list[float], list[float]]:
 
 def main() -> None:
     values, ours = timed(two_nn, range(LAYERS))
-    _, everything = timed(measure, range(SAMPLED))
+    _, everything = timed(estimate_dimension, range(SAMPLED))
     theirs_values, theirs = timed(scikit_dimension, range(SAMPLED))
     gap = max(abs(a / b - 1) for a, b in zip(values, theirs_values, strict=False))
     rows = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from corpus import of_length
 from decoder2vec import Backbone, Encoder
-from decoder2vec.analysis.pruning import kept_layers
+from decoder2vec.analysis.pruning import share_of_layers
 from decoder2vec.backbone.blocks import count_parameters
 from decoder2vec.export.pruned import write_pruned
 from measure import best_seconds, report
@@ -28,7 +28,7 @@ def main() -> None:
     whole = Backbone.load(name)
     encoders = {whole.n_layers: Encoder.from_pretrained(name, **READ)}
     with tempfile.TemporaryDirectory() as home:
-        for depth in sorted({max(1, kept_layers(whole.n_layers, share)) for share in SHARES}):
+        for depth in sorted({max(1, share_of_layers(whole.n_layers, share)) for share in SHARES}):
             write_pruned(whole, depth, Path(home) / str(depth))
             encoders[depth] = Encoder.from_pretrained(Path(home) / str(depth), **READ)
     seconds: dict[int, float] = {}

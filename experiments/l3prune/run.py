@@ -36,7 +36,7 @@ def cut(name: str, arguments: argparse.Namespace) -> str | None:
     if not (folder / "config.json").is_file():
         command = ["d2v", "prune", arguments.backbone, "--out", str(folder), "--keep", REMOVED.get(name, name)]
         if name in ("small", "large"):
-            command += ["--triples", f"{arguments.data}/nli/triplets.tsv.gz", "--plot"]
+            command += ["--triplets", f"{arguments.data}/nli/triplets.tsv.gz", "--plot"]
         done = called(command)
         if done.returncode:
             print(f"== {name} is left out: {done.stderr[-400:].strip()}", flush=True)

@@ -307,7 +307,7 @@ class Encoder:
         """
         target = Path(folder)
         source = resolve_model_folder(self.backbone.name)
-        inside = source.resolve().is_relative_to(target.resolve_model_folder())  # saved over itself: keep its weights
+        inside = source.resolve().is_relative_to(target.resolve())  # saved over itself: keep its weights
         description = {
             "decoder2vec": __version__,
             "fingerprint": self.fingerprint,

@@ -1,4 +1,4 @@
-"""Shared by the tests of this room: one thread."""
+"""Fixture of the analysis tests: one thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decoder2vec.backbone.machine import quiet_transformers
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Several threads only wait for each other on models so small; and no remarks about missing kernels."""
+    """One thread, since several only wait for each other on tiny models, and no warnings about missing kernels."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with quiet_transformers():

@@ -1,4 +1,4 @@
-"""`d2v analyze` from the command line."""
+"""`d2v analyze id` and `d2v analyze geometry`."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def analyze(*args):
     return result
 
 
-def test_id_writes_a_document_and_a_picture(texts, tmp_path):
+def test_id_writes_a_document_and_a_figure(texts, tmp_path):
     out, plot = tmp_path / "new" / "id.json", tmp_path / "new" / "id.png"
     result = analyze("id", "tiny-llama", "--texts", texts, "--out", out, "--plot", plot, "--neighbours", 5)
-    found = json.loads(out.read_text())
-    assert found["encoder"] == "tiny-llama" and len(found["fingerprint"]) == 16
-    assert found["texts"]["file"] == "texts.txt" and found["texts"]["count"] == len(TEXTS)
-    assert (found["pooling"], found["attention"], found["depth"]) == ("lasttoken", "causal", 4)
-    needed = {"layer", "twonn", "twonn_95", "mle", "mle_95", "subsamples", "anisotropy", "effective_rank", "flags"}
-    assert all(needed <= row.keys() for row in found["layers"]) and len(found["layers"]) == 6
-    assert found["layers"][0]["flags"] == ["constant"] and "torch" in found["versions"]
-    assert plot.is_file() and "2 of 20 texts are blank or stand there twice" in result.stderr
-    assert f"area over depth 1, layers 1 to 4: {found['area']['unit']:.2f}" in result.stdout
+    document = json.loads(out.read_text())
+    assert document["encoder"] == "tiny-llama" and len(document["fingerprint"]) == 16
+    assert document["texts"]["file"] == "texts.txt" and document["texts"]["count"] == len(TEXTS)
+    assert (document["pooling"], document["attention"], document["depth"]) == ("lasttoken", "causal", 4)
+    required = {"layer", "twonn", "twonn_95", "mle", "mle_95", "subsamples", "anisotropy", "effective_rank", "flags"}
+    assert all(required <= row.keys() for row in document["layers"]) and len(document["layers"]) == 6
+    assert document["layers"][0]["flags"] == ["constant"] and "torch" in document["versions"]
+    assert plot.is_file() and "2 of 20 texts are blank or duplicates" in result.stderr
+    assert f"area over depth 1, layers 1 to 4: {document['area']['unit']:.2f}" in result.stdout
 
 
-def test_several_encoders_and_earlier_results_go_into_one_figure(texts, tmp_path):
+def test_encoders_and_saved_curves_are_compared(texts, tmp_path):
     base, both = tmp_path / "base.json", tmp_path / "both.json"
     settings = ("--texts", texts, "--neighbours", 5, "--pooling", "mean", "--template", "plain")
     analyze("id", "tiny-llama", *settings, "--out", base)
     args = ("--out", both, "--plot", tmp_path / "both.png")
     result = analyze("id", base, "tiny-llama", *settings, "--attention", "bidirectional", *args)
-    found = json.loads(both.read_text())
-    assert [each["attention"] for each in found["encoders"]] == ["causal", "bidirectional"]
-    assert found["differences"][0]["less"] == "base" and found["differences"][0]["comparable"]
-    assert "area of tiny-llama less that of base: " in result.stdout
-    again = analyze("id", both, "--out", tmp_path / "again.json")  # results alone need neither texts nor a model
-    assert "area of tiny-llama less that of base: " in again.stdout
+    document = json.loads(both.read_text())
+    assert [curve["attention"] for curve in document["encoders"]] == ["causal", "bidirectional"]
+    assert document["differences"][0]["less"] == "base" and document["differences"][0]["comparable"]
+    assert "area of tiny-llama minus that of base: " in result.stdout
+    again = analyze("id", both, "--out", tmp_path / "again.json")  # saved curves need neither texts nor a model
+    assert "area of tiny-llama minus that of base: " in again.stdout
 
 
 def test_id_takes_a_saved_encoder_and_any_data_file(trained, tmp_path):
@@ -58,20 +58,20 @@ def test_id_takes_a_saved_encoder_and_any_data_file(trained, tmp_path):
     file.write_text("sentence1\tsentence2\tscore\n" + "\n".join([*rows, *(f"Text {n}.\tx\t1" for n in range(9))]))
     folder = trained("sum", head="sum")
     analyze("id", folder, "--texts", file, "--out", tmp_path / "id.json", "--neighbours", 3, "--limit", 14)
-    found = json.loads((tmp_path / "id.json").read_text())
-    assert found["texts"]["count"] == 14 and found["embedding"]["points"] == 14
+    document = json.loads((tmp_path / "id.json").read_text())
+    assert document["texts"]["count"] == 14 and document["embedding"]["points"] == 14
 
 
-def test_geometry_writes_a_document_and_a_picture(texts, tmp_path):
+def test_geometry_writes_a_document_and_a_figure(texts, tmp_path):
     pairs = tmp_path / "pairs.csv"
     pairs.write_text("anchor,positive\nA dog.,One dog.\nA cat.,One cat.\n")
-    out, plot = tmp_path / "shape.json", tmp_path / "shape.png"
+    out, plot = tmp_path / "geometry.json", tmp_path / "geometry.png"
     result = analyze("geometry", "tiny-gpt2", "--texts", texts, "--pairs", pairs, "--out", out, "--plot", plot)
-    found = json.loads(out.read_text())
-    assert found["pairs"]["count"] == 2 and len(found["cka"]) == len(found["layers"]) == 6
-    assert f"{found['layers'][3]['alignment']:.3f}" in result.stdout and plot.is_file()
+    document = json.loads(out.read_text())
+    assert document["pairs"]["count"] == 2 and len(document["cka"]) == len(document["layers"]) == 6
+    assert f"{document['layers'][3]['alignment']:.3f}" in result.stdout and plot.is_file()
     analyze("geometry", "tiny-gpt2", "tiny-llama", "--texts", texts, "--out", out)
-    assert [each["encoder"] for each in json.loads(out.read_text())["encoders"]] == ["tiny-gpt2", "tiny-llama"]
+    assert [measured["encoder"] for measured in json.loads(out.read_text())["encoders"]] == ["tiny-gpt2", "tiny-llama"]
 
 
 def test_mistakes_are_one_sentence_and_write_nothing(texts, tmp_path, mistake):

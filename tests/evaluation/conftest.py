@@ -1,4 +1,4 @@
-"""mteb as the tests use it: offline, and with a stand-in for pytrec_eval where that cannot be built."""
+"""Fixtures for mteb: offline, and with a stub of pytrec_eval if that cannot be built."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from pathlib import Path
 
 import pytest
 
-STAND_IN = Path(__file__).parent / "stand_in"
+STUBS = Path(__file__).parent / "stubs"
 
 
 @pytest.fixture(scope="session")
 def mteb():
-    """The package; what needs it is skipped where it is not installed."""
+    """The mteb package; tests that need it are skipped if it is not installed."""
     if importlib.util.find_spec("pytrec_eval") is None:
-        sys.path.append(str(STAND_IN))
+        sys.path.append(str(STUBS))
     return pytest.importorskip("mteb", reason="mteb is not installed; `make setup` installs it")
 
 
 @pytest.fixture(scope="session")
 def real_pytrec(mteb):
-    """Skips what needs mteb's retrieval metrics where they cannot be computed."""
+    """Skip tests that need mteb's retrieval metrics if pytrec_eval is not installed."""
     import pytrec_eval
 
-    if Path(pytrec_eval.__file__).parent == STAND_IN:
+    if Path(pytrec_eval.__file__).parent == STUBS:
         pytest.skip("pytrec_eval is not installed, so mteb's retrieval metrics cannot be computed")
 
 
 @pytest.fixture
 def offline(monkeypatch):
-    """Any attempt to reach another machine fails the test."""
+    """Fail the test on any network connection."""
 
     def refuse(self, address):
-        raise AssertionError(f"reached out to {address}")
+        raise AssertionError(f"connected to {address}")
 
     monkeypatch.setattr(socket.socket, "connect", refuse)

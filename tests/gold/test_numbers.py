@@ -12,7 +12,7 @@ import pytest
 from decoder2vec.encoder import Encoder
 from toys.command import d2v
 from toys.gold import FOLDER, TEXTS, write_data
-from toys.tasks import write_all
+from toys.tasks import write_toy_tasks
 
 FILE = Path(__file__).parent / "numbers.json"
 EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))
@@ -149,7 +149,7 @@ def test_a_sweep(data, tmp_path, gold):
 
 
 def test_tasks(tmp_path, gold):
-    write_all(tmp_path / "tasks")
+    write_toy_tasks(tmp_path / "tasks")
     d2v(
         *("eval", FOLDER / "backbone", "--tasks", "all", "--data", tmp_path / "tasks"),
         *("--json", tmp_path / "scores.json", "--device", "cpu"),
@@ -160,7 +160,7 @@ def test_tasks(tmp_path, gold):
 
 @pytest.mark.parametrize("baseline", ["bm25", "random"])
 def test_baselines(baseline, tmp_path, gold):
-    write_all(tmp_path / "tasks")
+    write_toy_tasks(tmp_path / "tasks")
     d2v("eval", baseline, "--tasks", "all", "--data", tmp_path / "tasks", "--json", tmp_path / "scores.json")
     tasks = json.loads((tmp_path / "scores.json").read_text())["tasks"]
     gold({name: task["score"] for name, task in tasks.items()})
@@ -172,7 +172,7 @@ def test_layers(data, tmp_path, gold):
     d2v("analyze", "id", model, "--texts", data / "texts.txt", "--out", tmp_path / "id.json", "--device", "cpu")
     d2v("analyze", "geometry", model, "--texts", data / "texts.txt", "--out", tmp_path / "g.json", "--device", "cpu")
     d2v(
-        *("prune", model, "--triples", data / "triplets.tsv", "--keep", "small", "--out", tmp_path / "cut"),
+        *("prune", model, "--triplets", data / "triplets.tsv", "--keep", "small", "--out", tmp_path / "cut"),
         *("--samples", 30, "--batch", 10, "--device", "cpu"),
     )
     dimension, geometry = (json.loads((tmp_path / name).read_text()) for name in ("id.json", "g.json"))

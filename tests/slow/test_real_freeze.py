@@ -18,7 +18,7 @@ from decoder2vec.training.run import train
 pytestmark = pytest.mark.slow
 
 
-def test_small_encoders_beat_the_layer_they_read(tmp_path):
+def test_trained_encoder_beats_the_layer_it_reads(tmp_path):
     folder = Path(os.environ.get("D2V_DATA", "nowhere")) / "sts"
     if not folder.is_dir():
         pytest.skip("D2V_DATA does not name a folder with sts/stsb-train.tsv")

@@ -1,4 +1,4 @@
-"""The tasks of the real data folder: set D2V_DATA to a folder in the layout of docs/evaluation.md."""
+"""Real tasks: set D2V_DATA to a folder in the layout of docs/evaluation.md."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import pytest
 
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from toys.tasks import Random
+from toys.tasks import RandomEncoder
 
 pytestmark = pytest.mark.slow
 
 
-def test_who_guesses_scores_by_chance_on_every_real_task_and_reads_each_text_once():
+def test_random_encoder_scores_by_chance_on_real_tasks():
     folder = Path(os.environ.get("D2V_DATA", "nowhere"))
     if not (folder / "retrieval").is_dir():
         pytest.skip("D2V_DATA does not name a folder with sts/, pairs/, retrieval/, ...")
     tasks = find_tasks(folder)
-    encoder = Random()
+    encoder = RandomEncoder()
     results = Suite(encoder, tasks).run()["tasks"]
-    assert len(encoder.asked) == len({text for task in tasks for texts in task.texts().values() for text in texts})
-    for name, chance, around in [
+    assert len(encoder.encoded) == len({text for task in tasks for texts in task.texts().values() for text in texts})
+    for name, chance, tolerance in [
         ("stsb", 0, 8),
         ("quora-mini", 0, 0.2),
         ("scifact", 0, 0.5),
@@ -30,4 +30,4 @@ def test_who_guesses_scores_by_chance_on_every_real_task_and_reads_each_text_onc
         ("banking77", 100 / 77, 0.5),
         ("tweet-sentiment", 100 / 3, 3),
     ]:
-        assert results[name]["score"] == pytest.approx(chance, abs=around), name
+        assert results[name]["score"] == pytest.approx(chance, abs=tolerance), name

@@ -1,4 +1,4 @@
-"""Small tasks over data written for the tests, as mteb defines tasks: everything in memory, nothing fetched."""
+"""Small tasks as mteb defines them, with data in memory, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SAME_NOUN = [int(LABELS[a] == LABELS[b]) for a, b in _PAIRS]
 SCORES = [5.0 * same + (a * 7 + b * 3) % 4 / 4 for same, (a, b) in zip(SAME_NOUN, _PAIRS, strict=True)]
 
 DOCUMENTS = {f"d{n}": (NOUNS[label], text) for n, (label, text) in enumerate(zip(LABELS, SENTENCES, strict=True))}
-"""Id -> title and text; mteb reads them as one."""
+"""Id -> title and text, which mteb joins."""
 QUERIES = {f"q{n}": f"What does the {noun} do when it {VERBS[n % len(VERBS)]}?" for n, noun in enumerate(NOUNS)}
 RELEVANT = {f"q{n}": {f"d{d}": 1 for d, label in enumerate(LABELS) if label == n} for n, _ in enumerate(NOUNS)}
 _RNG = np.random.default_rng(0)
@@ -72,10 +72,10 @@ def local_tasks():
 
 
 def task_of(kind, parent, main_score, data, **settings):
-    """One task as mteb has them; loading is handing over."""
+    """One task of mteb, whose `load_data` returns the data given here."""
     from mteb.abstasks.task_metadata import TaskMetadata
 
-    described = TaskMetadata(
+    metadata = TaskMetadata(
         name=f"Local{kind}",
         description=f"A small {kind} task.",
         reference="https://example.org",
@@ -99,5 +99,4 @@ def task_of(kind, parent, main_score, data, **settings):
     def load_data(self, *_, **__):
         self.dataset, self.data_loaded = data, True
 
-    made = type(f"Local{kind}", (parent,), {"metadata": described, "load_data": load_data, **settings})
-    return made()
+    return type(f"Local{kind}", (parent,), {"metadata": metadata, "load_data": load_data, **settings})()

@@ -1,1 +1,1 @@
-"""Look into a model: which layer means most, and is it read correctly?"""
+"""Analysis of a model: which layer to read, whether it is read correctly, where it can be cut, how its vectors lie."""

@@ -1,4 +1,4 @@
-"""Proofs, on the user's own model, that it is read correctly. Each check measures something and says what it allows."""
+"""Checks that the states of a user's model are read correctly. Each reports what it measured and the tolerance."""
 
 from __future__ import annotations
 
@@ -35,15 +35,47 @@ _TEXTS = (
 
 @dataclass(frozen=True)
 class Check:
-    """One proof: what was asked, whether it holds, and the number behind it."""
+    """The result of one check."""
 
     name: str
     passed: bool
     detail: str
+    """What was measured, or why the check could not run."""
 
 
-def run_doctor(backbone: Backbone) -> Iterator[Check]:
-    """Run every check, one after the other; a check that cannot run has failed."""
+def doctor(
+    model: str | Path,
+    *,
+    attention: str | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+) -> list[Check]:
+    """Check that a model is read correctly: batches, padding, layers, attention direction, saving and loading.
+
+    Example:
+        >>> from decoder2vec.analysis.doctor import doctor
+        >>> [check.name for check in doctor("tiny-llama") if not check.passed]
+        []
+
+    Args:
+        model: Built-in name, model folder, .gguf file or hub id. `run_checks` takes a loaded model.
+        attention: causal or bidirectional; by default what the model's config says.
+        device: cuda, mps or cpu; by default the best one available.
+        dtype: float32 or bfloat16; by default chosen by the device.
+        notify: Called with one-line messages, among them the size of the model.
+
+    Returns:
+        The results of all checks, failed ones included.
+    """
+    backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, notify=notify)
+    size = f"{backbone.n_layers} layers x {backbone.dim}"
+    notify(f"{model}: {backbone.family}, {size}, {backbone.dtype}, {backbone.device}")
+    return list(run_checks(backbone))
+
+
+def run_checks(backbone: Backbone) -> Iterator[Check]:
+    """Run the checks one after the other. A check that raises an error has failed."""
     for name, check in _CHECKS.items():
         try:
             passed, detail = check(backbone)
@@ -52,23 +84,111 @@ def run_doctor(backbone: Backbone) -> Iterator[Check]:
         yield Check(name, passed, detail)
 
 
-def _everything(backbone: Backbone) -> list[Reading]:
-    layers = range(backbone.n_layers + 1)
-    return [Reading(layer, pooling) for layer in layers for pooling in POOLINGS]
+def _check_finite(backbone: Backbone) -> tuple[bool, str]:
+    count = int((~torch.isfinite(_read_states(backbone, _prompts(backbone)))).sum())
+    return count == 0, "every value of every layer is finite" if not count else f"{count} values are not finite"
 
 
-def _tolerance(backbone: Backbone) -> float:
-    """Relative to the largest value of a vector; 16-bit models change with the batch, and that is stated."""
-    return 5e-4 if backbone.dtype == torch.float32 else 5e-2
+def _check_determinism(backbone: Backbone) -> tuple[bool, str]:
+    first, second = (_read_states(backbone, _prompts(backbone)) for _ in range(2))
+    equal = bool(torch.equal(first, second))
+    return equal, "two passes are bit-identical" if equal else "two passes differ: is dropout on?"
 
 
-def _same(backbone: Backbone, found: Tensor, expected: Tensor) -> tuple[bool, str]:
-    """Compare [..., dim] vectors, each relative to its own largest value."""
-    found, expected = found.float().cpu(), expected.float().cpu()
-    scale = expected.abs().amax(dim=-1, keepdim=True).clamp(min=1e-6)
-    worst = float(((found - expected).abs() / scale).max())
-    allowed = _tolerance(backbone)
-    return worst <= allowed, f"largest difference {worst:.1e}, allowed {allowed:.0e}"
+def _check_batch_size(backbone: Backbone) -> tuple[bool, str]:
+    prompts = _prompts(backbone)
+    one_by_one = torch.cat([_read_states(backbone, [prompt]) for prompt in prompts])
+    return _compare(backbone, _read_states(backbone, prompts), one_by_one)
+
+
+def _check_batch_order(backbone: Backbone) -> tuple[bool, str]:
+    prompts = _prompts(backbone)
+    return _compare(backbone, _read_states(backbone, prompts[::-1]).flip(0), _read_states(backbone, prompts))
+
+
+def _check_padding_side(backbone: Backbone) -> tuple[bool, str]:
+    prompts = _prompts(backbone)
+    return _compare(backbone, _read_states(backbone, prompts, side="left"), _read_states(backbone, prompts))
+
+
+@torch.inference_mode()
+def _check_last_token(backbone: Backbone) -> tuple[bool, str]:
+    """The last token of a padded row equals the last position of the same text without padding."""
+    prompts = _prompts(backbone, "prompteol")
+    batch = collate(prompts, backbone.pad_token_id).to(backbone.device)
+    states = Capture(backbone, [Reading(backbone.n_layers, "lasttoken", normed=True)])(batch)[:, 0]
+    expected = [_plain_forward(backbone, prompt).last_hidden_state[0, -1] for prompt in prompts]
+    return _compare(backbone, states, torch.stack(expected))
+
+
+@torch.inference_mode()
+def _check_layers(backbone: Backbone) -> tuple[bool, str]:
+    """Hooks see the hidden states of a plain forward pass: every layer raw, the last one after the final norm."""
+    prompt = max(_prompts(backbone), key=lambda prompt: len(prompt.ids))
+    hidden_states = _plain_forward(backbone, prompt, output_hidden_states=True).hidden_states
+    last = backbone.n_layers
+    if torch.equal(backbone.final_norm(hidden_states[-2]), hidden_states[-1]):
+        # state-space models list the output of each block, without the embeddings
+        model: Any = backbone.model
+        embeddings = model.get_input_embeddings()(torch.tensor([prompt.ids], device=backbone.device))
+        hidden_states = (embeddings, *hidden_states[:-2], hidden_states[-1])
+    readings = [Reading(layer, "mean", normed=layer == last) for layer in range(last + 1)]
+    states = Capture(backbone, readings)(collate([prompt], backbone.pad_token_id).to(backbone.device))[0]
+    if len(hidden_states) != last + 1:
+        return False, f"the model returns {len(hidden_states)} hidden states for {last} blocks"
+    return _compare(backbone, states, torch.stack([state[0].float().mean(dim=0) for state in hidden_states]))
+
+
+def _check_direction(backbone: Backbone) -> tuple[bool, str]:
+    """A later token changes an earlier one, in every block, if and only if attention is bidirectional."""
+    attention = backbone.attention
+    if fault := attention_mismatch(backbone.model, attention):
+        return False, f"read as {attention}, but {fault}"
+    try:
+        backbone.set_attention("bidirectional")
+    except UnsupportedError as reason:
+        return True, f"{attention}; {reason}"
+    finally:
+        backbone.set_attention(attention)
+    return True, f"{attention}, padded and unpadded; can be switched to bidirectional"
+
+
+def _check_truncation(backbone: Backbone) -> tuple[bool, str]:
+    """Truncating a long text keeps the template's suffix, so that the last token is still the template's."""
+    limit = min(64, backbone.context_length or 64)
+    tokeniser = Tokeniser(backbone, Template.of("prompteol"), limit)
+    prompt = tokeniser(["word " * 500]).prompts[0]
+    text = backbone.tokenizer.decode(prompt.ids)
+    suffix = TEMPLATES["prompteol"].split("{text}")[1]
+    passed = text.rstrip().endswith(suffix.rstrip()) and len(prompt.ids) <= limit
+    return passed, f"{len(prompt.ids)} of {limit} tokens used"
+
+
+def _check_save_load(backbone: Backbone) -> tuple[bool, str]:
+    reading = Reading(backbone.n_layers // 2, "mean")
+    spec = EncoderSpec(backbone.name, (reading,), attention=backbone.attention)
+    encoder = Encoder(backbone, spec).with_head("standardise", [text for text in _TEXTS if text.strip()])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = encoder.save(Path(scratch) / "encoder")
+        loaded = Encoder.load(folder, device=backbone.device, dtype=backbone.dtype)
+        equal = np.array_equal(encoder.encode(list(_TEXTS)), loaded.encode(list(_TEXTS)))
+    if loaded.fingerprint != encoder.fingerprint:
+        return False, "the fingerprint changed"
+    return equal, "same vectors, same fingerprint" if equal else "vectors changed"
+
+
+_CHECKS: dict[str, Callable[[Backbone], tuple[bool, str]]] = {
+    "finite values": _check_finite,
+    "determinism": _check_determinism,
+    "batch size does not matter": _check_batch_size,
+    "batch order does not matter": _check_batch_order,
+    "padding side does not matter": _check_padding_side,
+    "last token is not padding": _check_last_token,
+    "layers match a plain forward pass": _check_layers,
+    "attention direction": _check_direction,
+    "suffix survives truncation": _check_truncation,
+    "save and load": _check_save_load,
+}
 
 
 def _prompts(backbone: Backbone, template: str = "plain") -> list[Prompt]:
@@ -77,116 +197,23 @@ def _prompts(backbone: Backbone, template: str = "plain") -> list[Prompt]:
 
 
 @torch.inference_mode()
-def _read(backbone: Backbone, prompts: list[Prompt], side: str = "right") -> Tensor:
+def _read_states(backbone: Backbone, prompts: list[Prompt], side: str = "right") -> Tensor:
+    """[prompts, readings, dim] states of all layers and poolings."""
+    readings = [Reading(layer, pooling) for layer in range(backbone.n_layers + 1) for pooling in POOLINGS]
     batch = collate(prompts, backbone.pad_token_id, side=side).to(backbone.device)
-    return Capture(backbone, _everything(backbone))(batch)
-
-
-def _batch_size(backbone: Backbone) -> tuple[bool, str]:
-    prompts = _prompts(backbone)
-    alone = torch.cat([_read(backbone, [prompt]) for prompt in prompts])
-    return _same(backbone, _read(backbone, prompts), alone)
-
-
-def _batch_order(backbone: Backbone) -> tuple[bool, str]:
-    prompts = _prompts(backbone)
-    return _same(backbone, _read(backbone, prompts[::-1]).flip(0), _read(backbone, prompts))
-
-
-def _padding_side(backbone: Backbone) -> tuple[bool, str]:
-    prompts = _prompts(backbone)
-    return _same(backbone, _read(backbone, prompts, side="left"), _read(backbone, prompts))
-
-
-@torch.inference_mode()
-def _last_token(backbone: Backbone) -> tuple[bool, str]:
-    """The last real token of a padded row equals the last position of the same text run alone."""
-    prompts = _prompts(backbone, "prompteol")
-    batch = collate(prompts, backbone.pad_token_id).to(backbone.device)
-    found = Capture(backbone, [Reading(backbone.n_layers, "lasttoken", normed=True)])(batch)[:, 0]
-    expected = [_plain_forward(backbone, prompt).last_hidden_state[0, -1] for prompt in prompts]
-    return _same(backbone, found, torch.stack(expected))
-
-
-@torch.inference_mode()
-def _layer_bookkeeping(backbone: Backbone) -> tuple[bool, str]:
-    """Hooks see what a plain forward pass reports: every layer raw, the last one behind the final norm."""
-    prompt = max(_prompts(backbone), key=lambda prompt: len(prompt.ids))
-    states = _plain_forward(backbone, prompt, output_hidden_states=True).hidden_states
-    top = backbone.n_layers
-    if torch.equal(backbone.final_norm(states[-2]), states[-1]):  # state-space models list what each block returns
-        model: Any = backbone.model
-        first = model.get_input_embeddings()(torch.tensor([prompt.ids], device=backbone.device))
-        states = (first, *states[:-2], states[-1])
-    readings = [Reading(layer, "mean", normed=layer == top) for layer in range(top + 1)]
-    found = Capture(backbone, readings)(collate([prompt], backbone.pad_token_id).to(backbone.device))[0]
-    if len(states) != top + 1:
-        return False, f"the model reports {len(states)} states for {top} blocks"
-    return _same(backbone, found, torch.stack([state[0].float().mean(dim=0) for state in states]))
+    return Capture(backbone, readings)(batch)
 
 
 def _plain_forward(backbone: Backbone, prompt: Prompt, **kwargs: bool) -> Any:
+    """The model's own output for one prompt without padding."""
     ids = torch.tensor([prompt.ids], device=backbone.device)
     return backbone.model(input_ids=ids, use_cache=False, **kwargs)
 
 
-def _direction(backbone: Backbone) -> tuple[bool, str]:
-    """A later token moves an earlier one, in every block, where attention is bidirectional, and nowhere else."""
-    before = backbone.attention
-    if fault := attention_mismatch(backbone.model, before):
-        return False, f"read as {before}, but {fault}"
-    try:
-        backbone.set_attention("bidirectional")
-    except UnsupportedError as reason:
-        return True, f"{before}; {reason}"
-    finally:
-        backbone.set_attention(before)
-    return True, f"{before}, padded and unpadded; can be switched to bidirectional"
-
-
-def _finite(backbone: Backbone) -> tuple[bool, str]:
-    count = int((~torch.isfinite(_read(backbone, _prompts(backbone)))).sum())
-    return count == 0, "every value of every layer is finite" if not count else f"{count} values are not finite"
-
-
-def _deterministic(backbone: Backbone) -> tuple[bool, str]:
-    first, second = (_read(backbone, _prompts(backbone)) for _ in range(2))
-    same = bool(torch.equal(first, second))
-    return same, "two passes agree to the last bit" if same else "two passes differ: is dropout on?"
-
-
-def _suffix_kept(backbone: Backbone) -> tuple[bool, str]:
-    """A text far too long keeps the template's suffix, so the last token stays the one that is meant."""
-    limit = min(64, backbone.context_length or 64)
-    tokeniser = Tokeniser(backbone, Template.of("prompteol"), limit)
-    long = tokeniser(["word " * 500]).prompts[0]
-    text = backbone.tokenizer.decode(long.ids)
-    suffix = TEMPLATES["prompteol"].split("{text}")[1]
-    return text.rstrip().endswith(suffix.rstrip()) and len(long.ids) <= limit, f"{len(long.ids)} of {limit} tokens used"
-
-
-def _save_load(backbone: Backbone) -> tuple[bool, str]:
-    reading = Reading(backbone.n_layers // 2, "mean")
-    spec = EncoderSpec(backbone.name, (reading,), attention=backbone.attention)
-    encoder = Encoder(backbone, spec).with_head("standardise", [text for text in _TEXTS if text.strip()])
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = encoder.save(Path(scratch) / "encoder")
-        again = Encoder.load(folder, device=backbone.device, dtype=backbone.dtype)
-        same = np.array_equal(encoder.encode(list(_TEXTS)), again.encode(list(_TEXTS)))
-    if again.fingerprint != encoder.fingerprint:
-        return False, "the fingerprint changed"
-    return same, "same vectors, same fingerprint" if same else "vectors changed"
-
-
-_CHECKS: dict[str, Callable[[Backbone], tuple[bool, str]]] = {
-    "finite values": _finite,
-    "determinism": _deterministic,
-    "batch size does not matter": _batch_size,
-    "batch order does not matter": _batch_order,
-    "padding side does not matter": _padding_side,
-    "last token is the last real one": _last_token,
-    "layers are what they say": _layer_bookkeeping,
-    "attention direction": _direction,
-    "suffix survives truncation": _suffix_kept,
-    "save and load": _save_load,
-}
+def _compare(backbone: Backbone, actual: Tensor, expected: Tensor) -> tuple[bool, str]:
+    """Compare [..., dim] vectors, each relative to its largest value."""
+    actual, expected = actual.float().cpu(), expected.float().cpu()
+    scale = expected.abs().amax(dim=-1, keepdim=True).clamp(min=1e-6)
+    largest = float(((actual - expected).abs() / scale).max())
+    tolerance = 5e-4 if backbone.dtype == torch.float32 else 5e-2  # 16-bit states change with the batch
+    return largest <= tolerance, f"largest difference {largest:.1e}, allowed {tolerance:.0e}"

@@ -1,9 +1,9 @@
-"""The shape of every layer: do its vectors point one way, how many directions do they use, which layers are alike?"""
+"""Geometry of every layer: anisotropy, effective rank, uniformity, alignment, and the similarity of layers (CKA)."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,109 +11,180 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
+from decoder2vec.analysis.layer_embeddings import (
+    Document,
+    LayerEmbeddings,
+    LayerMeasurement,
+    OnProgress,
+    load_texts,
+    write_documents,
+)
+from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths.geometry import alignment, anisotropy, cka_matrix, effective_rank, uniformity
+from decoder2vec.storage import check_output_file
 from decoder2vec.text.files import read_data_file
 
-_CLOSE = 0.8
-"""How far up its scale a pair's score must be for the two to belong together: above 4 of 5 on STS-B, as SimCSE."""
-_COMPARED = 2000
-"""Texts of which every one is compared with every other, for uniformity and CKA."""
+_POSITIVE_SHARE = 0.8
+"""Scored pairs above this share of the score range are positive pairs: above 4 of 5 on STS-B, as in SimCSE."""
+_MAX_COMPARED = 2000
+"""Texts that are all compared with each other, for uniformity and CKA."""
 
-OnProgress = Callable[[str, int], object]
+
+def measure_geometry(
+    encoders: Sequence[str | Path | Encoder],
+    texts: str | Path | Sequence[str] | None,
+    *,
+    out: str | Path | None = None,
+    pairs: str | Path | PositivePairs | None = None,
+    limit: int | None = None,
+    pooling: str | None = None,
+    template: str | None = None,
+    attention: str | None = None,
+    device: str | None = None,
+    notify: Callable[[str], object] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
+) -> Document:
+    """Measure the geometry of every layer of one or several encoders.
+
+    Example:
+        >>> from decoder2vec.analysis.geometry import measure_geometry
+        >>> document = measure_geometry(["tiny-llama"], [f"Item {n} costs {n % 5} coins." for n in range(20)])
+        >>> [row["layer"] for row in document["layers"]]
+        [0, 1, 2, 3, 4, 4]
+
+    Args:
+        encoders: Encoders, or names of saved encoders or models.
+        texts: A .txt file, any data file, or a list of texts.
+        out: Write the returned document here (.json).
+        pairs: A file of positive or scored pairs, to measure alignment.
+        limit: Use at most this many texts, evenly spaced.
+        pooling: Pooling of the layers; by default the encoder's.
+        template: Template of models given by name.
+        attention: Attention of models given by name: causal or bidirectional.
+        device: cuda, mps or cpu, for encoders given by name.
+        notify: Called with one-line messages.
+        on_progress: Called with a label, the number of items just finished and their total.
+
+    Returns:
+        The document of `layer_geometry` for one encoder; for several {"encoders": [...]}.
+    """
+    target = Path(out) if out is not None else None
+    sources = [source for source in (texts, pairs) if isinstance(source, str | Path)]
+    check_output_file(target, ".json", sources=sources)
+    positives = read_positive_pairs(Path(pairs)) if isinstance(pairs, str | Path) else pairs
+    chosen, file = load_texts(texts, limit, notify)
+    measurement = LayerMeasurement(chosen, file, pooling, template, attention, device)
+    documents = [
+        measurement.run(encoder, lambda layers, report: layer_geometry(layers, positives, report), on_progress)
+        for encoder in encoders
+    ]
+    return write_documents(target, documents)
 
 
 @dataclass(frozen=True)
-class RelatedPairs:
-    """Pairs of texts that belong together, and how many rows of the file did not say so."""
+class PositivePairs:
+    """Pairs of texts that belong together."""
 
     name: str
     left: list[str]
     right: list[str]
-    left_out: int = 0
+    skipped: int = 0
+    """Rows of the file that are no positive pair."""
 
     def texts(self) -> list[str]:
-        """Every different text."""
+        """The unique texts."""
         return list(dict.fromkeys([*self.left, *self.right]))
 
 
-def read_related_pairs(file: Path) -> RelatedPairs:
-    """Pairs that belong together: anchors and positives, or the scored pairs in the top fifth of the file's scale.
+def read_positive_pairs(file: Path) -> PositivePairs:
+    """Read positive pairs: anchors and positives, or scored pairs in the top fifth of the file's score range.
 
-    A pair of equal texts says nothing about an encoder and is left out.
+    Pairs of equal texts are skipped, since their distance is 0 for every encoder.
     """
     data = read_data_file(file)
     rows = data.rows
     if data.kind == "scored pairs":
-        scores = [_score(row.label, f"{file}, line {row.line}") for row in rows]
-        least = min(scores) + _CLOSE * (max(scores) - min(scores))
-        rows = [row for row, score in zip(rows, scores, strict=True) if score > least]
+        scores = [_parse_score(row.label, f"{file}, line {row.line}") for row in rows]
+        threshold = min(scores) + _POSITIVE_SHARE * (max(scores) - min(scores))
+        rows = [row for row, score in zip(rows, scores, strict=True) if score > threshold]
     elif data.kind not in ("pairs", "triplets", "records"):
-        raise DataFileError(f"{file} holds {data.kind}; alignment needs pairs: anchor and positive, or scored pairs.")
-    pairs = [(row.text, other) for row in rows for other in row.positives]
-    kept = [(left, right) for left, right in pairs if left != right]
-    if not kept:
-        raise DataFileError(f"{file} holds no pair of different texts that belong together.")
-    left, right = zip(*kept, strict=True)
-    return RelatedPairs(file.name, list(left), list(right), len(data.rows) - len(rows) + len(pairs) - len(kept))
+        raise DataFileError(f"{file} has {data.kind}; alignment needs pairs: anchor and positive, or scored pairs.")
+    candidates = [(row.text, positive) for row in rows for positive in row.positives]
+    pairs = [(left, right) for left, right in candidates if left != right]
+    if not pairs:
+        raise DataFileError(f"{file} has no pair of different texts that belong together.")
+    left, right = zip(*pairs, strict=True)
+    skipped = len(data.rows) - len(rows) + len(candidates) - len(pairs)
+    return PositivePairs(file.name, list(left), list(right), skipped)
 
 
 def layer_geometry(
-    clouds: LayerEmbeddings, pairs: RelatedPairs | None = None, on_progress: OnProgress = lambda *_: None
-) -> dict[str, Any]:
-    """Anisotropy, effective rank, uniformity, alignment and CKA of every layer, as a document for JSON."""
-    if len(clouds.texts) < 2:
-        raise InputError("One text has no shape; give two different texts or more.")
-    paired = clouds.of(pairs.texts(), lambda count: on_progress("pairs", count)) if pairs else None
-    sides = (paired.rows(pairs.left), paired.rows(pairs.right)) if pairs and paired else None
+    layers: LayerEmbeddings, pairs: PositivePairs | None = None, on_progress: OnProgress = lambda *_: None
+) -> Document:
+    """Anisotropy, effective rank, uniformity, alignment and CKA of every layer, as a document for JSON.
 
-    def aligned(vectors: NDArray[np.floating]) -> float | None:
-        return _number(alignment(vectors[sides[0]], vectors[sides[1]])) if sides else None
+    Args:
+        layers: Vectors of every layer.
+        pairs: Positive pairs for alignment; without them it is None.
+        on_progress: Called with "pairs" and "layers".
+    """
+    if len(layers.texts) < 2:
+        raise InputError("Geometry needs two different texts or more.")
+    pair_layers, sides = None, None
+    if pairs:
+        total = layers.passes * len(pairs.texts())
+        pair_layers = layers.for_texts(pairs.texts(), lambda count: on_progress("pairs", count, total))
+        sides = pair_layers.row_indices(pairs.left), pair_layers.row_indices(pairs.right)
 
-    some = _spread(len(clouds.texts))
-    found, views = [], []
-    for number, reading in enumerate(clouds.readings):
-        vectors = clouds.layer(number)
-        found.append({"layer": reading.layer, "normed": reading.normed, **_shape(vectors, some)})
-        found[-1]["alignment"] = aligned(paired.layer(number)) if paired else None
-        views.append(vectors[some] if not found[-1]["flags"] else np.zeros((len(some), 1), np.float32))
-        on_progress("layers", 1)
-    embedding = _shape(clouds.embeddings(), some)
-    embedding["alignment"] = aligned(paired.embeddings()) if paired else None
+    def align(vectors: NDArray[np.floating]) -> float | None:
+        return _finite_or_none(alignment(vectors[sides[0]], vectors[sides[1]])) if sides else None
+
+    compared = _compared_rows(len(layers.texts))
+    rows, views = [], []
+    for index, reading in enumerate(layers.readings):
+        vectors = layers.layer(index)
+        row = {"layer": reading.layer, "normed": reading.normed, **_measures(vectors, compared)}
+        row["alignment"] = align(pair_layers.layer(index)) if pair_layers else None
+        views.append(vectors[compared] if not row["flags"] else np.zeros((len(compared), 1), np.float32))
+        rows.append(row)
+        on_progress("layers", 1, len(layers))
+    embedding = _measures(layers.embeddings(), compared)
+    embedding["alignment"] = align(pair_layers.embeddings()) if pair_layers else None
     return {
-        **clouds.describe(),
-        "texts": {"count": len(clouds.texts), "compared": len(some), "fingerprint": clouds.fingerprint()},
-        "pairs": {"file": pairs.name, "count": len(pairs.left), "left_out": pairs.left_out} if pairs else None,
-        "layers": found,
-        "embedding": {"dim": clouds.encoder.dim, **embedding},
-        "cka": [[_number(value, 4) for value in row] for row in cka_matrix(views)],
+        **layers.describe(),
+        "texts": {"count": len(layers.texts), "compared": len(compared), "fingerprint": layers.texts_fingerprint()},
+        "pairs": {"file": pairs.name, "count": len(pairs.left), "left_out": pairs.skipped} if pairs else None,
+        "layers": rows,
+        "embedding": {"dim": layers.encoder.dim, **embedding},
+        "cka": [[_finite_or_none(value, 4) for value in row] for row in cka_matrix(views)],
     }
 
 
-def _shape(vectors: NDArray[np.floating], some: NDArray[np.intp]) -> dict[str, Any]:
+def _measures(vectors: NDArray[np.floating], compared: NDArray[np.intp]) -> dict[str, Any]:
     names = ("anisotropy", "effective_rank", "uniformity")
     if not np.isfinite(vectors).all():
         return {**dict.fromkeys(names), "flags": ["not finite"]}
     constant = not np.ptp(vectors, axis=0).any()
-    values = anisotropy(vectors), effective_rank(vectors), uniformity(vectors[some])
-    return {**dict(zip(names, map(_number, values), strict=True)), "flags": ["constant"] if constant else []}
+    values = anisotropy(vectors), effective_rank(vectors), uniformity(vectors[compared])
+    return {**dict(zip(names, map(_finite_or_none, values), strict=True)), "flags": ["constant"] if constant else []}
 
 
-def _spread(count: int) -> NDArray[np.intp]:
-    """Numbers of the texts that are compared with each other: all, or some that are evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(count, _COMPARED)).round().astype(np.intp))
+def _compared_rows(count: int) -> NDArray[np.intp]:
+    """Rows of the texts that are compared with each other: all, or `_MAX_COMPARED` evenly spaced ones."""
+    return np.unique(np.linspace(0, count - 1, min(count, _MAX_COMPARED)).round().astype(np.intp))
 
 
-def _score(mark: str, where: str) -> float:
+def _parse_score(text: str, where: str) -> float:
     try:
-        score = float(mark)
+        score = float(text)
     except ValueError:
         score = math.nan
     if not math.isfinite(score):
-        raise DataFileError(f"{where}: the score {mark!r} is not a finite number.")
+        raise DataFileError(f"{where}: the score {text!r} is not a finite number.")
     return score
 
 
-def _number(value: float, digits: int = 6) -> float | None:
+def _finite_or_none(value: float, digits: int = 6) -> float | None:
+    """The value with so many significant digits, or None if it is not finite."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None

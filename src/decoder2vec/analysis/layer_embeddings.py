@@ -1,9 +1,11 @@
-"""The vectors that an encoder makes of some texts, layer by layer, from the latents on disk."""
+"""The vectors of texts in every layer of an encoder's model, read from the latents store."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,17 +14,29 @@ from decoder2vec.activations.extract import Progress, Reader
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.config import Reading, fingerprint
 from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError
+from decoder2vec.storage import versions, write_json
+from decoder2vec.text.files import read_data_file
 from decoder2vec.text.template import Template
 
 _CHUNK = 1024
+"""Texts whose latents are in memory at once when embeddings are computed."""
 
-Vectors = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
+Document = dict[str, Any]
+
+OnProgress = Callable[[str, int, int], object]
+"""Called with a label, the number of items just finished, and the total number of items under that label."""
 
 
 class LayerEmbeddings:
-    """One cloud of vectors for each layer, read as the encoder reads its texts, and that of its own embeddings.
+    """Vectors of texts in every layer, with the template and pooling of an encoder, and the encoder's embeddings.
 
-    `pooling` reads the layers in another way than the encoder does.
+    Args:
+        encoder: The encoder whose model is read.
+        texts: The texts; duplicates are dropped.
+        pooling: Pooling of the layers, if it should differ from the encoder's.
+        on_progress: Called with the number of texts just encoded; `passes` times the number of texts in total.
     """
 
     def __init__(
@@ -30,83 +44,176 @@ class LayerEmbeddings:
         encoder: Encoder,
         texts: Sequence[str],
         pooling: str | None = None,
-        progress: Progress = lambda _: None,
+        on_progress: Progress = lambda _: None,
     ) -> None:
         spec, last = encoder.spec, encoder.backbone.n_layers
-        like = replace(spec.readings[0], normed=False, pooling=pooling or spec.readings[0].pooling)
+        base = replace(spec.readings[0], normed=False, pooling=pooling or spec.readings[0].pooling)
         self.encoder = encoder
-        self.readings = [replace(like, layer=layer) for layer in range(last + 1)]
-        """Every layer before the final norm, then the last one behind it."""
-        self.readings.append(replace(like, layer=last, normed=True))
-        wanted = list(dict.fromkeys([*self.readings, *spec.readings]))
-        reader = Reader(encoder.backbone, wanted, Template(spec.template), spec.max_length, spec.on_overflow)
-        self._own = [wanted.index(reading) for reading in spec.readings]
-        self._table = LatentTable(reader, texts, progress)
+        self.readings = [replace(base, layer=layer) for layer in range(last + 1)]
+        """Every layer before the final norm, then the last layer after it."""
+        self.readings.append(replace(base, layer=last, normed=True))
+        all_readings = list(dict.fromkeys([*self.readings, *spec.readings]))
+        reader = Reader(encoder.backbone, all_readings, Template(spec.template), spec.max_length, spec.on_overflow)
+        self._encoder_readings = [all_readings.index(reading) for reading in spec.readings]
+        self._table = LatentTable(reader, texts, on_progress)
         self.texts = self._table.texts
-        """The texts without repetitions, in order; row i of every cloud is text i."""
+        """The unique texts in order; row i of every matrix belongs to text i."""
 
     def __len__(self) -> int:
         return len(self.readings)
 
-    def layer(self, number: int, rows: NDArray[np.intp] | None = None) -> Vectors:
-        """[text, dim] vectors of the reading of that number, of all texts or of some."""
-        return self._read([number], self._rows(rows))[:, 0]
+    @property
+    def passes(self) -> int:
+        """How many times every text is run through the model: once for each template."""
+        return count_passes(self.encoder)
 
-    def embeddings(self, rows: NDArray[np.intp] | None = None) -> Vectors:
-        """[text, dim] vectors as `encode` gives them, behind the head."""
-        wanted, parts = self._rows(rows), []
-        for begin in range(0, len(wanted), _CHUNK):
-            latents = self._read(self._own, wanted[begin : begin + _CHUNK])
-            flat = latents.reshape(len(latents), -1)
-            parts.append(self.encoder.head(flat) if self.encoder.head else flat)
-        vectors = np.concatenate(parts)
+    def layer(self, index: int, rows: NDArray[np.intp] | None = None) -> FloatArray:
+        """[texts, dim] vectors of reading `index`, of all texts or of some rows."""
+        return self._read([index], self._selected_rows(rows))[:, 0]
+
+    def embeddings(self, rows: NDArray[np.intp] | None = None) -> FloatArray:
+        """[texts, dim] vectors as `encoder.encode` returns them, with head and normalisation."""
+        selected, batches = self._selected_rows(rows), []
+        for start in range(0, len(selected), _CHUNK):
+            latents = self._read(self._encoder_readings, selected[start : start + _CHUNK])
+            concatenated = latents.reshape(len(latents), -1)
+            batches.append(self.encoder.head(concatenated) if self.encoder.head else concatenated)
+        vectors = np.concatenate(batches)
         if self.encoder.spec.normalize:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         return vectors
 
-    def rows(self, texts: Sequence[str]) -> NDArray[np.intp]:
-        """Where some of the texts stand."""
+    def row_indices(self, texts: Sequence[str]) -> NDArray[np.intp]:
+        """The rows of these texts."""
         return self._table.rows(texts)
 
-    def of(self, texts: Sequence[str], progress: Progress = lambda _: None) -> LayerEmbeddings:
-        """The same readings of other texts."""
-        return LayerEmbeddings(self.encoder, texts, self.readings[0].pooling, progress)
+    def for_texts(self, texts: Sequence[str], on_progress: Progress = lambda _: None) -> LayerEmbeddings:
+        """The same encoder and pooling for other texts."""
+        return LayerEmbeddings(self.encoder, texts, self.readings[0].pooling, on_progress)
 
-    def describe(self) -> dict[str, object]:
-        """What was read of what, for a result file."""
-        like, spec = self.readings[0], self.encoder.spec
+    def describe(self) -> Document:
+        """The model, template, pooling and sizes, for a results file."""
+        base, spec = self.readings[0], self.encoder.spec
         return {
             "backbone": self.encoder.backbone.name,
             "fingerprint": self.encoder.fingerprint,
-            "pooling": like.pooling,
-            "template": like.template or spec.template,
+            "pooling": base.pooling,
+            "template": base.template or spec.template,
             "attention": spec.attention,
             "dim": self.encoder.backbone.dim,
             "depth": self.encoder.backbone.n_layers,
         }
 
-    def fingerprint(self) -> str:
-        """Names the texts: what was drawn from two lists of the same name is paired."""
+    def texts_fingerprint(self) -> str:
+        """Hash of the texts; samples of equal lists can be paired when two encoders are compared."""
         return fingerprint(self.texts)
 
-    def _rows(self, rows: NDArray[np.intp] | None) -> NDArray[np.intp]:
+    def _selected_rows(self, rows: NDArray[np.intp] | None) -> NDArray[np.intp]:
         return np.arange(len(self.texts)) if rows is None else rows
 
-    def _read(self, numbers: list[int], rows: NDArray[np.intp]) -> Vectors:
-        latents = self._table.select_readings(numbers).batch(rows)
-        found: Vectors = latents.transpose(0, 1).cpu().numpy()
-        return found
+    def _read(self, indices: list[int], rows: NDArray[np.intp]) -> FloatArray:
+        """[rows, readings, dim] latents."""
+        latents: FloatArray = self._table.select_readings(indices).batch(rows).transpose(0, 1).cpu().numpy()
+        return latents
 
 
-def spread(texts: Sequence[str], limit: int | None = None) -> list[str]:
-    """Different texts that are not blank: all, or so many of them, evenly spread."""
-    found = [text for text in dict.fromkeys(texts) if text.strip()]
-    if limit is None or limit >= len(found):
-        return found
-    return [found[round(i * (len(found) - 1) / max(1, limit - 1))] for i in range(limit)]
+@dataclass(frozen=True)
+class LayerMeasurement:
+    """The texts and settings with which the layers of one or several encoders are measured."""
+
+    texts: list[str]
+    file: str | None = None
+    """Name of the file that the texts are from."""
+    pooling: str | None = None
+    template: str | None = None
+    attention: str | None = None
+    device: str | None = None
+
+    def run(
+        self,
+        encoder: str | Path | Encoder,
+        measure: Callable[[LayerEmbeddings, OnProgress], Document],
+        on_progress: OnProgress = lambda *_: None,
+    ) -> Document:
+        """Read the layers of an encoder and pass them to `measure`.
+
+        Args:
+            encoder: An encoder, or the name of a saved encoder or model.
+            measure: Returns a document from the layers. It gets a progress callback.
+            on_progress: Called with labels such as "tiny-llama: texts".
+
+        Returns:
+            The document of `measure` with the encoder's name, the file of the texts and the versions of packages.
+        """
+        name = str(encoder) if isinstance(encoder, str | Path) else repr(encoder)
+        if isinstance(encoder, str | Path):
+            encoder = Encoder.from_pretrained(
+                encoder, template=self.template, attention=self.attention, device=self.device
+            )
+        total = count_passes(encoder) * len(self.texts)
+
+        def report(label: str, count: int, total: int) -> None:
+            on_progress(f"{name}: {label}", count, total)
+
+        layers = LayerEmbeddings(encoder, self.texts, self.pooling, lambda count: report("texts", count, total))
+        document = measure(layers, report)
+        texts = {"file": self.file, **document.pop("texts")}
+        samples = {key: document.pop(key) for key in ("area_samples",) if key in document}
+        return {"encoder": name, **document, "texts": texts, "versions": versions(), **samples}
 
 
-def in_curve(readings: Sequence[Reading]) -> list[int]:
-    """The readings that make a curve of the paper: layers 1 to L, the last of them behind the final norm."""
+def count_passes(encoder: Encoder) -> int:
+    """How many times an encoder runs every text through its model: once for each template."""
+    return len({reading.template for reading in encoder.spec.readings})
+
+
+def load_texts(
+    source: str | Path | Sequence[str] | None,
+    limit: int | None = None,
+    notify: Callable[[str], object] = lambda _: None,
+) -> tuple[list[str], str | None]:
+    """The unique texts of a file or list that are not blank, and the name of the file.
+
+    Args:
+        source: A .txt file, any data file, of which all texts are taken, or a list of texts.
+        limit: Take at most this many texts, evenly spaced.
+        notify: Called with a message if texts are left out because they are blank or duplicates.
+    """
+    if source is None:
+        raise InputError("Give the texts to measure on: --texts FILE.")
+    if limit is not None and limit < 1:
+        raise InputError(f"A limit of {limit} texts leaves nothing; give 1 or more.")
+    file = None
+    if isinstance(source, str | Path):
+        file, texts = Path(source), list(read_data_file(source).texts())
+    else:
+        texts = list(source)
+    unique = sample_texts(texts)
+    if len(unique) < len(texts):
+        left_out = len(texts) - len(unique)
+        notify(f"{file or 'texts'}: {left_out:,} of {len(texts):,} texts are blank or duplicates; left out")
+    return sample_texts(unique, limit), file.name if file else None
+
+
+def sample_texts(texts: Sequence[str], limit: int | None = None) -> list[str]:
+    """The unique texts that are not blank: all, or at most `limit` of them, evenly spaced."""
+    unique = [text for text in dict.fromkeys(texts) if text.strip()]
+    if limit is None or limit >= len(unique):
+        return unique
+    return [unique[round(i * (len(unique) - 1) / max(1, limit - 1))] for i in range(limit)]
+
+
+def curve_indices(readings: Sequence[Reading]) -> list[int]:
+    """Indices of the readings of the paper's curve: layers 1 to L, the last one after the final norm."""
     last = max(reading.layer for reading in readings)
-    return [n for n, reading in enumerate(readings) if reading.layer and reading.normed == (reading.layer == last)]
+    return [
+        index for index, reading in enumerate(readings) if reading.layer and reading.normed == (reading.layer == last)
+    ]
+
+
+def write_documents(file: Path | None, documents: list[Document], **extra: Any) -> Document:
+    """Combine the documents of several encoders and write them: one document unchanged, several under "encoders"."""
+    combined = documents[0] if len(documents) == 1 else {"encoders": documents, **extra}
+    if file is not None:
+        write_json(file, combined, allow_nan=False)
+    return combined

@@ -1,9 +1,9 @@
-"""The rows of a sweep: one way to read the model each. They are read again from disk, where no model is at hand."""
+"""Sweep over the ways to read a model: score every layer, pooling, template, attention and head on scored pairs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import EncodingStats, Extractor
 from decoder2vec.activations.store import Store, text_key
+from decoder2vec.analysis.layer_embeddings import OnProgress
 from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
@@ -26,47 +27,19 @@ from decoder2vec.text.template import Template
 
 
 @dataclass(frozen=True)
-class SweepRow:
-    """One way to read the model, and how well it did on the pairs."""
-
-    template: str
-    attention: str
-    layer: int
-    normed: bool
-    pooling: str
-    head: str
-    spearman: float
-    pearson: float
-
-
-def curve(rows: Sequence[SweepRow], **fixed: Any) -> dict[int, float]:
-    """Spearman by layer of the rows that agree with `fixed`; raw layers only."""
-    chosen = [row for row in rows if not row.normed and all(getattr(row, k) == v for k, v in fixed.items())]
-    return {row.layer: row.spearman for row in sorted(chosen, key=lambda row: row.layer)}
-
-
-def best_by(rows: Sequence[SweepRow], *names: str) -> list[SweepRow]:
-    """The best row for each different combination of the named fields, best first."""
-    best: dict[tuple[Any, ...], SweepRow] = {}
-    for row in sorted(rows, key=lambda row: -row.spearman):
-        best.setdefault(tuple(getattr(row, name) for name in names), row)
-    return list(best.values())
-
-
-@dataclass(frozen=True)
 class SweepPlan:
-    """What is tried. Everything here multiplies, but only templates and directions cost a pass over the texts."""
+    """What a sweep tries: all combinations. Only each template and attention costs a pass over the texts."""
 
     templates: tuple[str, ...] = ("plain", "prompteol", "prompteol_tight", "echo")
     poolings: tuple[str, ...] = ("lasttoken", "mean", "weightedmean", "max", "cls", "sum")
     attentions: tuple[str, ...] = ("causal", "bidirectional")
     heads: tuple[str, ...] = ("none", "standardise")
     layers: tuple[int, ...] = ()
-    """Empty: all of them, and the last one also behind the final norm."""
+    """Empty: all layers, and the last one also after the final norm."""
     max_length: int = DEFAULT_MAX_LENGTH
 
     def check(self) -> None:
-        """Refuse names that do not exist now, not hours later."""
+        """Refuse unknown names before the model runs."""
         for template in self.templates:
             Template.of(template)
         for kind, names, known in (
@@ -79,34 +52,53 @@ class SweepPlan:
                     raise unknown_name(kind, name, known)
 
     def readings(self, backbone: Backbone) -> list[Reading]:
-        """Every reading of one pass."""
+        """The readings of one pass: every layer with every pooling."""
         layers = [backbone.resolve_layer(layer) for layer in self.layers] or list(range(backbone.n_layers + 1))
-        places = [(layer, False) for layer in layers]
+        states = [(layer, False) for layer in layers]
         if backbone.n_layers in layers:
-            places.append((backbone.n_layers, True))
-        return [Reading(layer, pooling, normed) for layer, normed in places for pooling in self.poolings]
+            states.append((backbone.n_layers, True))
+        return [Reading(layer, pooling, normed) for layer, normed in states for pooling in self.poolings]
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One way to read the model, and its correlations x 100 on the pairs."""
+
+    template: str
+    attention: str
+    layer: int
+    normed: bool
+    pooling: str
+    head: str
+    spearman: float
+    pearson: float
 
 
 @dataclass
 class Sweep:
-    """All rows, best first, and what was left out."""
+    """The result of a sweep."""
 
     model: str
     backbone: Backbone
     data: ScoredPairs
+    """The pairs that the rows are scored on."""
     plan: SweepPlan
     rows: list[SweepRow] = field(default_factory=list)
+    """One for each combination, best first."""
     skipped: list[str] = field(default_factory=list)
+    """Reasons for attentions that the model does not support."""
     stats: EncodingStats = field(default_factory=EncodingStats)
     seconds: float = 0.0
+    test: dict[str, Any] | None = None
+    """Scores of the winner on test pairs, if there were any."""
 
     @property
     def winner(self) -> SweepRow:
-        """The best row on the data given; no other file has a say."""
+        """The best row on `data`; test pairs have no influence."""
         return self.rows[0]
 
     def encoder(self) -> Encoder:
-        """The winner as a ready encoder; a head is fitted on the sentences of the sweep's own data."""
+        """The winner as an encoder. A head is fitted on the texts of `data`."""
         best = self.winner
         self.backbone.set_attention(best.attention)
         spec = EncoderSpec(
@@ -120,7 +112,7 @@ class Sweep:
         return encoder if best.head == "none" else encoder.with_head(best.head, self.data.texts())
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the weights."""
+        """A plain dict for JSON."""
         return {
             "model": self.model,
             "weights": self.backbone.effective_fingerprint,
@@ -136,69 +128,73 @@ class Sweep:
         }
 
 
-OnProgress = Callable[[str, int], object]
-"""Called with what is being read and the number of texts just finished."""
-
-
 def run_sweep(
     model: str,
     data: ScoredPairs,
     plan: SweepPlan | None = None,
     *,
     backbone: Backbone | None = None,
-    on_progress: OnProgress = lambda _what, _count: None,
+    on_progress: OnProgress = lambda *_: None,
 ) -> Sweep:
-    """Score every combination of the plan on the pairs; what the family cannot do is skipped and said."""
+    """Score every combination of the plan. Attentions that the model does not support are skipped with the reason.
+
+    Args:
+        model: Name of the model, which the winning encoder is saved with.
+        data: Pairs to score on.
+        plan: What to try.
+        backbone: The loaded model; by default it is loaded by its name. Its attention is switched.
+        on_progress: Called with the template and attention, the number of texts just encoded and their total.
+    """
     plan = plan or SweepPlan()
     plan.check()
     started = time.perf_counter()
     backbone = backbone or Backbone.load(model)
-    result = Sweep(model, backbone, data, plan)
+    sweep = Sweep(model, backbone, data, plan)
     for attention in plan.attentions:
         try:
             backbone.set_attention(attention)
         except UnsupportedError as reason:
-            result.skipped.append(str(reason))
+            sweep.skipped.append(str(reason))
             continue
         for template in plan.templates:
-            result.rows += _score_pass(result, template, on_progress)
-    if not result.rows:
-        raise UnsupportedError(f"Nothing could be read: {' '.join(result.skipped)}")
-    result.rows.sort(key=lambda row: -row.spearman)
-    result.seconds = time.perf_counter() - started
-    return result
+            sweep.rows += _score_pass(sweep, template, on_progress)
+    if not sweep.rows:
+        raise UnsupportedError(f"The model supports nothing that the sweep tries: {' '.join(sweep.skipped)}")
+    sweep.rows.sort(key=lambda row: -row.spearman)
+    sweep.seconds = time.perf_counter() - started
+    return sweep
 
 
 def _score_pass(sweep: Sweep, template: str, on_progress: OnProgress) -> Iterator[SweepRow]:
-    """One extraction, then every layer, pooling and head from the store."""
+    """Run the texts through the model once, then score every layer, pooling and head from the latents store."""
     backbone = sweep.backbone
     readings = sweep.plan.readings(backbone)
     extractor = Extractor(backbone, readings, Template.of(template), sweep.plan.max_length)
     store = Store(extractor.space())
     texts = sweep.data.texts()
-    what = f"{template}, {backbone.attention}"
-    extractor.fill(store, texts, lambda count: on_progress(what, count))
+    label = f"{template}, {backbone.attention}"
+    extractor.fill(store, texts, lambda count: on_progress(label, count, len(texts)))
     sweep.stats += extractor.stats
     keys = [text_key(text) for text in texts]
-    place = {text: row for row, text in enumerate(texts)}
-    left = np.array([place[text] for text in sweep.data.left])
-    right = np.array([place[text] for text in sweep.data.right])
+    row_of = {text: row for row, text in enumerate(texts)}
+    left = np.array([row_of[text] for text in sweep.data.left])
+    right = np.array([row_of[text] for text in sweep.data.right])
 
-    def score(number: int, reading: Reading) -> list[SweepRow]:
-        vectors = store.read(keys, [number])[:, 0]
-        fixed = (template, backbone.attention, reading.layer, reading.normed, reading.pooling)
+    def score(index: int, reading: Reading) -> list[SweepRow]:
+        vectors = store.read(keys, [index])[:, 0]
+        settings = (template, backbone.attention, reading.layer, reading.normed, reading.pooling)
         return [
-            SweepRow(*fixed, head, *_correlations(_apply(head, vectors), left, right, sweep.data.scores))
+            SweepRow(*settings, head, *_correlations(_apply_head(head, vectors), left, right, sweep.data.scores))
             for head in sweep.plan.heads
         ]
 
-    with ThreadPoolExecutor() as workers:  # numpy lets go of the interpreter while it works
+    with ThreadPoolExecutor() as workers:  # numpy releases the GIL while it computes
         for rows in workers.map(score, *zip(*enumerate(extractor.capture.readings), strict=True)):
             yield from rows
 
 
-def _apply(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors behind a head fitted on them; a reading that is the same for every text stays what it is: useless."""
+def _apply_head(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Vectors after a head fitted on them; a reading that is equal for all texts cannot be fitted and is unchanged."""
     constant = not np.ptp(vectors, axis=0).any()
     return vectors if head == "none" or constant else AffineHead.fit(head, vectors)(vectors)
 
@@ -206,5 +202,21 @@ def _apply(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 def _correlations(
     vectors: NDArray[np.float32], left: NDArray[np.intp], right: NDArray[np.intp], scores: Sequence[float]
 ) -> tuple[float, float]:
-    predicted, truth = pairwise_cos_sim(vectors[left], vectors[right]), np.asarray(scores)
-    return round(100 * spearman(predicted, truth), 2), round(100 * pearson(predicted, truth), 2)
+    predicted, gold = pairwise_cos_sim(vectors[left], vectors[right]), np.asarray(scores)
+    return round(100 * spearman(predicted, gold), 2), round(100 * pearson(predicted, gold), 2)
+
+
+def layer_curve(rows: Sequence[SweepRow], **settings: Any) -> dict[int, float]:
+    """Layer -> Spearman of the rows with these settings, without normed states."""
+    chosen = [
+        row for row in rows if not row.normed and all(getattr(row, name) == value for name, value in settings.items())
+    ]
+    return {row.layer: row.spearman for row in sorted(chosen, key=lambda row: row.layer)}
+
+
+def best_by(rows: Sequence[SweepRow], *names: str) -> list[SweepRow]:
+    """The best row for each combination of values of the named fields, best first."""
+    best: dict[tuple[Any, ...], SweepRow] = {}
+    for row in sorted(rows, key=lambda row: -row.spearman):
+        best.setdefault(tuple(getattr(row, name) for name in names), row)
+    return list(best.values())

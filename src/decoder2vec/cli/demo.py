@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.output import info, table
-from decoder2vec.cli.sweep import print_sweep, sweep_with_bars, write_sweep
+from decoder2vec.cli.output import info, labelled_bars, table
+from decoder2vec.cli.sweep import print_sweep
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.sweep import Sweep
@@ -27,17 +27,13 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the encoder.")] = Path("demo-out"),
 ) -> None:
     """Pull the built-in model, find its best layer and prompt, embed a few sentences and search them."""
-    from decoder2vec.analysis.sweep import SweepPlan
-    from decoder2vec.backbone.backbone import Backbone
-    from decoder2vec.text.files import read_pairs
+    from decoder2vec.report.sweep import sweep
 
     model = _model()
-    backbone = Backbone.load(model, notify=info)
-    with resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv") as file:
-        pairs = read_pairs(file)
-    plan = SweepPlan(templates=("plain", "prompteol"), poolings=("lasttoken", "mean", "weightedmean"))
-    result = sweep_with_bars(model, backbone, pairs, plan)
-    write_sweep(result, out)
+    templates, poolings = ("plain", "prompteol"), ("lasttoken", "mean", "weightedmean")
+    pairs = resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv")
+    with pairs as file, labelled_bars() as advance:
+        result = sweep(model, file, out=out, templates=templates, poolings=poolings, notify=info, on_progress=advance)
     print_sweep(result, 8)
     _print_curve(result)
     sentences = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8").splitlines()
@@ -63,11 +59,12 @@ def _model() -> str:
 
 def _print_curve(result: Sweep) -> None:
     """The winner's prompt and pooling over all layers, as a row of bars."""
-    from decoder2vec.analysis.sweep import curve
+    from decoder2vec.analysis.sweep import layer_curve
     from decoder2vec.report.sweep_figures import describe
 
     best = result.winner
-    points = curve(result.rows, template=best.template, attention=best.attention, pooling=best.pooling, head=best.head)
+    settings = {"template": best.template, "attention": best.attention, "pooling": best.pooling, "head": best.head}
+    points = layer_curve(result.rows, **settings)
     top = max(points.values())
     bars = "".join("▁▂▃▄▅▆▇█"[max(0, min(7, int(8 * value / top)))] for value in points.values())
     typer.echo(f"Best: {describe(best)}, Spearman {best.spearman:.1f}. Its curve over layers 0 to {max(points)}:")

@@ -1,4 +1,4 @@
-"""`d2v doctor`: prove that a model is read correctly."""
+"""`d2v doctor`: check that a model is read correctly."""
 
 from __future__ import annotations
 
@@ -14,17 +14,12 @@ def doctor(
     model: Model,
     attention: AttentionOption = None,
     device: Device = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; by default what the machine likes.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; by default chosen by the device.")] = None,
 ) -> None:
-    """Prove on your own model that it is read correctly; exit code 1 if anything is not."""
-    from decoder2vec.analysis.doctor import run_doctor
-    from decoder2vec.backbone.backbone import Backbone
+    """Check on your own model that it is read correctly; exit code 1 if a check fails."""
+    from decoder2vec.analysis.doctor import doctor as run_doctor
 
-    backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, notify=info)
-    info(
-        f"{model}: {backbone.family}, {backbone.n_layers} layers x {backbone.dim}, {backbone.dtype}, {backbone.device}"
-    )
-    checks = list(run_doctor(backbone))
+    checks = run_doctor(model, attention=attention, device=device, dtype=dtype, notify=info)
     table(
         ("check", "", "measured"),
         [(check.name, "ok" if check.passed else "FAILED", check.detail) for check in checks],

@@ -33,13 +33,6 @@ def open_encoder(name: str, device: str | None = None, **choices: Any) -> Encode
     return Encoder.from_pretrained(name, device=device, **choices)
 
 
-def load_any_encoder(name: str, device: str | None = None, **choices: Any) -> Any:
-    """As `open_encoder`, or a baseline by its name: bm25, random, static:MODEL, a sentence-transformers folder."""
-    from decoder2vec.evaluation.baselines import load_encoder
-
-    return load_encoder(name, device=device, **choices)
-
-
 def split_names(names: str) -> tuple[str, ...]:
     """A comma-separated list of names."""
     return tuple(name.strip() for name in names.split(",") if name.strip())

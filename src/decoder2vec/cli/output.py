@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,6 +57,23 @@ def bars() -> Iterator[Progress]:
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         yield progress
+
+
+@contextmanager
+def labelled_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """Progress bars on stderr, one for each label, shown at its first call: yields `advance(label, count, total)`."""
+    with ExitStack() as stack:
+        progress: Progress | None = None
+        tasks: dict[str, Any] = {}
+
+        def advance(label: str, count: int, total: int) -> None:
+            nonlocal progress
+            progress = progress or stack.enter_context(bars())
+            if label not in tasks:
+                tasks[label] = progress.add_task(label, total=total)
+            progress.advance(tasks[label], count)
+
+        yield advance
 
 
 _SAY_EVERY = 20.0

@@ -1,1 +1,1 @@
-"""Measure anything that has `encode`."""
+"""Evaluation of anything that has `encode`: tasks, baselines and mteb."""

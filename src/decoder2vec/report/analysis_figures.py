@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder2vec.analysis.intrinsic_dimension import label
+from decoder2vec.analysis.intrinsic_dimension import curve_label
 from decoder2vec.analysis.pruning import LossCurve
 from decoder2vec.heads.layerwise import Explanation
 from decoder2vec.report.figures import (
@@ -35,7 +35,7 @@ def draw_dimension(curves: Sequence[dict[str, Any]], file: Path) -> None:
     """TwoNN and maximum likelihood by layer; then the parts of one encoder, or the areas of several."""
     counts = sorted({curve["texts"]["count"] for curve in curves})
     texts = " and ".join(f"{count:,}" for count in counts)
-    name = label(curves[0]) if len(curves) == 1 else f"{len(curves)} encoders"
+    name = curve_label(curves[0]) if len(curves) == 1 else f"{len(curves)} encoders"
     title = f"Intrinsic dimension of {name} on {texts} texts"
     with panels(file, title, 1, 3, (11.4, 4.0)) as (figure, (row,)):
         for number, curve in enumerate(curves):
@@ -71,7 +71,7 @@ def _curve(axes: Any, curve: dict[str, Any], name: str, number: int) -> None:
     bounds = [row[f"{name}_95"] or (math.nan, math.nan) for row in rows]
     low, high = np.array(bounds, float).T
     axes.fill_between(layers, low, high, color=colour, alpha=0.2, linewidth=0)
-    axes.plot(layers, values, color=colour, marker=marker, label=curve_name(short(label(curve), 40)))
+    axes.plot(layers, values, color=colour, marker=marker, label=curve_name(short(curve_label(curve), 40)))
 
 
 def _parts(axes: Any, curve: dict[str, Any]) -> None:
@@ -100,7 +100,7 @@ def _areas(axes: Any, curves: Sequence[dict[str, Any]]) -> None:
         if bounds:
             axes.plot(bounds, [number, number], color=colour, linewidth=3, alpha=0.4)
         axes.plot([value], [number], color=colour, marker=marker, markersize=7)
-    axes.set_yticks(range(len(curves)), [short(label(curve), 22) for curve in curves])
+    axes.set_yticks(range(len(curves)), [short(curve_label(curve), 22) for curve in curves])
     axes.set_ylim(len(curves) - 0.5, -0.5)
     axes.set_title("area under TwoNN, depth = 1")
     axes.set_xlabel("mean dimension over depth")
@@ -194,14 +194,14 @@ def draw_curve(curve: LossCurve, file: Path) -> None:
     minima = curve.minima
     shape = "" if minima.drop_rise_drop else "; drop-rise-drop is absent"
     title = f"{Path(curve.model).name} on {curve.data}: loss of every depth, batches of {curve.batch}{shape}"
-    layers, losses, errors = range(1, minima.full + 1), np.array(curve.losses), np.array(curve.errors)
+    layers, losses, errors = range(1, minima.n_layers + 1), np.array(curve.losses), np.array(curve.errors)
     with panels(file, title, 1, 1, (7.4, 3.9)) as (_, grid):
         axes = grid[0][0]
-        axes.axvline(minima.full // 2 + 0.5, color=QUIET, linestyle=":", linewidth=1)
+        axes.axvline(minima.n_layers // 2 + 0.5, color=QUIET, linestyle=":", linewidth=1)
         axes.fill_between(layers, losses - errors, losses + errors, color=COLOURS[0], alpha=0.18, linewidth=0)
         axes.plot(layers, losses, color=COLOURS[0], marker=".")
         for number, (name, depth, inside) in enumerate(
-            (("small", minima.small, minima.small_inside), ("large", minima.large, minima.large_inside))
+            (("small", minima.small, minima.small_is_local), ("large", minima.large, minima.large_is_local))
         ):
             _mark(axes, curve, name, depth, inside, number + 1)
         axes.set_xlabel("layers kept")

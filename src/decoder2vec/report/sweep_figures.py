@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decoder2vec.analysis.sweep import SweepRow, curve
+from decoder2vec.analysis.sweep import SweepRow, layer_curve
 from decoder2vec.report.figures import (
     COLOURS,
     MARKERS,
@@ -76,7 +76,7 @@ def _panel(axes: Any, sweep: Sweep, attention: str, template: str) -> None:
     rows = [row for row in sweep.rows if row.attention == attention and row.template == template]
     for pooling in _drawn(sweep.plan.poolings):
         for head in sweep.plan.heads:
-            points = curve(rows, pooling=pooling, head=head)
+            points = layer_curve(rows, pooling=pooling, head=head)
             name = pooling if head == "none" else f"{pooling}, {_PAST.get(head, head)}"
             axes.plot(
                 list(points),
@@ -172,7 +172,7 @@ def draw_layers(sweep: SavedSweep, file: Path) -> None:
                 rows = [row for row in sweep.rows if (row.attention, row.template) == (attention, template)]
                 if not rows:
                     continue
-                points = curve(rows, pooling=rows[0].pooling, head=rows[0].head)
+                points = layer_curve(rows, pooling=rows[0].pooling, head=rows[0].head)
                 own = describe(rows[0]).split(", ", 3)[-1]
                 axes.plot(
                     list(points),
@@ -194,7 +194,7 @@ def draw_depths(sweeps: Sequence[SavedSweep], file: Path) -> None:
         for number, (sweep, name) in enumerate(zip(sweeps, labels([s.name for s in sweeps], 40), strict=True)):
             best, top = sweep.rows[0], max(1, *sweep.different("layer"))
             rows = [row for row in sweep.rows if (row.attention, row.template) == (best.attention, best.template)]
-            points = curve(rows, pooling=best.pooling, head=best.head)
+            points = layer_curve(rows, pooling=best.pooling, head=best.head)
             grid[0][0].plot(
                 [100 * layer / top for layer in points],
                 list(points.values()),

@@ -1,1 +1,1 @@
-"""What an encoder can be measured by, one kind of task in each file."""
+"""Evaluation tasks, one kind in each file."""

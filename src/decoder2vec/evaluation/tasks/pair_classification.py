@@ -1,4 +1,4 @@
-"""Pair classification: is one text a paraphrase of the other? Decided by a threshold on the similarity."""
+"""Pair classification: decide by a threshold on the similarity whether two texts belong together."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import numpy as np
 
 from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.tasks.task import (
-    Outcome,
     Role,
     Task,
-    Vectors,
-    different,
-    limited,
-    points,
-    spread,
-    text_rows,
+    TaskResult,
+    TaskVectors,
+    evenly_spaced,
+    limit_flags,
+    read_text_rows,
+    to_points,
+    unique,
 )
 from decoder2vec.maths.metrics import average_precision, average_precision_interval, best_accuracy, best_f1
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairClassification(Task):
-    """Pairs that belong together (1) or do not (0)."""
+    """Pairs with the label 1 (belong together) or 0."""
 
     kind: ClassVar[str] = "pair_classification"
     left: list[str]
@@ -34,36 +34,37 @@ class PairClassification(Task):
 
     @classmethod
     def read(cls, file: Path, name: str, limit: int | None = None) -> PairClassification:
-        """From a file with the columns sentence1, sentence2 and label."""
-        rows = text_rows(file, ("sentence1", "sentence2", "label"))
+        """Read a file with the columns sentence1, sentence2 and label."""
+        rows = read_text_rows(file, ("sentence1", "sentence2", "label"))
         for line, (_, _, label) in rows:
             if label not in ("0", "1"):
                 raise DataFileError(f"{file}, line {line}: the label {label!r} is neither 0 nor 1.")
         if len({label for _, (_, _, label) in rows}) < 2:
             raise DataFileError(f"{file}: every pair has the label {rows[0][1][2]}; both 0 and 1 are needed.")
         limit = limit and max(limit, 2)
-        by_label = sorted(rows, key=lambda row: row[1][2])  # so that a few of them have both labels too
-        chosen = rows if limit is None else spread(by_label, limit)
+        by_label = sorted(rows, key=lambda row: row[1][2])  # so that a small sample has both labels
+        chosen = rows if limit is None else evenly_spaced(by_label, limit)
         left, right, labels = zip(*(values for _, values in chosen), strict=True)
-        flags = limited(limit, len(rows), "pairs")
+        flags = limit_flags(limit, len(rows), "pairs")
         return cls(name=name, left=list(left), right=list(right), gold=[int(label) for label in labels], flags=flags)
 
     def texts(self) -> dict[Role, list[str]]:
-        """Both sides."""
-        return {"plain": different(self.left, self.right)}
+        """The texts of both sides."""
+        return {"plain": unique(self.left, self.right)}
 
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """All of them."""
+    def gold_pairs(self) -> tuple[list[str], list[str]]:
+        """All pairs."""
         return self.left, self.right
 
-    def score(self, vectors: Vectors) -> Outcome:
-        """Average precision is the headline; accuracy and F1 are those of the best threshold."""
-        predicted, gold = vectors.pairwise(vectors.of(self.left), vectors.of(self.right)), np.asarray(self.gold)
+    def score(self, vectors: TaskVectors) -> TaskResult:
+        """Average precision (main score), and accuracy and F1 at the best threshold."""
+        left, right, gold = vectors.rows(self.left), vectors.rows(self.right), np.asarray(self.gold)
+        predicted = vectors.pairwise_similarities(left, right)
         scores = {
-            "ap": points(average_precision(predicted, gold)),
-            "accuracy": points(best_accuracy(predicted, gold)),
-            "f1": points(best_f1(predicted, gold)),
+            "ap": to_points(average_precision(predicted, gold)),
+            "accuracy": to_points(best_accuracy(predicted, gold)),
+            "f1": to_points(best_f1(predicted, gold)),
         }
         low, high = average_precision_interval(predicted, gold)
         items = {"predicted": [float(value) for value in predicted], "gold": [float(label) for label in self.gold]}
-        return Outcome("ap", scores, (points(low), points(high)), items)
+        return TaskResult("ap", scores, (to_points(low), to_points(high)), items)

@@ -1,4 +1,4 @@
-"""Semantic textual similarity: do the similarities follow people's scores?"""
+"""Semantic textual similarity: rank correlation of similarities and gold scores."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import ClassVar
 import numpy as np
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.evaluation.similarity import similarities
-from decoder2vec.evaluation.tasks.task import Outcome, Role, Task, Vectors, different, limited, points
+from decoder2vec.evaluation.similarity import pairwise_similarities
+from decoder2vec.evaluation.tasks.task import Role, Task, TaskResult, TaskVectors, limit_flags, to_points, unique
 from decoder2vec.maths.metrics import pearson, spearman, spearman_interval
 from decoder2vec.text.files import read_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
 class STS(Task):
-    """Scored pairs: one rank correlation over all of them, nothing trained on the scores."""
+    """Scored pairs: one correlation over all of them; nothing is trained on the scores."""
 
     kind: ClassVar[str] = "sts"
     left: list[str]
@@ -26,36 +26,34 @@ class STS(Task):
 
     @classmethod
     def read(cls, file: Path, name: str, limit: int | None = None) -> STS:
-        """From a file with the columns sentence1, sentence2 and score."""
+        """Read a file with the columns sentence1, sentence2 and score."""
         pairs = read_pairs(file)
         if len(set(pairs.scores)) < 2:
-            raise DataFileError(
-                f"{file}: every score is {pairs.scores[0]:g}; nothing can follow scores that never change."
-            )
-        flags = limited(limit, len(pairs), "pairs")
+            raise DataFileError(f"{file}: every score is {pairs.scores[0]:g}; a correlation needs different scores.")
+        flags = limit_flags(limit, len(pairs), "pairs")
         if flags:
             pairs = read_pairs(file, limit=limit)
         return cls(name=name, left=pairs.left, right=pairs.right, gold=pairs.scores, flags=flags)
 
     def texts(self) -> dict[Role, list[str]]:
-        """Both sides."""
-        return {"plain": different(self.left, self.right)}
+        """The texts of both sides."""
+        return {"plain": unique(self.left, self.right)}
 
-    def pairs(self) -> tuple[list[str], list[str]]:
-        """All of them."""
+    def gold_pairs(self) -> tuple[list[str], list[str]]:
+        """All pairs."""
         return self.left, self.right
 
-    def score(self, vectors: Vectors) -> Outcome:
-        """Spearman is the headline, by the encoder's own similarity; the plain cosine stands beside it."""
-        left, right, gold = vectors.of(self.left), vectors.of(self.right), np.asarray(self.gold)
-        predicted = vectors.pairwise(left, right)
-        cosines = similarities(None, left, right)
+    def score(self, vectors: TaskVectors) -> TaskResult:
+        """Spearman (main score) and Pearson by the encoder's own similarity, and both by the plain cosine."""
+        left, right, gold = vectors.rows(self.left), vectors.rows(self.right), np.asarray(self.gold)
+        predicted = vectors.pairwise_similarities(left, right)
+        cosines = pairwise_similarities(None, left, right)
         scores = {
-            "spearman": points(spearman(predicted, gold)),
-            "pearson": points(pearson(predicted, gold)),
-            "cosine_spearman": points(spearman(cosines, gold)),
-            "cosine_pearson": points(pearson(cosines, gold)),
+            "spearman": to_points(spearman(predicted, gold)),
+            "pearson": to_points(pearson(predicted, gold)),
+            "cosine_spearman": to_points(spearman(cosines, gold)),
+            "cosine_pearson": to_points(pearson(cosines, gold)),
         }
         low, high = spearman_interval(predicted, gold)
         items = {"predicted": [float(value) for value in predicted], "gold": list(self.gold)}
-        return Outcome("spearman", scores, (points(low), points(high)), items)
+        return TaskResult("spearman", scores, (to_points(low), to_points(high)), items)

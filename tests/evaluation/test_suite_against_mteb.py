@@ -1,4 +1,4 @@
-"""The suite and mteb's own evaluation on the same texts, draws and subsets: the same numbers."""
+"""The suite gives the scores of mteb on the same texts, training samples and subsets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.evaluation.mteb import as_mteb_model
 from decoder2vec.evaluation.suite import Suite
-from decoder2vec.evaluation.tasks.classification import DRAWS, Classification
+from decoder2vec.evaluation.tasks.classification import N_EXPERIMENTS, Classification
 from decoder2vec.evaluation.tasks.clustering import Clustering
 from decoder2vec.evaluation.tasks.pair_classification import PairClassification
 from decoder2vec.evaluation.tasks.sts import STS
@@ -45,8 +45,9 @@ def classification():
     ours = Classification(
         name="local", train=SENTENCES, train_labels=NAMES, test=SENTENCES, test_labels=NAMES, per_label=2
     )
-    data, draws = DatasetDict({"train": texts, "test": texts}), {"samples_per_label": 2, "n_experiments": DRAWS}
-    return ours, task_of("Classification", AbsTaskClassification, "accuracy", data, **draws), "accuracy"
+    data = DatasetDict({"train": texts, "test": texts})
+    settings = {"samples_per_label": 2, "n_experiments": N_EXPERIMENTS}
+    return ours, task_of("Classification", AbsTaskClassification, "accuracy", data, **settings), "accuracy"
 
 
 def clustering():
@@ -54,24 +55,26 @@ def clustering():
     from mteb.abstasks.clustering_legacy import AbsTaskClusteringLegacy
 
     ours = Clustering(name="local", inputs=SENTENCES, labels=NAMES)
-    sets = [
+    subsets = [
         {"sentences": [SENTENCES[row] for row in rows], "labels": [NAMES[row] for row in rows]}
         for rows in ours.subsets()
     ]
     return (
         ours,
-        task_of("Clustering", AbsTaskClusteringLegacy, "v_measure", {"test": Dataset.from_list(sets)}),
+        task_of("Clustering", AbsTaskClusteringLegacy, "v_measure", {"test": Dataset.from_list(subsets)}),
         "v_measure",
     )
 
 
-@pytest.mark.parametrize("both", [sts, pair_classification, classification, clustering], ids=lambda both: both.__name__)
-def test_both_say_the_same(both, backbone, mteb, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "make_tasks", [sts, pair_classification, classification, clustering], ids=lambda make_tasks: make_tasks.__name__
+)
+def test_suite_and_mteb_give_the_same_score(make_tasks, backbone, mteb, tmp_path, monkeypatch):
     monkeypatch.setenv("D2V_CACHE", str(tmp_path))
     encoder = Encoder(backbone("tiny-llama"), EncoderSpec("tiny-llama", (Reading(2, "mean"),)))
-    ours, theirs, metric = both()
-    done = mteb.evaluate(
-        as_mteb_model(encoder, "me/it"), theirs, cache=None, co2_tracker=False, show_progress_bar=False
+    our_task, mteb_task, metric = make_tasks()
+    expected = mteb.evaluate(
+        as_mteb_model(encoder, "me/it"), mteb_task, cache=None, co2_tracker=False, show_progress_bar=False
     ).task_results[0]
-    found = Suite(encoder, [ours]).run()["tasks"]["local"]
-    assert found["score"] == pytest.approx(100 * done.scores["test"][0][metric], abs=1e-4)  # four digits are kept
+    result = Suite(encoder, [our_task]).run()["tasks"]["local"]
+    assert result["score"] == pytest.approx(100 * expected.scores["test"][0][metric], abs=1e-4)  # 4 digits are kept

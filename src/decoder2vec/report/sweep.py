@@ -1,0 +1,116 @@
+"""`sweep`: find the best way to read a model, and write the winner, its scores and a figure, as `d2v sweep` does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from decoder2vec.analysis.layer_embeddings import OnProgress
+from decoder2vec.analysis.sweep import Sweep, SweepPlan, run_sweep
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import DEFAULT_MAX_LENGTH
+from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
+from decoder2vec.report.sweep_figures import draw_sweep
+from decoder2vec.storage import versions
+from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs
+
+
+def sweep(
+    model: str | Path,
+    data: str | Path | ScoredPairs,
+    *,
+    out: str | Path | None = None,
+    test: str | Path | ScoredPairs | None = None,
+    templates: Sequence[str] | None = None,
+    poolings: Sequence[str] | None = None,
+    attentions: Sequence[str] = ("causal", "bidirectional"),
+    heads: Sequence[str] = ("none", "standardise"),
+    layers: Sequence[int] = (),
+    max_length: int = DEFAULT_MAX_LENGTH,
+    columns: Sequence[str] = PAIR_COLUMNS,
+    limit: int | None = None,
+    skip_bad: bool = False,
+    device: str | None = None,
+    notify: Callable[[str], None] = lambda _: None,
+    on_progress: OnProgress = lambda *_: None,
+) -> Sweep:
+    """Score every combination of layer, pooling, template, attention and head of a model on scored pairs.
+
+    Example:
+        >>> from decoder2vec.report.sweep import sweep
+        >>> from decoder2vec.text.files import ScoredPairs
+        >>> left, right = ["A cat sleeps.", "It rains.", "A dog runs."], ["A cat naps.", "Bread is warm.", "A dog."]
+        >>> pairs = ScoredPairs("mine", left, right, [5.0, 0.5, 3.0])
+        >>> result = sweep("tiny-llama", pairs, templates=["plain"], poolings=["mean"], attentions=["causal"])
+        >>> len(result.rows), result.winner.pooling, result.encoder().dim
+        (12, 'mean', 32)
+
+    Args:
+        model: Built-in name, model folder, .gguf file or hub id.
+        data: Scored pairs to choose on: a .tsv, .csv or .jsonl file, stsb:dev, or `ScoredPairs`.
+        out: Folder for sweep.json, sweep.png and the winning encoder.
+        test: Scored pairs on which the winner alone is scored, once; the result is in `Sweep.test`.
+        templates: Names of templates or strings with {text}; by default plain, prompteol, prompteol_tight and echo.
+        poolings: Poolings; by default all.
+        attentions: causal, bidirectional or both. One that the model does not support is skipped.
+        heads: none, standardise, whiten or remove_top.
+        layers: Layers, negative ones counted from the top; by default all.
+        max_length: Longest text in tokens.
+        columns: Columns of the two texts and the score in files.
+        limit: Use at most this many pairs of a `data` file, evenly spaced.
+        skip_bad: Skip lines of a file that cannot be used, instead of raising an error.
+        device: cuda, mps or cpu; by default the best one available.
+        notify: Called with one-line messages: skipped lines, skipped attentions.
+        on_progress: Called with the template and attention, the number of texts just encoded and their total.
+
+    Returns:
+        All rows, best first. `encoder()` makes the winner an encoder.
+    """
+    pairs = data if isinstance(data, ScoredPairs) else load_pairs(data, columns, skip_bad=skip_bad, limit=limit)
+    test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
+    if pairs.skipped:
+        notify(f"{pairs.skipped} lines of {data} were left out")
+    defaults = SweepPlan()
+    plan = SweepPlan(
+        templates=tuple(templates or defaults.templates),
+        poolings=tuple(poolings or defaults.poolings),
+        attentions=tuple(attentions),
+        heads=tuple(heads),
+        layers=tuple(layers),
+        max_length=max_length,
+    )
+    backbone = Backbone.load(model, device=device, notify=notify)
+    result = run_sweep(str(model), pairs, plan, backbone=backbone, on_progress=on_progress)
+    for reason in result.skipped:
+        notify(f"left out: {reason}")
+    if out is not None:
+        write_sweep(result, Path(out), test_pairs)
+    elif test_pairs:
+        result.test = evaluate_sts(result.encoder(), test_pairs)
+    return result
+
+
+def write_sweep(result: Sweep, out: Path, test: ScoredPairs | None = None) -> dict[str, Any]:
+    """Write the winning encoder, sweep.json and sweep.png.
+
+    Args:
+        result: A sweep.
+        out: Folder to write to.
+        test: Pairs on which the winner is scored, once; the result is also set as `result.test`.
+
+    Returns:
+        The content of sweep.json without its rows.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    encoder = result.encoder()
+    encoder.save(out / "encoder")
+    result.test = evaluate_sts(encoder, test) if test else None
+    document = result.to_json()
+    rows = ",\n  ".join(json.dumps(row) for row in document.pop("rows"))
+    document |= {"encoder": encoder.fingerprint, "test": result.test}
+    text = json.dumps({**document, "versions": versions()}, indent=1)
+    (out / "sweep.json").write_text(f'{text[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    draw_sweep(result, out / "sweep.png", result.test)
+    return document
