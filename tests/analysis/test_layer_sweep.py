@@ -25,7 +25,7 @@ from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.cli.sweep import write_sweep
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.report.sweep_figures import describe, draw_sweep
+from decoder2vec.report.sweep_figures import describe_sweep_row, draw_sweep
 from decoder2vec.text.files import ScoredPairs
 
 SMALL = SweepPlan(templates=("plain", "prompteol"), poolings=("lasttoken", "mean"))
@@ -464,4 +464,4 @@ def test_the_best_of_each_kind_comes_best_first():
 )
 def test_a_row_is_described_in_english(head, words):
     row = SweepRow("plain", "causal", 3, True, "max", head, 1.0, 1.0)
-    assert describe(row) == f"plain, causal, layer 3 normed, {words}"
+    assert describe_sweep_row(row) == f"plain, causal, layer 3 normed, {words}"

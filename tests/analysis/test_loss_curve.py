@@ -12,7 +12,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from decoder2vec.analysis.pruning import CurvePlan, LossCurve, batch_losses, loss_curve
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError
-from decoder2vec.report.analysis_figures import draw_curve
+from decoder2vec.report.analysis_figures import draw_loss_curve
 from decoder2vec.text.files import Triplets
 from toys.contrast import toy_examples
 from toys.texts import built
@@ -140,6 +140,6 @@ def test_any_curve_is_drawn(losses, tmp_path):
 
     by_batch = np.array([losses, [loss + 0.5 for loss in losses]], np.float64)
     sizes = tuple(range(100, 100 + len(losses)))
-    draw_curve(LossCurve("m", "w", "causal", "toy", PLAN, 8, by_batch, sizes), tmp_path / "curve.png")
+    draw_loss_curve(LossCurve("m", "w", "causal", "toy", PLAN, 8, by_batch, sizes), tmp_path / "curve.png")
     with Image.open(tmp_path / "curve.png") as image:
         assert image.width > 600 and len(image.convert("RGB").getcolors(10_000)) > 3

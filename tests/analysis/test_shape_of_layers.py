@@ -14,7 +14,7 @@ from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.report import figures as drawing
-from decoder2vec.report.analysis_figures import draw_dimension, draw_geometry
+from decoder2vec.report.analysis_figures import draw_intrinsic_dimension, draw_geometry
 
 TEXTS = [
     f"The {who} {does} {what}."
@@ -146,7 +146,7 @@ def figures(monkeypatch):
 
 
 def test_one_curve_is_drawn_with_its_parts_and_gaps_where_it_is_undefined(curve, tmp_path, figures):
-    draw_dimension([curve], tmp_path / "id.png")
+    draw_intrinsic_dimension([curve], tmp_path / "id.png")
     with Image.open(tmp_path / "id.png") as image:
         assert image.format == "PNG"
     two_nn, likelihood, parts = figures[0].axes
@@ -158,7 +158,7 @@ def test_one_curve_is_drawn_with_its_parts_and_gaps_where_it_is_undefined(curve,
 
 
 def test_several_curves_share_one_figure_with_their_areas(curve, tmp_path, figures):
-    draw_dimension([curve, {**curve, "encoder": "_other"}, {**curve, "label": "third"}], tmp_path / "id.png")
+    draw_intrinsic_dimension([curve, {**curve, "encoder": "_other"}, {**curve, "label": "third"}], tmp_path / "id.png")
     names = [text.get_text().strip() for text in figures[0].legends[0].get_texts()]
     assert names == ["tiny", "_other", "third"]
     assert [tick.get_text() for tick in figures[0].axes[2].get_yticklabels()] == names
@@ -167,7 +167,7 @@ def test_several_curves_share_one_figure_with_their_areas(curve, tmp_path, figur
 
 def test_a_curve_without_an_area_is_drawn_too(curve, tmp_path):
     bare = {**curve, "area": dict.fromkeys(curve["area"])}
-    draw_dimension([bare, bare], tmp_path / "id.png")
+    draw_intrinsic_dimension([bare, bare], tmp_path / "id.png")
     assert (tmp_path / "id.png").stat().st_size > 0
 
 

@@ -82,7 +82,7 @@ def intrinsic_dimension(
 ) -> None:
     """Intrinsic dimension of every layer: TwoNN and maximum likelihood with intervals, and the area of the curve."""
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, differences, dimension_curve, read_curves
-    from decoder2vec.report.analysis_figures import draw_dimension
+    from decoder2vec.report.analysis_figures import draw_intrinsic_dimension
 
     _check_targets(out, plot, [texts, *encoders])
     plan = DimensionPlan(discard=discard, cdf=cdf, neighbours=neighbours, average=average, seed=seed)
@@ -101,7 +101,7 @@ def intrinsic_dimension(
     compared = differences(found)
     _write(out, found, {"differences": compared})
     if plot:
-        draw_dimension(found, plot)
+        draw_intrinsic_dimension(found, plot)
         info(f"wrote {plot}")
     _print_dimension(found, compared)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,9 +49,10 @@ def match(
     """Match two sides, such as jobs and resumes, both ways; nothing leaves this machine."""
     from decoder2vec.matching.match import MatchChoices, match_sides
     from decoder2vec.matching.sides import read_side
-    from decoder2vec.report.match_page import check_report, write_report
+    from decoder2vec.report.api import match_report
+    from decoder2vec.report.match_page import check_report_path
 
-    check_report(out)  # before the work is done, not after
+    check_report_path(out)  # before the work is done, not after
     choices = MatchChoices(weight=weight, aggregate=aggregate, top=top, standardise=standardise)
     sides = read_side(left), read_side(right)
     for side in sides:
@@ -58,7 +60,7 @@ def match(
             info(f"left out: {reason}")
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
     found = match_sides(*sides, model, choices, show_progress_bar=sys.stderr.isatty())
-    write_report(found, out)
+    match_report(found, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     _print(found)
     typer.echo(str(out))
 

@@ -54,9 +54,9 @@ def prune(
         depth = choose_depth(str(choice), backbone.n_layers, curve.minima)
     _write(backbone, depth, out, curve, {"model": model, "weights": backbone.identity, "asked": choice})
     if curve and plot:
-        from decoder2vec.report.analysis_figures import draw_curve
+        from decoder2vec.report.analysis_figures import draw_loss_curve
 
-        draw_curve(curve, out / "curve.png")
+        draw_loss_curve(curve, out / "curve.png")
     typer.echo(str(out))
 
 
