@@ -25,6 +25,7 @@ from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.cli.sweep import write_sweep
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.report.figures import COLOURS
 from decoder2vec.report.sweep_figures import describe_sweep_row, draw_sweep
 from decoder2vec.text.files import ScoredPairs
 
@@ -424,7 +425,7 @@ def test_the_picture_is_a_png_that_shows_something(full, tmp_path):
     seen = imread(tmp_path / "sweep.png")
     drawn = (seen[..., :3] < 0.9).any(axis=-1)
     assert 0.01 < drawn.mean() < 0.5
-    for colour in ("#d1495b", "#00798c", "#edae49"):  # the curves of last token, mean and weighted mean
+    for colour in (COLOURS[1], COLOURS[0], COLOURS[4]):  # the curves of last token, mean and weighted mean
         assert (np.abs(seen[..., :3] - to_rgb(colour)).max(axis=-1) < 0.05).sum() > 200
 
 

@@ -14,7 +14,7 @@ from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.report import figures as drawing
-from decoder2vec.report.analysis_figures import draw_intrinsic_dimension, draw_geometry
+from decoder2vec.report.analysis_figures import draw_geometry, draw_intrinsic_dimension
 
 TEXTS = [
     f"The {who} {does} {what}."
@@ -140,8 +140,8 @@ def test_files_without_such_pairs_are_refused(tmp_path, name, content, match):
 @pytest.fixture
 def figures(monkeypatch):
     found = []
-    save = drawing._save
-    monkeypatch.setattr(drawing, "_save", lambda figure, file: (found.append(figure), save(figure, file)))
+    save = drawing.save_png
+    monkeypatch.setattr(drawing, "save_png", lambda figure, file: (found.append(figure), save(figure, file)))
     return found
 
 
@@ -154,7 +154,7 @@ def test_one_curve_is_drawn_with_its_parts_and_gaps_where_it_is_undefined(curve,
     for axes, name in ((two_nn, "twonn"), (likelihood, "mle")):
         drawn = axes.lines[0].get_ydata()
         assert np.isnan(drawn[0]) and list(drawn[1:]) == [row[name] for row in rows[1:]]
-    assert [text.get_text() for text in parts.get_legend().get_texts()] == ["all points", "a half of them"]
+    assert [text.get_text() for text in parts.get_legend().get_texts()] == ["all points", "half of them"]
 
 
 def test_several_curves_share_one_figure_with_their_areas(curve, tmp_path, figures):

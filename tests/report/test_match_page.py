@@ -1,0 +1,72 @@
+"""The page of a matching: self-contained, every text escaped, bars by score, reasons folded."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from decoder2vec.errors import InputError, StorageError
+from decoder2vec.matching.match import MatchChoices, match_sides
+from decoder2vec.matching.sides import Document, Side
+from decoder2vec.report import match_report
+from toys.html_page import HOSTILE_TEXT, Page
+
+LEFT = Side("jobs", [Document("a", "Bake bread at night.", "Baker"), Document("b", HOSTILE_TEXT, HOSTILE_TEXT)])
+RIGHT = Side(
+    "resumes",
+    [Document("r1", "I bake bread."), Document("r2", f"Welder. {HOSTILE_TEXT}", fields={"name": HOSTILE_TEXT})],
+    [HOSTILE_TEXT],
+)
+
+
+class LetterCounts:
+    """An encoder whose vectors count letters."""
+
+    def encode(self, texts, **_):
+        return np.array([[text.lower().count(letter) for letter in "abdeginrtw"] for text in texts], float) + 0.1
+
+
+@pytest.fixture
+def matching():
+    return match_sides(LEFT, RIGHT, LetterCounts(), MatchChoices(top=2))
+
+
+def test_page_is_escaped_linked_and_without_script(matching, tmp_path):
+    page = Page(match_report(matching, tmp_path / "new" / "match.html", command="d2v match --left x"))
+    assert not {"script", "img", "iframe"} & set(page.tags)
+    assert page.text.count(HOSTILE_TEXT) >= 8
+    assert len(page.ids) == len(set(page.ids))
+    targets = [address[1:] for address in page.addresses if address != "data:,"]
+    assert {"left-0", "left-1", "pair-0-0", "pair-1-1"} <= set(targets) <= set(page.ids)
+    assert page.tags.count("details") == 4
+    assert "jobs matched with resumes" in page.text and "d2v match --left x" in page.text
+    assert page.policy.startswith("default-src 'none';") and "script-src" not in page.policy
+
+
+def test_bars_show_the_scores(matching, tmp_path):
+    source = Page(match_report(matching, tmp_path / "match.html")).source
+    bars = re.findall(r"--share: ([\d.]+)\".*?</span>([\d.]+)", source)
+    assert len(bars) == 8 and all(share == score for share, score in bars)
+
+
+@pytest.mark.parametrize("fusion", ["zscore", "rrf"])
+def test_bars_of_other_fusions_are_relative_to_the_best(fusion, tmp_path):
+    matching = match_sides(LEFT, RIGHT, LetterCounts(), MatchChoices(top=2, fusion=fusion))
+    shares = re.findall(r"--share: ([\d.]+)", Page(match_report(matching, tmp_path / "match.html")).source)
+    assert shares[0] == "1.000" and all(0 <= float(share) <= 1 for share in shares)
+
+
+def test_report_is_also_written_as_json(matching, tmp_path):
+    data = json.loads(match_report(matching, tmp_path / "match.json").read_text(encoding="utf-8"))
+    assert data == json.loads(json.dumps(matching.to_json()))
+
+
+def test_wrong_ending_and_unwritable_folder_are_refused(matching, tmp_path):
+    with pytest.raises(InputError, match=r"must end in \.html .* or \.json"):
+        match_report(matching, tmp_path / "match.pdf")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(StorageError, match=r"Cannot write to .*file"):
+        match_report(matching, tmp_path / "file" / "match.html")
