@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import decoder2vec.report
-from decoder2vec.errors import DataFileError
+from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.report import api
 from toys.evaluations import make_evaluation, write_evaluation
 
@@ -32,6 +32,8 @@ def test_package_is_callable_like_its_function(complete_run, tmp_path):
 
 
 def test_missing_path_is_refused(tmp_path):
+    with pytest.raises(InputError, match="give at least one file or folder"):
+        api.report([])
     with pytest.raises(DataFileError, match="absent is neither a file nor a folder"):
         api.report(tmp_path / "absent")
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from decoder2vec.errors import InputError
+
 if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
 
@@ -32,6 +34,7 @@ def report(
         notify: Called with sentences on what was found and what was left out.
 
     Raises:
+        InputError: There is no path.
         DataFileError: A path does not exist or holds nothing to report, or a file named in `paths` is damaged.
         StorageError: The folder cannot be written.
     """
@@ -43,6 +46,8 @@ def report(
 
     on_progress, notify = on_progress or (lambda *_: None), notify or (lambda _: None)
     sources = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if not sources:
+        raise InputError("There is nothing to report; give at least one file or folder.")
     folder = Path(out) if out is not None else (sources[0].parent if sources[0].is_file() else sources[0]) / "report"
     command = shlex.join(["d2v", "report", *map(str, sources), *(["--out", str(out)] if out is not None else [])])
     inputs = find_results(sources)

@@ -443,8 +443,8 @@ def _themed(style: str) -> str:
     style = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]*", r"font-size: \2", style)  # the same in older matplotlib
     style = style.replace("#000000", "currentColor").replace("#ffffff", "var(--paper)")
     style = style.replace("#b0b0b0", "var(--grid)")
-    for number, colour in enumerate(COLOURS[:6]):
-        style = style.replace(colour.lower(), f"var(--c{number})")
+    for index, colour in enumerate(COLOURS[:6]):
+        style = style.replace(colour.lower(), f"var(--c{index})")
     return style
 
 

@@ -155,14 +155,14 @@ def headlines(rows: Sequence[RankedEncoder]) -> list[tuple[str, str, str]]:
     best = candidates[0]
     tasks = "all tasks" if best.overall.complete else f"{best.overall.n_scored} of {best.overall.n_tasks} tasks"
     label = "best mean" if len(rows) > 1 else "mean"
-    found = [(label, best.name, f"{format_points(best.overall.value)} over {tasks}")]
+    facts = [(label, best.name, f"{format_points(best.overall.value)} over {tasks}")]
     for cost in known_costs(rows) if len(rows) > 1 else ():
         if priced := [row for row in candidates if cost in row.evaluation.cost]:
             sign = -1.0 if COSTS[cost] else 1.0
             cheapest = min(priced, key=lambda row: (sign * row.evaluation.cost[cost], -row.overall.value))
             value = f"{format_count(cheapest.evaluation.cost[cost])} {_COST_UNITS[cost]}"
-            found.append((_COST_RECORDS[cost], cheapest.name, f"{value}, mean {format_points(cheapest.overall.value)}"))
-    return found
+            facts.append((_COST_RECORDS[cost], cheapest.name, f"{value}, mean {format_points(cheapest.overall.value)}"))
+    return facts
 
 
 def front_sentences(rows: Sequence[RankedEncoder]) -> list[str]:

@@ -1,7 +1,7 @@
 """Find and read finished training runs from the JSON files that `d2v train` writes.
 
-An encoder folder holds `results.json` (the scores of all seeds) and `run.json` (the record of the best seed); a results
-file may also lie elsewhere, on its own.
+An encoder folder holds `results.json` (the scores of all seeds) and `run.json` (the record of the best seed). Result
+files may also be kept elsewhere, without an encoder.
 """
 
 from __future__ import annotations

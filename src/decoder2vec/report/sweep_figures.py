@@ -71,7 +71,7 @@ def draw_sweep(sweep: Sweep, file: Path, test: dict[str, Any] | None = None) -> 
             integer_ticks(axes.xaxis)
         lowest = min(row.spearman for row in sweep.rows)
         grid[0][0].set_ylim(max(lowest, -10.0) if lowest < 0 else 0.0, sweep.winner.spearman + 4)
-        legend_below(figure, grid[0][0], columns=6)
+        legend_below(figure, grid[0][0], columns=5)
 
 
 def _draw_sweep_panel(axes: Any, sweep: Sweep, attention: str, template: str) -> None:
@@ -129,7 +129,7 @@ def draw_heat_map(sweep: SavedSweep, file: Path) -> None:
 
 
 def _poolings_and_heads(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """The distinct poolings and heads, best first; a sum has the direction of the mean, so it is left out beside it."""
+    """The distinct poolings and heads, best first; without the sum if there is a mean, which has the same direction."""
     distinct = list(dict.fromkeys((row.pooling, row.head) for row in rows))
     poolings = {pooling for pooling, _ in distinct}
     return [(pooling, head) for pooling, head in distinct if pooling != "sum" or "mean" not in poolings]

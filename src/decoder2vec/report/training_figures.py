@@ -1,6 +1,6 @@
 """Figures of training runs: scores of all runs side by side, and layers, losses and errors of each run.
 
-Each `draw_*` function writes one figure and returns its headline: the main finding, which is also the title in the PNG.
+Each `draw_*` function writes one figure and returns its headline: the title in the PNG, a sentence above it in a page.
 """
 
 from __future__ import annotations
@@ -408,16 +408,18 @@ def _importance_panels(run: TrainingRun) -> list[_ImportancePanel]:
     layers = run.layers
     if layers is None or len(run.readings) < 2:
         return []
-    found = []
+    importance = []
     if codes := layers.codes.get("pearson"):
-        found.append(_ImportancePanel("codes alone; dashed: all layers", "Pearson x 100", codes, layers.all_readings))
+        importance.append(
+            _ImportancePanel("codes alone; dashed: all layers", "Pearson x 100", codes, layers.all_readings)
+        )
     if layers.without and layers.all_readings is not None:
         lost = [layers.all_readings - value for value in layers.without]
-        found.append(_ImportancePanel("lost without the layer", "points of Pearson", lost, 0.0))
+        importance.append(_ImportancePanel("lost without the layer", "points of Pearson", lost, 0.0))
     if layers.weights and run.head == "sum":
         equal = 1 / len(layers.weights)
-        found.append(_ImportancePanel("weight; dashed: all equal", "weight in the sum", layers.weights, equal))
-    return found
+        importance.append(_ImportancePanel("weight; dashed: all equal", "weight in the sum", layers.weights, equal))
+    return importance
 
 
 def _layer_scores(run: TrainingRun) -> LayerScores:
