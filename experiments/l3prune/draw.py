@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
-from decoder2vec.report.figures import COLOURS, QUIET, legend_below, panels
+from decoder2vec.report.figures import COLOURS, GREY, legend_below, panels
 
 NAMES = ("full", *(f"remove_{percent}" for percent in range(10, 100, 10)), "large", "small")
 SHOWN = {
@@ -75,7 +75,7 @@ def draw(points: list[Point], file: Path) -> None:
     with panels(file, title, 1, 3, (10.5, 3.9), sharey=True) as (figure, grid):
         for axes, (field, label) in zip(grid[0], sides, strict=True):
             line = sorted((getattr(point, field), point.quality) for point in points)
-            axes.plot(*zip(*line, strict=True), color=QUIET, linewidth=0.8, zorder=1)
+            axes.plot(*zip(*line, strict=True), color=GREY, linewidth=0.8, zorder=1)
             seen = set()
             for point in points:
                 said, marker, colour = SHOWN.get(point.name, EVERY_TENTH)

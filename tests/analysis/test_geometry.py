@@ -14,7 +14,7 @@ from decoder2vec.analysis.layer_embeddings import LayerEmbeddings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.report import figures as figures_module
-from decoder2vec.report.analysis_figures import draw_dimension, draw_geometry
+from decoder2vec.report.analysis_figures import draw_geometry, draw_intrinsic_dimension
 from toys.docstrings import run_examples
 
 TEXTS = [
@@ -160,13 +160,13 @@ def test_files_without_positive_pairs_are_refused(tmp_path, name, content, match
 def figures(monkeypatch):
     """The figures that a test has drawn."""
     drawn = []
-    save = figures_module._save
-    monkeypatch.setattr(figures_module, "_save", lambda figure, file: (drawn.append(figure), save(figure, file)))
+    save = figures_module.save_png
+    monkeypatch.setattr(figures_module, "save_png", lambda figure, file: (drawn.append(figure), save(figure, file)))
     return drawn
 
 
 def test_curve_is_drawn_with_subsamples_and_gaps(curve, tmp_path, figures):
-    draw_dimension([curve], tmp_path / "id.png")
+    draw_intrinsic_dimension([curve], tmp_path / "id.png")
     with Image.open(tmp_path / "id.png") as image:
         assert image.format == "PNG"
     two_nn, likelihood, subsamples = figures[0].axes
@@ -174,11 +174,11 @@ def test_curve_is_drawn_with_subsamples_and_gaps(curve, tmp_path, figures):
     for axes, name in ((two_nn, "twonn"), (likelihood, "mle")):
         drawn = axes.lines[0].get_ydata()
         assert np.isnan(drawn[0]) and list(drawn[1:]) == [row[name] for row in rows[1:]]
-    assert [text.get_text() for text in subsamples.get_legend().get_texts()] == ["all points", "a half of them"]
+    assert [text.get_text() for text in subsamples.get_legend().get_texts()] == ["all points", "half of them"]
 
 
 def test_several_curves_are_drawn_with_their_areas(curve, tmp_path, figures):
-    draw_dimension([curve, {**curve, "encoder": "_other"}, {**curve, "label": "third"}], tmp_path / "id.png")
+    draw_intrinsic_dimension([curve, {**curve, "encoder": "_other"}, {**curve, "label": "third"}], tmp_path / "id.png")
     names = [text.get_text().strip() for text in figures[0].legends[0].get_texts()]
     assert names == ["tiny", "_other", "third"]
     assert [tick.get_text() for tick in figures[0].axes[2].get_yticklabels()] == names
@@ -187,7 +187,7 @@ def test_several_curves_are_drawn_with_their_areas(curve, tmp_path, figures):
 
 def test_curve_without_area_is_drawn(curve, tmp_path):
     without_area = {**curve, "area": dict.fromkeys(curve["area"])}
-    draw_dimension([without_area, without_area], tmp_path / "id.png")
+    draw_intrinsic_dimension([without_area, without_area], tmp_path / "id.png")
     assert (tmp_path / "id.png").stat().st_size > 0
 
 

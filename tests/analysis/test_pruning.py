@@ -25,7 +25,7 @@ from decoder2vec.analysis.pruning import (
 )
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError
-from decoder2vec.report.analysis_figures import draw_curve
+from decoder2vec.report.analysis_figures import draw_loss_curve
 from decoder2vec.text.files import Triplets
 from toys.command import d2v
 from toys.contrast import toy_examples
@@ -155,7 +155,7 @@ def test_every_shape_of_curve_is_drawn(losses, tmp_path):
 
     by_batch = np.array([losses, [loss + 0.5 for loss in losses]], np.float64)
     parameters = tuple(range(100, 100 + len(losses)))
-    draw_curve(LossCurve("m", "w", "causal", "toy", PLAN, 8, by_batch, parameters), tmp_path / "curve.png")
+    draw_loss_curve(LossCurve("m", "w", "causal", "toy", PLAN, 8, by_batch, parameters), tmp_path / "curve.png")
     with Image.open(tmp_path / "curve.png") as image:
         assert image.width > 600 and len(image.convert("RGB").getcolors(10_000)) > 3
 

@@ -1,4 +1,4 @@
-"""`d2v report` on encoders that were really trained, and `d2v similarity --explain` with them."""
+"""`d2v report` and `d2v similarity --explain` on encoders trained in the test."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ PAIR = ("A dog waits.", "The cat waits there.")
 # report
 
 
-def test_report_on_an_encoder_writes_page_and_figures_into_it(trained, tmp_path):
+def test_report_on_an_encoder_is_written_into_its_folder(trained, tmp_path):
     folder = shutil.copytree(trained("step5", pretrain="autoencoder", head="mlp", loss="mse"), tmp_path / "mine")
     result = d2v("report", folder)
     assert result.exit_code == 0
     assert result.stdout.strip() == str(folder / "report" / "index.html")
-    assert "1 run(s): step5" in result.stderr
+    assert "1 run: step5" in result.stderr
     names = {file.stem for file in (folder / "report").glob("*.png")}
-    own = {f"step5-{name}" for name in ("layers", "autoencoders", "worth", "training", "errors")}
-    assert names == {"ladder", "examples", "parameters", *own}
+    of_run = {f"step5-{name}" for name in ("layers", "autoencoders", "worth", "training", "errors")}
+    assert names == {"ladder", "examples", "parameters", *of_run}
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert "Not shown" not in page
     assert f"{results['mean']['dev']['dev']['spearman']:.2f} ± " in page
-    assert Encoder.from_pretrained(folder, device="cpu").dim  # a report inside does not disturb the encoder
+    assert Encoder.from_pretrained(folder, device="cpu").dim  # the report in its folder does not break the encoder
 
 
-def test_report_on_a_folder_of_encoders_and_on_files_of_results(trained, tmp_path):
+def test_report_on_encoder_folders_and_result_files(trained, tmp_path):
     runs, results = tmp_path / "runs", tmp_path / "results"
     results.mkdir()
     for name, settings in (("step0", {"widths": (0,), "loss": "none", "head": "each"}), ("sum", {"head": "sum"})):
         shutil.copytree(trained(name, **settings), runs / "freeze" / name)
         shutil.copy(trained(name, **settings) / "results.json", results / f"{name}.json")
-    assert "2 run(s): step0, sum" in d2v("report", runs, "--out", tmp_path / "one").stderr
+    assert "2 runs: step0, sum" in d2v("report", runs, "--out", tmp_path / "one").stderr
     page = (tmp_path / "one" / "index.html").read_text(encoding="utf-8")
-    assert "this encoder reads one place only" in page and "nothing was trained in this run" in page
+    assert "this encoder has only one reading" in page and "nothing was trained in this run" in page
     assert not (runs / "report").exists()
 
-    assert "2 run(s): step0, sum" in d2v("report", results, "--out", tmp_path / "two").stderr
+    assert "2 runs: step0, sum" in d2v("report", results, "--out", tmp_path / "two").stderr
     assert {file.stem for file in (tmp_path / "two").glob("*.png")} == {"ladder", "sum-training"}
 
 
-def test_report_without_a_run_says_what_to_give(mistake, tmp_path):
+def test_report_without_results_names_what_to_give(mistake, tmp_path):
     (tmp_path / "empty").mkdir()
-    for place in ("absent", "empty"):
-        assert re.match(rf"error: .*{place}.*give an encoder made by `d2v train`", mistake("report", tmp_path / place))
+    for name in ("absent", "empty"):
+        assert re.match(rf"error: .*{name}.*give an encoder made by `d2v train`", mistake("report", tmp_path / name))
     assert list((tmp_path / "empty").iterdir()) == []
 
 
@@ -63,27 +63,27 @@ def test_report_names_a_damaged_file(mistake, trained, tmp_path):
     assert re.match(r"error: .*run\.json holds no JSON", mistake("report", folder))
 
 
-def test_report_that_cannot_be_written_is_told(mistake, trained, tmp_path):
+def test_report_into_an_unwritable_folder_is_an_error(mistake, trained, tmp_path):
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    said = mistake("report", trained("sum", head="sum"), "--out", tmp_path / "file" / "below")
-    assert re.match(r"error: Cannot write to .*below: Not a directory; choose another folder: --out", said)
+    message = mistake("report", trained("sum", head="sum"), "--out", tmp_path / "file" / "below")
+    assert re.match(r"error: Cannot write to .*below: Not a directory; choose another folder: --out", message)
 
 
-def test_report_on_evaluations_sets_them_side_by_side(trained, tmp_path):
+def test_report_on_evaluations_compares_them(trained, tmp_path):
     for name, quality in (("a", 0.7), ("b", 1.3)):
         write_evaluation(tmp_path / "evals", *make_evaluation(name, quality, tasks={"scifact": "retrieval"}))
     folder = shutil.copytree(trained("sum", head="sum"), tmp_path / "mine")
     result = d2v("report", tmp_path / "evals", folder)
     assert result.exit_code == 0
-    place = tmp_path / "evals" / "report"
-    assert result.stdout.strip() == str(place / "index.html")
-    assert "2 encoder(s), 1 training run(s)" in result.stderr
-    assert "b is better than a" in (place / "report.md").read_text(encoding="utf-8")
-    page = (place / "index.html").read_text(encoding="utf-8")
+    out = tmp_path / "evals" / "report"
+    assert result.stdout.strip() == str(out / "index.html")
+    assert "2 encoders, 1 training run" in result.stderr
+    assert "b is better than a" in (out / "report.md").read_text(encoding="utf-8")
+    page = (out / "index.html").read_text(encoding="utf-8")
     assert "b is better than a" in page and 'id="training"' in page
 
 
-def test_report_on_one_file_writes_beside_it_and_tells_what_it_left_out(mistake, tmp_path):
+def test_report_on_a_file_lists_damaged_files_next_to_it(mistake, tmp_path):
     file = write_evaluation(tmp_path / "evals", *make_evaluation("a", tasks={"scifact": "retrieval"}))
     assert d2v("report", file).stdout.strip() == str(tmp_path / "evals" / "report" / "index.html")
     (tmp_path / "evals" / "bad.json").write_text("{", encoding="utf-8")
@@ -96,9 +96,9 @@ def test_report_on_one_file_writes_beside_it_and_tells_what_it_left_out(mistake,
 
 
 @pytest.mark.parametrize("head", ["sum", "mlp"])
-def test_similarity_explains_what_each_layer_says(head, trained):
+def test_similarity_explains_the_contribution_of_layers(head, trained):
     folder = trained(f"explain-{head}", head=head)
-    plain, explained = (d2v("similarity", *PAIR, "-e", folder, *more) for more in ([], ["--explain"]))
+    plain, explained = (d2v("similarity", *PAIR, "-e", folder, *flags) for flags in ([], ["--explain"]))
     expected = Encoder.from_pretrained(folder, device="cpu").explain(*PAIR)
     assert plain.stdout == f"{expected.similarity:.4f}\n"
     first, *table, last = explained.stdout.strip().splitlines()
@@ -107,9 +107,9 @@ def test_similarity_explains_what_each_layer_says(head, trained):
     rows = re.findall(r"(layer \d, \w+)\s+(-?\d\.\d{4})\s+([+-]\d\.\d{4})", "\n".join(table))
     assert [name for name, *_ in rows] == [str(reading) for reading in expected.readings]
     assert [float(cosine) for _, cosine, _ in rows] == pytest.approx(expected.cosines, abs=1e-4)
-    assert [float(part) for *_, part in rows] == pytest.approx(expected.contributions, abs=1e-4)
+    assert [float(value) for *_, value in rows] == pytest.approx(expected.contributions, abs=1e-4)
     if head == "sum":
-        assert sum(float(part) for *_, part in rows) == pytest.approx(float(first), abs=1e-3)
+        assert sum(float(value) for *_, value in rows) == pytest.approx(float(first), abs=1e-3)
 
 
 def test_similarity_draws_the_explanation(trained, tmp_path):
@@ -121,7 +121,7 @@ def test_similarity_draws_the_explanation(trained, tmp_path):
         assert image.format == "PNG"
 
 
-def test_similarity_that_cannot_be_explained_or_drawn_is_told(mistake, trained, tmp_path):
+def test_similarity_that_cannot_be_explained_is_an_error(mistake, trained, tmp_path):
     assert "train one: `d2v train`" in mistake("similarity", *PAIR, "-e", "tiny-llama", "--explain")
     assert "must end in .png" in mistake("similarity", *PAIR, "-e", "tiny-llama", "--plot", tmp_path / "why.pdf")
     (tmp_path / "file").write_text("x", encoding="utf-8")

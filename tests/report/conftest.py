@@ -1,4 +1,4 @@
-"""Shared by the tests of reports: one thread, and training runs on disk."""
+"""Fixtures of the report tests: one thread, and training runs on disk."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from decoder2vec.backbone.machine import quiet_transformers
+from decoder2vec.report import figures
 from toys.runs import make_record, make_results
 
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """Several threads only wait for each other on models so small; and no remarks about missing kernels."""
+    """More threads only slow such small models down; and no remarks about missing kernels."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with quiet_transformers():
@@ -23,10 +24,10 @@ def one_thread():
 
 @pytest.fixture
 def write_run(tmp_path):
-    """write_run(place, record, results) -> an encoder folder under tmp_path; a part that is None is left out."""
+    """write_run(path, record, results) -> an encoder folder under tmp_path; files that are None are left out."""
 
-    def write(place, record, results):
-        folder = tmp_path / place
+    def write(path, record, results):
+        folder = tmp_path / path
         folder.mkdir(parents=True)
         for name, document in (("encoder.json", {"head": None}), ("run.json", record), ("results.json", results)):
             if document is not None:
@@ -37,6 +38,15 @@ def write_run(tmp_path):
 
 
 @pytest.fixture
-def a_run(write_run):
-    """a_run(place, name) -> the folder of a complete run."""
-    return lambda place, name="step5": write_run(place, make_record(name), make_results(name))
+def complete_run(write_run):
+    """complete_run(path, name) -> the folder of a run with all files."""
+    return lambda path, name="step5": write_run(path, make_record(name), make_results(name))
+
+
+@pytest.fixture
+def saved_figures(monkeypatch):
+    """The matplotlib figures saved so far."""
+    saved = []
+    save_png = figures.save_png
+    monkeypatch.setattr(figures, "save_png", lambda figure, file: (saved.append(figure), save_png(figure, file)))
+    return saved

@@ -1,72 +1,87 @@
-"""The report of a match: a complete, escaped page that loads nothing, or the same as JSON."""
+"""The page of a matching: self-contained, every text escaped, bars by score, reasons folded."""
+
+from __future__ import annotations
 
 import json
-from html.parser import HTMLParser
+import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from decoder2vec.errors import InputError
+from decoder2vec.errors import InputError, StorageError
 from decoder2vec.matching.match import MatchConfig, match_sides
 from decoder2vec.matching.sides import Side, SideDocument
-from decoder2vec.report.match_page import page, write_report
-from toys.sides import JOBS, RESUMES, LetterEncoder
+from decoder2vec.report import match_report
+from toys.html_page import HOSTILE_TEXT, Page
+
+LEFT = Side("jobs", [SideDocument("a", "Bake bread at night.", "Baker"), SideDocument("b", HOSTILE_TEXT, HOSTILE_TEXT)])
+RIGHT = Side(
+    "resumes",
+    [SideDocument("r1", "I bake bread."), SideDocument("r2", f"Welder. {HOSTILE_TEXT}", fields={"name": HOSTILE_TEXT})],
+    [HOSTILE_TEXT],
+)
 
 
-class PageOutline(HTMLParser):
-    """Tags, ids, links and texts of a page; asserts that every tag is closed."""
+class LetterCounts:
+    """An encoder whose vectors count letters."""
 
-    def __init__(self):
-        super().__init__()
-        self.open, self.ids, self.links, self.tags, self.texts = [], [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        attributes = dict(attrs)
-        self.tags.append(tag)
-        self.ids += [attributes["id"]] if "id" in attributes else []
-        self.links += [attributes[name] for name in ("href", "src") if name in attributes]
-        if tag not in ("meta",):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
+    def encode(self, texts, **_):
+        return np.array([[text.lower().count(letter) for letter in "abdeginrtw"] for text in texts], float) + 0.1
 
 
-def test_page_is_complete_escaped_and_loads_nothing(tmp_path):
-    matching = match_sides(JOBS, RESUMES, LetterEncoder(), MatchConfig(top=3))
-    file = write_report(matching, tmp_path / "new" / "report.html")
-    outline = PageOutline()
-    outline.feed(file.read_text("utf-8"))
-    assert outline.open == []
-    assert len(outline.ids) == len(set(outline.ids))
-    assert all(link.startswith("#") and link[1:] in outline.ids for link in outline.links)
-    assert not {"script", "img", "link", "iframe", "b"} & set(outline.tags)
-    text = " ".join(outline.texts)
-    assert "Ann <b>Loaf</b>" in text and "gas pipelines & tanks" in text and "r5.txt: no text in it." in text
-    assert 'lang="en"' in file.read_text("utf-8") and "<caption>" in file.read_text("utf-8")
+@pytest.fixture
+def matching():
+    return match_sides(LEFT, RIGHT, LetterCounts(), MatchConfig(top=2))
 
 
-def test_page_shows_contributions_of_layers():
-    class ExplainingEncoder(LetterEncoder):
-        def explain(self, a, b):
-            return SimpleNamespace(readings=["layer 3"], contributions=[len(a) - len(b)])
+def test_page_is_escaped_linked_and_without_script(matching, tmp_path):
+    page = Page(match_report(matching, tmp_path / "new" / "match.html", command="d2v match --left x"))
+    assert not {"script", "img", "iframe"} & set(page.tags)
+    assert page.text.count(HOSTILE_TEXT) >= 8
+    assert len(page.ids) == len(set(page.ids))
+    targets = [address[1:] for address in page.addresses if address != "data:,"]
+    assert {"left-0", "left-1", "pair-0-0", "pair-1-1"} <= set(targets) <= set(page.ids)
+    assert page.tags.count("details") == 4
+    assert "jobs matched with resumes" in page.text and "d2v match --left x" in page.text
+    assert page.policy.startswith("default-src 'none';") and "script-src" not in page.policy
 
-    assert "layer 3" in page(match_sides(JOBS, RESUMES, ExplainingEncoder(), MatchConfig(top=1)))
+
+def test_bars_show_the_scores(matching, tmp_path):
+    source = Page(match_report(matching, tmp_path / "match.html")).source
+    bars = re.findall(r"--share: ([\d.]+)\".*?</span>([\d.]+)", source)
+    assert len(bars) == 8 and all(share == score for share, score in bars)
 
 
-def test_report_as_json_names_documents_by_id(tmp_path):
-    matching = match_sides(JOBS, RESUMES, LetterEncoder(), MatchConfig(top=3))
-    data = json.loads(write_report(matching, tmp_path / "report.json").read_text("utf-8"))
-    first = data["for_left"][1][0]
-    assert (first["left"], first["right"]) == ("w", "r2")
-    assert "gas" in first["reasons"]["terms"]["matched"]
-    with pytest.raises(InputError, match=r"\.html"):
-        write_report(matching, tmp_path / "report.docx")
+@pytest.mark.parametrize("fusion", ["zscore", "rrf"])
+def test_bars_of_other_fusions_are_relative_to_the_best(fusion, tmp_path):
+    matching = match_sides(LEFT, RIGHT, LetterCounts(), MatchConfig(top=2, fusion=fusion))
+    shares = re.findall(r"--share: ([\d.]+)", Page(match_report(matching, tmp_path / "match.html")).source)
+    assert shares[0] == "1.000" and all(0 <= float(share) <= 1 for share in shares)
+
+
+def test_report_is_also_written_as_json(matching, tmp_path):
+    data = json.loads(match_report(matching, tmp_path / "match.json").read_text(encoding="utf-8"))
+    assert data == json.loads(json.dumps(matching.to_json()))
+
+
+def test_wrong_ending_and_unwritable_folder_are_refused(matching, tmp_path):
+    with pytest.raises(InputError, match=r"must end in \.html .* or \.json"):
+        match_report(matching, tmp_path / "match.pdf")
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(StorageError, match=r"Cannot write to .*file"):
+        match_report(matching, tmp_path / "file" / "match.html")
 
 
 def test_lone_surrogate_does_not_break_the_report(tmp_path):
     odd = Side("odd", [SideDocument("x", "Bread \ud83d.")])
-    assert "Bread" in write_report(match_sides(odd, odd, LetterEncoder()), tmp_path / "r.html").read_text("utf-8")
+    assert "Bread" in Page(match_report(match_sides(odd, odd, LetterCounts()), tmp_path / "match.html")).text
+
+
+def test_page_shows_contributions_of_layers(tmp_path):
+    class ExplainingEncoder(LetterCounts):
+        def explain(self, a, b):
+            return SimpleNamespace(readings=["layer 3"], contributions=[len(a) - len(b)])
+
+    matching = match_sides(LEFT, RIGHT, ExplainingEncoder(), MatchConfig(top=1))
+    assert "layer 3" in Page(match_report(matching, tmp_path / "match.html")).text

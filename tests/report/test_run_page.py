@@ -1,4 +1,4 @@
-"""The page: everything inside, every text escaped, what is missing said."""
+"""The page of training runs: self-contained, every text escaped, missing data reported."""
 
 from __future__ import annotations
 
@@ -8,74 +8,84 @@ import re
 import pytest
 
 from decoder2vec.errors import StorageError
-from decoder2vec.report.run_page import write_report
+from decoder2vec.report.run_page import write_run_page
 from decoder2vec.report.runs import find_runs
-from toys.html_page import EVIL, Page
+from toys.html_page import HOSTILE_TEXT, Page
 from toys.runs import make_record, make_results
 
 
-def written(folder, tmp_path):
-    return Page(write_report(find_runs(folder), tmp_path / "out"))
+def write_page(folder, tmp_path):
+    return Page(write_run_page(find_runs(folder), tmp_path / "out"))
 
 
-def test_the_page_of_one_run_holds_everything_it_needs(a_run, tmp_path):
-    page = written(a_run("step5"), tmp_path)
-    assert page.tags.count("img") == 8 and page.tags.count("table") == 5
+def test_page_of_one_run_is_complete_and_self_contained(complete_run, tmp_path):
+    page = write_page(complete_run("step5"), tmp_path)
+    assert page.tags.count("svg") == 8 and page.tags.count("table") == 5
     assert len(list((tmp_path / "out").glob("*.png"))) == 8
-    assert "Report on step5" in page.text
+    assert "Training run step5" in page.text
     assert "80.50 ± 0.71" in page.text and "71.50 ± 0.71" in page.text
-    assert "equal texts" in page.text and "what one hopes for" in page.text
+    assert "equal texts" in page.text and "expected 1 close to 1 close to 0" in page.text
     assert "2 of 199 pairs of test also stand in the training data" in page.text
-    assert "mean distance from people 0.60 0.40" in page.text  # |.9-.5|, |.1-.9|; |.9-.2|, |.1-.2|
+    assert "mean absolute error 0.60 0.40" in page.text  # |.9-.5|, |.1-.9|; |.9-.2|, |.1-.2|
     assert "-0.70" in page.text  # the worst pair
+    assert "raw cosine best at layer 4 (Pearson 60.5), trained codes best at layer 4 (Pearson 65.5)" in page.text
     assert "Not shown" not in page.text
 
-    # and it needs nothing beside it
-    assert page.addresses and all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    source = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
-    assert not re.search(r"https?://|url\(|@import|<script|<link", source)
-    assert 'name="viewport"' in source and "color-scheme: light" in source
+    assert page.addresses and all(address.startswith(("#", "data:")) for address in page.addresses)
+    assert not re.search(r"https?://(?!www\.w3\.org/)|url\((?!#)|@import", page.source)
+    assert page.policy.startswith("default-src 'none';") and "script" not in page.tags  # one run: nothing to sort
+    assert 'name="viewport"' in page.source and "color-scheme: light dark" in page.source
+
+
+def test_ids_are_unique_and_links_lead_to_them(complete_run, tmp_path):
+    complete_run("runs/a", "a"), complete_run("runs/b", "b")
+    page = write_page(tmp_path / "runs", tmp_path)
+    assert len(page.ids) == len(set(page.ids))
+    targets = [address[1:] for address in page.addresses if address.startswith("#")]
+    assert {"overview", "run-0", "run-1"} <= set(targets) <= set(page.ids)
 
 
 def test_every_text_is_escaped(write_run, tmp_path):
-    record, results = make_record(EVIL), make_results(EVIL)
-    record["errors"]["worst"][0]["left"] = record["examples"][0]["left"] = EVIL
-    record["errors"]["data"] = record["layers"]["data"] = EVIL
-    results["command"] = results["backbone"]["name"] = results["notes"][0] = EVIL
-    results["seeds"][0]["dev"][EVIL] = {"spearman": 1.0, "pearson": 2.0}
-    results["seeds"][0]["checks"][EVIL] = 0.5
-    page = written(write_run("it", record, results), tmp_path)
+    record, results = make_record(HOSTILE_TEXT), make_results(HOSTILE_TEXT)
+    record["errors"]["worst"][0]["left"] = record["examples"][0]["left"] = HOSTILE_TEXT
+    record["errors"]["data"] = record["layers"]["data"] = HOSTILE_TEXT
+    results["command"] = results["backbone"]["name"] = results["notes"][0] = HOSTILE_TEXT
+    results["seeds"][0]["dev"][HOSTILE_TEXT] = {"spearman": 1.0, "pearson": 2.0}
+    results["seeds"][0]["checks"][HOSTILE_TEXT] = 0.5
+    page = write_page(write_run("it", record, results), tmp_path)
     assert "script" not in page.tags
-    assert page.text.count(EVIL) >= 8
+    assert page.text.count(HOSTILE_TEXT) >= 8
 
 
-def test_a_run_without_a_record_says_what_is_missing(tmp_path):
+def test_run_without_a_record_lists_missing_figures(tmp_path):
     (tmp_path / "step2.json").write_text(json.dumps(make_results("step2", pretrain=False)), encoding="utf-8")
-    page = written(tmp_path, tmp_path)
-    assert page.tags.count("img") == 2  # ladder and training
-    for title in ("Correlation of each layer", "Errors", "What each layer is worth"):
-        assert f"{title}: it is kept in the encoder's run.json, which is not here." in page.text
-    assert "Loss of the autoencoders: this run did not pre-train autoencoders." in page.text
-    assert "Trained parameters: they are counted in run.json, which no run here has." in page.text
+    page = write_page(tmp_path, tmp_path)
+    assert page.tags.count("svg") == 2  # scores and training
+    for title in ("Correlation of each layer", "Error distribution", "Importance of each layer"):
+        assert f"{title}: it needs the encoder's run.json, which is missing." in page.text
+    assert "Reconstruction error of the autoencoders: this run did not pre-train autoencoders." in page.text
+    assert "Trained parameters: their number is in run.json, which none of these runs has." in page.text
 
 
-def test_many_runs_are_folded(tmp_path):
+def test_many_runs_are_folded_and_sortable(tmp_path):
     (tmp_path / "runs").mkdir()
     for name in ("step0", "step1", "step2", "other"):
         results = make_results(name, pretrain=False)
         for seed in results["seeds"]:
             del seed["notes"]
         (tmp_path / "runs" / f"{name}.json").write_text(json.dumps(results), encoding="utf-8")
-    heard = []
-    page = Page(write_report(find_runs(tmp_path / "runs"), tmp_path / "out", on_progress=heard.append))
-    assert page.tags.count("details") == 4 and "Report on 4 runs" in page.text
-    assert heard == ["step0", "step1", "step2", "other"]
+    progress = []
+    runs = find_runs(tmp_path / "runs")
+    page = Page(write_run_page(runs, tmp_path / "out", on_progress=lambda *part: progress.append(part)))
+    assert page.tags.count("details") == 4 and "4 training runs" in page.text
+    assert page.tags.count("script") == 1
+    assert progress == [("step0", 4), ("step1", 4), ("step2", 4), ("other", 4)]
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_drawn(a_run, tmp_path, monkeypatch):
-    runs = find_runs(a_run("step5"))
+def test_unwritable_folder_fails_before_anything_is_drawn(complete_run, tmp_path, monkeypatch):
+    runs = find_runs(complete_run("step5"))
     (tmp_path / "taken").write_text("x", encoding="utf-8")
     monkeypatch.setattr("decoder2vec.report.run_page.draw_overview", lambda *_: pytest.fail("drawn"))
-    for place in (tmp_path / "taken", tmp_path / "taken" / "below"):
+    for folder in (tmp_path / "taken", tmp_path / "taken" / "below"):
         with pytest.raises(StorageError, match=r"Cannot write to .*taken.*--out"):
-            write_report(runs, place)
+            write_run_page(runs, folder)

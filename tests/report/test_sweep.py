@@ -15,8 +15,9 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.report import sweep as sweep_module
+from decoder2vec.report.figures import COLOURS
 from decoder2vec.report.sweep import sweep, write_sweep
-from decoder2vec.report.sweep_figures import describe, draw_sweep
+from decoder2vec.report.sweep_figures import describe_sweep_row, draw_sweep
 from toys.command import d2v
 from toys.docstrings import run_examples
 from toys.sweeps import MANY, PAIRS, SMALL, TEST, scipy_correlations, unique_texts
@@ -194,7 +195,7 @@ def test_figure_is_a_png_with_visible_curves(model, fresh_store, tmp_path):
     pixels = imread(tmp_path / "sweep.png")
     drawn = (pixels[..., :3] < 0.9).any(axis=-1)
     assert 0.01 < drawn.mean() < 0.5
-    for colour in ("#d1495b", "#00798c", "#edae49"):  # the curves of last token, mean and weighted mean
+    for colour in (COLOURS[1], COLOURS[0], COLOURS[4]):  # the curves of last token, mean and weighted mean
         assert (np.abs(pixels[..., :3] - to_rgb(colour)).max(axis=-1) < 0.05).sum() > 200
 
 
@@ -213,4 +214,4 @@ def test_small_sweep_has_a_figure(model, fresh_store, tmp_path, heads):
 )
 def test_row_is_described_in_words(head, words):
     row = SweepRow("plain", "causal", 3, True, "max", head, 1.0, 1.0)
-    assert describe(row) == f"plain, causal, layer 3 normed, {words}"
+    assert describe_sweep_row(row) == f"plain, causal, layer 3 normed, {words}"

@@ -1,4 +1,4 @@
-"""Documents as `d2v eval --tasks --json`, `d2v sweep` and `d2v analyze id` write them, with numbers of our own."""
+"""Toy files of `d2v eval --tasks --json`, `d2v sweep` and `d2v analyze id`."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ COUNTS = {"sts": 200, "retrieval": 100, "pair_classification": 200, "clustering"
 
 
 def make_items(task, kind, quality, seed=0):
-    """The items of a task (the same for every encoder) as an encoder of some quality sees them."""
+    """Per-item results of an encoder of some quality; the items of a task are the same for every encoder."""
     shared = np.random.default_rng(len(task))
-    own = np.random.default_rng([seed, len(task)])
+    private = np.random.default_rng([seed, len(task)])
     count = COUNTS[kind]
     if kind in ("sts", "pair_classification"):
         gold = shared.integers(0, 6, count) if kind == "sts" else shared.integers(0, 2, count)
-        noise = own.normal(0, 1, count) * gold.std() / quality
+        noise = private.normal(0, 1, count) * gold.std() / quality
         return {"predicted": np.round(gold + noise, 6).tolist(), "gold": gold.tolist()}
-    hard = shared.uniform(0, 0.5, count)
-    return {"values": np.clip(1 - hard / quality + own.normal(0, 0.05, count), 0, 1).round(6).tolist()}
+    difficulty = shared.uniform(0, 0.5, count)
+    return {"values": np.clip(1 - difficulty / quality + private.normal(0, 0.05, count), 0, 1).round(6).tolist()}
 
 
 def score_of(kind, items):
-    """The score in points, by other people's functions."""
+    """The score in points, by scipy and scikit-learn."""
     if kind == "sts":
         return 100 * stats.spearmanr(items["predicted"], items["gold"]).statistic
     if kind == "pair_classification":
@@ -43,7 +43,7 @@ def score_of(kind, items):
 
 
 def make_evaluation(name="mine", quality=1.0, seed=0, tasks=KINDS, flags=()):
-    """An evaluation and its items."""
+    """An evaluation and its per-item results."""
     items = {task: make_items(task, kind, quality, seed) for task, kind in tasks.items()}
     scores = {}
     for task, kind in tasks.items():
@@ -77,7 +77,7 @@ def make_evaluation(name="mine", quality=1.0, seed=0, tasks=KINDS, flags=()):
 
 
 def write_evaluation(folder, document, items, stem=None):
-    """Both files in a folder; the evaluation's path."""
+    """Write both files into a folder and return the path of the evaluation."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = stem or document["encoder"]["name"]
     file = folder / f"{stem}.json"

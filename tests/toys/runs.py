@@ -1,4 +1,4 @@
-"""Documents as `d2v train` writes them, with numbers of our own."""
+"""Toy files of `d2v train`: run.json and results.json."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def make_record(name="step5", sources="one", depth=4):
         },
         "parameters": {"trained": 1_200_000, "backbone": 134_000_000, "percent": 0.9},
         "examples": [{**pair, "paper": 0.5}, {**pair, "left": "Another.", "truth": 0.1, "paper": 0.9}],
-        "errors": {"data": "stsb-test", "all": [round(float(e), 4) for e in errors], "worst": [pair]},
+        "errors": {"data": "stsb-test", "all": [round(float(error), 4) for error in errors], "worst": [pair]},
         "recipe": "freeze",
         "name": name,
     }

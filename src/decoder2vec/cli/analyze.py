@@ -43,7 +43,7 @@ def intrinsic_dimension(
 ) -> None:
     """Intrinsic dimension of every layer: TwoNN and maximum likelihood with intervals, and the area of the curve."""
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, measure_dimension
-    from decoder2vec.report.analysis_figures import draw_dimension
+    from decoder2vec.report.analysis_figures import draw_intrinsic_dimension
 
     check_output_file(plot, ".png")
     with labelled_bars() as advance:
@@ -63,7 +63,7 @@ def intrinsic_dimension(
     curves = document.get("encoders", [document])
     info(f"wrote {out}")
     if plot:
-        draw_dimension(curves, plot)
+        draw_intrinsic_dimension(curves, plot)
         info(f"wrote {plot}")
     _print_dimension(curves, document.get("differences", []))
 

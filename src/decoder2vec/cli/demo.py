@@ -60,14 +60,15 @@ def _model() -> str:
 def _print_curve(result: Sweep) -> None:
     """The winner's prompt and pooling over all layers, as a row of bars."""
     from decoder2vec.analysis.sweep import layer_curve
-    from decoder2vec.report.sweep_figures import describe
+    from decoder2vec.report.sweep_figures import describe_sweep_row
 
     best = result.winner
     settings = {"template": best.template, "attention": best.attention, "pooling": best.pooling, "head": best.head}
     points = layer_curve(result.rows, **settings)
     top = max(points.values())
     bars = "".join("▁▂▃▄▅▆▇█"[max(0, min(7, int(8 * value / top)))] for value in points.values())
-    typer.echo(f"Best: {describe(best)}, Spearman {best.spearman:.1f}. Its curve over layers 0 to {max(points)}:")
+    reading = describe_sweep_row(best)
+    typer.echo(f"Best: {reading}, Spearman {best.spearman:.1f}. Its curve over layers 0 to {max(points)}:")
     typer.echo(f"  {bars}  ({min(points.values()):.0f} to {top:.0f})")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,9 +43,10 @@ def match(
 ) -> None:
     """Match two sides, such as jobs and resumes, in both directions; nothing leaves this machine."""
     from decoder2vec.matching.match import match as match_documents
-    from decoder2vec.report.match_page import check_report, write_report
+    from decoder2vec.report.api import match_report
+    from decoder2vec.report.match_page import check_report_path
 
-    check_report(out)  # before the work, not after it
+    check_report_path(out)  # before the work, not after it
     options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
     matching = match_documents(
         left,
@@ -59,7 +61,7 @@ def match(
     )
     for reason in (*matching.left.skipped, *matching.right.skipped):
         info(f"left out: {reason}")
-    write_report(matching, out)
+    match_report(matching, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     _print_best(matching)
     typer.echo(str(out))
 

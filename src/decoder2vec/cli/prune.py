@@ -61,9 +61,9 @@ def prune(
     if result.cut:
         info(f"kept {result.cut}")
     if result.curve and plot:
-        from decoder2vec.report.analysis_figures import draw_curve
+        from decoder2vec.report.analysis_figures import draw_loss_curve
 
-        draw_curve(result.curve, out / "curve.png")
+        draw_loss_curve(result.curve, out / "curve.png")
     typer.echo(str(out))
 
 

@@ -1,9 +1,10 @@
-"""Is A really better than B? Every two encoders, on each family of tasks and on all of them."""
+"""Paired bootstrap differences between any two encoders, for each task family and over all tasks."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,138 +19,158 @@ from decoder2vec.maths.bootstrap import (
     resample,
     spearman_scorer,
 )
-from decoder2vec.report.html import signed
-from decoder2vec.report.result_files import Evaluation, Items
-from decoder2vec.report.standings import families
+from decoder2vec.report.figures import format_signed
+from decoder2vec.report.ranking import tasks_by_family
+from decoder2vec.report.result_files import Evaluation, ItemResults
 
 OVERALL = "overall"
-_CLOSE = 0.1
-"""Points by which a score may differ from the one its items give: it was rounded."""
-_FEW = 5
-"""Fewer items than these say nothing about what other items would give."""
+_TOLERANCE = 0.1
+"""Points by which a rounded score may differ from the score of its items."""
+_MIN_ITEMS = 5
+"""Fewer items do not predict results on other items."""
+
+
+class _Resampled(NamedTuple):
+    """The score of one encoder on one task, in points, and its scores on the bootstrap samples."""
+
+    group: int
+    """Encoders of one group have results on the same items."""
+    score: float
+    samples: Floats
 
 
 class Differences:
-    """The differences between encoders, by their numbers in the list given."""
+    """The differences between encoders, which are referred to by their index in the list given.
+
+    Args:
+        evaluations: The encoders.
+        on_progress: Called with the name of each task when it is resampled.
+    """
 
     def __init__(
         self, evaluations: Sequence[Evaluation], on_progress: Callable[[str], object] = lambda _: None
     ) -> None:
-        self._families = families(evaluations)
+        self._families = tasks_by_family(evaluations)
         self.notes: list[str] = []
-        """Which scores could not be drawn again, and why."""
-        self._drawn: dict[str, dict[int, tuple[int, float, Floats]]] = {}
-        """By task and encoder: which encoders have the same items, the score, and the scores of the draws."""
+        """Which scores could not be resampled, and why."""
+        self._resampled: dict[str, dict[int, _Resampled]] = {}
+        """By task and encoder."""
         for names in self._families.values():
             for name in names:
-                self._drawn[name] = self._draw(name, evaluations)
+                self._resampled[name] = self._resample(name, evaluations)
                 on_progress(name)
 
-    def between(self, one: int, other: int, family: str = OVERALL) -> Difference | None:
-        """How much encoder `one` is above `other` on the tasks both have; None where nothing can be compared."""
-        chosen = [family] if family != OVERALL else list(self._families)
-        parts = [part for part in (self._family(one, other, name) for name in chosen) if part]
-        if not parts:
+    def between(self, a: int, b: int, family: str = OVERALL) -> Difference | None:
+        """The score of encoder `a` minus that of `b` on the tasks both have; None if there is no common task."""
+        families = [family] if family != OVERALL else list(self._families)
+        pairs = [pair for pair in (self._family_difference(a, b, name) for name in families) if pair]
+        if not pairs:
             return None
-        return difference(float(np.mean([value for value, _ in parts])), np.mean([drawn for _, drawn in parts], axis=0))
+        value = float(np.mean([value for value, _ in pairs]))
+        return difference(value, np.mean([samples for _, samples in pairs], axis=0))
 
-    def tasks(self, one: int, other: int, family: str = OVERALL) -> list[str]:
-        """The tasks that a difference is taken over."""
-        chosen = self._families if family == OVERALL else {family: self._families[family]}
-        return [name for names in chosen.values() for name in names if self._same_items(one, other, name)]
+    def tasks(self, a: int, b: int, family: str = OVERALL) -> list[str]:
+        """The tasks that the difference between two encoders is computed over."""
+        families = self._families if family == OVERALL else {family: self._families[family]}
+        return [name for names in families.values() for name in names if self._same_items(a, b, name)]
 
-    def _same_items(self, one: int, other: int, task: str) -> bool:
-        drawn = self._drawn[task]
-        return one in drawn and other in drawn and drawn[one][0] == drawn[other][0]
+    def _same_items(self, a: int, b: int, task: str) -> bool:
+        scores = self._resampled[task]
+        return a in scores and b in scores and scores[a].group == scores[b].group
 
-    def _family(self, one: int, other: int, family: str) -> tuple[float, Floats] | None:
-        """The mean over the tasks of a family: the difference and its draws. Tasks are drawn one by one."""
-        drawn = [self._drawn[name] for name in self.tasks(one, other, family)]
-        if not drawn:
+    def _family_difference(self, a: int, b: int, family: str) -> tuple[float, Floats] | None:
+        """The mean difference over the tasks of a family, and that of the samples; tasks are resampled separately."""
+        tasks = [self._resampled[name] for name in self.tasks(a, b, family)]
+        if not tasks:
             return None
-        values = [task[one][1] - task[other][1] for task in drawn]
-        return float(np.mean(values)), np.mean([task[one][2] - task[other][2] for task in drawn], axis=0)
+        value = float(np.mean([scores[a].score - scores[b].score for scores in tasks]))
+        return value, np.mean([scores[a].samples - scores[b].samples for scores in tasks], axis=0)
 
-    def _draw(self, task: str, evaluations: Sequence[Evaluation]) -> dict[int, tuple[int, float, Floats]]:
-        found: dict[int, tuple[int, float, Floats]] = {}
-        for group, members in enumerate(self._with_equal_items(task, evaluations)):
-            items = [_items(evaluations[number], task) for number in members]
-            family = evaluations[members[0]].tasks[task].family
-            score, size = _score(items, family), len(items[0].values)
-            observed, drawn = resample(score, size, samples=SAMPLES, seed=zlib.crc32(task.encode()))
-            for row, number in enumerate(members):
-                if scale := _scale(float(observed[row]), evaluations[number].tasks[task].score):
-                    found[number] = group, scale * float(observed[row]), scale * drawn[row]
+    def _resample(self, task: str, evaluations: Sequence[Evaluation]) -> dict[int, _Resampled]:
+        resampled: dict[int, _Resampled] = {}
+        for group, members in enumerate(self._groups_with_equal_items(task, evaluations)):
+            items = [_items(evaluations[index], task) for index in members]
+            score = _score_function(items, evaluations[members[0]].tasks[task].family)
+            seed = zlib.crc32(task.encode())
+            observed, samples = resample(score, len(items[0].values), samples=SAMPLES, seed=seed)
+            for row, index in enumerate(members):
+                if scale := _scale(float(observed[row]), evaluations[index].tasks[task].score):
+                    resampled[index] = _Resampled(group, scale * float(observed[row]), scale * samples[row])
                 else:
                     self.notes.append(
-                        f"{evaluations[number].name}: the items of {task} do not give its score, so they are not used."
+                        f"{evaluations[index].name}: the per-item results of {task} do not give its score, "
+                        "so they are not used."
                     )
-        return found
+        return resampled
 
-    def _with_equal_items(self, task: str, evaluations: Sequence[Evaluation]) -> list[list[int]]:
-        """The encoders that have items of a task, those with the same ones together."""
+    def _groups_with_equal_items(self, task: str, evaluations: Sequence[Evaluation]) -> list[list[int]]:
+        """Indices of the encoders with per-item results of a task, grouped by equal items."""
         groups: list[list[int]] = []
-        for number, one in enumerate(evaluations):
-            if task not in one.tasks or not np.isfinite(one.tasks[task].score):
+        for index, evaluation in enumerate(evaluations):
+            if task not in evaluation.tasks or not np.isfinite(evaluation.tasks[task].score):
                 continue
-            own = one.tasks[task].items
-            if own is None or (why := _trouble(own)):
-                why = "no results of single items" if own is None else why
-                self.notes.append(f"{one.name}: {why} for {task}, so it is not compared there.")
+            items = evaluation.tasks[task].items
+            problem = _problem(items)
+            if items is None or problem:
+                self.notes.append(f"{evaluation.name}: {problem} for {task}, so it is not compared on that task.")
                 continue
-            same = (group for group in groups if _alike(_items(evaluations[group[0]], task), own))
-            if (group := next(same, None)) is None:
-                groups.append([number])
+            matching = (group for group in groups if _equal_items(_items(evaluations[group[0]], task), items))
+            if (group := next(matching, None)) is None:
+                groups.append([index])
             else:
-                group.append(number)
+                group.append(index)
         if len(groups) > 1:
-            self.notes.append(f"{task}: {len(groups)} different files of it were used; only equal ones are compared.")
+            self.notes.append(
+                f"{task}: {len(groups)} different versions of its data were used; "
+                "only encoders with the same version are compared."
+            )
         return groups
 
 
-def _trouble(items: Items) -> str:
+def describe_difference(result: Difference | None, a: str, b: str) -> str:
+    """The difference between encoders `a` and `b` as a sentence."""
+    if result is None:
+        return f"{a} and {b} cannot be compared: they have no common task with per-item results."
+    if result.value == result.low == result.high == 0:
+        return f"{a} and {b} score the same."
+    p = f"p\u00a0=\u00a0{result.p:.3f}"  # not broken over two lines, like the interval
+    interval = f"[{result.low:.1f},\u00a0{result.high:.1f}]"
+    if not result.significant:
+        return f"No significant difference between {a} and {b}: {format_signed(result.value)} points {interval}, {p}."
+    if result.value < 0:
+        a, b, interval = b, a, f"[{-result.high:.1f},\u00a0{-result.low:.1f}]"
+    return f"{a} is better than {b} by {abs(result.value):.1f} points {interval}, {p}."
+
+
+def _problem(items: ItemResults | None) -> str:
+    """Why per-item results cannot be resampled, or an empty string."""
+    if items is None:
+        return "no per-item results"
     if not items.usable:
-        return "items that are not numbers"
-    return f"only {len(items.values)} items" if len(items.values) < _FEW else ""
+        return "per-item results that are not finite"
+    return f"only {len(items.values)} items" if len(items.values) < _MIN_ITEMS else ""
 
 
-def _items(one: Evaluation, task: str) -> Items:
-    items = one.tasks[task].items
+def _items(evaluation: Evaluation, task: str) -> ItemResults:
+    items = evaluation.tasks[task].items
     assert items is not None
     return items
 
 
-def _alike(one: Items, other: Items) -> bool:
-    """Are these results of the same items, as far as can be seen: as many of them, with the same human scores?"""
-    if one.gold is None or other.gold is None:
-        return one.gold is other.gold and len(one.values) == len(other.values)
-    return np.array_equal(one.gold, other.gold)
+def _equal_items(a: ItemResults, b: ItemResults) -> bool:
+    """Whether both are results on the same items, judged by their count and human scores."""
+    if a.gold is None or b.gold is None:
+        return a.gold is b.gold and len(a.values) == len(b.values)
+    return np.array_equal(a.gold, b.gold)
 
 
-def _score(items: Sequence[Items], family: str) -> Scorer:
-    values, gold = np.stack([own.values for own in items]), items[0].gold
+def _score_function(items: Sequence[ItemResults], family: str) -> Scorer:
+    values, gold = np.stack([result.values for result in items]), items[0].gold
     if gold is None:
         return mean_scorer(values)
     return spearman_scorer(values, gold) if family == "sts" else average_precision_scorer(values, gold)
 
 
 def _scale(observed: float, score: float) -> float | None:
-    """What turns the score of the items into the points of the file; None if nothing does."""
-    return next((scale for scale in (100.0, 1.0) if abs(scale * observed - score) <= _CLOSE), None)
-
-
-def said(found: Difference | None, one: str, other: str) -> str:
-    """A difference as a sentence."""
-    if found is None:
-        return f"{one} and {other} cannot be compared: they share no task with results of single items."
-    if found.value == found.low == found.high == 0:
-        return f"{one} and {other} score the same."
-    interval, chance = f"[{found.low:.1f}, {found.high:.1f}]", f"p\u00a0=\u00a0{found.p:.3f}"  # on one line
-    if not found.significant:
-        return (
-            f"No difference between {one} and {other} that this data can show: "
-            f"{signed(found.value)} points {interval}, {chance}."
-        )
-    if found.value < 0:
-        one, other, interval = other, one, f"[{-found.high:.1f}, {-found.low:.1f}]"
-    return f"{one} is better than {other} by {abs(found.value):.1f} points {interval}, {chance}."
+    """The factor from the score of the items to the points of the file; None if neither 100 nor 1 fits."""
+    return next((scale for scale in (100.0, 1.0) if abs(scale * observed - score) <= _TOLERANCE), None)

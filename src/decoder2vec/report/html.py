@@ -1,236 +1,470 @@
-"""Tables before they are HTML or markdown."""
+"""The HTML page system of all reports: page shell, stylesheet, sorting script and building blocks.
+
+Text becomes HTML in one place, `tag`: a plain string is escaped, an `Html` string is inserted unchanged. A page holds
+everything it shows and loads nothing, works without JavaScript, and follows the reader's light or dark theme.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
-from collections.abc import Iterable, Sequence
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
-from decoder2vec.report.figures import COLOURS
-from decoder2vec.report.training_figures import Picture
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What stands in a cell: words, the number it is sorted by, small print, and how it is marked."""
-
-    text: str
-    value: float | None = None
-    """None: always below those that have one."""
-    small: str = ""
-    mark: str = ""
-    """best, near (no difference from the best is shown), partial, up, down, even, or nothing."""
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table; the column of number `names` names the rows."""
-
-    caption: str
-    heads: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    names: int = 0
-    sortable: bool = False
-
-
-def points(value: float) -> str:
-    """A score as people read it."""
-    return f"{value:.1f}" if math.isfinite(value) else "not a number"
-
-
-def amount(value: float) -> str:
-    """A count as people read it: 134 M, 1,234."""
-    for size, unit in ((1e9, " G"), (1e6, " M")):
-        if value >= size:
-            return f"{value / size:.3g}{unit}" if value < 100 * size else f"{value / size:,.0f}{unit}"
-    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def signed(value: float) -> str:
-    """A difference as people read it: nothing has no sign."""
-    return "0.0" if abs(value) < 0.05 else f"{value:+.1f}"
-
+from decoder2vec.errors import StorageError
+from decoder2vec.report.figures import COLOURS, Figure
+from decoder2vec.storage import atomic_file
+from decoder2vec.version import __version__
 
 STYLE = """
-:root { color-scheme: light dark; --paper: #fdfdfc; --ink: #1d1f21; --soft: #5c6166; --line: #dcdedb; --wash: #f3f4f1;
-  --accent: #0b5c8e; --good: #0a6b4b; --bad: #a33c00; --good-wash: #e3f2ec; --bad-wash: #fbeade;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #b57d00; --c5: #2f8fc7; }
-@media (prefers-color-scheme: dark) { :root { --paper: #16181a; --ink: #e6e6e3; --soft: #a2a8ad; --line: #34383c;
-  --wash: #1e2124; --accent: #7cc0ea; --good: #6fd3ae; --bad: #f5a26b; --good-wash: #17332a; --bad-wash: #3a2417;
-  --c0: #5ab4e8; --c1: #f08a45; --c2: #3cc79f; --c3: #e0a3c4; --c4: #e8b03d; --c5: #8fd0f2; } }
+:root { color-scheme: light dark; --paper: #fdfdfc; --ink: #1d1f21; --muted: #5c6166; --line: #dcdedb;
+  --wash: #f3f4f1; --accent: #0b5c8e; --good: #0a6b4b; --bad: #a33c00; --good-wash: #e3f2ec; --bad-wash: #fbeade;
+  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #b57d00; --c5: #2f8fc7; --grid: #b0b0b0; }
+@media screen and (prefers-color-scheme: dark) { :root { --paper: #16181a; --ink: #e6e6e3; --muted: #a2a8ad;
+  --line: #34383c; --wash: #1e2124; --accent: #7cc0ea; --good: #6fd3ae; --bad: #f5a26b; --good-wash: #17332a;
+  --bad-wash: #3a2417; --c0: #5ab4e8; --c1: #f08a45; --c2: #3cc79f; --c3: #e0a3c4; --c4: #e8b03d; --c5: #8fd0f2;
+  --grid: #7a8086; } }
 * { box-sizing: border-box; }
 html { scroll-behavior: smooth; -webkit-text-size-adjust: 100%; }
-body { margin: 0 auto; max-width: 80rem; padding: 2.5rem 1.5rem 5rem; background: var(--paper); color: var(--ink);
+body { margin: 0 auto; max-width: 82rem; padding: 2rem 1.5rem 3rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif;
   overflow-wrap: break-word; font-kerning: normal; }
 h1, h2, h3 { line-height: 1.2; text-wrap: balance; letter-spacing: -.012em; }
-h1 { font-size: clamp(1.7rem, 4vw, 2.3rem); margin: 0 0 .6rem; }
-h2 { font-size: 1.4rem; margin: 3.2rem 0 .6rem; padding-top: 1.3rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1.05rem; margin: 2rem 0 .4rem; }
-p, ul, ol { max-width: 68ch; margin: .5rem 0 .9rem; }
+h1 { font-size: clamp(1.7rem, 4vw, 2.3rem); margin: .3rem 0 .6rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.4rem; margin: 3rem 0 .6rem; padding-top: 1.3rem; border-top: 1px solid var(--line); }
+h3 { font-size: 1.08rem; margin: 2rem 0 .4rem; }
+h2, h3, summary { overflow-wrap: anywhere; }
+p, ul, ol { max-width: 72ch; margin: .5rem 0 .9rem; }
 li { margin: .25rem 0; }
 p, li, figcaption { text-wrap: pretty; }
 a { color: var(--accent); text-underline-offset: .15em; }
-nav { display: flex; flex-wrap: wrap; gap: .2rem 1.3rem; font-size: .92rem; margin: 1.2rem 0 0; }
 :focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 2px; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; margin: 1.6rem 0 0; }
+.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
+.skip { position: absolute; left: -99rem; }
+.skip:focus { left: 1rem; top: 1rem; padding: .3rem .7rem; background: var(--paper); }
+.brand { margin: 0; color: var(--muted); font-size: .88rem; }
+.brand strong { color: var(--accent); font-weight: 650; }
+.brand strong::before { content: ""; display: inline-block; width: .62em; height: .62em; margin-right: .5em;
+  border-radius: .16em; background: var(--accent); }
+nav { display: flex; flex-wrap: wrap; gap: .2rem 1.3rem; font-size: .92rem; margin: 1.3rem 0 0; }
+footer { margin-top: 3.5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
+footer p { margin: .2rem 0; max-width: none; }
+.muted, figcaption, footer { color: var(--muted); font-size: .88rem; max-width: 75ch; }
+footer { max-width: none; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; margin: 1.5rem 0 0; }
 .cards div { background: var(--wash); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem .95rem; }
-.cards dt { color: var(--soft); font-size: .82rem; }
+.cards dt { color: var(--muted); font-size: .82rem; }
 .cards dd { margin: 0; overflow-wrap: anywhere; }
 .cards dd:nth-of-type(1) { font-weight: 650; line-height: 1.35; }
-.cards dd:nth-of-type(2) { color: var(--soft); font-size: .88rem; font-variant-numeric: tabular-nums; }
-.wide { overflow-x: auto; margin: .7rem 0 1.2rem; }
-table { border-collapse: collapse; font-size: .9rem; line-height: 1.35; }
-caption { text-align: left; color: var(--soft); font-size: .86rem; padding: 0 0 .5rem; }
-th, td { padding: .42rem .62rem .42rem .5rem; text-align: right; vertical-align: top;
+.cards dd:nth-of-type(2) { color: var(--muted); font-size: .88rem; font-variant-numeric: tabular-nums; }
+.columns { columns: 17rem; column-gap: 2rem; max-width: none; padding-left: 1.2rem; }
+.columns li { break-inside: avoid; margin: 0 0 .45rem; }
+.chips { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem; padding: 0; margin: .3rem 0 .9rem; }
+.chips li { margin: 0; padding: .05rem .6rem; border: 1px solid var(--line); border-radius: 1rem; font-size: .86rem;
+  background: var(--wash); }
+.chips.absent li { border-style: dashed; background: none; color: var(--muted); }
+.label { margin: .9rem 0 .3rem; font-size: .9rem; font-weight: 600; }
+.wide { overflow-x: auto; margin: .8rem 0 1.4rem; }
+table { border-collapse: collapse; width: max-content; font-size: .9rem; line-height: 1.35; }
+caption { text-align: left; color: var(--muted); font-size: .86rem; padding: 0 0 .45rem; }
+caption strong { color: var(--ink); font-size: .92rem; font-weight: 650; margin-right: .6em; }
+th, td { padding: .42rem .85rem .42rem .3rem; text-align: right; vertical-align: top;
   border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 400; }
 th:first-child, td:first-child { padding-left: .25rem; }
-thead th, .training tr:first-child > th { font-weight: 600; border-bottom: 2px solid var(--line);
-  vertical-align: bottom; white-space: normal; }
-th.name, td.name, .training th, .training td { text-align: left; white-space: normal; }
-th.name { min-width: 10rem; max-width: 26rem; overflow-wrap: anywhere; }
-.training td.number, .training th.number { text-align: right; white-space: nowrap; }
+thead th { font-weight: 600; border-bottom: 2px solid var(--line); vertical-align: bottom; white-space: normal;
+  max-width: 8.5rem; }
+th.name, th.text, td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+th.name { min-width: 8rem; max-width: min(17rem, 60vw); }
+.texts th.name, td.text { max-width: min(30rem, 70vw); }
 tbody tr:hover { background: var(--wash); }
-small { display: block; color: var(--soft); font-size: .78rem; font-weight: 400; }
+tfoot th, tfoot td { color: var(--muted); border-bottom: 0; }
+small { display: block; color: var(--muted); font-size: .78rem; font-weight: 400; }
 .best { font-weight: 700; color: var(--accent); }
-.near { position: relative; }
-.near::after { content: "≈"; color: var(--soft); position: absolute; right: -.05rem; }
-.partial { color: var(--soft); font-style: italic; }
-.up { background: var(--good-wash); color: var(--good); font-weight: 650; }
-.down { background: var(--bad-wash); color: var(--bad); font-weight: 650; }
-.even { color: var(--soft); }
+.tied { position: relative; }
+.tied::after { content: "≈"; color: var(--muted); position: absolute; right: .15rem; }
+.partial { color: var(--muted); font-style: italic; }
+.higher { background: var(--good-wash); color: var(--good); font-weight: 650; }
+.lower { background: var(--bad-wash); color: var(--bad); font-weight: 650; }
+.even { color: var(--muted); }
+.bar { display: inline-block; width: 4.5rem; height: .5rem; margin-right: .6rem; border-radius: .25rem;
+  background: var(--line); overflow: hidden; print-color-adjust: exact; }
+.bar::before { content: ""; display: block; height: 100%; width: calc(100% * var(--share)); background: var(--accent); }
 th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
-  text-align: inherit; }
-th button { position: relative; }
-th button::after { content: "↕"; color: var(--soft); font-weight: 400; position: absolute; bottom: 0;
-  right: -.75em; }
-th[aria-sort="ascending"] button::after { content: "↑"; }
-th[aria-sort="descending"] button::after { content: "↓"; }
-figure { margin: 1.2rem 0 1.8rem; }
-figure svg { display: block; width: 100%; height: auto; min-width: 36rem; }
+  text-align: inherit; position: relative; }
+th button::after { content: "↕"; color: var(--muted); font-weight: 400; position: absolute; bottom: 0;
+  right: -.85em; }
+th[aria-sort="ascending"] button::after { content: "↑"; color: var(--accent); }
+th[aria-sort="descending"] button::after { content: "↓"; color: var(--accent); }
+figure { margin: 1.2rem 0 2rem; }
+figure svg { display: block; width: 100%; height: auto; min-width: 34rem; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figure svg text { font-family: inherit; }
-figure img { display: block; max-width: 100%; min-width: 34rem; height: auto; background: #fff; border-radius: .4rem; }
-figcaption, .about { color: var(--soft); font-size: .88rem; max-width: 75ch; }
-details { margin: .5rem 0; }
-summary { cursor: pointer; font-weight: 600; padding: .35rem 0; }
+figure p { margin: .2rem 0 .4rem; }
+figure .wide { margin: .5rem 0; }
+details { border: 1px solid var(--line); border-radius: .5rem; margin: .8rem 0; padding: 0 .95rem; }
+details + details { border-top-left-radius: 0; border-top-right-radius: 0; margin-top: -1px; }
+details:has(+ details) { border-bottom-left-radius: 0; border-bottom-right-radius: 0; margin-bottom: 0; }
+details > .wide { margin: .3rem 0 1rem; }
+summary { cursor: pointer; font-weight: 600; padding: .42rem 0; }
+summary:hover { color: var(--accent); }
 code { font-size: .84rem; overflow-wrap: anywhere; font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
-@media (max-width: 40rem) { body { padding: 1.2rem 1rem 3rem; } }
+@media (max-width: 40rem) { body { padding: 1.2rem 1rem 2rem; } }
 @media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
-@media print { nav, th button::after { display: none; } details > * { display: block; } }
+@media print { body { max-width: none; padding: 0; font-size: .85rem; } nav, .skip, th button::after { display: none; }
+  .wide { overflow: visible; } figure, tr, .cards div { break-inside: avoid; } h2, h3, summary { break-after: avoid; }
+  details > * { display: block; } details::details-content { content-visibility: visible; block-size: auto; } }
 """
 
 SCRIPT = """
 for (const table of document.querySelectorAll("table.sortable")) {
-  const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
-  heads.forEach((head, column) => {
+  const headings = [...table.tHead.rows[0].cells], body = table.tBodies[0];
+  headings.forEach((heading, column) => {
     const button = document.createElement("button");
     button.type = "button";
-    button.append(...head.childNodes);
-    head.append(button);
+    button.append(...heading.childNodes);
+    heading.append(button);
     button.addEventListener("click", () => {
-      const words = head.classList.contains("name") || column === 0;
-      const before = head.getAttribute("aria-sort");
-      const up = before ? before === "descending" : words;
-      const keyed = [...body.rows].map(row => {
+      const byText = heading.classList.contains("name");
+      const previous = heading.getAttribute("aria-sort");
+      const ascending = previous ? previous === "descending" : byText || column === 0;
+      const rows = [...body.rows].map(row => {
         const cell = row.cells[column];
-        return [cell.dataset.value === undefined ? null : Number(cell.dataset.value), cell.textContent, row];
+        const value = cell.dataset.value === undefined ? null : Number(cell.dataset.value);
+        return {row, text: cell.textContent, value};
       });
-      keyed.sort(([a, x], [b, y]) => {
-        if (words && column !== 0) return up ? x.localeCompare(y) : y.localeCompare(x);
-        if (a === null || b === null) return (a === null) - (b === null);
-        return up ? a - b : b - a;
+      rows.sort((a, b) => {
+        if (byText) return ascending ? a.text.localeCompare(b.text) : b.text.localeCompare(a.text);
+        if (a.value === null || b.value === null) return (a.value === null) - (b.value === null);
+        return ascending ? a.value - b.value : b.value - a.value;
       });
-      heads.forEach(other => other.removeAttribute("aria-sort"));
-      head.setAttribute("aria-sort", up ? "ascending" : "descending");
-      body.append(...keyed.map(([, , row]) => row));
+      headings.forEach(other => other.removeAttribute("aria-sort"));
+      heading.setAttribute("aria-sort", ascending ? "ascending" : "descending");
+      body.append(...rows.map(({row}) => row));
     });
   });
 }
 """
+_VOID_TAGS = ("meta", "link")
 
 
-def whole_page(title: str, body: str) -> str:
-    """A page that may load nothing and run nothing but its own script: the browser itself sees to that."""
-    own = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{own}'"
-    head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="icon" href="data:,"><title>{escape(title)}</title><style>{STYLE}</style>'
+class Html(str):
+    """A string that already is HTML. Every other string is escaped when it enters a page."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell."""
+
+    text: str
+    value: float | None = None
+    """Sort key; cells without one always come last."""
+    small: str = ""
+    """A second line in small print."""
+    mark: str = ""
+    """best, tied (no significant difference from the best), partial, higher, lower, even, or nothing."""
+    link: str = ""
+    """Where the text links to, such as `#left-3`."""
+    bar: float | None = None
+    """Length of a bar before the text, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table. One column names the rows, some may hold long texts, all others hold numbers."""
+
+    title: str
+    caption: str
+    """What the numbers are, after the title."""
+    headings: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    name_column: int = 0
+    """Index of the column that names the rows."""
+    text_columns: Collection[int] = ()
+    """Indices of columns that hold long texts."""
+    footer: Sequence[Cell] = ()
+    """A last row, set apart from the others."""
+    sortable: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page with a heading that the page's navigation links to; left out if the body is empty."""
+
+    id: str
+    title: str
+    body: Html
+
+
+def tag(name: str, /, *content: str, **attributes: str | float | bool | None) -> Html:
+    """An HTML element; every text in it is escaped here.
+
+    Args:
+        name: Name of the element.
+        content: Its children: plain strings are escaped, `Html` is inserted unchanged.
+        attributes: Its attributes. Underscores become hyphens, and one at the end is dropped (`class_`). None and
+            False leave the attribute out, True writes it without a value.
+    """
+    shown = "".join(_attribute(key, value) for key, value in attributes.items())
+    return Html(f"<{name}{shown}>" if name in _VOID_TAGS else f"<{name}{shown}>{join(*content)}</{name}>")
+
+
+def _attribute(key: str, value: str | float | bool | None) -> str:
+    name = key.rstrip("_").replace("_", "-")
+    if value is None or value is False:
+        return ""
+    return f" {name}" if value is True else f' {name}="{escape(str(value))}"'
+
+
+def join(*parts: str) -> Html:
+    """The parts one after another: plain strings are escaped, `Html` is inserted unchanged."""
+    return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
+
+
+def page(
+    title: str,
+    sections: Iterable[Section],
+    *,
+    kind: str,
+    summary: str = "",
+    cards: Iterable[tuple[str, str, str]] = (),
+    command: str = "",
+) -> str:
+    """A whole page. Its content security policy lets the browser load nothing and run only our own script.
+
+    Args:
+        title: Heading of the page.
+        sections: Parts of the page, in order; those without a body are left out.
+        kind: What the page is, such as `matching`; shown above the title.
+        summary: Text below the title.
+        cards: Key facts as label, name and detail.
+        command: The command that makes the page, for the footer.
+    """
+    shown = [section for section in sections if section.body]
+    links = [tag("a", section.title, href=f"#{section.id}") for section in shown]
+    header = tag(
+        "header",
+        tag("p", tag("strong", "decoder2vec"), f" {kind}", class_="brand"),
+        tag("h1", title),
+        paragraph(summary),
+        _cards(cards),
+        tag("nav", *links, aria_label="Sections") if len(links) > 1 else Html(),
     )
-    script = f"<script>{SCRIPT}</script>"
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n{script}\n</body>\n</html>\n'
-
-
-def table(shown: Table) -> str:
-    """A table with a caption and heads that a screen reader can follow."""
-    heads = "".join(
-        f'<th scope="col"{_kind("name" if number == shown.names else "")}>{escape(head)}</th>'
-        for number, head in enumerate(shown.heads)
+    main = tag("main", *map(_section, shown), id="main")
+    skip_link = tag("a", "Skip to the content", class_="skip", href="#main")
+    body = join(skip_link, Html("\n"), header, Html("\n"), main, Html("\n"), _footer(command))
+    scripts = '<table class="sortable' in body
+    if scripts:
+        body = join(body, Html("\n"), tag("script", Html(SCRIPT)))
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=_content_security_policy(scripts)),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("link", rel="icon", href="data:,"),  # or browsers request /favicon.ico
+        tag("title", title),
+        tag("style", Html(STYLE)),
     )
-    body = "\n".join(f"<tr>{''.join(_cell(c, n == shown.names) for n, c in enumerate(row))}</tr>" for row in shown.rows)
-    kind = ' class="sortable"' if shown.sortable and len(shown.rows) > 1 else ""
-    return (
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(shown.caption)}"><table{kind}>'
-        f"<caption>{escape(shown.caption)}</caption>"
-        f"<thead><tr>{heads}</tr></thead>\n<tbody>{body}</tbody></table></div>"
+    document = join(Html("<!DOCTYPE html>\n"), tag("html", head, Html("\n"), tag("body", body), lang="en"), Html("\n"))
+    return document.encode("utf-8", "replace").decode("utf-8")  # JSON may hold half a surrogate pair, UTF-8 cannot
+
+
+def _content_security_policy(scripts: bool) -> str:
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    if scripts:
+        digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
+        policy += f"; script-src 'sha256-{digest}'"
+    return policy
+
+
+def _section(section: Section) -> Html:
+    heading = tag("h2", section.title, id=section.id)
+    return join(tag("section", heading, Html("\n"), section.body, aria_labelledby=section.id), Html("\n"))
+
+
+def _cards(cards: Iterable[tuple[str, str, str]]) -> Html:
+    shown = [
+        tag("div", tag("dt", label), tag("dd", name), tag("dd", detail) if detail else Html())
+        for label, name, detail in cards
+    ]
+    return tag("dl", *shown, class_="cards") if shown else Html()
+
+
+def _footer(command: str) -> Html:
+    made_by = tag("p", f"Made by decoder2vec {__version__}.")
+    return tag("footer", made_by, tag("p", tag("code", command)) if command else Html())
+
+
+def paragraph(*content: str, muted: bool = False) -> Html:
+    """A paragraph, or nothing if it has no content."""
+    return tag("p", *content, class_="muted" if muted else None) if any(content) else Html()
+
+
+def code(text: str) -> Html:
+    """A command or a name in a monospaced font."""
+    return tag("code", text)
+
+
+def link(text: str, target: str) -> Html:
+    """A link to an element of the page by its id."""
+    return tag("a", text, href=f"#{target}")
+
+
+def subsection(title: str, *content: str, id: str | None = None) -> Html:
+    """A part of a section under a smaller heading; nothing if it has no content."""
+    return tag("section", tag("h3", title), Html("\n"), *content, id=id) if any(content) else Html()
+
+
+def bullets(lines: Iterable[str], *, columns: bool = False) -> Html:
+    """A bullet list, or nothing; short lines can be set in columns."""
+    items = [tag("li", line) for line in lines]
+    return tag("ul", *items, class_="columns" if columns else None) if items else Html()
+
+
+def chips(label: str, terms: Sequence[str], *, absent: bool = False) -> Html:
+    """A labelled row of terms; `absent` draws them as missing."""
+    if not terms:
+        return paragraph(f"{label}: none.", muted=True)
+    items = [tag("li", term) for term in terms]
+    return join(tag("p", label, class_="label"), tag("ul", *items, class_="chips absent" if absent else "chips"))
+
+
+def folded(title: str, *content: str, is_open: bool = False, id: str | None = None) -> Html:
+    """A part that opens and closes by a click on its title; nothing if it has no content."""
+    if not any(content):
+        return Html()
+    return join(tag("details", tag("summary", title), Html("\n"), *content, id=id, open=is_open), Html("\n"))
+
+
+def table(data: Table, *, with_title: bool = True) -> Html:
+    """A table that a screen reader can follow, or nothing if it has no rows.
+
+    Args:
+        data: The table.
+        with_title: False shows the title to screen readers only, for a table under a heading that says the same.
+    """
+    if not data.rows:
+        return Html()
+    headings = [
+        tag("th", heading, scope="col", class_=_column_kind(data, n)) for n, heading in enumerate(data.headings)
+    ]
+    parts = [
+        _caption(data, with_title),
+        tag("thead", tag("tr", *headings)),
+        Html("\n"),
+        tag("tbody", *(_row(data, row) for row in data.rows)),
+        tag("tfoot", _row(data, data.footer)) if data.footer else Html(),
+    ]
+    kinds = ["sortable"] if data.sortable and len(data.rows) > 1 else []
+    kinds += ["texts"] if data.text_columns else []
+    shown = tag("table", *parts, class_=" ".join(kinds) or None)
+    return tag("div", shown, class_="wide", tabindex=0, role="region", aria_label=data.title)
+
+
+def _caption(data: Table, with_title: bool) -> Html:
+    title = tag("strong", data.title) if with_title else tag("span", f"{data.title}: ", class_="hidden")
+    return tag("caption", title, " ", data.caption)
+
+
+def _column_kind(data: Table, column: int) -> str | None:
+    return "name" if column == data.name_column else "text" if column in data.text_columns else None
+
+
+def _row(data: Table, row: Sequence[Cell]) -> Html:
+    return join(tag("tr", *(_cell(cell, _column_kind(data, column)) for column, cell in enumerate(row))), Html("\n"))
+
+
+def _cell(cell: Cell, kind: str | None) -> Html:
+    bar = Html()
+    if cell.bar is not None:
+        bar = tag("span", class_="bar", style=f"--share: {min(1.0, max(0.0, cell.bar)):.3f}", aria_hidden="true")
+    content = tag("a", cell.text, href=cell.link) if cell.link else cell.text
+    is_name = kind == "name"
+    return tag(
+        "th" if is_name else "td",
+        bar,
+        content,
+        tag("small", cell.small) if cell.small else Html(),
+        scope="row" if is_name else None,
+        class_=" ".join(filter(None, (kind, cell.mark))) or None,
+        data_value=None if cell.value is None else repr(cell.value),
     )
 
 
-def _cell(cell: Cell, names: bool) -> str:
-    kinds = " ".join(part for part in ("name" if names else "", cell.mark) if part)
-    value = "" if cell.value is None else f' data-value="{cell.value!r}"'
-    small = f"<small>{escape(cell.small)}</small>" if cell.small else ""
-    tag = "th" if names else "td"
-    scope = ' scope="row"' if names else ""
-    return f"<{tag}{scope}{_kind(kinds)}{value}>{escape(cell.text)}{small}</{tag}>"
+def figure(data: Figure, *, with_title: bool = True) -> Html:
+    """A figure as a drawing in the page's own colours, or a sentence why there is none.
+
+    Args:
+        data: The figure; its SVG lies next to the PNG.
+        with_title: False leaves the title out, for a figure under a heading that says the same.
+    """
+    if data.file is None:
+        return paragraph(f"{data.title}: {data.caption}", muted=True)
+    svg = data.file.with_suffix(".svg").read_text(encoding="utf-8")
+    prefix = f"f{zlib.crc32(data.file.stem.encode()):08x}"
+    drawing = _inline_svg(svg, f"{data.title}. {data.caption}", prefix)
+    return tag(
+        "figure",
+        tag("h3", data.title) if with_title else Html(),
+        paragraph(data.headline),
+        tag("div", drawing, class_="wide"),
+        tag("figcaption", data.caption),
+    )
 
 
-def _kind(name: str) -> str:
-    return f' class="{name}"' if name else ""
+def _inline_svg(svg: str, label: str, prefix: str) -> Html:
+    """An SVG of matplotlib as a part of the page.
 
-
-def bullets(lines: Iterable[str]) -> str:
-    """A list, or nothing."""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f"<ul>{items}</ul>" if items else ""
-
-
-def folded(title: str, body: str, stands_open: bool = False) -> str:
-    """A part that opens by a click; nothing where it is empty."""
-    return f"<details{' open' * stands_open}><summary>{escape(title)}</summary>\n{body}</details>" if body else ""
-
-
-def figure(picture: Picture, heading: bool = True) -> str:
-    """A figure inside the page, in the colours of the page; what it shows is said for those who cannot see it."""
-    if picture.file is None:
-        return f'<p class="about">{escape(picture.title)}: {escape(picture.about)}</p>'
-    title, about = escape(picture.title), escape(picture.about)
-    drawn = _inside(picture.file.with_suffix(".svg").read_text(encoding="utf-8"), f"{title}. {about}")
-    head = f"<h3>{title}</h3>" if heading else ""
-    return f'<figure>{head}<div class="wide">{drawn}</div><figcaption>{about}</figcaption></figure>'
-
-
-def _inside(svg: str, label: str) -> str:
-    """A drawing as matplotlib writes it, as a part of a page: no ids that meet others, colours by name."""
+    Colours become the page's variables, so that the theme applies. Ids get a prefix: equal ids in two figures would
+    refer to the first one, which may be inside a closed part of the page and is then not rendered. Without needless
+    whitespace, attributes and digits (coordinates in hundredths of a point) it has half the size.
+    """
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S)
-    svg = re.sub(r' id="[^"]*_\d+"', "", svg)  # ids of parts; those of clips and markers have no underscore
-    svg = re.sub(r'style="[^"]*"', lambda found: _themed(found[0]), svg)
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.S)
+    svg = re.sub(r' id="[^"]*_\d+"', "", svg)  # ids of groups; those of clips and markers have no underscore
+    svg = re.sub(r' transform="rotate\(-0 [^"]*"', "", svg)
+    svg = re.sub(r">\s+<", "><", svg)
+    svg = re.sub(r'( id="|url\(#|href="#)', rf"\g<1>{prefix}-", svg)
+    svg = re.sub(r'style="[^"]*"', lambda match: _themed(match[0]), svg)
+    svg = re.sub(r'(?<= d=")[^"]*|(?<= [xy]=")[^"]*', lambda match: _rounded(match[0]), svg)
     width = re.search(r'viewBox="0 0 ([\d.]+)', svg)
-    wide = f"max-width: {1.45 * float(width[1]):.0f}px" if width else ""  # letters of one size in all figures
-    start = f'<svg role="img" aria-label="{label}" fill="currentColor" style="{wide}" viewBox='
-    return re.sub(r"<svg [^>]*?viewBox=", lambda _: start, svg, count=1)
+    style = f"max-width: {1.45 * float(width[1]):.0f}px" if width else None  # the same font size in all figures
+    attributes = {"role": "img", "aria-label": label, "fill": "currentColor", "style": style}
+    opening = f"<svg{''.join(_attribute(key, value) for key, value in attributes.items())} viewBox="
+    return Html(re.sub(r"<svg [^>]*?viewBox=", lambda _: opening, svg, count=1))
 
 
 def _themed(style: str) -> str:
-    style = re.sub(r"font-family: [^;\"]*;? ?", "", style)  # the page has a face of its own
-    style = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]*", r"font-size: \2", style)  # the same by an older matplotlib
+    style = re.sub(r"font-family: [^;\"]*;? ?", "", style)  # the page has its own font
+    style = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]*", r"font-size: \2", style)  # the same in older matplotlib
     style = style.replace("#000000", "currentColor").replace("#ffffff", "var(--paper)")
-    for number, colour in enumerate(COLOURS[:6]):
-        style = style.replace(colour.lower(), f"var(--c{number})")
+    style = style.replace("#b0b0b0", "var(--grid)")
+    for index, colour in enumerate(COLOURS[:6]):
+        style = style.replace(colour.lower(), f"var(--c{index})")
     return style
+
+
+def _rounded(coordinates: str) -> str:
+    shorter = re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), coordinates)
+    return " ".join(shorter.split())
+
+
+@contextmanager
+def output_file(file: Path) -> Iterator[Path]:
+    """Yield a temporary path that becomes `file` when the block ends without an error.
+
+    Open it before any work: what cannot be written fails at once, not after minutes of drawing.
+
+    Raises:
+        StorageError: The file cannot be written.
+    """
+    try:
+        with atomic_file(file) as temporary:
+            yield temporary
+    except OSError as error:
+        reason = error.strerror or error
+        raise StorageError(f"Cannot write to {file.parent}: {reason}; choose another folder: --out.") from None

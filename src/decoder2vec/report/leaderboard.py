@@ -1,204 +1,209 @@
-"""The leaderboard and the scores of every task, as tables."""
+"""The tables and sentences of a comparison: leaderboard, task scores, pairwise differences and Pareto fronts."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from decoder2vec.maths.bootstrap import Difference
-from decoder2vec.report.differences import OVERALL, Differences, said
-from decoder2vec.report.html import Cell, Table, amount, points, signed
-from decoder2vec.report.quality_figures import known_costs
+from decoder2vec.report.differences import OVERALL, Differences, describe_difference
+from decoder2vec.report.figures import format_count, format_points, format_signed
+from decoder2vec.report.html import Cell, Table
+from decoder2vec.report.ranking import Mean, RankedEncoder, family_name, known_costs, pareto_front
 from decoder2vec.report.result_files import COSTS
-from decoder2vec.report.standings import Mean, Standing, family_name, pareto_front
 
-COST_HEADS = {"parameters": "parameters", "tokens_per_second": "tokens/s", "peak_megabytes": "peak MB"}
 FLAG = "†"
+"""Marks scores with a warning."""
+MAX_COMPARED = 15
+"""A table of differences between more encoders cannot be read."""
+_COST_HEADINGS = {"parameters": "parameters", "tokens_per_second": "tokens/s", "peak_megabytes": "peak MB"}
+_COST_UNITS = {"parameters": "parameters", "tokens_per_second": "tokens/s", "peak_megabytes": "MB"}
+_COST_RECORDS = {
+    "parameters": "fewest parameters",
+    "tokens_per_second": "most tokens/s",
+    "peak_megabytes": "least memory",
+}
 
 
-def leaderboard(rows: Sequence[Standing], differences: Differences) -> Table:
-    """One line for each encoder: its means by family, and what it costs."""
+def leaderboard(rows: Sequence[RankedEncoder], differences: Differences) -> Table:
+    """One row for each encoder: its means by family, and its costs."""
     scopes = [OVERALL, *rows[0].families]
     costs = known_costs(rows)
-    columns = {scope: _means(rows, scope, differences) for scope in scopes}
+    columns = {scope: _mean_column(rows, scope, differences) for scope in scopes}
     fronts = {cost: pareto_front(rows, cost, COSTS[cost]) if len(rows) > 1 else [] for cost in costs}
     lines = []
-    for number, row in enumerate(rows):
-        about = [row.evaluation.kind, f"dim {row.evaluation.dim:,}" if row.evaluation.dim else ""]
+    for index, row in enumerate(rows):
+        details = [row.evaluation.kind, f"dim {row.evaluation.dim:,}" if row.evaluation.dim else ""]
+        flag = f" {FLAG}" if encoder_flags(rows, row) else ""
         lines.append(
             [
-                Cell(str(number + 1), number + 1),
-                Cell(
-                    row.name + (f" {FLAG}" if own_flags(rows, row) else ""),
-                    small=", ".join(part for part in about if part),
-                ),
-                *(columns[scope][number] for scope in scopes),
-                *(_cost(row, cost, number in fronts[cost]) for cost in costs),
+                Cell(str(index + 1), index + 1),
+                Cell(row.name + flag, small=", ".join(filter(None, details))),
+                *(columns[scope][index] for scope in scopes),
+                *(_cost_cell(row, cost, index in fronts[cost]) for cost in costs),
             ]
         )
-    heads = ["#", "encoder", "mean", *map(family_name, rows[0].families), *(COST_HEADS[cost] for cost in costs)]
-    return Table("Leaderboard: means in points", heads, lines, names=1, sortable=True)
+    headings = ["#", "encoder", "mean", *map(family_name, rows[0].families), *(_COST_HEADINGS[cost] for cost in costs)]
+    return Table("Leaderboard", "Mean scores in points", headings, lines, name_column=1, sortable=True)
 
 
-def _mean_of(row: Standing, scope: str) -> Mean:
-    return row.overall if scope == OVERALL else row.families[scope]
-
-
-def _means(rows: Sequence[Standing], scope: str, differences: Differences) -> list[Cell]:
-    """A column; marked are the best, and those that this data does not tell from it."""
-    means = [_mean_of(row, scope) for row in rows]
-    ranked = [number for number, mean in enumerate(means) if mean.complete]
-    best = max(ranked, key=lambda number: means[number].value) if len(ranked) > 1 else None
+def _mean_column(rows: Sequence[RankedEncoder], scope: str, differences: Differences) -> list[Cell]:
+    """The means of all encoders; the best is marked, and those that do not differ significantly from it."""
+    means = [_mean(row, scope) for row in rows]
+    ranked = [index for index, mean in enumerate(means) if mean.complete]
+    best = max(ranked, key=lambda index: means[index].value) if len(ranked) > 1 else None
     cells = []
-    for number, mean in enumerate(means):
-        if not mean.have:
+    for index, mean in enumerate(means):
+        if not mean.n_scored:
             cells.append(Cell("–"))
         elif not mean.complete:
-            cells.append(Cell(points(mean.value), small=f"{mean.have} of {mean.of} tasks", mark="partial"))
+            missing = f"{mean.n_scored} of {mean.n_tasks} tasks"
+            cells.append(Cell(format_points(mean.value), small=missing, mark="partial"))
         elif best is not None and mean.value == means[best].value:
-            cells.append(Cell(points(mean.value), mean.value, mark="best"))
+            cells.append(Cell(format_points(mean.value), mean.value, mark="best"))
         else:
-            found = None if best is None else differences.between(best, number, scope)
-            near = found is not None and not found.significant
-            cells.append(Cell(points(mean.value), mean.value, mark="near" if near else ""))
+            result = None if best is None else differences.between(best, index, scope)
+            tied = result is not None and not result.significant
+            cells.append(Cell(format_points(mean.value), mean.value, mark="tied" if tied else ""))
     return cells
 
 
-def _cost(row: Standing, cost: str, leads: bool) -> Cell:
+def _mean(row: RankedEncoder, scope: str) -> Mean:
+    return row.overall if scope == OVERALL else row.families[scope]
+
+
+def _cost_cell(row: RankedEncoder, cost: str, on_front: bool) -> Cell:
     if cost not in row.evaluation.cost:
         return Cell("–")
     value = row.evaluation.cost[cost]
-    return Cell(amount(value), value, small="front" if leads else "")
+    return Cell(format_count(value), value, small="front" if on_front else "")
 
 
-def task_tables(rows: Sequence[Standing], tasks: dict[str, list[str]]) -> list[Table]:
-    """For each family a table of its tasks, with intervals."""
-    found = []
+def task_tables(rows: Sequence[RankedEncoder], tasks: dict[str, list[str]]) -> list[Table]:
+    """For each family a table of its tasks, with intervals.
+
+    Args:
+        rows: The leaderboard.
+        tasks: The names of the tasks of each family.
+    """
+    tables = []
     for family, names in tasks.items():
-        shown = sorted(names)
-        lines = [[Cell(row.name), *(_score(rows, row, name) for name in shown)] for row in rows]
-        found.append(
-            Table(f"{family_name(family)}: score and 95 % interval", ["encoder", *shown], lines, sortable=True)
+        columns = sorted(names)
+        lines = [[Cell(row.name), *(_score_cell(rows, row, name) for name in columns)] for row in rows]
+        tables.append(
+            Table(family_name(family), "Score and 95 % interval", ["encoder", *columns], lines, sortable=True)
         )
-    return found
+    return tables
 
 
-def _score(rows: Sequence[Standing], row: Standing, name: str) -> Cell:
+def _score_cell(rows: Sequence[RankedEncoder], row: RankedEncoder, name: str) -> Cell:
     task = row.evaluation.tasks.get(name)
     if task is None:
         return Cell("–", small="not run")
     if not math.isfinite(task.score):
-        return Cell(points(task.score))
-    others = [other.evaluation.tasks[name].score for other in rows if name in other.evaluation.tasks]
-    best = len(others) > 1 and task.score == max(score for score in others if math.isfinite(score))
+        return Cell(format_points(task.score))
+    scores = [other.evaluation.tasks[name].score for other in rows if name in other.evaluation.tasks]
+    is_best = len(scores) > 1 and task.score == max(score for score in scores if math.isfinite(score))
     known = math.isfinite(task.low) and math.isfinite(task.high)
     interval = f"{task.low:.1f} to {task.high:.1f}" if known else ""
-    words = points(task.score) + (f" {FLAG}" if any(name == one for one, _ in own_flags(rows, row)) else "")
-    return Cell(words, task.score, small=interval, mark="best" if best else "")
+    flag = f" {FLAG}" if any(name == flagged for flagged, _ in encoder_flags(rows, row)) else ""
+    return Cell(format_points(task.score) + flag, task.score, small=interval, mark="best" if is_best else "")
 
 
-def own_flags(rows: Sequence[Standing], row: Standing) -> list[tuple[str, str]]:
-    """Task and words of what was said about scores of one encoder, and not of every encoder that has the task."""
-    shared = set(shared_flags(rows))
-    found = [(task.name, flag) for task in row.evaluation.tasks.values() for flag in task.flags]
-    return [one for one in found if one not in shared]
+def encoder_flags(rows: Sequence[RankedEncoder], row: RankedEncoder) -> list[tuple[str, str]]:
+    """Task and text of the warnings about one encoder's scores that do not apply to all encoders."""
+    shared = set(_shared_flags(rows))
+    flags = [(task.name, flag) for task in row.evaluation.tasks.values() for flag in task.flags]
+    return [flag for flag in flags if flag not in shared]
 
 
-def shared_flags(rows: Sequence[Standing]) -> list[tuple[str, str]]:
-    """Task and words of what was said of every encoder that has the task: it is about the data."""
-    found: dict[tuple[str, str], int] = {}
-    runs: dict[str, int] = {}
+def _shared_flags(rows: Sequence[RankedEncoder]) -> list[tuple[str, str]]:
+    """Task and text of the warnings about every encoder that ran the task: they are about its data."""
+    flagged: Counter[tuple[str, str]] = Counter()
+    n_encoders: Counter[str] = Counter()
     for row in rows:
         for task in row.evaluation.tasks.values():
-            runs[task.name] = runs.get(task.name, 0) + 1
-            for flag in dict.fromkeys(task.flags):
-                found[task.name, flag] = found.get((task.name, flag), 0) + 1
-    return [(name, flag) for (name, flag), count in found.items() if count == runs[name] > 1]
+            n_encoders[task.name] += 1
+            flagged.update((task.name, flag) for flag in dict.fromkeys(task.flags))
+    return [(name, flag) for (name, flag), count in flagged.items() if count == n_encoders[name] > 1]
 
 
-def flags(rows: Sequence[Standing]) -> list[str]:
-    """What to keep in mind of single scores."""
-    return [f"{row.name}, {task}: {flag}" for row in rows for task, flag in own_flags(rows, row)]
+def score_warnings(rows: Sequence[RankedEncoder]) -> list[str]:
+    """Warnings about the scores of single encoders."""
+    return [f"{row.name}, {task}: {flag}" for row in rows for task, flag in encoder_flags(rows, row)]
 
 
-def about_data(rows: Sequence[Standing]) -> list[str]:
-    """What to keep in mind of whole tasks."""
-    return [f"{task}: {flag}" for task, flag in shared_flags(rows)]
+def data_warnings(rows: Sequence[RankedEncoder]) -> list[str]:
+    """Warnings about the data of tasks."""
+    return [f"{task}: {flag}" for task, flag in _shared_flags(rows)]
 
 
-MOST = 15
-"""More encoders than these make no table that can be read."""
-_BEST = {"parameters": "fewest parameters", "tokens_per_second": "most tokens/s", "peak_megabytes": "least memory"}
-_UNITS = {"parameters": "parameters", "tokens_per_second": "tokens/s", "peak_megabytes": "MB"}
+def best_against_others(rows: Sequence[RankedEncoder], differences: Differences) -> list[str]:
+    """A sentence on the difference between the first encoder and each of the others."""
+    sentences = []
+    for index in range(1, min(len(rows), MAX_COMPARED)):
+        sentence = describe_difference(differences.between(0, index), rows[0].name, rows[index].name)
+        n_common, n_tasks = len(differences.tasks(0, index)), rows[0].overall.n_tasks
+        sentences.append(sentence + (f" (Over {n_common} of {n_tasks} tasks.)" if 0 < n_common < n_tasks else ""))
+    return sentences
 
 
-def sentences(rows: Sequence[Standing], differences: Differences) -> list[str]:
-    """The first encoder against each of the others."""
-    return [
-        said(differences.between(0, other), rows[0].name, rows[other].name) + _over(rows, differences, other)
-        for other in range(1, min(len(rows), MOST))
-    ]
-
-
-def _over(rows: Sequence[Standing], differences: Differences, other: int) -> str:
-    tasks, every = differences.tasks(0, other), rows[0].overall.of
-    return f" (Over {len(tasks)} of {every} tasks.)" if 0 < len(tasks) < every else ""
-
-
-def headlines(rows: Sequence[Standing]) -> list[tuple[str, str, str]]:
-    """What is best, who it is, and how good it is: by quality and by each cost."""
-    shown = [row for row in rows if row.overall.complete] or list(rows)
-    tasks = "all tasks" if shown[0].overall.complete else f"{shown[0].overall.have} of {shown[0].overall.of} tasks"
-    found = [
-        ("best mean" if len(rows) > 1 else "mean", shown[0].name, f"{points(shown[0].overall.value)} over {tasks}")
-    ]
+def headlines(rows: Sequence[RankedEncoder]) -> list[tuple[str, str, str]]:
+    """Label, encoder and value of the best mean and of the lowest cost of each kind."""
+    candidates = [row for row in rows if row.overall.complete] or list(rows)
+    best = candidates[0]
+    tasks = "all tasks" if best.overall.complete else f"{best.overall.n_scored} of {best.overall.n_tasks} tasks"
+    label = "best mean" if len(rows) > 1 else "mean"
+    facts = [(label, best.name, f"{format_points(best.overall.value)} over {tasks}")]
     for cost in known_costs(rows) if len(rows) > 1 else ():
-        priced = [row for row in shown if cost in row.evaluation.cost]
-        if priced:
+        if priced := [row for row in candidates if cost in row.evaluation.cost]:
             sign = -1.0 if COSTS[cost] else 1.0
-            best = min(priced, key=lambda row: (sign * row.evaluation.cost[cost], -row.overall.value))
-            value = f"{amount(best.evaluation.cost[cost])} {_UNITS[cost]}"
-            found.append((_BEST[cost], best.name, f"{value}, mean {points(best.overall.value)}"))
-    return found
+            cheapest = min(priced, key=lambda row: (sign * row.evaluation.cost[cost], -row.overall.value))
+            value = f"{format_count(cheapest.evaluation.cost[cost])} {_COST_UNITS[cost]}"
+            facts.append((_COST_RECORDS[cost], cheapest.name, f"{value}, mean {format_points(cheapest.overall.value)}"))
+    return facts
 
 
-def fronts(rows: Sequence[Standing]) -> list[tuple[str, list[str]]]:
-    """For each cost, the encoders that none beats in quality without costing more, from cheap to dear."""
-    found = []
+def front_sentences(rows: Sequence[RankedEncoder]) -> list[str]:
+    """For each kind of cost the encoders on the Pareto front, cheapest first."""
+    sentences = []
     for cost in known_costs(rows):
-        front = pareto_front(rows, cost, COSTS[cost])
-        said_of = [
-            f"{rows[number].name} ({amount(rows[number].evaluation.cost[cost])} {_UNITS[cost]}, "
-            f"{points(rows[number].overall.value)})"
-            for number in front
+        names = [
+            f"{rows[index].name} ({format_count(rows[index].evaluation.cost[cost])} {_COST_UNITS[cost]}, "
+            f"{format_points(rows[index].overall.value)})"
+            for index in pareto_front(rows, cost, COSTS[cost])
         ]
-        if said_of:
-            found.append((_UNITS[cost] if cost != "peak_megabytes" else "memory", said_of))
-    return found
+        if names:
+            what = _COST_UNITS[cost] if cost != "peak_megabytes" else "memory"
+            sentences.append(f"By {what}: {', '.join(names)}.")
+    return sentences
 
 
-def matrices(rows: Sequence[Standing], differences: Differences) -> list[Table]:
-    """Every two encoders, over all tasks and by family: how much the one of the line is above that of the column."""
+def difference_tables(rows: Sequence[RankedEncoder], differences: Differences) -> list[Table]:
+    """Points by which the encoder of a row is above that of a column, over all tasks and by family."""
     if len(rows) < 2:
         return []
-    found = []
-    shown = rows[:MOST]
+    tables = []
+    compared = rows[:MAX_COMPARED]
     for scope in (OVERALL, *rows[0].families):
         lines = []
-        for one, row in enumerate(shown):
-            between = [None if one == other else differences.between(one, other, scope) for other in range(len(shown))]
-            cells = [Cell("·") if one == other else _pair(found) for other, found in enumerate(between)]
-            lines.append([Cell(f"{one + 1}  {row.name}"), *cells])
+        for a, row in enumerate(compared):
+            cells = [
+                Cell("·") if a == b else _difference_cell(differences.between(a, b, scope))
+                for b in range(len(compared))
+            ]
+            lines.append([Cell(f"{a + 1}  {row.name}"), *cells])
         if all(cell.mark == "" for line in lines for cell in line):
             continue
-        name = "All tasks" if scope == OVERALL else family_name(scope)
-        caption = f"{name}: points by which the encoder of a line is above that of a column"
-        found.append(Table(caption, ["line − column", *(str(number + 1) for number in range(len(shown)))], lines))
-    return found
+        title = "All tasks" if scope == OVERALL else family_name(scope)
+        headings = ["row − column", *(str(index + 1) for index in range(len(compared)))]
+        tables.append(Table(title, "Points by which the encoder of a row is above that of a column", headings, lines))
+    return tables
 
 
-def _pair(found: Difference | None) -> Cell:
-    if found is None:
+def _difference_cell(result: Difference | None) -> Cell:
+    if result is None:
         return Cell("–")
-    mark = "even" if not found.significant else "up" if found.value > 0 else "down"
-    return Cell(signed(found.value), found.value, f"{found.low:.1f} to {found.high:.1f}", mark)
+    mark = "even" if not result.significant else "higher" if result.value > 0 else "lower"
+    return Cell(format_signed(result.value), result.value, f"{result.low:.1f} to {result.high:.1f}", mark)

@@ -1,4 +1,4 @@
-"""Figures of what encoders score: every task with its interval, and quality against cost."""
+"""Figures of evaluated encoders: the score of every task with its interval, and quality against cost."""
 
 from __future__ import annotations
 
@@ -7,119 +7,116 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.report.figures import COLOURS, QUIET, curve_name, labels, legend_below, log_axis, panels, short
-from decoder2vec.report.html import amount
-from decoder2vec.report.result_files import COSTS, Task
-from decoder2vec.report.standings import Standing, families, family_name, pareto_front
+from decoder2vec.report.figures import (
+    COLOURS,
+    GREY,
+    format_count,
+    legend_below,
+    legend_label,
+    log_axis,
+    panels,
+    shorten,
+    unique_labels,
+)
+from decoder2vec.report.ranking import RankedEncoder, family_name, known_costs, pareto_front, tasks_by_family
+from decoder2vec.report.result_files import COSTS, TaskScore
 
-COST_NAMES = {
+_COST_LABELS = {
     "parameters": "parameters (millions)",
     "tokens_per_second": "tokens per second",
-    "peak_megabytes": "memory at the peak (MB)",
+    "peak_megabytes": "peak memory (MB)",
 }
-_SCALE = {"parameters": 1e-6}
-_PER_ROW = 4
+_COST_SCALES = {"parameters": 1e-6}
+_MAX_COLUMNS = 4
 
 
-def draw_tasks(rows: Sequence[Standing], file: Path) -> None:
-    """One panel for each task, one line for each encoder, best mean on top: score and 95 % interval."""
-    tasks = [
-        (family, name) for family, names in families([row.evaluation for row in rows]).items() for name in sorted(names)
-    ]
-    columns = min(_PER_ROW, len(tasks))
-    height = -(-len(tasks) // columns)
-    size = (2.4 + 2.2 * columns, 0.7 + height * (0.75 + 0.2 * len(rows)))
-    with panels(file, "Every task, with 95 % intervals", height, columns, size, True, sharey=True) as (figure, grid):
+def draw_tasks(rows: Sequence[RankedEncoder], file: Path) -> None:
+    """Draw score and 95 % interval: one panel for each task, one line for each encoder, best mean on top."""
+    families = tasks_by_family([row.evaluation for row in rows])
+    tasks = [(family, name) for family, names in families.items() for name in sorted(names)]
+    n_columns = min(_MAX_COLUMNS, len(tasks))
+    n_rows = -(-len(tasks) // n_columns)
+    size = (2.4 + 2.2 * n_columns, 0.7 + n_rows * (0.75 + 0.2 * len(rows)))
+    title = "Every task, with 95 % intervals"
+    with panels(file, title, n_rows, n_columns, size, with_svg=True, sharey=True) as (figure, grid):
         figure.get_layout_engine().set(h_pad=0.09)
-        for place in range(height * columns):
-            axes = grid[place // columns][place % columns]
-            if place >= len(tasks):
-                axes.set_axis_off()
-                continue
-            family, name = tasks[place]
-            _task_panel(axes, [row.evaluation.tasks.get(name) for row in rows])
-            axes.set_title(short(name, 30), fontweight="bold")
-            axes.set_xlabel(f"{family_name(family)}, {_metric(rows, name)}", fontsize=7.5)
-        grid[0][0].set_yticks(range(len(rows)), labels([row.name for row in rows]))
+        for axes in grid.flat[len(tasks) :]:
+            axes.set_axis_off()
+        for axes, (family, name) in zip(grid.flat, tasks, strict=False):
+            scores = [row.evaluation.tasks.get(name) for row in rows]
+            _draw_task(axes, scores)
+            metric = next(shorten(score.metric, 24) for score in scores if score is not None)
+            axes.set_title(shorten(name, 30), fontweight="bold")
+            axes.set_xlabel(f"{family_name(family)}, {metric}", fontsize=7.5)
+        grid[0][0].set_yticks(range(len(rows)), unique_labels([row.name for row in rows]))
         grid[0][0].set_ylim(len(rows) - 0.4, -0.6)
 
 
-def _metric(rows: Sequence[Standing], name: str) -> str:
-    return next(short(row.evaluation.tasks[name].metric, 24) for row in rows if name in row.evaluation.tasks)
-
-
-def _task_panel(axes: Any, found: Sequence[Task | None]) -> None:
-    scores = [task.score for task in found if task is not None and math.isfinite(task.score)]
-    for row, task in enumerate(found):
+def _draw_task(axes: Any, scores: Sequence[TaskScore | None]) -> None:
+    finite = [task.score for task in scores if task is not None and math.isfinite(task.score)]
+    for row, task in enumerate(scores):
         if task is None or not math.isfinite(task.score):
-            words = "not run" if task is None else "not a number"
-            axes.text(0.02, row, words, transform=axes.get_yaxis_transform(), va="center", size=7, color=QUIET)
+            reason = "not run" if task is None else "not a number"
+            axes.text(0.02, row, reason, transform=axes.get_yaxis_transform(), va="center", size=7, color=GREY)
             continue
-        colour = COLOURS[1] if len(scores) > 1 and task.score == max(scores) else COLOURS[0]
+        colour = COLOURS[1] if len(finite) > 1 and task.score == max(finite) else COLOURS[0]
         if math.isfinite(task.low) and math.isfinite(task.high):
             axes.plot([task.low, task.high], [row, row], color=colour, linewidth=2.2, alpha=0.45, solid_capstyle="butt")
         axes.plot(task.score, row, "o", color=colour, markersize=5)
         axes.text(1.02, row, f"{task.score:.1f}", transform=axes.get_yaxis_transform(), va="center", size=7)
-    if not scores:
+    if not finite:
         axes.set_xticks([])
     axes.margins(x=0.08)
 
 
-def draw_cost(rows: Sequence[Standing], file: Path) -> None:
-    """Mean score against each cost that is known; the line joins those that no other beats."""
-    known = known_costs(rows)
-    size = (1.2 + 3.3 * len(known), 4.2 + 0.17 * -(-len(rows) // 3))
-    with panels(file, "Quality against cost", 1, len(known), size, True, sharey=True) as (figure, grid):
-        for axes, cost in zip(grid[0], known, strict=True):
-            _cost_panel(axes, rows, cost)
-        grid[0][0].set_ylabel("mean of the families of tasks")
-        shown = [curve_name(f"{number}  {name}") for number, name in enumerate(labels([r.name for r in rows]), 1)]
-        for name in shown:
-            grid[0][0].plot([], [], " ", label=name)
+def draw_cost(rows: Sequence[RankedEncoder], file: Path) -> None:
+    """Draw the mean score against each known cost; a line joins the Pareto front."""
+    costs = known_costs(rows)
+    size = (1.2 + 3.3 * len(costs), 4.2 + 0.17 * -(-len(rows) // 3))
+    with panels(file, "Quality against cost", 1, len(costs), size, with_svg=True, sharey=True) as (figure, grid):
+        for axes, cost in zip(grid[0], costs, strict=True):
+            _draw_cost_panel(axes, rows, cost)
+        grid[0][0].set_ylabel("mean over task families")
+        for rank, name in enumerate(unique_labels([row.name for row in rows]), 1):
+            grid[0][0].plot([], [], " ", label=legend_label(f"{rank}  {name}"))
         legend_below(figure, grid[0][0], columns=3)
 
 
-def known_costs(rows: Sequence[Standing]) -> list[str]:
-    """The costs that any encoder with a score has."""
-    scored = [row.evaluation.cost for row in rows if math.isfinite(row.overall.value)]
-    return [cost for cost in COSTS if any(cost in one for one in scored)]
-
-
-def _cost_panel(axes: Any, rows: Sequence[Standing], cost: str) -> None:
+def _draw_cost_panel(axes: Any, rows: Sequence[RankedEncoder], cost: str) -> None:
     front = pareto_front(rows, cost, COSTS[cost])
-    scale = _SCALE.get(cost, 1.0)
+    scale = _COST_SCALES.get(cost, 1.0)
     points = {
-        number: (scale * row.evaluation.cost[cost], row.overall.value)
-        for number, row in enumerate(rows)
+        index: (scale * row.evaluation.cost[cost], row.overall.value)
+        for index, row in enumerate(rows)
         if cost in row.evaluation.cost and math.isfinite(row.overall.value)
     }
     if front:
-        axes.plot(*zip(*(points[number] for number in front), strict=True), color=COLOURS[1], zorder=1)
-    at: dict[tuple[float, float], list[int]] = {}
-    for number, point in points.items():
-        at.setdefault(point, []).append(number)
-    for (x, y), numbers in at.items():
-        leads, whole = numbers[0] in front, rows[numbers[0]].overall.complete
-        edge = COLOURS[1] if leads else COLOURS[0]
-        axes.plot(x, y, "o", markersize=9, color=edge if whole else "white", markeredgecolor=edge, zorder=3)
-    prices = [x for x, _ in points.values()]
-    if prices and max(prices) > 20 * min(prices):
+        axes.plot(*zip(*(points[index] for index in front), strict=True), color=COLOURS[1], zorder=1)
+    rows_at: dict[tuple[float, float], list[int]] = {}
+    for index, point in points.items():
+        rows_at.setdefault(point, []).append(index)
+    for (x, y), indices in rows_at.items():
+        edge = COLOURS[1] if indices[0] in front else COLOURS[0]
+        fill = edge if rows[indices[0]].overall.complete else "white"
+        axes.plot(x, y, "o", markersize=9, color=fill, markeredgecolor=edge, zorder=3)
+    values = [x for x, _ in points.values()]
+    if values and max(values) > 20 * min(values):
         log_axis(axes, "x")
-        axes.xaxis.set_major_formatter(lambda value, _: amount(value))
+        axes.xaxis.set_major_formatter(lambda value, _: format_count(value))
     axes.margins(x=0.14, y=0.12)
-    _number(axes, at)
-    axes.set_xlabel(f"{COST_NAMES[cost]}{': more is better' if COSTS[cost] else ': less is better'}")
+    _draw_ranks(axes, rows_at)
+    axes.set_xlabel(f"{_COST_LABELS[cost]}: {'more' if COSTS[cost] else 'less'} is better")
 
 
-def _number(axes: Any, at: dict[tuple[float, float], list[int]]) -> None:
-    """The places on the leaderboard beside the points, on that side of each where most room is left."""
+def _draw_ranks(axes: Any, rows_at: dict[tuple[float, float], list[int]]) -> None:
+    """Write the ranks next to the points, each on the side with most room."""
     axes.autoscale_view()
-    taken = [axes.transData.transform(point) for point in at]
-    for point, numbers in at.items():
+    occupied = [axes.transData.transform(point) for point in rows_at]
+    for point, indices in rows_at.items():
         x, y = axes.transData.transform(point)
         sides = [(x + right, y + up) for right, up in ((14, 11), (14, -11), (-14, 11), (-14, -11))]
-        spot = max(sides, key=lambda side: min(math.dist(side, other) for other in taken))
-        taken.append(spot)
-        words = ", ".join(str(number + 1) for number in numbers)
+        spot = max(sides, key=lambda side: min(math.dist(side, other) for other in occupied))
+        occupied.append(spot)
+        ranks = ", ".join(str(index + 1) for index in indices)
         offset = (spot[0] - x, spot[1] - y)
-        axes.annotate(words, point, offset, textcoords="offset pixels", size=8, ha="center", va="center", zorder=4)
+        axes.annotate(ranks, point, offset, textcoords="offset pixels", size=8, ha="center", va="center", zorder=4)

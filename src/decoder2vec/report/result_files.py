@@ -1,4 +1,7 @@
-"""What an encoder scored and what it cost, read from the JSON that `d2v eval` writes."""
+"""Find and read the JSON results that a report compares: evaluations, sweeps and intrinsic dimensions.
+
+Files are recognised by their content, not by their names. Files of older versions stay readable.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.analysis.sweep import SweepRow
-from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.errors import DataFileError
 from decoder2vec.storage import read_json
 
 Floats = NDArray[np.float64]
 
 COSTS = {"parameters": False, "tokens_per_second": True, "peak_megabytes": False}
-"""What an encoder costs, and whether more of it is better."""
+"""The kinds of cost of an encoder, and whether a larger value is better."""
+_ITEMS = ".items.json"
+"""Ending of the file with per-item results next to an evaluation."""
+_SEARCH_DEPTH = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Items:
-    """The single results behind a score: values to average, or similarities and what people said."""
+class ItemResults:
+    """The per-item results of a score: values to average, or similarities with their human scores."""
 
     values: Floats
+    """[items]"""
     gold: Floats | None = None
+    """[items]"""
 
     @property
     def usable(self) -> bool:
-        """Is there something to draw from, and all of it numbers?"""
+        """Whether there is at least one item, and all values are finite."""
         gold = self.values if self.gold is None else self.gold
-        same = gold.shape == self.values.shape and self.values.ndim == 1
-        return bool(same and self.values.size and np.isfinite(self.values).all() and np.isfinite(gold).all())
+        same_shape = gold.shape == self.values.shape and self.values.ndim == 1
+        return bool(same_shape and self.values.size and np.isfinite(self.values).all() and np.isfinite(gold).all())
 
 
 @dataclass(frozen=True)
-class Task:
-    """One score of an encoder, in points; an interval that is not known is NaN."""
+class TaskScore:
+    """The score of an encoder on one task, in points; an unknown interval is NaN."""
 
     name: str
     family: str
@@ -48,12 +56,13 @@ class Task:
     low: float = math.nan
     high: float = math.nan
     flags: tuple[str, ...] = ()
-    items: Items | None = None
+    """Warnings about this score."""
+    items: ItemResults | None = None
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An encoder and all it scored."""
+    """An encoder with its scores and costs."""
 
     name: str
     """Unique in a report."""
@@ -61,44 +70,226 @@ class Evaluation:
     fingerprint: str = ""
     kind: str = ""
     dim: int | None = None
-    tasks: dict[str, Task] = field(default_factory=dict)
+    tasks: dict[str, TaskScore] = field(default_factory=dict)
     cost: dict[str, float] = field(default_factory=dict)
-    """By the names of COSTS; what is not known is left out."""
+    """By the keys of COSTS; unknown ones are left out."""
     command: str = ""
     versions: str = ""
 
 
-def is_evaluation(document: Any) -> bool:
-    """Is this what `d2v eval --json` writes, with tasks of several kinds or with pairs alone?"""
+@dataclass(frozen=True)
+class SavedSweep:
+    """A sweep, as read from its file."""
+
+    name: str
+    """Unique in a report."""
+    model: str
+    data: str
+    """The pairs it was scored on."""
+    rows: tuple[SweepRow, ...]
+    """Best first."""
+    path: Path
+
+    def distinct(self, column: str) -> list[Any]:
+        """The distinct values of a column, in the order of their first row."""
+        return list(dict.fromkeys(getattr(row, column) for row in self.rows))
+
+
+@dataclass(frozen=True)
+class LayerDimension:
+    """Both estimates of the intrinsic dimension of one layer; unknown values are NaN."""
+
+    layer: int
+    twonn: float
+    low: float
+    high: float
+    mle: float
+
+
+@dataclass(frozen=True)
+class DimensionCurve:
+    """The intrinsic dimension of every layer of one encoder."""
+
+    name: str
+    """Unique in a report."""
+    layers: tuple[LayerDimension, ...]
+    path: Path
+    texts: int | None = None
+    area: float = math.nan
+
+    @property
+    def peak(self) -> LayerDimension:
+        """The layer with the highest TwoNN estimate (the first layer, if none is known)."""
+        known = [layer for layer in self.layers if math.isfinite(layer.twonn)]
+        return max(known or self.layers[:1], key=lambda layer: layer.twonn)
+
+
+@dataclass
+class ReportInputs:
+    """Everything found to report on, and which files were skipped."""
+
+    evaluations: list[Evaluation] = field(default_factory=list)
+    sweeps: list[SavedSweep] = field(default_factory=list)
+    dimensions: list[DimensionCurve] = field(default_factory=list)
+    training_results: list[Path] = field(default_factory=list)
+    """Result files of training runs; `runs.py` reads them."""
+    skipped: list[str] = field(default_factory=list)
+    """One sentence for each path that adds nothing."""
+
+    @property
+    def has_comparison(self) -> bool:
+        """Whether there is more to report on than training runs."""
+        return bool(self.evaluations or self.sweeps or self.dimensions)
+
+
+def find_results(paths: Sequence[Path]) -> ReportInputs:
+    """Read all evaluations, sweeps and intrinsic dimensions in files, and in folders up to two levels down.
+
+    Other files in a folder are ignored, and damaged ones are listed in `skipped`.
+
+    Raises:
+        DataFileError: A path does not exist, or a file named in `paths` is damaged or of another kind.
+    """
+    inputs = ReportInputs()
+    seen: set[Path] = set()
+    for path in paths:
+        count = 0
+        for file in [path] if path.is_file() else _json_files(path, _SEARCH_DEPTH):
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                count += _add_file(inputs, file, named=path.is_file())
+        if not count:
+            inputs.skipped.append(f"{path}: no results found, or all of them were already read.")
+    inputs.evaluations = _with_unique_names(_join_evaluations(inputs.evaluations))
+    inputs.sweeps, inputs.dimensions = _with_unique_names(inputs.sweeps), _with_unique_names(inputs.dimensions)
+    return inputs
+
+
+def _json_files(folder: Path, depth: int) -> Iterator[Path]:
+    if not folder.is_dir():
+        raise DataFileError(
+            f"{folder} is neither a file nor a folder; "
+            "give an encoder made by `d2v train`, or a result written by `d2v eval --json`."
+        )
+    visible = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
+    yield from (child for child in visible if child.name.endswith(".json") and child.is_file())
+    for child in visible if depth else ():
+        if child.is_dir():
+            yield from _json_files(child, depth - 1)
+
+
+def _add_file(inputs: ReportInputs, file: Path, named: bool) -> bool:
+    """Add the content of a file and return whether it is a known kind; `named` files must be."""
+    if file.name.endswith(_ITEMS) and not named:
+        return False
+    try:
+        known = _add_document(inputs, read_json(file, "write it again"), file)
+    except DataFileError as error:
+        if named:
+            raise
+        inputs.skipped.append(str(error))
+        return False
+    if named and not known:
+        raise DataFileError(
+            f"{file} is not a result that can be reported; "
+            "give a file written by `d2v eval --json`, `d2v sweep`, `d2v analyze id` or `d2v train`."
+        )
+    return known
+
+
+def _add_document(inputs: ReportInputs, document: Any, file: Path) -> bool:
+    if _is_evaluation(document):
+        items_file = file.with_name(f"{file.stem}{_ITEMS}")
+        items = read_json(items_file, "write it again") if items_file.is_file() else None
+        inputs.evaluations.append(_parse(file, lambda: _evaluation(document, items, file)))
+    elif _is_sweep(document):
+        inputs.sweeps.append(_parse(file, lambda: _sweep(document, file)))
+    elif _is_dimension(document):
+        inputs.dimensions += _parse(file, lambda: _dimension_curves(document, file))
+    elif isinstance(document, dict) and {"config", "seeds"} <= document.keys():
+        inputs.training_results.append(file)
+    else:
+        return False
+    return True
+
+
+_Parsed = TypeVar("_Parsed")
+
+
+def _parse(file: Path, parse: Callable[[], _Parsed]) -> _Parsed:
+    try:
+        return parse()
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataFileError(
+            f"{file} has an unexpected structure ({type(error).__name__}: {error}); write it again, or leave it out."
+        ) from None
+
+
+def _join_evaluations(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Join files of the same encoder with different tasks; files with a common task stay separate."""
+    joined: list[Evaluation] = []
+    for new in evaluations:
+        for index, old in enumerate(joined):
+            same_encoder = new.fingerprint and (new.fingerprint, new.name) == (old.fingerprint, old.name)
+            if same_encoder and not new.tasks.keys() & old.tasks.keys():
+                joined[index] = replace(old, tasks={**old.tasks, **new.tasks}, cost=_higher_cost(old, new))
+                break
+        else:
+            joined.append(new)
+    return joined
+
+
+def _higher_cost(*evaluations: Evaluation) -> dict[str, float]:
+    """The worse value of each cost: the lower speed, the higher peak."""
+    known = {kind: [one.cost[kind] for one in evaluations if kind in one.cost] for kind in COSTS}
+    return {kind: min(values) if COSTS[kind] else max(values) for kind, values in known.items() if values}
+
+
+_Named = TypeVar("_Named", Evaluation, SavedSweep, DimensionCurve)
+
+
+def _with_unique_names(results: Sequence[_Named]) -> list[_Named]:
+    """Add the file name to equal names, and the whole path if that is not enough."""
+    named = list(results)
+    for describe_path in (lambda path: path.stem, str):
+        count = Counter(result.name for result in named)
+        named = [
+            replace(result, name=f"{result.name} ({describe_path(result.path)})") if count[result.name] > 1 else result
+            for result in named
+        ]
+    return named
+
+
+def _is_evaluation(document: Any) -> bool:
+    """Whether `d2v eval --json` wrote this, on tasks of several kinds or on scored pairs alone."""
     if not isinstance(document, dict) or "encoder" not in document:
         return False
-    tasks = isinstance(document["encoder"], dict) and isinstance(document.get("tasks"), dict)
-    return tasks or (isinstance(document.get("results"), list) and "mean_spearman" in document)
+    has_tasks = isinstance(document["encoder"], dict) and isinstance(document.get("tasks"), dict)
+    return has_tasks or (isinstance(document.get("results"), list) and "mean_spearman" in document)
 
 
-def read_evaluation(document: Any, items: Any, path: Path) -> Evaluation:
-    """The evaluation in a document; `items` is the document beside it, or None."""
+def _evaluation(document: Any, items: Any, path: Path) -> Evaluation:
     if "results" in document:
         document = _pairs_as_tasks(document)
     encoder, cost = document["encoder"], document.get("cost") or {}
-    found = items if isinstance(items, Mapping) else {}
-    numbers = {name: number(cost.get(name, encoder.get(name))) for name in COSTS}
-    dim = number(encoder.get("dim"))
+    items = items if isinstance(items, Mapping) else {}
+    costs = {kind: _float_or_nan(cost.get(kind, encoder.get(kind))) for kind in COSTS}
+    dim, versions = _float_or_nan(encoder.get("dim")), document.get("versions")
     return Evaluation(
         str(encoder.get("name") or path.stem),
         path,
         str(encoder.get("fingerprint") or ""),
         str(encoder.get("kind") or ""),
         int(dim) if math.isfinite(dim) else None,
-        {str(name): _task(str(name), task, found.get(name)) for name, task in document["tasks"].items()},
-        {name: value for name, value in numbers.items() if math.isfinite(value) and value > 0},
+        {str(name): _task_score(str(name), task, items.get(name)) for name, task in document["tasks"].items()},
+        {kind: value for kind, value in costs.items() if math.isfinite(value) and value > 0},
         str(document.get("command") or ""),
-        _versions(document.get("versions")),
+        ", ".join(f"{name} {value}" for name, value in versions.items()) if isinstance(versions, Mapping) else "",
     )
 
 
 def _pairs_as_tasks(document: Any) -> dict[str, Any]:
-    """Results on scored pairs alone, in the shape of the results on tasks."""
+    """Convert results on scored pairs alone to the structure of results on tasks."""
     tasks = {
         result["task"]: {
             "kind": "sts",
@@ -113,279 +304,88 @@ def _pairs_as_tasks(document: Any) -> dict[str, Any]:
     return {**document, "encoder": encoder, "tasks": tasks, "cost": cost}
 
 
-def _task(name: str, found: Any, items: Any) -> Task:
-    interval = found.get("interval") or (None, None)
-    low, high = (number(end) for end in interval)
-    return Task(
+def _task_score(name: str, task: Any, items: Any) -> TaskScore:
+    low, high = (_float_or_nan(bound) for bound in task.get("interval") or (None, None))
+    return TaskScore(
         name,
-        str(found["kind"]),
-        str(found.get("metric", "")),
-        number(found["score"]),
+        str(task["kind"]),
+        str(task.get("metric", "")),
+        _float_or_nan(task["score"]),
         low,
         high,
-        tuple(map(str, found.get("flags") or ())),
-        _items(items),
+        tuple(map(str, task.get("flags") or ())),
+        _item_results(items),
     )
 
 
-def _items(found: Any) -> Items | None:
-    if not isinstance(found, Mapping):
+def _item_results(items: Any) -> ItemResults | None:
+    if not isinstance(items, Mapping):
         return None
-    if "values" in found:
-        return Items(_floats(found["values"]))
-    return Items(_floats(found["predicted"]), _floats(found["gold"])) if {"predicted", "gold"} <= found.keys() else None
+    if "values" in items:
+        return ItemResults(_floats(items["values"]))
+    if {"predicted", "gold"} <= items.keys():
+        return ItemResults(_floats(items["predicted"]), _floats(items["gold"]))
+    return None
 
 
-def _floats(values: Any) -> Floats:
-    return np.array([number(value) for value in values], np.float64)
-
-
-def number(value: Any) -> float:
-    """A number as JSON says it; what is none is NaN."""
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _versions(found: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in found.items()) if isinstance(found, Mapping) else ""
-
-
-@dataclass(frozen=True)
-class SavedSweep:
-    """The rows of a sweep, best first, and what they were scored on."""
-
-    name: str
-    """Unique in a report."""
-    model: str
-    data: str
-    rows: tuple[SweepRow, ...]
-    path: Path
-
-    def different(self, field: str) -> list[Any]:
-        """The different values of a field, in the order of their first row."""
-        return list(dict.fromkeys(getattr(row, field) for row in self.rows))
-
-
-def is_sweep(document: Any) -> bool:
-    """Is this what `d2v sweep` writes?"""
+def _is_sweep(document: Any) -> bool:
+    """Whether `d2v sweep` wrote this."""
     return isinstance(document, dict) and {"model", "plan", "winner", "rows"} <= document.keys()
 
 
-def read_sweep(document: Any, path: Path) -> SavedSweep:
-    """The sweep in a document."""
-    rows = sorted(map(_row, document["rows"]), key=lambda row: (math.isnan(row.spearman), -row.spearman))
+def _sweep(document: Any, path: Path) -> SavedSweep:
+    rows = sorted(map(_sweep_row, document["rows"]), key=lambda row: (math.isnan(row.spearman), -row.spearman))
     if not rows:
         raise ValueError("no rows")
     model = str(document["model"])
     return SavedSweep(model, model, str(document.get("data", {}).get("name", "")), tuple(rows), path)
 
 
-def _row(found: Any) -> SweepRow:
-    values = {one.name: found[one.name] for one in fields(SweepRow)}
+def _sweep_row(row: Any) -> SweepRow:
+    values = {column.name: row[column.name] for column in fields(SweepRow)}
     values["layer"] = int(values["layer"])
-    values |= {metric: number(values[metric]) for metric in ("spearman", "pearson")}
+    values |= {metric: _float_or_nan(values[metric]) for metric in ("spearman", "pearson")}
     return SweepRow(**values)
 
 
-def ways(rows: Sequence[SweepRow]) -> list[tuple[str, str]]:
-    """The different poolings and heads of some rows, the best first; a sum beside a mean says nothing new."""
-    found = list(dict.fromkeys((row.pooling, row.head) for row in rows))
-    names = {pooling for pooling, _ in found}
-    return [(pooling, head) for pooling, head in found if pooling != "sum" or "mean" not in names]
+def _is_dimension(document: Any) -> bool:
+    """Whether `d2v analyze id` wrote this, for one encoder or for several."""
+    return isinstance(document, dict) and any(map(_is_dimension_curve, document.get("encoders") or [document]))
 
 
-@dataclass(frozen=True)
-class LayerDimension:
-    """Both estimates at one layer; what is not known is NaN."""
-
-    layer: int
-    twonn: float
-    low: float
-    high: float
-    mle: float
-
-
-@dataclass(frozen=True)
-class Dimensions:
-    """The curve of one encoder."""
-
-    name: str
-    """Unique in a report."""
-    layers: tuple[LayerDimension, ...]
-    path: Path
-    texts: int | None = None
-    area: float = math.nan
-
-    @property
-    def peak(self) -> LayerDimension:
-        """The layer of the highest dimension by TwoNN (of the first layer, where none is known)."""
-        known = [layer for layer in self.layers if math.isfinite(layer.twonn)]
-        return max(known or self.layers[:1], key=lambda layer: layer.twonn)
-
-
-def is_dimensions(document: Any) -> bool:
-    """Is this what `d2v analyze id` writes: the curve of one encoder, or of several?"""
-    return isinstance(document, dict) and any(map(_is_curve, document.get("encoders") or [document]))
-
-
-def _is_curve(document: Any) -> bool:
+def _is_dimension_curve(document: Any) -> bool:
     layers = document.get("layers") if isinstance(document, dict) else None
     return isinstance(layers, list) and bool(layers) and isinstance(layers[0], dict) and "twonn" in layers[0]
 
 
-def read_dimensions(document: Any, path: Path) -> list[Dimensions]:
-    """The curves in a document."""
-    return [_curve(one, path) for one in document.get("encoders") or [document]]
+def _dimension_curves(document: Any, path: Path) -> list[DimensionCurve]:
+    return [_dimension_curve(curve, path) for curve in document.get("encoders") or [document]]
 
 
-def _curve(found: Any, path: Path) -> Dimensions:
-    encoder, texts = found.get("encoder"), found.get("texts")
+def _dimension_curve(document: Any, path: Path) -> DimensionCurve:
+    encoder, texts, area = document.get("encoder"), document.get("texts"), document.get("area")
     name = encoder.get("name") if isinstance(encoder, dict) else encoder
-    count = number(texts.get("count") if isinstance(texts, dict) else texts)
-    # the last layer stands there twice, and the curve ends behind the final norm
-    layers = {int(one["layer"]): one for one in sorted(found["layers"], key=lambda one: bool(one.get("normed")))}
-    return Dimensions(
+    count = _float_or_nan(texts.get("count") if isinstance(texts, dict) else texts)
+    # the last layer is listed twice; the curve ends with the one after the final norm
+    rows = {int(row["layer"]): row for row in sorted(document["layers"], key=lambda row: bool(row.get("normed")))}
+    return DimensionCurve(
         str(name or path.stem),
-        tuple(_layer(layers[place]) for place in sorted(layers)),
+        tuple(_layer_dimension(rows[layer]) for layer in sorted(rows)),
         path,
         int(count) if math.isfinite(count) else None,
-        _area(found.get("area")),
+        _float_or_nan(area.get("unit") if isinstance(area, dict) else area),  # over a depth of 1, if there are several
     )
 
 
-def _layer(found: Any) -> LayerDimension:
-    low, high = found.get("twonn_95") or (None, None)
-    return LayerDimension(int(found["layer"]), *map(number, (found["twonn"], low, high, found.get("mle"))))
+def _layer_dimension(row: Any) -> LayerDimension:
+    low, high = row.get("twonn_95") or (None, None)
+    return LayerDimension(int(row["layer"]), *map(_float_or_nan, (row["twonn"], low, high, row.get("mle"))))
 
 
-def _area(found: Any) -> float:
-    """Over a depth of 1, where there are several."""
-    return number(found.get("unit")) if isinstance(found, dict) else number(found)
+def _floats(values: Any) -> Floats:
+    return np.array([_float_or_nan(value) for value in values], np.float64)
 
 
-_ITEMS = ".items.json"
-_DEPTH = 2
-_Named = TypeVar("_Named", Evaluation, SavedSweep, Dimensions)
-
-
-@dataclass
-class Found:
-    """What was found, and which files could not be read."""
-
-    evaluations: list[Evaluation] = field(default_factory=list)
-    sweeps: list[SavedSweep] = field(default_factory=list)
-    dimensions: list[Dimensions] = field(default_factory=list)
-    training: list[Path] = field(default_factory=list)
-    """Files of results of training; they are read by the report on runs."""
-    left_out: list[str] = field(default_factory=list)
-
-    @property
-    def compares(self) -> bool:
-        """Is there more here than training runs?"""
-        return bool(self.evaluations or self.sweeps or self.dimensions)
-
-
-def gather(places: Sequence[Path]) -> Found:
-    """Evaluations, sweeps and intrinsic dimensions in some files, and in folders up to two levels down.
-
-    A file that was named must be one of them. In a folder other files are passed over, and damaged ones are told.
-    """
-    found = Found()
-    seen: set[Path] = set()
-    for place in places:
-        known = 0
-        for file in [place] if place.is_file() else _json_files(place, _DEPTH):
-            if file.resolve() not in seen:
-                seen.add(file.resolve())
-                known += _add(found, file, named=place.is_file())
-        if not known:
-            found.left_out.append(f"{place} holds nothing to report, or nothing new.")
-    found.evaluations = _unique(_joined(found.evaluations))
-    found.sweeps, found.dimensions = _unique(found.sweeps), _unique(found.dimensions)
-    return found
-
-
-def _json_files(folder: Path, depth: int) -> Iterator[Path]:
-    if not folder.is_dir():
-        raise InputError(
-            f"{folder} is neither a file nor a folder; "
-            "give an encoder made by `d2v train`, or what `d2v eval --json` wrote."
-        )
-    shown = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
-    yield from (child for child in shown if child.name.endswith(".json") and child.is_file())
-    for child in shown if depth else ():
-        if child.is_dir():
-            yield from _json_files(child, depth - 1)
-
-
-def _add(found: Found, file: Path, named: bool) -> bool:
-    if file.name.endswith(_ITEMS) and not named:
-        return False
-    try:
-        document = read_json(file, "write it again")
-        known = _add_document(found, document, file)
-    except DataFileError as error:
-        if named:
-            raise
-        found.left_out.append(str(error))
-        return False
-    if named and not known:
-        raise InputError(
-            f"{file} holds nothing to report; give what `d2v eval --json`, `d2v sweep` or `d2v train` wrote."
-        )
-    return known
-
-
-def _add_document(found: Found, document: Any, file: Path) -> bool:
-    """Put the document where it belongs; False if it is some other JSON."""
-    if is_evaluation(document):
-        items = file.with_name(f"{file.stem}{_ITEMS}")
-        beside = read_json(items, "write it again") if items.is_file() else None
-        found.evaluations.append(_parsed(file, lambda: read_evaluation(document, beside, file)))
-    elif is_sweep(document):
-        found.sweeps.append(_parsed(file, lambda: read_sweep(document, file)))
-    elif is_dimensions(document):
-        found.dimensions += _parsed(file, lambda: read_dimensions(document, file))
-    elif isinstance(document, dict) and {"config", "seeds"} <= document.keys():
-        found.training.append(file)
-    else:
-        return False
-    return True
-
-
-_Read = TypeVar("_Read")
-
-
-def _parsed(file: Path, read: Callable[[], _Read]) -> _Read:
-    try:
-        return read()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataFileError(f"{file} is not as it was written ({type(error).__name__}: {error}).") from None
-
-
-def _joined(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
-    """Files of one encoder with different tasks are one evaluation; with the same task twice they stay apart."""
-    found: list[Evaluation] = []
-    for one in evaluations:
-        for place, other in enumerate(found):
-            same = one.fingerprint and (one.fingerprint, one.name) == (other.fingerprint, other.name)
-            if same and not one.tasks.keys() & other.tasks.keys():
-                found[place] = replace(other, tasks={**other.tasks, **one.tasks}, cost=_joined_cost(other, one))
-                break
-        else:
-            found.append(one)
-    return found
-
-
-def _joined_cost(one: Evaluation, other: Evaluation) -> dict[str, float]:
-    """The dearer of the two: the slower speed, the higher peak."""
-    both = {name: [each.cost[name] for each in (one, other) if name in each.cost] for name in COSTS}
-    return {name: min(values) if COSTS[name] else max(values) for name, values in both.items() if values}
-
-
-def _unique(found: Sequence[_Named]) -> list[_Named]:
-    """Where two have the same name, their files tell them apart, or else where these lie."""
-    named = list(found)
-    for tell in (lambda path: path.stem, str):
-        count = Counter(one.name for one in named)
-        named = [replace(one, name=f"{one.name} ({tell(one.path)})") if count[one.name] > 1 else one for one in named]
-    return named
+def _float_or_nan(value: Any) -> float:
+    """A JSON number as float; anything else is NaN."""
+    return float(value) if isinstance(value, int | float) else math.nan

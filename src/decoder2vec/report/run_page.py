@@ -1,217 +1,238 @@
-"""The report as one HTML page that needs nothing beside it: figures are inside, and it loads nothing."""
+"""The page of training runs: scores, checks and examples of all runs side by side, then the figures of each run."""
 
 from __future__ import annotations
 
-import base64
 import math
 from collections.abc import Callable, Iterable, Sequence
-from html import escape
 from pathlib import Path
 
 import numpy as np
 
-from decoder2vec.errors import StorageError
 from decoder2vec.maths.metrics import METRICS
-from decoder2vec.report.runs import Run
-from decoder2vec.report.training_figures import Picture, draw_overview, draw_run, file_stems, part_files
-from decoder2vec.storage import atomic_file
+from decoder2vec.report.figures import Figure, file_stems, plural
+from decoder2vec.report.html import (
+    Cell,
+    Html,
+    Section,
+    Table,
+    bullets,
+    code,
+    figure,
+    folded,
+    join,
+    output_file,
+    page,
+    paragraph,
+    subsection,
+    table,
+)
+from decoder2vec.report.runs import TrainingRun
+from decoder2vec.report.training_figures import draw_overview, draw_run, scored_files
 
-_OPEN = 3
-"""Up to so many runs, each stands open on the page."""
-_CHECKS = {"equal texts": "1", "full stop": "close to 1", "random pairs": "close to 0"}
-_STYLE = """
-:root { color-scheme: light; }
-body { font: 16px/1.5 system-ui, sans-serif; color: #1b1b1b; background: #fff; max-width: 60rem; margin: 0 auto;
-  padding: 1rem; overflow-wrap: break-word; }
-h1, h2, h3 { line-height: 1.2; }
-h2 { border-top: 1px solid #ddd; padding-top: 1rem; }
-.wide { overflow-x: auto; }
-img { display: block; max-width: 100%; min-width: 34rem; height: auto; }
-table { border-collapse: collapse; font-size: .85rem; }
-th, td { padding: .25rem .6rem .25rem 0; text-align: left; vertical-align: top; border-bottom: 1px solid #eee; }
-td.number, th.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-figcaption, .about { color: #555; font-size: .85rem; }
-figure { margin: 1rem 0; }
-td:first-child { min-width: 12rem; }
-summary { cursor: pointer; font-weight: 600; font-size: 1.15rem; padding: .5rem 0; }
-code { font-size: .8rem; overflow-wrap: anywhere; }
-"""
+PAGE = "index.html"
+OnProgress = Callable[[str, int], object]
+"""Called after each finished part with its name and the number of all parts."""
+_MAX_OPEN = 3
+"""With more runs than this, each is folded."""
+_EXPECTED_CHECKS = {"equal texts": "1", "full stop": "close to 1", "random pairs": "close to 0"}
 
 
-def page(runs: Sequence[Run], overview: Sequence[Picture], own: Sequence[Sequence[Picture]]) -> str:
-    """The page of some runs: what sets them side by side, then each by itself."""
-    title = f"Report on {runs[0].name}" if len(runs) == 1 else f"Report on {len(runs)} runs"
-    head = (
-        '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style>"
+def write_run_page(
+    runs: Sequence[TrainingRun], out: Path, *, on_progress: OnProgress = lambda *_: None, command: str = ""
+) -> Path:
+    """Draw all figures of the runs, write the page, and return its path.
+
+    Args:
+        runs: The runs, in the order of the page.
+        out: Folder for the page and its figures.
+        on_progress: Called after each drawn run.
+        command: The command that makes the page, for its footer.
+
+    Raises:
+        StorageError: The folder cannot be written.
+    """
+    with output_file(out / PAGE) as temporary:
+        overview = draw_overview(runs, out)
+        figures = []
+        for run, stem in zip(runs, file_stems([run.name for run in runs]), strict=True):
+            figures.append(draw_run(run, out, stem))
+            on_progress(run.name, len(runs))
+        temporary.write_text(run_page(runs, overview, figures, command), encoding="utf-8")
+    return out / PAGE
+
+
+def run_page(
+    runs: Sequence[TrainingRun], overview: Sequence[Figure], figures: Sequence[Sequence[Figure]], command: str = ""
+) -> str:
+    """The page of training runs.
+
+    Args:
+        runs: The runs, in the order of the page.
+        overview: The figures of `draw_overview`.
+        figures: For each run the figures of `draw_run`.
+        command: The command that makes the page, for its footer.
+    """
+    sections = [Section("overview", "All runs" if len(runs) > 1 else "Scores", runs_overview(runs, overview))]
+    bodies = [_run_details(run, shown) for run, shown in zip(runs, figures, strict=True)]
+    if len(runs) <= _MAX_OPEN:
+        sections += [
+            Section(f"run-{n}", run.name, body) for n, (run, body) in enumerate(zip(runs, bodies, strict=True))
+        ]
+    else:
+        details = [folded(run.name, body) for run, body in zip(runs, bodies, strict=True)]
+        sections.append(Section("runs", "Single runs", join(*details)))
+    title = f"Training run {runs[0].name}" if len(runs) == 1 else f"{len(runs)} training runs"
+    return page(title, sections, kind="training report", summary=_summary(runs), command=command)
+
+
+def _summary(runs: Sequence[TrainingRun]) -> Html:
+    backbones = ", ".join(dict.fromkeys(run.backbone for run in runs if run.backbone))
+    if not backbones:
+        return Html()
+    return join(f"{plural(len(runs), 'encoder')} trained on the frozen model {backbones} by ", code("d2v train"), ".")
+
+
+def training_section(
+    runs: Sequence[TrainingRun], overview: Sequence[Figure], figures: Sequence[Sequence[Figure]]
+) -> Html:
+    """The runs as one section of a page: side by side, then each run with figures by itself."""
+    details = [
+        folded(run.name, _run_details(run, shown), is_open=True) for run, shown in zip(runs, figures, strict=False)
+    ]
+    return join(paragraph(_summary(runs)), runs_overview(runs, overview), *details)
+
+
+def runs_overview(runs: Sequence[TrainingRun], overview: Sequence[Figure]) -> Html:
+    """Everything that shows all runs side by side."""
+    scores, examples, parameters = overview
+    return join(
+        _drawn(scores),
+        *(table(_score_table(runs, metric)) for metric in METRICS),
+        table(_check_table(runs)),
+        subsection("About the data", bullets(_data_notes(runs))),
+        _drawn(examples),
+        table(_example_table(runs)),
+        _drawn(parameters),
+        _missing_figures(overview),
     )
-    body = f"<h1>{escape(title)}</h1>\n{runs_part(runs, overview, own)}"
-    return f'<!DOCTYPE html>\n<html lang="en">\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n'
 
 
-def runs_part(runs: Sequence[Run], overview: Sequence[Picture], own: Sequence[Sequence[Picture]]) -> str:
-    """What a page says of some runs: side by side, then each by itself as far as it was drawn (`own`)."""
-    models = ", ".join(dict.fromkeys(run.backbone for run in runs if run.backbone))
-    ladder, examples, parameters = overview
-    parts = [
-        f"<p>Encoders trained on the frozen model {escape(models)} by <code>d2v train</code>.</p>" if models else "",
-        _picture(ladder),
-        *(_score_table(runs, metric) for metric in METRICS),
-        _check_table(runs),
-        _notes(runs),
-        _picture(examples),
-        _example_table(runs),
-        _picture(parameters),
-        _missing(overview),
-        *(_run(run, pictures, len(runs) <= _OPEN) for run, pictures in zip(runs, own, strict=False)),
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def _run(run: Run, pictures: Sequence[Picture], stands_open: bool) -> str:
-    seeds = ", ".join(str(seed.number) for seed in run.seeds)
+def _run_details(run: TrainingRun, figures: Sequence[Figure]) -> Html:
     facts = [f"model {run.backbone}"] if run.backbone else []
-    facts += [f"seeds {seeds}"] if seeds else []
-    facts += [f"best on dev: seed {run.best_seed}, shown here"] if run.best_seed is not None and run.recorded else []
-    parts = [
-        f'<p class="about">{escape("; ".join(facts))}</p>' if facts else "",
-        f"<p><code>{escape(run.command)}</code></p>" if run.command else "",
-        *map(_picture, pictures),
-        _worst_table(run),
-        _missing(pictures),
-    ]
-    body = "\n".join(part for part in parts if part)
-    if stands_open:
-        return f"<section><h2>{escape(run.name)}</h2>\n{body}</section>"
-    return f"<details><summary>{escape(run.name)}</summary>\n{body}</details>"
+    facts += [f"seeds {', '.join(str(seed.seed) for seed in run.seeds)}"] if run.seeds else []
+    facts += (
+        [f"shown here: seed {run.best_seed}, the best on dev"] if run.best_seed is not None and run.has_record else []
+    )
+    return join(
+        paragraph("; ".join(facts), muted=True),
+        paragraph(code(run.command) if run.command else ""),
+        *map(_drawn, figures),
+        table(_worst_table(run)),
+        _missing_figures(figures),
+    )
 
 
-def _picture(picture: Picture) -> str:
-    if picture.file is None:
-        return ""
-    data = base64.b64encode(picture.file.read_bytes()).decode()
-    title, about = escape(picture.title), escape(picture.about)
-    image = f'<div class="wide"><img alt="{title}. {about}" src="data:image/png;base64,{data}"></div>'
-    return f"<figure><h3>{title}</h3>{image}<figcaption>{about}</figcaption></figure>"
+def _drawn(data: Figure) -> Html:
+    """The figure, or nothing: figures without a file are listed together."""
+    return figure(data) if data.file else Html()
 
 
-def _missing(pictures: Sequence[Picture]) -> str:
-    lines = [f"<li>{escape(one.title)}: {escape(one.about)}</li>" for one in pictures if one.file is None]
-    return f'<div class="about"><p>Not shown:</p><ul>{"".join(lines)}</ul></div>' if lines else ""
+def _missing_figures(figures: Sequence[Figure]) -> Html:
+    lines = [f"{missing.title}: {missing.caption}" for missing in figures if missing.file is None]
+    return join(paragraph("Not shown:", muted=True), bullets(lines)) if lines else Html()
 
 
-def _score_table(runs: Sequence[Run], metric: str) -> str:
-    files = [(part, name) for part in ("dev", "test") for name in part_files(runs, part)]
+def _score_table(runs: Sequence[TrainingRun], metric: str) -> Table:
+    files = [(split, name) for split in ("dev", "test") for name in scored_files(runs, split)]
     rows = []
     for run in runs:
-        found = [
-            [scores[metric] for seed in run.seeds if metric in (scores := getattr(seed, part).get(name, {}))]
-            for part, name in files
+        columns = [
+            [scores[metric] for seed in run.seeds if metric in (scores := getattr(seed, split).get(name, {}))]
+            for split, name in files
         ]
-        if any(found):
-            rows.append([run.name, str(len(run.seeds)), *(_spread(values, 2) for values in found)])
-    heads = [name if name == part else f"{part}: {name}" for part, name in files]
-    about = "x 100: mean over seeds ± one standard deviation"
-    return _table(f"{metric.capitalize()} {about}", ["run", "seeds", *heads], rows)
+        if any(columns):
+            n_seeds = Cell(str(len(run.seeds)), len(run.seeds))
+            rows.append([Cell(run.name), n_seeds, *(_mean_cell(values, 2) for values in columns)])
+    headings = [name if name == split else f"{split}: {name}" for split, name in files]
+    caption = "Mean over seeds ± one standard deviation"
+    return Table(f"{metric.capitalize()} x 100", caption, ["run", "seeds", *headings], rows, sortable=True)
 
 
-def _check_table(runs: Sequence[Run]) -> str:
+def _check_table(runs: Sequence[TrainingRun]) -> Table:
     names = list(dict.fromkeys(name for run in runs for seed in run.seeds for name in seed.checks))
     rows = [
-        [run.name, *(_spread([seed.checks[name] for seed in run.seeds if name in seed.checks], 3) for name in names)]
+        [
+            Cell(run.name),
+            *(_mean_cell([seed.checks[name] for seed in run.seeds if name in seed.checks], 3) for name in names),
+        ]
         for run in runs
         if any(seed.checks for seed in run.seeds)
     ]
-    if rows:
-        rows.append(["what one hopes for", *(_CHECKS.get(name, "") for name in names)])
-    return _table("Checks: mean score of pairs whose answer is known", ["run", *names], rows)
+    expected = [Cell("expected"), *(Cell(_EXPECTED_CHECKS.get(name, "")) for name in names)]
+    caption = "Mean score of pairs with a known answer"
+    return Table("Sanity checks", caption, ["run", *names], rows, footer=expected, sortable=True)
 
 
-def _example_table(runs: Sequence[Run]) -> str:
+def _example_table(runs: Sequence[TrainingRun]) -> Table:
     shown = [run for run in runs if run.examples]
-    known = {(pair.left, pair.right): pair for run in shown for pair in run.examples}
-    scores = [{(pair.left, pair.right): pair.score for pair in run.examples} for run in shown]
+    pairs = {(pair.text_a, pair.text_b): pair for run in shown for pair in run.examples}
+    scores = [{(pair.text_a, pair.text_b): pair.score for pair in run.examples} for run in shown]
     rows = [
         [
-            f"{left} / {right}",
-            _number(pair.truth, 2),
-            _number(pair.paper, 2),
-            *(_number(own.get((left, right)), 2) for own in scores),
+            Cell(f"{texts[0]} / {texts[1]}"),
+            Cell(_format(pair.human, 2)),
+            Cell(_format(pair.paper, 2)),
+            *(Cell(_format(by_pair.get(texts), 2)) for by_pair in scores),
         ]
-        for (left, right), pair in known.items()
+        for texts, pair in pairs.items()
     ]
-    columns = [[(pair.truth, pair.paper) for pair in known.values()]]
-    columns += [[(known[texts].truth, score) for texts, score in own.items()] for own in scores]
-    if rows:
-        rows.append(["mean distance from people", "", *(_distance(column) for column in columns)])
-    return _table("The examples in numbers", ["pair", "people", "the paper", *(run.name for run in shown)], rows)
+    columns = [[(pair.human, pair.paper) for pair in pairs.values()]]
+    columns += [[(pairs[texts].human, score) for texts, score in by_pair.items()] for by_pair in scores]
+    errors = [Cell("mean absolute error"), Cell(""), *(Cell(_mean_absolute_error(column)) for column in columns)]
+    headings = ["pair", "human", "paper", *(run.name for run in shown)]
+    return Table("Scores of the example pairs", "From 0 to 1", headings, rows, text_columns=(0,), footer=errors)
 
 
-def _distance(column: Iterable[tuple[float, float | None]]) -> str:
-    found = [abs(truth - score) for truth, score in column if score is not None]
-    return _number(float(np.mean(found)), 2) if found else ""
+def _mean_absolute_error(column: Iterable[tuple[float, float | None]]) -> str:
+    errors = [abs(human - score) for human, score in column if score is not None]
+    return _format(float(np.mean(errors)), 2) if errors else ""
 
 
-def _worst_table(run: Run) -> str:
-    if run.errors is None:
-        return ""
+def _worst_table(run: TrainingRun) -> Table:
+    worst, data = (run.errors.worst, run.errors.data) if run.errors else ((), "")
     rows = [
-        [pair.left, pair.right, _number(pair.truth, 2), _number(pair.score, 2), f"{pair.score - pair.truth:+.2f}"]
-        for pair in run.errors.worst
+        [
+            Cell(pair.text_a),
+            Cell(pair.text_b),
+            Cell(_format(pair.human, 2)),
+            Cell(_format(pair.score, 2)),
+            Cell(f"{pair.score - pair.human:+.2f}"),
+        ]
+        for pair in worst
     ]
-    return _table(f"The largest errors on {run.errors.data}", ["text", "text", "people", "score", "error"], rows, 2)
+    headings = ["text", "text", "human", "score", "error"]
+    return Table(f"Largest errors on {data}", "Score minus human score", headings, rows, text_columns=(0, 1))
 
 
-def _notes(runs: Sequence[Run]) -> str:
-    """What the runs said about their data, each once."""
+def _data_notes(runs: Sequence[TrainingRun]) -> list[str]:
+    """The notes of the runs on their data, each once, with the runs it applies to if it does not apply to all."""
     lines = []
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         names = [run.name for run in runs if note in run.notes]
         others = [run.name for run in runs if note not in run.notes]
-        whose = f" (all but {', '.join(others)})" if len(others) < len(names) else f" ({', '.join(names)})"
-        whose = whose if others else ""
-        lines.append(f"<li>{escape(note + whose)}</li>")
-    return f"<h3>About the data</h3><ul>{''.join(lines)}</ul>" if lines else ""
+        applies_to = f"all but {', '.join(others)}" if len(others) < len(names) else ", ".join(names)
+        lines.append(f"{note} ({applies_to})" if others else note)
+    return lines
 
 
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1) -> str:
-    """A table of escaped cells; after the first `texts` columns come numbers."""
-    if not rows:
-        return ""
-
-    def row(cells: Sequence[str], tag: str) -> str:
-        kinds = ["" if number < texts else ' class="number"' for number in range(len(cells))]
-        return "<tr>" + "".join(f"<{tag}{k}>{escape(c)}</{tag}>" for k, c in zip(kinds, cells, strict=True)) + "</tr>"
-
-    body = "\n".join(row(cells, "td") for cells in rows)
-    return f'<h3>{escape(title)}</h3><div class="wide"><table>{row(heads, "th")}\n{body}</table></div>'
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
+def _mean_cell(values: Sequence[float], digits: int) -> Cell:
+    """Mean and standard deviation over seeds."""
     if not values:
-        return ""
-    mean = _number(float(np.mean(values)), digits)
-    return f"{mean} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else mean
+        return Cell("")
+    mean = float(np.mean(values))
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return Cell(f"{_format(mean, digits)}{deviation}", mean if math.isfinite(mean) else None)
 
 
-def _number(value: float | None, digits: int) -> str:
+def _format(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}" if math.isfinite(value) else "not a number"
-
-
-PAGE = "index.html"
-
-
-def write_report(runs: Sequence[Run], out: Path, on_progress: Callable[[str], object] = lambda _: None) -> Path:
-    """Draw every figure of some runs into `out` and write the page; `watch` hears the name of each finished run."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with atomic_file(out / PAGE) as temporary:  # first of all: minutes of drawing must not end in a refusal
-            overview = draw_overview(runs, out)
-            own = []
-            for run, stem in zip(runs, file_stems([run.name for run in runs]), strict=True):
-                own.append(draw_run(run, out, stem))
-                on_progress(run.name)
-            temporary.write_text(page(runs, overview, own), encoding="utf-8")
-    except OSError as error:
-        raise StorageError(f"Cannot write to {out}: {error.strerror or error}; choose another folder: --out.") from None
-    return out / PAGE

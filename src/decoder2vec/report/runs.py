@@ -1,4 +1,8 @@
-"""What is known of a finished training run, read from the JSON documents that `d2v train` writes."""
+"""Find and read finished training runs from the JSON files that `d2v train` writes.
+
+An encoder folder holds `results.json` (the scores of all seeds) and `run.json` (the record of the best seed). Result
+files may also be kept elsewhere, without an encoder.
+"""
 
 from __future__ import annotations
 
@@ -10,76 +14,85 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.report.figures import Place
+from decoder2vec.errors import DataFileError
+from decoder2vec.report.figures import ReadingLabel
 from decoder2vec.storage import read_json
 
 Scores = dict[str, dict[str, float]]
 """Points by file and metric."""
+_ENCODER, _RESULTS, _RECORD = "encoder.json", "results.json", "run.json"
+_SEARCH_DEPTH = 2
+_FREEZE_STEP = re.compile(r"step[0-5]")
+"""Plans of the steps of FREEZE, which come first in a report."""
 
 
 @dataclass(frozen=True)
-class History:
-    """Loss and score after each epoch of one stage; the untrained state scored `start`, and `best` counts from 0."""
+class TrainingCurve:
+    """Loss and dev score of every epoch of one training stage."""
 
     name: str
     stage: str
     losses: tuple[float, ...]
     scores: tuple[float, ...]
-    start: float
-    best: int
+    start_score: float
+    """Before training."""
+    best_epoch: int
+    """Counted from 0; -1 if no epoch was better than the start."""
 
 
 @dataclass(frozen=True)
-class Seed:
-    """What one seed came to."""
+class SeedRecord:
+    """The results of one seed."""
 
-    number: int
+    seed: int
     dev: Scores
     test: Scores
     checks: dict[str, float]
-    histories: tuple[History, ...] = ()
-    error: tuple[float, ...] = ()
-    """Of the autoencoders, for each reading they were trained on."""
+    """Mean score of pairs with a known answer, by kind."""
+    curves: tuple[TrainingCurve, ...] = ()
+    reconstruction_error: tuple[float, ...] = ()
+    """Of the autoencoders, by reading."""
     unexplained: tuple[float, ...] = ()
     """The same as a share of the variance."""
 
 
 @dataclass(frozen=True)
-class Layers:
-    """What each reading is worth on dev, in points; `raw` and `codes` by metric."""
+class LayerScores:
+    """Scores of every reading on dev, in points; `raw` and `codes` by metric."""
 
     data: str
     raw: dict[str, tuple[float, ...]]
     codes: dict[str, tuple[float, ...]] = field(default_factory=dict)
     weights: tuple[float, ...] = ()
+    """In the sum over the readings."""
     without: tuple[float, ...] = ()
-    everything: float | None = None
+    """Of all other readings together."""
+    all_readings: float | None = None
 
 
 @dataclass(frozen=True)
-class ScoredPair:
-    """Two texts, what people say and what the encoder says, from 0 to 1."""
+class ExamplePair:
+    """Two texts with their human score, the encoder's score, and perhaps the paper's, from 0 to 1."""
 
-    left: str
-    right: str
-    truth: float
+    text_a: str
+    text_b: str
+    human: float
     score: float
     paper: float | None = None
 
 
 @dataclass(frozen=True)
-class Errors:
-    """Errors of the calibrated score on one file, and the pairs with the largest."""
+class ScoreErrors:
+    """Errors of the calibrated score on one file, and the pairs with the largest ones."""
 
     data: str
     values: tuple[float, ...]
-    worst: tuple[ScoredPair, ...]
+    worst: tuple[ExamplePair, ...]
 
 
 @dataclass(frozen=True)
-class Run:
-    """One training run, with whatever its files hold."""
+class TrainingRun:
+    """One training run, as far as its files describe it."""
 
     name: str
     """Unique in a report."""
@@ -88,242 +101,256 @@ class Run:
     backbone: str = ""
     command: str = ""
     metric: str = "pearson"
-    """By which epochs and seeds were chosen."""
+    """By which epochs and seeds were selected."""
     head: str = ""
     best_seed: int | None = None
     notes: tuple[str, ...] = ()
-    seeds: tuple[Seed, ...] = ()
-    readings: tuple[Place, ...] = ()
-    pretrained: tuple[Place, ...] = ()
-    """The readings autoencoders were trained on: more than `readings` where some were selected afterwards."""
-    layers: Layers | None = None
-    errors: Errors | None = None
-    examples: tuple[ScoredPair, ...] = ()
-    trained: int | None = None
-    frozen: int | None = None
-    recorded: bool = False
-    """Was there a record of the best seed (run.json)? A file of results has none."""
+    seeds: tuple[SeedRecord, ...] = ()
+    readings: tuple[ReadingLabel, ...] = ()
+    autoencoder_readings: tuple[ReadingLabel, ...] = ()
+    """More than `readings` if readings were selected after pre-training."""
+    layers: LayerScores | None = None
+    errors: ScoreErrors | None = None
+    examples: tuple[ExamplePair, ...] = ()
+    trained_parameters: int | None = None
+    frozen_parameters: int | None = None
+    has_record: bool = False
+    """Whether there is a record of the best seed (run.json)."""
 
 
-def add_record(run: Run, document: Any) -> Run:
-    """The run with what its record (run.json) says of the best seed."""
-    readings = tuple(Place(str(each["reading"]), int(each["layer"])) for each in document.get("readings", []))
-    share = document.get("parameters")
-    return replace(
-        run,
-        plan=str(document.get("name") or run.plan),
-        readings=readings,
-        layers=_layers(document["layers"], len(readings)) if document.get("layers") else None,
-        errors=_errors(document["errors"]) if document.get("errors") else None,
-        examples=tuple(map(_pair, document.get("examples", []))),
-        trained=int(share["trained"]) if share else None,
-        frozen=int(share["backbone"]) if share else None,
-        recorded=True,
-    )
+def find_runs(*paths: Path) -> list[TrainingRun]:
+    """Every run at the paths, the steps of FREEZE first.
 
+    Args:
+        paths: Encoder folders, folders with encoders up to two levels down, or else result files or folders of them.
 
-def _layers(found: Any, count: int) -> Layers:
-    def by_metric(curves: Any) -> dict[str, tuple[float, ...]]:
-        return {metric: _numbers(curves[metric], count) for metric in ("pearson", "spearman") if metric in curves}
-
-    return Layers(
-        str(found.get("data", "dev")),
-        by_metric(found.get("raw", {})),
-        by_metric(found.get("codes", {})),
-        _numbers(found.get("weights", []), count),
-        _numbers(found.get("without", []), count),
-        float(found["all"]) if "all" in found else None,
-    )
-
-
-def _errors(found: Any) -> Errors:
-    values = tuple(value for value in _numbers(found["all"]) if math.isfinite(value))
-    return Errors(str(found.get("data", "")), values, tuple(map(_pair, found.get("worst", []))))
-
-
-def _pair(found: Any) -> ScoredPair:
-    paper = found.get("paper")
-    texts = str(found["left"]), str(found["right"])
-    return ScoredPair(*texts, float(found["truth"]), float(found["score"]), None if paper is None else float(paper))
-
-
-def _numbers(values: Any, count: int | None = None) -> tuple[float, ...]:
-    numbers = tuple(float(value) for value in values)
-    if count is not None and numbers and len(numbers) != count:
-        raise ValueError(f"{len(numbers)} values for {count} readings")
-    return numbers
-
-
-def add_results(run: Run, document: Any) -> Run:
-    """The run with the results of all seeds (results.json)."""
-    config = document["config"]
-    settings = config.get("freeze", {})
-    seeds = tuple(map(_seed, document["seeds"]))
-    count = max((len(seed.error) for seed in seeds), default=0)
-    return replace(
-        run,
-        plan=str(config.get("name") or run.plan),
-        backbone=str(document.get("backbone", {}).get("name", "")),
-        command=str(document.get("command", "")),
-        metric=str(settings.get("choose_by", run.metric)),
-        head=str(settings.get("head", "")),
-        best_seed=document.get("best_seed"),
-        notes=tuple(map(str, document.get("notes", []))),
-        seeds=seeds,
-        pretrained=run.readings if len(run.readings) == count else _planned(settings.get("latents", []), count),
-    )
-
-
-def _planned(sources: Any, count: int) -> tuple[Place, ...]:
-    """The readings of a plan, as far as it names them without knowing the model."""
-    layers = [source.get("layers", "all") for source in sources]
-    found = [
-        Place(f"layer {layer}, {source.get('pooling', 'lasttoken')} of {source.get('template', 'plain')!r}", layer)
-        for source, own in zip(sources, layers, strict=True)
-        for layer in (range(1, count // len(layers) + 1) if own == "all" else own if isinstance(own, list) else ())
-    ]
-    return tuple(found) if len(found) == count else tuple(Place(f"reading {n}", n) for n in range(1, count + 1))
-
-
-def _seed(found: Any) -> Seed:
-    notes = found.get("notes", {})
-    pretraining = notes.get("pretraining", {})
-    names = ("pretraining", "training", "training after selection")
-    autoencoders = pretraining if pretraining.get("stage") == "autoencoders" else {}
-    return Seed(
-        int(found["seed"]),
-        _scores(found.get("dev", {})),
-        _scores(found.get("test", {})),
-        {str(name): float(value) for name, value in found.get("checks", {}).items()},
-        tuple(_history(name, notes[name]) for name in names if notes.get(name, {}).get("losses")),
-        _numbers(autoencoders.get("error", [])),
-        _numbers(autoencoders.get("unexplained", []), len(autoencoders.get("error", []))),
-    )
-
-
-def _scores(found: Any) -> Scores:
-    return {str(file): {str(m): float(v) for m, v in metrics.items()} for file, metrics in found.items()}
-
-
-def _history(name: str, note: Any) -> History:
-    return History(
-        name,
-        str(note.get("stage", "pairs")),
-        _numbers(note["losses"]),
-        _numbers(note.get("scores", [])),
-        float(note.get("start", "nan")),
-        int(note.get("best", -1)),
-    )
-
-
-_ENCODER, _RESULTS, _RECORD = "encoder.json", "results.json", "run.json"
-_DEPTH = 2
-_LADDER = re.compile(r"step[0-5]")
-
-
-def find_runs(*places: Path) -> list[Run]:
-    """Every run in some places, the steps of the ladder first.
-
-    A place is an encoder, or holds encoders up to two levels down, or else files of results, or is such a file.
+    Raises:
+        DataFileError: There is no run at a path, or one of its files is damaged.
     """
-    return _in_order([run for place in places for run in _runs_at(place)], places)
+    return _sorted([run for path in paths for run in _runs_at(path)], paths)
 
 
-def runs_of_files(files: Sequence[Path], places: Sequence[Path]) -> list[Run]:
-    """The runs that some files of results in those places belong to: of encoders, or else of the files alone."""
+def runs_of_results(files: Sequence[Path], paths: Sequence[Path]) -> list[TrainingRun]:
+    """The runs that result files belong to: those of encoder folders, or if there are none, those of the files alone.
+
+    Args:
+        files: Result files.
+        paths: The paths in which they were found, for unique names.
+    """
     folders = dict.fromkeys(file.parent for file in files if (file.parent / _ENCODER).is_file())
     runs = [_read_encoder(folder) for folder in folders]
-    return _in_order(runs or [run for file in files if (run := _read_results(file))], places)
+    return _sorted(runs or [run for file in files if (run := _read_results(file))], paths)
 
 
-def _in_order(runs: Sequence[Run], places: Sequence[Path]) -> list[Run]:
-    return sorted(_with_unique_names(runs, places), key=lambda run: (*_ladder_order(run.plan), run.name))
+def _sorted(runs: Sequence[TrainingRun], paths: Sequence[Path]) -> list[TrainingRun]:
+    named = _with_unique_names(runs, paths)
+    return sorted(named, key=lambda run: (not _FREEZE_STEP.fullmatch(run.plan), run.plan, run.name))
 
 
-def _runs_at(folder: Path) -> list[Run]:
-    if folder.is_file() and folder.suffix == ".json" and (run := _read_results(folder)):
+def _runs_at(path: Path) -> list[TrainingRun]:
+    if path.is_file() and path.suffix == ".json" and (run := _read_results(path)):
         return [run]
-    if not folder.is_dir():
-        raise InputError(f"{folder} is not a folder; give an encoder made by `d2v train`, or a folder of them.")
-    runs = [_read_encoder(place) for place in _encoders(folder, _DEPTH)]
-    if not runs and (folder / _ENCODER).is_file():
-        raise InputError(f"{folder} holds an encoder, but no record of training; give one made by `d2v train`.")
+    if not path.is_dir():
+        raise DataFileError(f"{path} is not a folder; give an encoder made by `d2v train`, or a folder of them.")
+    runs = [_read_encoder(folder) for folder in _encoder_folders(path, _SEARCH_DEPTH)]
+    if not runs and (path / _ENCODER).is_file():
+        raise DataFileError(f"{path} holds an encoder, but no record of training; give one made by `d2v train`.")
     if not runs:
-        runs = [run for file in _json_files(folder, _DEPTH) if (run := _read_results(file))]
+        runs = [run for file in _json_files(path, _SEARCH_DEPTH) if (run := _read_results(file))]
     if not runs:
-        raise InputError(
-            f"{folder} holds no run; give an encoder made by `d2v train`, JSON of `d2v eval`, or a folder of them."
+        raise DataFileError(
+            f"{path} holds no training run; "
+            "give an encoder made by `d2v train`, JSON of `d2v eval`, or a folder of them."
         )
     return runs
 
 
-def _ladder_order(plan: str) -> tuple[bool, str]:
-    return not _LADDER.fullmatch(plan), plan
-
-
-def _encoders(folder: Path, depth: int) -> Iterator[Path]:
+def _encoder_folders(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / _ENCODER).is_file():
         if (folder / _RESULTS).is_file() or (folder / _RECORD).is_file():
             yield folder
     elif depth:
-        for child in _folders(folder):
-            yield from _encoders(child, depth - 1)
+        for child in _visible_folders(folder):
+            yield from _encoder_folders(child, depth - 1)
 
 
 def _json_files(folder: Path, depth: int) -> Iterator[Path]:
     yield from sorted(file for file in folder.glob("*.json") if file.is_file() and not file.name.startswith("."))
     if depth:
-        for child in _folders(folder):
+        for child in _visible_folders(folder):
             yield from _json_files(child, depth - 1)
 
 
-def _folders(folder: Path) -> list[Path]:
+def _visible_folders(folder: Path) -> list[Path]:
     return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
-def _with_unique_names(runs: Sequence[Run], places: Sequence[Path]) -> list[Run]:
-    """Where two runs have the same name, the model tells them apart, or else where they lie."""
+def _with_unique_names(runs: Sequence[TrainingRun], paths: Sequence[Path]) -> list[TrainingRun]:
+    """Name runs by their plan; add the model to equal names, and the path if that is not enough."""
     named = [replace(run, name=run.plan) for run in runs]
     for detail in ("backbone", "path"):
         count = Counter(run.name for run in named)
-        for number, run in enumerate(named):
+        for index, run in enumerate(named):
             if count[run.name] > 1:
-                more = run.backbone if detail == "backbone" else _within(run.path, places)
-                named[number] = replace(run, name=f"{run.name}, {more}")
+                suffix = run.backbone if detail == "backbone" else _relative_path(run.path, paths)
+                named[index] = replace(run, name=f"{run.name}, {suffix}")
     return named
 
 
-def _within(path: Path, places: Sequence[Path]) -> str:
-    """Where a run lies in the place that was given, or that place where there are several."""
-    inside = [path.relative_to(place) for place in places if path.is_relative_to(place)]
-    return str(inside[0]) if len(places) == 1 and inside else str(path)
+def _relative_path(path: Path, roots: Sequence[Path]) -> str:
+    """The path within the root, if there is only one; else the whole path."""
+    inside = [path.relative_to(root) for root in roots if path.is_relative_to(root)]
+    return str(inside[0]) if len(roots) == 1 and inside else str(path)
 
 
-def _read_encoder(folder: Path) -> Run:
-    run = Run("", folder.name, folder)
+def _read_encoder(folder: Path) -> TrainingRun:
+    run = TrainingRun("", folder.name, folder)
     record, results = folder / _RECORD, folder / _RESULTS
     if record.is_file():
-        run = _parsed(record, lambda document: add_record(run, document))
+        run = _parse(record, read_json(record, "train again"), run, _add_record)
     if results.is_file():
-        before = run
-        run = _parsed(results, lambda document: add_results(before, document))
+        run = _parse(results, read_json(results, "train again"), run, _add_results)
     return run
 
 
-def _read_results(file: Path) -> Run | None:
-    """The run of a file as `d2v train --results` writes it; None if it is some other JSON."""
+def _read_results(file: Path) -> TrainingRun | None:
+    """The run of a file written by `d2v train --results`; None if it is some other JSON."""
     document = read_json(file, "train again")
     if not isinstance(document, dict) or not {"config", "seeds"} <= document.keys():
         return None
-    return _parsed(file, lambda found: add_results(Run("", file.stem, file), found))
+    return _parse(file, document, TrainingRun("", file.stem, file), _add_results)
 
 
-def _parsed(file: Path, read: Callable[[Any], Run]) -> Run:
+def _parse(file: Path, document: Any, run: TrainingRun, add: Callable[[TrainingRun, Any], TrainingRun]) -> TrainingRun:
     try:
-        return read(read_json(file, "train again"))
+        return add(run, document)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        if isinstance(error, DataFileError):
-            raise
         raise DataFileError(
-            f"{file} is not what `d2v train` writes ({type(error).__name__}: {error}); train again."
+            f"{file} is not a file written by `d2v train` ({type(error).__name__}: {error}); train again."
         ) from None
+
+
+def _add_record(run: TrainingRun, document: Any) -> TrainingRun:
+    """The run with the record of its best seed (run.json)."""
+    readings = tuple(ReadingLabel(str(row["reading"]), int(row["layer"])) for row in document.get("readings", []))
+    parameters = document.get("parameters")
+    return replace(
+        run,
+        plan=str(document.get("name") or run.plan),
+        readings=readings,
+        layers=_layer_scores(document["layers"], len(readings)) if document.get("layers") else None,
+        errors=_score_errors(document["errors"]) if document.get("errors") else None,
+        examples=tuple(map(_example_pair, document.get("examples", []))),
+        trained_parameters=int(parameters["trained"]) if parameters else None,
+        frozen_parameters=int(parameters["backbone"]) if parameters else None,
+        has_record=True,
+    )
+
+
+def _layer_scores(document: Any, count: int) -> LayerScores:
+    def by_metric(curves: Any) -> dict[str, tuple[float, ...]]:
+        return {metric: _floats(curves[metric], count) for metric in ("pearson", "spearman") if metric in curves}
+
+    return LayerScores(
+        str(document.get("data", "dev")),
+        by_metric(document.get("raw", {})),
+        by_metric(document.get("codes", {})),
+        _floats(document.get("weights", []), count),
+        _floats(document.get("without", []), count),
+        float(document["all"]) if "all" in document else None,
+    )
+
+
+def _score_errors(document: Any) -> ScoreErrors:
+    values = tuple(value for value in _floats(document["all"]) if math.isfinite(value))
+    return ScoreErrors(str(document.get("data", "")), values, tuple(map(_example_pair, document.get("worst", []))))
+
+
+def _example_pair(document: Any) -> ExamplePair:
+    paper = document.get("paper")
+    return ExamplePair(
+        str(document["left"]),
+        str(document["right"]),
+        float(document["truth"]),
+        float(document["score"]),
+        None if paper is None else float(paper),
+    )
+
+
+def _add_results(run: TrainingRun, document: Any) -> TrainingRun:
+    """The run with the results of all seeds (results.json)."""
+    config = document["config"]
+    recipe = config.get("freeze", {})
+    seeds = tuple(map(_seed_record, document["seeds"]))
+    count = max((len(seed.reconstruction_error) for seed in seeds), default=0)
+    planned = run.readings if len(run.readings) == count else _planned_readings(recipe.get("latents", []), count)
+    return replace(
+        run,
+        plan=str(config.get("name") or run.plan),
+        backbone=str(document.get("backbone", {}).get("name", "")),
+        command=str(document.get("command", "")),
+        metric=str(recipe.get("choose_by", run.metric)),
+        head=str(recipe.get("head", "")),
+        best_seed=document.get("best_seed"),
+        notes=tuple(map(str, document.get("notes", []))),
+        seeds=seeds,
+        autoencoder_readings=planned,
+    )
+
+
+def _planned_readings(sources: Any, count: int) -> tuple[ReadingLabel, ...]:
+    """The readings of a plan; by index if the plan names layers that only the model defines."""
+    layers = [source.get("layers", "all") for source in sources]
+    readings = [
+        ReadingLabel(
+            f"layer {layer}, {source.get('pooling', 'lasttoken')} of {source.get('template', 'plain')!r}", layer
+        )
+        for source, chosen in zip(sources, layers, strict=True)
+        for layer in (
+            range(1, count // len(layers) + 1) if chosen == "all" else chosen if isinstance(chosen, list) else ()
+        )
+    ]
+    if len(readings) == count:
+        return tuple(readings)
+    return tuple(ReadingLabel(f"reading {number}", number) for number in range(1, count + 1))
+
+
+def _seed_record(document: Any) -> SeedRecord:
+    notes = document.get("notes", {})
+    pretraining = notes.get("pretraining", {})
+    names = ("pretraining", "training", "training after selection")
+    autoencoders = pretraining if pretraining.get("stage") == "autoencoders" else {}
+    return SeedRecord(
+        int(document["seed"]),
+        _scores(document.get("dev", {})),
+        _scores(document.get("test", {})),
+        {str(name): float(value) for name, value in document.get("checks", {}).items()},
+        tuple(_training_curve(name, notes[name]) for name in names if notes.get(name, {}).get("losses")),
+        _floats(autoencoders.get("error", [])),
+        _floats(autoencoders.get("unexplained", []), len(autoencoders.get("error", []))),
+    )
+
+
+def _scores(document: Any) -> Scores:
+    return {
+        str(file): {str(metric): float(value) for metric, value in metrics.items()}
+        for file, metrics in document.items()
+    }
+
+
+def _training_curve(name: str, document: Any) -> TrainingCurve:
+    return TrainingCurve(
+        name,
+        str(document.get("stage", "pairs")),
+        _floats(document["losses"]),
+        _floats(document.get("scores", [])),
+        float(document.get("start", "nan")),
+        int(document.get("best", -1)),
+    )
+
+
+def _floats(values: Any, count: int | None = None) -> tuple[float, ...]:
+    floats = tuple(float(value) for value in values)
+    if count is not None and floats and len(floats) != count:
+        raise ValueError(f"{len(floats)} values for {count} readings")
+    return floats

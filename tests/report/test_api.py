@@ -1,0 +1,44 @@
+"""The public functions of the report package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import decoder2vec.report
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.report import api
+from toys.evaluations import make_evaluation, write_evaluation
+
+
+def test_report_accepts_one_path_and_uses_its_folder(tmp_path):
+    file = write_evaluation(tmp_path, *make_evaluation("a", tasks={"scifact": "retrieval"}))
+    messages = []
+    page = api.report(str(file), notify=messages.append)
+    assert page == tmp_path / "report" / "index.html" and page.is_file()
+    assert messages == ["1 encoder"]
+    assert f"<code>d2v report {file}</code>" in page.read_text(encoding="utf-8")
+
+
+def test_package_is_callable_like_its_function(complete_run, tmp_path):
+    complete_run("runs/step5")
+    page = decoder2vec.report([tmp_path / "runs"], tmp_path / "out")
+    assert page == tmp_path / "out" / "index.html" and "Training run step5" in page.read_text(encoding="utf-8")
+    assert decoder2vec.report.report is api.report and decoder2vec.report.match_report is api.match_report
+    with pytest.raises(AttributeError, match="no attribute 'absent'"):
+        _ = decoder2vec.report.absent
+
+
+def test_missing_path_is_refused(tmp_path):
+    with pytest.raises(InputError, match="give at least one file or folder"):
+        api.report([])
+    with pytest.raises(DataFileError, match="absent is neither a file nor a folder"):
+        api.report(tmp_path / "absent")
+
+
+def test_importing_the_package_is_light():
+    command = "import sys, decoder2vec.report.api; print({'torch', 'numpy', 'matplotlib'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
