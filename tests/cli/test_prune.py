@@ -98,7 +98,7 @@ def test_what_cannot_be_done_is_one_sentence_and_leaves_nothing(words, error, sa
 def test_nothing_that_is_there_is_overwritten():
     Path("cut").mkdir()
     Path("cut/mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="is there already"):
+    with pytest.raises(InputError, match="already exists"):
         d2v("prune", "tiny-llama", "--layers", "2", "--out", "cut")
     printed("prune", "tiny-llama", "--layers", "2", "--out", "model", "--device", "cpu")
     with pytest.raises(InputError, match="holds a model"):

@@ -16,7 +16,7 @@ from decoder2vec.evaluation import baselines as folders
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.evaluation.suite import kind_of
-from decoder2vec.export.sentence_transformers import write_folder
+from decoder2vec.export.sentence_transformers import write_sentence_transformers
 from decoder2vec.text.files import ScoredPairs
 
 TEXTS = ["A cat sleeps.", "The dog runs fast.", "Bread needs time to rise."]
@@ -27,7 +27,7 @@ def folder(own_cache, tmp_path_factory):
     """A sentence-transformers folder, and the encoder that it was made of."""
     target = tmp_path_factory.mktemp("st") / "model"
     encoder = Encoder.from_pretrained("tiny-llama", template="plain", pooling="mean", normed=True, device="cpu")
-    write_folder(encoder, target)
+    write_sentence_transformers(encoder, target)
     return target, encoder
 
 

@@ -63,7 +63,7 @@ def prune(
 def _choice(keep: str | None, layers: int | None, *, curve: bool, out: Path) -> str | int | None:
     """What to keep, checked as far as it can be before the model is there."""
     from decoder2vec.analysis.pruning import check_choice
-    from decoder2vec.export.pruned import check_new
+    from decoder2vec.export.pruned import check_new_folder
 
     if keep is not None and layers is not None:
         raise InputError("Give --keep or --layers, not both.")
@@ -75,7 +75,7 @@ def _choice(keep: str | None, layers: int | None, *, curve: bool, out: Path) -> 
             raise InputError(f"{out} holds a model; choose another folder for the curve.")
         return None
     check_choice(choice, curve=curve)
-    check_new(out)
+    check_new_folder(out)
     return choice
 
 
@@ -117,7 +117,7 @@ def _print_curve(curve: LossCurve) -> None:
 
 def _write(backbone: Backbone, depth: int | None, out: Path, curve: LossCurve | None, note: dict[str, Any]) -> None:
     """The cut model, or the curve alone; either with a note of how it came about."""
-    from decoder2vec.export.pruned import NOTE, write_pruned
+    from decoder2vec.export.pruned import PRUNING_FILE, write_pruned
     from decoder2vec.storage import versions
 
     note |= {"versions": versions()}
@@ -126,4 +126,4 @@ def _write(backbone: Backbone, depth: int | None, out: Path, curve: LossCurve | 
     if depth is not None:
         info(f"kept {write_pruned(backbone, depth, out, note)}")
         return
-    write_json(out / NOTE, note)
+    write_json(out / PRUNING_FILE, note)
