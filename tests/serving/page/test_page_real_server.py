@@ -30,7 +30,7 @@ def address(driver, own_cache, one_thread, tmp_path_factory):
     ferry = Document("ferry", "In a storm the ferry stays in port. Dogs travel free.", {"kind": "note"})
     bread = Document("bread", "The oven is on at three in the morning.", {"kind": "note"})
     Index.create(folder, encoder).add([ferry, bread])
-    server = app.server_of(app.create_app(service.ServerConfig(encoder, "tiny-llama", folder, SWEEP), [KEY]))
+    server = app.build_server(app.create_app(service.ServerConfig(encoder, "tiny-llama", folder, SWEEP), [KEY]))
     with app.bind("127.0.0.1", 0) as place:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [place]})
         thread.start()
