@@ -45,7 +45,9 @@ class Limits:
         """Raise a 413 if one request has too many texts."""
         if count > self.max_texts:
             raise APIError(
-                413, f"{count} texts in one request; at most {self.max_texts} are allowed.", code="too_many_texts"
+                413,
+                f"{count} texts in one request; split it into requests of at most {self.max_texts}.",
+                code="too_many_texts",
             )
 
     def check_tokens(self, count: int) -> None:
@@ -53,7 +55,7 @@ class Limits:
         if count > self.max_request_tokens:
             raise APIError(
                 413,
-                f"{count} tokens in one request; at most {self.max_request_tokens} are allowed. Split it.",
+                f"{count} tokens in one request; split it into requests of at most {self.max_request_tokens}.",
                 code="too_many_tokens",
             )
 

@@ -153,7 +153,7 @@ class AdmissionMiddleware:
                 chunks.clear()
             more = message.get("more_body", False) and size <= _DRAIN_FACTOR * max_bytes
         if size > max_bytes:
-            raise APIError(413, f"The body is larger than {max_bytes} bytes; split it.", code="body_too_large")
+            raise APIError(413, f"The body is larger than {max_bytes} bytes; split the request.", code="body_too_large")
         return b"".join(chunks)
 
 

@@ -32,7 +32,7 @@ from decoder2vec.text.template import Template
 T = TypeVar("T")
 
 LAYERS = "layers"
-"""The role of texts whose states in every layer are wanted."""
+"""The role of texts to read in every layer, not only in those of the encoder."""
 _TEXTS_PER_SUBMISSION = 256
 """Texts that a thread queues at once: the vectors of a long list are not all held twice."""
 _THREADS = 8
@@ -180,9 +180,9 @@ class QueuedEncoder:
         vectors = np.empty((0, self._model.dim), np.float32)
         if texts:
             starts = range(0, len(texts), _TEXTS_PER_SUBMISSION)
-            submissions = [texts[start : start + _TEXTS_PER_SUBMISSION] for start in starts]
+            chunks = [texts[start : start + _TEXTS_PER_SUBMISSION] for start in starts]
             vectors = np.concatenate(
-                [self._cached_batcher.encode(key, part, counter.truncate(counter.count(part))) for part in submissions]
+                [self._cached_batcher.encode(key, chunk, counter.truncate(counter.count(chunk))) for chunk in chunks]
             )
         return vectors[0] if isinstance(inputs, str) else vectors
 
@@ -222,7 +222,7 @@ class Service:
     async def admit(self, request: Request, model: ServedModel, texts: Sequence[str]) -> list[int]:
         """Check the limits for these texts and charge the API key; return how many tokens the model reads of each."""
         self.limits.check_texts(len(texts))
-        check_texts(texts)  # an encoder of another library could fail on lone surrogates as if it were a server fault
+        check_texts(texts)  # other libraries fail on lone surrogates with errors that look like server faults
         if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS:
             counts = await self._run_in_thread(lambda: model.token_counter.count(texts))
         else:

@@ -32,7 +32,7 @@ class TokenCounter:
         self._max_tokens = int(encoder.max_seq_length) * len(self._templates) if truncates else None
 
     def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the tokens of each text with its template, before truncation."""
+        """Return the number of tokens of each text with its template, before truncation."""
         if self._tokenizer is None:
             return [1 + len(text) // _CHARACTERS_PER_TOKEN for text in texts]
         # the tokenizer cannot read lone surrogates; here they count as "?", and the encoder rejects them
