@@ -65,12 +65,12 @@ def app_of(way: str, kind: str, model: str):
 
 
 def serve(way: str, kind: str, model: str) -> None:
-    from decoder2vec.serving.app import bind, server_of
+    from decoder2vec.serving.app import bind, build_server
 
     app = app_of(way, kind, model)
     with bind("127.0.0.1", 0) as address:
         print(address.getsockname()[1], flush=True)
-        server_of(app).run(sockets=[address])
+        build_server(app).run(sockets=[address])
 
 
 async def ask(client: httpx.AsyncClient, texts: Iterator[str], seconds: list[float]) -> None:

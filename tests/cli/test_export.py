@@ -1,4 +1,4 @@
-"""`d2v export` as people use it."""
+"""`d2v export` from the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from toys.command import d2v
 
 @pytest.fixture
 def saved(tmp_path):
-    """saved(**choices) -> the folder of an encoder."""
+    """saved(**choices) -> the folder of a saved encoder."""
 
     def make(**choices):
         encoder = Encoder.from_pretrained(
@@ -25,20 +25,20 @@ def saved(tmp_path):
     return make
 
 
-def test_what_was_written_and_how_far_it_is_off_is_said(saved, tmp_path, caplog):
+def test_modules_and_largest_difference_are_printed(saved, tmp_path, caplog):
     with caplog.at_level(logging.WARNING):
         result = d2v("export", saved(normalize=True), "--out", tmp_path / "out", "--device", "cpu")
     assert result.exit_code == 0 and result.stdout == f"{tmp_path / 'out'}\n"
     modules, check = result.stderr.strip().split("; ")
     assert modules == "Transformer + Pooling + Normalize"
     assert float(check.removeprefix("read by sentence-transformers, the largest difference is ")) < 1e-5
-    assert not caplog.records  # a text is cut on purpose, and nobody need know
+    assert not caplog.records  # a probe text is truncated on purpose, without a warning
     assert len(json.loads((tmp_path / "out" / "modules.json").read_text())) == 3
 
 
-def test_refusals_are_errors_of_one_sentence(saved, tmp_path):
+def test_errors_are_one_sentence_and_write_nothing(saved, tmp_path):
     for choices, options, reason in (
-        ({"template": "prompteol"}, [], "goes on after the text"),
+        ({"template": "prompteol"}, [], "continues after the text"),
         ({}, ["--format", "peft"], "has none"),
         ({}, ["--format", "onnx"], "Known: peft, sentence-transformers"),
     ):

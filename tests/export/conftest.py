@@ -1,4 +1,4 @@
-"""Encoders of all sorts on tiny models, and their folders, read once by sentence-transformers in a fresh process."""
+"""Encoders on tiny models, and their exported folders, loaded once by sentence-transformers in a new process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder, spec_from_kwargs
-from decoder2vec.export.fresh_process import differences
-from decoder2vec.export.sentence_transformers import write_folder
+from decoder2vec.export.reload_check import reload_differences
+from decoder2vec.export.sentence_transformers import write_sentence_transformers
 from toys.sentences import NOUNS, VERBS
 
 SENTENCES = [f"The {noun} {verb}." for noun in NOUNS for verb in VERBS]
@@ -21,7 +21,7 @@ SENTENCES = [f"The {noun} {verb}." for noun in NOUNS for verb in VERBS]
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread_everywhere():
-    """Also in the processes that are started; the models are tiny."""
+    """One thread here and in started processes, since the models are tiny."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
@@ -31,8 +31,8 @@ def one_thread_everywhere():
 
 
 @pytest.fixture(scope="session")
-def made_of(backbone):
-    """made_of(model, **choices) -> an encoder that a plain folder can hold, unless the choices say otherwise."""
+def make_encoder(backbone):
+    """make_encoder(model, **choices) -> an encoder that sentence-transformers can express by default."""
 
     def make(model="tiny-llama", attention=None, **choices):
         spec = spec_from_kwargs(str(model), {"template": "plain", "pooling": "mean", "normed": True, **choices})
@@ -43,13 +43,13 @@ def made_of(backbone):
 
 @pytest.fixture(scope="session")
 def with_lora(own_cache):
-    """with_lora(model, **choices) -> an encoder with a LoRA that changes much, on weights that another shares."""
+    """with_lora(model, **choices) -> an encoder with a strong LoRA whose weights are shared with a second one."""
 
     def make(model="tiny-llama", **choices):
         bare = Backbone.load(model, device="cpu", dtype="float32")
-        changed = [bare.with_adapter(_random_lora(bare, seed)) for seed in (0, 1)]
+        adapted = [bare.with_adapter(_random_lora(bare, seed)) for seed in (0, 1)]
         spec = spec_from_kwargs(model, {"template": "plain", "normed": True, **choices})
-        return Encoder(changed[0], spec)
+        return Encoder(adapted[0], spec)
 
     return make
 
@@ -63,8 +63,8 @@ def _random_lora(backbone, seed):
 
 
 @pytest.fixture(scope="session")
-def odd_folder(tmp_path_factory):
-    """odd_folder(model, tokenizer, **config) -> a copy of a tiny model with changes in its tokenizer's files."""
+def modified_model(tmp_path_factory):
+    """modified_model(model, tokenizer, **config) -> a copy of a tiny model with changed tokenizer files."""
 
     def make(model, tokenizer=None, **config):
         folder = tmp_path_factory.mktemp("odd") / "model"
@@ -78,55 +78,55 @@ def odd_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def encoders(made_of, with_lora, odd_folder):
-    """Everything that can be exported, by name."""
-    chatty = {"chat_template": "{% for m in messages %}<bos>user: {{ m['content'] }}{% endfor %}"}
-    unhelpful = {"padding_side": "left", "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+def encoders(make_encoder, with_lora, modified_model):
+    """Encoders that can be exported, by name."""
+    chat_config = {"chat_template": "{% for m in messages %}<bos>user: {{ m['content'] }}{% endfor %}"}
+    unusual_config = {"padding_side": "left", "model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
     return {
-        "mean": made_of("tiny-llama"),
-        "lasttoken": made_of("tiny-qwen3", pooling="lasttoken", similarity="dot"),
-        "weightedmean": made_of("tiny-opt", pooling="weightedmean"),
-        "max": made_of("tiny-gpt2", pooling="max"),
-        "cls": made_of("tiny-gemma3_text", pooling="cls"),
-        "cut": made_of("tiny-qwen3", layer=2),
-        "cut to one block": made_of("tiny-gemma3_text", layer=1, pooling="lasttoken"),
+        "mean": make_encoder("tiny-llama"),
+        "lasttoken": make_encoder("tiny-qwen3", pooling="lasttoken", similarity="dot"),
+        "weightedmean": make_encoder("tiny-opt", pooling="weightedmean"),
+        "max": make_encoder("tiny-gpt2", pooling="max"),
+        "cls": make_encoder("tiny-gemma3_text", pooling="cls"),
+        "cut": make_encoder("tiny-qwen3", layer=2),
+        "cut to one block": make_encoder("tiny-gemma3_text", layer=1, pooling="lasttoken"),
         "lora": with_lora("tiny-llama", pooling="lasttoken"),
         "lora, cut": with_lora("tiny-gpt2", layer=3, pooling="mean"),
-        "bidirectional": made_of("tiny-llama", attention="bidirectional"),
-        "bidirectional, cut": made_of("tiny-qwen3", attention="bidirectional", layer=3, pooling="lasttoken"),
-        "standardise": made_of("tiny-gpt2").with_head("standardise", SENTENCES),
-        "whiten": made_of("tiny-opt", normalize=True).with_head("whiten", SENTENCES),
-        "remove_top": made_of("tiny-llama", layer=2, pooling="lasttoken").with_head("remove_top", SENTENCES),
-        "before the norm": made_of("tiny-llama", layer=3, pooling="lasttoken", normed=False, normalize=True),
-        "before the norm, gemma": made_of("tiny-gemma3_text", pooling="cls", normed=False, normalize=True),
-        "template": made_of("tiny-llama", template="instruct", pooling="lasttoken"),
-        "template, mean": made_of("tiny-llama", template="Sentence:\n{text}", max_length=40),
-        "template, cls": made_of("tiny-gpt2", template="Sentence:\n{text}", pooling="cls"),
-        "prompts": made_of(
+        "bidirectional": make_encoder("tiny-llama", attention="bidirectional"),
+        "bidirectional, cut": make_encoder("tiny-qwen3", attention="bidirectional", layer=3, pooling="lasttoken"),
+        "standardise": make_encoder("tiny-gpt2").with_head("standardise", SENTENCES),
+        "whiten": make_encoder("tiny-opt", normalize=True).with_head("whiten", SENTENCES),
+        "remove_top": make_encoder("tiny-llama", layer=2, pooling="lasttoken").with_head("remove_top", SENTENCES),
+        "before the norm": make_encoder("tiny-llama", layer=3, pooling="lasttoken", normed=False, normalize=True),
+        "before the norm, gemma": make_encoder("tiny-gemma3_text", pooling="cls", normed=False, normalize=True),
+        "template": make_encoder("tiny-llama", template="instruct", pooling="lasttoken"),
+        "template, mean": make_encoder("tiny-llama", template="Sentence:\n{text}", max_length=40),
+        "template, cls": make_encoder("tiny-gpt2", template="Sentence:\n{text}", pooling="cls"),
+        "prompts": make_encoder(
             "tiny-qwen3",
             template="About: {text}",
             pooling="lasttoken",
             prompts={"query": "Find. ", "passage": "Read. ", "other": "Else: {text}", "default": "D "},
         ),
-        "short": made_of("tiny-opt", max_length=7),
-        "chat model": made_of(odd_folder("tiny-gpt2", **chatty, **unhelpful)),
-        "forgotten bos": made_of(odd_folder("tiny-gemma3_text", {"post_processor": None}), pooling="lasttoken"),
+        "short": make_encoder("tiny-opt", max_length=7),
+        "chat model": make_encoder(modified_model("tiny-gpt2", **chat_config, **unusual_config)),
+        "missing bos": make_encoder(modified_model("tiny-gemma3_text", {"post_processor": None}), pooling="lasttoken"),
     }
 
 
 @pytest.fixture(scope="session")
 def folders(encoders, tmp_path_factory):
-    """The folder of each."""
+    """The exported folder of each encoder."""
     home = tmp_path_factory.mktemp("folders")
     for name, encoder in encoders.items():
         (home / name).mkdir()
-        write_folder(encoder, home / name)
+        write_sentence_transformers(encoder, home / name)
     return {name: home / name for name in encoders}
 
 
 @pytest.fixture(scope="session")
-def broken(folders, tmp_path_factory):
-    """broken(name, file, **changes) -> a copy of a folder with changes in one of its JSON files."""
+def broken_copy(folders, tmp_path_factory):
+    """broken_copy(name, file, **changes) -> a copy of a folder with one JSON file changed."""
 
     def make(name, file, **changes):
         folder = tmp_path_factory.mktemp("broken") / "folder"
@@ -139,19 +139,18 @@ def broken(folders, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def off_by(encoders, folders, broken):
-    """off_by[name] -> the largest difference, of good folders and of bad ones; one process reads them all."""
-    pairs = {name: (encoder, folders[name]) for name, encoder in encoders.items()}
+def differences(encoders, folders, broken_copy):
+    """differences[name] -> the largest difference, of good and bad folders; one process loads them all."""
+    exports = {name: (encoder, folders[name]) for name, encoder in encoders.items()}
     for title, (name, file, changes) in BROKEN.items():
-        pairs[title] = (encoders[name], broken(name, file, **changes))
-    found = differences(list(pairs.values()))
-    return dict(zip(pairs, found, strict=True))
+        exports[title] = (encoders[name], broken_copy(name, file, **changes))
+    return dict(zip(exports, reload_differences(list(exports.values())), strict=True))
 
 
 BROKEN = {
     "bad: other pooling": ("mean", "1_Pooling/config.json", {"pooling_mode": "lasttoken"}),
     "bad: prompt pooled": ("template, mean", "1_Pooling/config.json", {"include_prompt": True}),
-    "bad: read in one direction": ("bidirectional", "config.json", {"is_causal": True}),
+    "bad: causal attention": ("bidirectional", "config.json", {"is_causal": True}),
     "bad: padding on the left": ("max", "tokenizer_config.json", {"padding_side": "left"}),
     "bad: token types": (
         "chat model",
@@ -166,6 +165,6 @@ BROKEN = {
     ),
     "bad: longer texts": ("short", "sentence_bert_config.json", {"max_seq_length": 20}),
     "bad: not linear": ("standardise", "2_Dense/config.json", {"activation_function": "torch.nn.Tanh"}),
-    "bad: forgotten bos": ("forgotten bos", "tokenizer.json", {"post_processor": None}),
+    "bad: missing bos": ("missing bos", "tokenizer.json", {"post_processor": None}),
 }
-"""What must be noticed: (a good folder, one of its files, what is changed there)."""
+"""Changes that must be detected: (a good folder, one of its files, the changed entries)."""

@@ -1,4 +1,4 @@
-"""Training goes on from an encoder: it starts from the model as the encoder reads it, and the result stands alone."""
+"""Training that starts from a saved encoder: LoRA is merged into the model, and the result does not need the source."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.export import base_model as onward
-from decoder2vec.export.base_model import load_base_model
+from decoder2vec.export import base_model
+from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.recipes.schedule import Schedule
@@ -32,7 +32,7 @@ TEXTS = ["cats sleep", "the dogs run over the long road in the rain and sing of 
 
 @pytest.fixture(scope="module")
 def save(tmp_path_factory):
-    """save(backbone, adapter=None, **options) -> the folder of an encoder that reads the model through it."""
+    """save(backbone, adapter=None, **options) -> the folder of an encoder with that adapter."""
 
     def make(backbone, adapter=None, **options):
         spec = spec_from_kwargs(backbone.name, {"template": "plain", "pooling": "mean"})
@@ -52,7 +52,7 @@ def random_lora(backbone, seed=0):
 
 @pytest.fixture(scope="module")
 def with_lora(save, own_cache):
-    """with_lora(family, attention) -> the folder of an encoder with a LoRA that changes much."""
+    """with_lora(family, attention) -> the folder of an encoder with a LoRA that changes the states strongly."""
 
     def make(family="tiny-llama", attention="causal", seed=0):
         backbone = Backbone.load(family, attention=attention, device="cpu", dtype="float32")
@@ -62,39 +62,39 @@ def with_lora(save, own_cache):
 
 
 def weights(folder):
-    """By name, those of the model without what stands around it."""
-    found = load_file(folder / "model.safetensors")
-    return {name.removeprefix("model.").removeprefix("transformer."): tensor for name, tensor in found.items()}
+    """Weights by name, without the prefix of the class around the model."""
+    tensors = load_file(folder / "model.safetensors")
+    return {name.removeprefix("model.").removeprefix("transformer."): tensor for name, tensor in tensors.items()}
 
 
 def merged_by_hand(before, encoder, transposed=False):
     """The weights with alpha / rank * B @ A added, from the files that peft would read."""
-    found = dict(before)
+    merged = dict(before)
     config = json.loads((encoder / "adapter" / "adapter_config.json").read_text())
-    numbers = load_file(encoder / "adapter" / "adapter_model.safetensors")
-    for name, lower in numbers.items():
+    matrices = load_file(encoder / "adapter" / "adapter_model.safetensors")
+    for name, lora_a in matrices.items():
         if ".lora_A." in name:
-            change = config["lora_alpha"] / config["r"] * numbers[name.replace("_A.", "_B.")] @ lower
-            place = name.removeprefix("base_model.model.").replace("lora_A.", "")
-            found[place] = found[place] + (change.T if transposed else change)
-    return found
+            delta = config["lora_alpha"] / config["r"] * matrices[name.replace("_A.", "_B.")] @ lora_a
+            layer = name.removeprefix("base_model.model.").replace("lora_A.", "")
+            merged[layer] = merged[layer] + (delta.T if transposed else delta)
+    return merged
 
 
-def largest_gap(found, expected):
-    assert found.keys() == expected.keys()
-    return max(float((found[name] - tensor).abs().max()) for name, tensor in expected.items())
+def largest_gap(tensors, expected):
+    assert tensors.keys() == expected.keys()
+    return max(float((tensors[name] - tensor).abs().max()) for name, tensor in expected.items())
 
 
 def merged_folders():
     return set((cache_root() / "models").glob("merged-*"))
 
 
-# --- what is started from -------------------------------------------------------------------------------------------
+# --- loading the base model -----------------------------------------------------------------------------------------
 
 
-def test_a_model_is_started_from_as_it_is(backbone):
-    found, copied = load_base_model("tiny-llama", device="cpu")
-    assert (found.fingerprint, found.name, found.adapter, copied) == (
+def test_language_model_is_loaded_unchanged(backbone):
+    model, must_copy = load_base_model("tiny-llama", device="cpu")
+    assert (model.fingerprint, model.name, model.adapter, must_copy) == (
         backbone("tiny-llama").fingerprint,
         "tiny-llama",
         None,
@@ -103,86 +103,94 @@ def test_a_model_is_started_from_as_it_is(backbone):
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_of_an_encoder_without_adapter_the_model_is_taken(copied, backbone, save):
+def test_encoder_without_adapter_gives_its_model(copied, backbone, save):
     before = merged_folders()
     folder = save(backbone("tiny-llama", "bidirectional"), copy_backbone=copied)
-    found, must_come = load_base_model(folder, device="cpu")
-    assert found.fingerprint == backbone("tiny-llama").fingerprint and found.attention == "bidirectional"
-    assert must_come is copied, "weights that live in the encoder are in no other place"
-    assert found.name == (str(folder / "backbone") if copied else "tiny-llama")
+    model, must_copy = load_base_model(folder, device="cpu")
+    assert model.fingerprint == backbone("tiny-llama").fingerprint and model.attention == "bidirectional"
+    assert must_copy is copied, "weights copied into the encoder exist nowhere else"
+    assert model.name == (str(folder / "backbone") if copied else "tiny-llama")
     assert merged_folders() == before
 
 
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2"])
-def test_lora_is_merged_into_the_weights_of_the_whole_language_model(family, with_lora):
+def test_lora_is_merged_into_the_whole_language_model(family, with_lora):
     source = weights(tiny_folder(family))
     folder = with_lora(family)
-    found, must_come = load_base_model(folder, device="cpu")
-    assert found.adapter is None and must_come
+    model, must_copy = load_base_model(folder, device="cpu")
+    assert model.adapter is None and must_copy
     expected = merged_by_hand(source, folder, transposed=family == "tiny-gpt2")
-    written = weights(Path(found.name))
+    written = weights(Path(model.name))
     assert largest_gap(written, expected) < 1e-6 and largest_gap(written, source) > 0.1
-    assert ("lm_head.weight" in written) == (family == "tiny-llama"), "the other's head is its embeddings"
-    loaded = found.model.state_dict()
+    assert ("lm_head.weight" in written) == (family == "tiny-llama"), "gpt2 ties its head to the embeddings"
+    loaded = model.model.state_dict()
     assert largest_gap(loaded, {name: expected[name] for name in loaded}) < 1e-6
 
 
 @pytest.mark.parametrize("attention", ["causal", "bidirectional"])
-def test_the_merged_model_reads_what_the_encoder_reads(attention, with_lora, gap):
+def test_merged_model_gives_the_vectors_of_the_encoder(attention, with_lora, gap):
     encoder = Encoder.load(with_lora(attention=attention), device="cpu")
-    found, _ = load_base_model(with_lora(attention=attention), device="cpu")
-    assert found.attention == attention
-    assert gap(Encoder(found, encoder.spec).encode(TEXTS), encoder.encode(TEXTS)) < 1e-5
+    model, _ = load_base_model(with_lora(attention=attention), device="cpu")
+    assert model.attention == attention
+    assert gap(Encoder(model, encoder.spec).encode(TEXTS), encoder.encode(TEXTS)) < 1e-5
 
 
-def test_merged_weights_are_found_again_and_not_written_twice(with_lora, monkeypatch):
-    before, said = merged_folders(), []
+def test_merged_weights_are_cached(with_lora, monkeypatch):
+    before, messages = merged_folders(), []
     folder = with_lora(seed=7)
-    first, _ = load_base_model(folder, device="cpu", notify=said.append)
-    (made,) = merged_folders() - before
-    assert Path(first.name) == made.resolve() and said == [f"merging the LoRA of {folder} into its model, once"]
-    stamps = {file: file.stat().st_mtime_ns for file in made.iterdir()}
-    monkeypatch.setattr(onward, "write_model", lambda *_: pytest.fail("written a second time"))
+    first, _ = load_base_model(folder, device="cpu", notify=messages.append)
+    (merged,) = merged_folders() - before
+    assert Path(first.name) == merged.resolve() and messages == [f"merging the LoRA of {folder} into its model, once"]
+    mtimes = {file: file.stat().st_mtime_ns for file in merged.iterdir()}
+    monkeypatch.setattr(base_model, "write_model", lambda *_: pytest.fail("written a second time"))
     moved = folder.with_name("moved")
     folder.rename(moved)
-    again, copied = load_base_model(moved, device="cpu", notify=said.append)
-    assert (again.name, again.fingerprint, copied) == (first.name, first.fingerprint, True)
-    assert len(said) == 1 and {file: file.stat().st_mtime_ns for file in made.iterdir()} == stamps
+    again, must_copy = load_base_model(moved, device="cpu", notify=messages.append)
+    assert (again.name, again.fingerprint, must_copy) == (first.name, first.fingerprint, True)
+    assert len(messages) == 1 and {file: file.stat().st_mtime_ns for file in merged.iterdir()} == mtimes
 
 
-def test_each_direction_and_each_lora_has_merged_weights_of_its_own(with_lora):
+def test_each_attention_and_lora_has_its_own_merged_weights(with_lora):
     folders = [with_lora(), with_lora(seed=1), with_lora(attention="bidirectional")]
     assert len({load_base_model(folder, device="cpu")[0].name for folder in folders}) == 3
 
 
-def test_weights_that_were_merged_in_a_coarser_format_are_not_taken_for_finer_ones(with_lora, monkeypatch):
+def test_weights_merged_in_a_coarser_dtype_are_not_reused(with_lora, monkeypatch):
     folder = with_lora(seed=3)
     with monkeypatch.context() as patch:
         patch.setattr("decoder2vec.backbone.backbone.choose_dtype", lambda *_: torch.bfloat16)
         load_base_model(folder, device="cpu")
-    found, _ = load_base_model(folder, device="cpu")
+    model, _ = load_base_model(folder, device="cpu")
     expected = merged_by_hand(weights(tiny_folder("tiny-llama")), folder)
-    assert largest_gap(weights(Path(found.name)), expected) < 1e-6
+    assert largest_gap(weights(Path(model.name)), expected) < 1e-6
 
 
-def test_of_an_encoder_whose_weights_were_all_trained_these_are_taken(backbone, tmp_path, gap):
+def test_fully_trained_encoder_gives_its_own_weights(backbone, tmp_path, gap):
     recipe = small("full", epochs=1, read=ReadAs(pooling="mean"))
-    made = train(Plan("toy", recipe=recipe), toy_data(), backbone("tiny-llama"), tmp_path / "first")
-    found, must_come = load_base_model(tmp_path / "first", device="cpu")
-    assert must_come and found.fingerprint == made.encoder.backbone.fingerprint != backbone("tiny-llama").fingerprint
-    assert gap(Encoder(found, made.encoder.spec).encode(TEXTS), made.encoder.encode(TEXTS)) == 0
+    trained = train(Plan("toy", recipe=recipe), toy_data(), backbone("tiny-llama"), tmp_path / "first").encoder
+    model, must_copy = load_base_model(tmp_path / "first", device="cpu")
+    assert must_copy and model.fingerprint == trained.backbone.fingerprint != backbone("tiny-llama").fingerprint
+    assert gap(Encoder(model, trained.spec).encode(TEXTS), trained.encode(TEXTS)) == 0
 
 
 @pytest.mark.parametrize("kind", ["soft_prompt", "kv_prefix"])
-def test_what_cannot_be_merged_is_refused_with_the_reason(kind, backbone, save):
+def test_adapters_that_cannot_be_merged_are_refused(kind, backbone, save):
     bare = backbone("tiny-llama")
-    adapter = SoftPrompt.initialise(bare, 2) if kind == "soft_prompt" else KeyValuePrefix.initialise(bare, 2)
-    with pytest.raises(UnsupportedError, match=f"through a {kind}, which cannot be merged into the weights") as error:
+    adapter = SoftPrompt.start(bare, 2) if kind == "soft_prompt" else KeyValuePrefix.start(bare, 2)
+    with pytest.raises(UnsupportedError, match=f"has a {kind} adapter, which cannot be merged into the we") as error:
         load_base_model(save(bare, adapter), device="cpu")
     assert str(error.value).count(". ") == 0 and "lora" in str(error.value)
 
 
-# --- what is made of it ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("is_later_stage", [False, True])
+def test_results_name_the_model_as_the_user_did(is_later_stage, backbone, with_lora):
+    model, folder = backbone("tiny-llama"), with_lora()
+    entry = {"backbone": {"name": str(folder), "fingerprint": model.fingerprint}}
+    assert describe_base_model(folder, model, is_later_stage=is_later_stage) == entry
+    assert bool(describe_base_model("tiny-llama", model, is_later_stage=is_later_stage)) == is_later_stage
+
+
+# --- training from it -----------------------------------------------------------------------------------------------
 
 
 def recipe_for(name):
@@ -193,29 +201,29 @@ def recipe_for(name):
 
 
 @pytest.fixture(scope="module")
-def gone_on(with_lora, tmp_path_factory):
-    """gone_on(name) -> (the first encoder, what a recipe made of it, the vectors it had, its fingerprint).
+def continued(with_lora, tmp_path_factory):
+    """continued(recipe) -> (first encoder's folder, second encoder's folder, its vectors, its fingerprint).
 
-    Afterwards the merged weights that lay in the cache are no more.
+    Afterwards the merged weights are removed from the cache.
     """
-    done = {}
+    results = {}
 
     def make(name):
-        if name not in done:
+        if name not in results:
             first, out = with_lora(seed=5), tmp_path_factory.mktemp("second") / "encoder"
-            model, copied = load_base_model(first, device="cpu")
+            model, must_copy = load_base_model(first, device="cpu")
             data = toy_data(train=toy_pairs("train")) if name == "freeze" else toy_data()
-            made = train(Plan("toy", recipe=recipe_for(name)), data, model, out, copy_backbone=copied)
-            done[name] = first, out, made.encoder.encode(TEXTS), made.encoder.fingerprint
+            trained = train(Plan("toy", recipe=recipe_for(name)), data, model, out, copy_backbone=must_copy).encoder
+            results[name] = first, out, trained.encode(TEXTS), trained.fingerprint
             shutil.rmtree(model.name)
-        return done[name]
+        return results[name]
 
     return make
 
 
 @pytest.mark.parametrize("name", ["lora", "full", "soft_prompt", "kv_prefix", "freeze"])
-def test_every_recipe_goes_on_from_lora_and_the_result_stands_alone(name, gone_on):
-    first, out, vectors, fingerprint = gone_on(name)
+def test_every_recipe_continues_from_lora_and_saves_all_weights(name, continued):
+    first, out, vectors, fingerprint = continued(name)
     hidden = first.with_name("hidden")
     first.rename(hidden)
     try:
@@ -227,13 +235,13 @@ def test_every_recipe_goes_on_from_lora_and_the_result_stands_alone(name, gone_o
     assert (loaded.backbone.adapter.kind if loaded.backbone.adapter else None) == kinds.get(name)
 
 
-def test_what_is_trained_on_and_on_has_every_change_once(gone_on):
+def test_repeated_training_merges_each_lora_once(continued):
     """Neither the first LoRA twice, nor the second alone."""
-    first, second, _, _ = gone_on("lora")
+    first, second, _, _ = continued("lora")
     source = weights(tiny_folder("tiny-llama"))
     once = merged_by_hand(source, first)
     assert largest_gap(weights(second / "backbone"), once) < 1e-6
     twice = merged_by_hand(once, second)
-    found, must_come = load_base_model(second, device="cpu")
-    assert must_come and largest_gap(weights(Path(found.name)), twice) < 1e-6
+    model, must_copy = load_base_model(second, device="cpu")
+    assert must_copy and largest_gap(weights(Path(model.name)), twice) < 1e-6
     assert largest_gap(twice, once) > 1e-3 and largest_gap(once, source) > 0.1

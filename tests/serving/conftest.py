@@ -1,4 +1,4 @@
-"""A real server in a thread, with a tiny model behind it, for real clients to ask."""
+"""A real server in a thread with a tiny model behind it, for real clients."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ pytest.importorskip("fastapi", reason="no server: pip install 'decoder2vec[serve
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.search.index import Index
-from decoder2vec.serving.app import bind, create_app, server_of
-from decoder2vec.serving.service import ServerConfig
+from decoder2vec.serving.app import ServerConfig, bind, build_server, create_app
 from toys.documents import DOCUMENTS
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_models(one_thread):
-    """Everything here is tiny."""
+    """All models are tiny: one torch thread is fastest."""
 
 
 @pytest.fixture(scope="session")
 def encoder(own_cache):
-    """The encoder that is served, to be asked offline too; nothing else may run it while a server does."""
+    """The encoder that is served; nothing else may run it at the same time."""
     return Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
 
 
 @pytest.fixture(scope="session")
 def offline(own_cache):
-    """The same encoder with weights of its own: what the server must answer."""
+    """The same encoder loaded a second time, for the expected results."""
     return Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
 
 
@@ -45,15 +44,15 @@ def index_folder(offline, tmp_path_factory):
 
 @contextmanager
 def running(app):
-    """The address of a server that runs while the block does, and then stops in order."""
-    with bind("127.0.0.1", 0) as address:
-        server = server_of(app)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [address]})
+    """The URL of a server that runs during the block and then shuts down in order."""
+    with bind("127.0.0.1", 0) as bound_socket:
+        server = build_server(app)
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound_socket]})
         thread.start()
         while not server.started:
             time.sleep(0.005)
         try:
-            yield f"http://127.0.0.1:{address.getsockname()[1]}"
+            yield f"http://127.0.0.1:{bound_socket.getsockname()[1]}"
         finally:
             server.should_exit = True
             thread.join(timeout=60)
@@ -62,11 +61,11 @@ def running(app):
 
 @pytest.fixture
 def serving(encoder):
-    """serving(keys=(), **offer) -> a block with the address of a server."""
+    """serving(api_keys=(), **config) -> a block with the URL of a server."""
 
     @contextmanager
-    def serve(keys=(), **offer):
-        with running(create_app(ServerConfig(**{"encoder": encoder, "name": "tiny", **offer}), keys)) as url:
+    def serve(api_keys=(), **config):
+        with running(create_app(ServerConfig(**{"encoder": encoder, "name": "tiny", **config}), api_keys)) as url:
             yield url
 
     return serve
@@ -74,7 +73,7 @@ def serving(encoder):
 
 @pytest.fixture(scope="session")
 def url(encoder, index_folder, tmp_path_factory):
-    """A server with everything on it."""
+    """The URL of a server with an index and a sweep."""
     sweep = tmp_path_factory.mktemp("sweep") / "sweep.json"
     sweep.write_text('{"rows": [1, 2]}', encoding="utf-8")
     with running(create_app(ServerConfig(encoder, "tiny", index_folder, sweep))) as address:
@@ -83,6 +82,6 @@ def url(encoder, index_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def client(url):
-    """Asks it."""
+    """An HTTP client of that server."""
     with httpx.Client(base_url=url, timeout=30) as opened:
         yield opened

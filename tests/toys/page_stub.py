@@ -1,4 +1,4 @@
-"""A server that keeps the contract of `d2v serve`, answers made-up things, and remembers what it was asked."""
+"""A stub server with the API of `d2v serve`: it returns fixed responses and records the requests."""
 
 from __future__ import annotations
 
@@ -11,11 +11,16 @@ from pathlib import Path
 
 import decoder2vec
 
-PAGE = Path(decoder2vec.__file__).parent / "serving" / "page"
-SWEEP = Path(__file__).parents[2] / "results" / "zero_shot" / "smollm2-135m-sweep.json"
-KINDS = {".html": "text/html; charset=utf-8", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+PAGE_FOLDER = Path(decoder2vec.__file__).parent / "serving" / "page"
+SWEEP_FILE = Path(__file__).parents[2] / "results" / "zero_shot" / "smollm2-135m-sweep.json"
+CONTENT_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 
-MODELS = {
+MODELS_RESPONSE = {
     "object": "list",
     "data": [
         {
@@ -30,21 +35,21 @@ MODELS = {
     ],
 }
 _CURVE = (34, 35, 37, 36, 39, 43, 46, 45, 49, 54, 58, 57, 61, 64, 68, 71, 70, 74, 77, 79, 80, 82, 81, 83, 85, 86, 87)
-COMPARED = {
+COMPARE_RESPONSE = {
     "similarity": 0.8712,
     "layers": [{"layer": n, "similarity": x / 100 + 0.0012} for n, x in enumerate((*_CURVE, 86, 84, 81, 76))],
 }
 
 
 def hit(id: str, score: float, text: str, sentence: str, **metadata: str) -> dict:
-    """A document of which `sentence` is marked, counted as Python counts characters."""
+    """A hit in which `sentence` is highlighted, with offsets in code points."""
     start = text.index(sentence)
     snippet = {"text": text, "highlights": [[start, start + len(sentence)]]}
-    more = f"{text} The rest of the page is about other things."
-    return {"id": id, "score": score, "text": more, "metadata": metadata, "snippet": snippet}
+    full_text = f"{text} The rest of the page is about other things."
+    return {"id": id, "score": score, "text": full_text, "metadata": metadata, "snippet": snippet}
 
 
-FOUND = {
+SEARCH_RESPONSE = {
     "hits": [
         hit(
             "notes/harbour.md",
@@ -76,12 +81,12 @@ FOUND = {
 
 
 def match(right: str, score: float, dense: float, lexical: float, **reasons: list) -> dict:
-    """One line of a ranking."""
+    """One match of a ranking."""
     return {"right": right, "score": score, "dense": dense, "lexical": lexical, **reasons}
 
 
-def matched(body: dict) -> dict:
-    """A ranking for each document asked about, of the documents that were sent."""
+def match_response(body: dict) -> dict:
+    """A ranking of the right documents of the request for each left one."""
     first = {
         "sections": [
             {"left": "skills", "right": "skills", "score": 0.812},
@@ -104,46 +109,48 @@ def matched(body: dict) -> dict:
     }
     second = {"sections": [], "matched": ["Python", "monitoring"], "missing": ["Kubernetes", "Terraform"], "pairs": []}
     third = {"sections": [], "matched": [], "missing": ["Kubernetes", "Python"], "pairs": []}
-    lines = [(1.0, 0.781, 6.42, first), (0.438, 0.64, 2.9, second), (0.0, 0.412, 0.0, third)]
-    ids = [one["id"] for one in body["right"]][: body["top"]]
-    ranking = [match(id, *scores, **why) for id, (*scores, why) in zip(ids, lines, strict=False)]
-    return {"rankings": [{"left": one["id"], "matches": ranking} for one in body["left"]]}
+    results = [(1.0, 0.781, 6.42, first), (0.438, 0.64, 2.9, second), (0.0, 0.412, 0.0, third)]
+    ids = [document["id"] for document in body["right"]][: body["top"]]
+    ranking = [match(id, *scores, **reasons) for id, (*scores, reasons) in zip(ids, results, strict=False)]
+    return {"rankings": [{"left": document["id"], "matches": ranking} for document in body["left"]]}
 
 
 @dataclass
-class Stub:
-    """The running server: `answers` by path can be replaced, `asked` is what came in."""
+class StubServer:
+    """The running server; tests replace `responses` and read `requests`."""
 
     address: str = ""
-    answers: dict = field(default_factory=dict)
-    asked: list = field(default_factory=list)
-    slow: float = 0.0
-    """Seconds that `/compare` takes from now on."""
-    slept: int = 0
-    """How many answers took their time and went out."""
+    responses: dict = field(default_factory=dict)
+    """The response of each path: JSON, a function of the request body, or (status, message, headers) of an error."""
+    requests: list = field(default_factory=list)
+    """(path, headers, body) of each request."""
+    compare_delay: float = 0.0
+    """Seconds that `/compare` waits before it responds."""
+    delayed_responses: int = 0
+    """Number of responses sent after such a delay."""
 
     def reset(self) -> None:
-        """As it was at first."""
-        self.asked, self.slow, self.slept = [], 0.0, 0
-        self.answers = {
-            "/v1/models": MODELS,
-            "/compare": COMPARED,
-            "/search": FOUND,
-            "/match": matched,
-            "/sweep": json.loads(SWEEP.read_text(encoding="utf-8")),
+        """Restore the default responses and forget all requests."""
+        self.requests, self.compare_delay, self.delayed_responses = [], 0.0, 0
+        self.responses = {
+            "/v1/models": MODELS_RESPONSE,
+            "/compare": COMPARE_RESPONSE,
+            "/search": SEARCH_RESPONSE,
+            "/match": match_response,
+            "/sweep": json.loads(SWEEP_FILE.read_text(encoding="utf-8")),
         }
 
-    def refuse(self, path: str, status: int, message: str | None, **headers: str) -> None:
-        """Answer with an error, in OpenAI's shape or, without a message, with no JSON at all."""
-        self.answers[path] = (status, message, headers)
+    def set_error(self, path: str, status: int, message: str | None, **headers: str) -> None:
+        """Respond to a path with an error in OpenAI's format or, without a message, with a body that is not JSON."""
+        self.responses[path] = (status, message, headers)
 
     def bodies(self, path: str) -> list:
-        """What was sent to a path."""
-        return [body for asked, _, body in self.asked if asked == path]
+        """Return the bodies sent to a path."""
+        return [body for requested, _, body in self.requests if requested == path]
 
 
-def serve(stub: Stub) -> ThreadingHTTPServer:
-    """Start it on a free port."""
+def serve(stub: StubServer) -> ThreadingHTTPServer:
+    """Start the stub on a free port."""
 
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *_):
@@ -153,35 +160,35 @@ def serve(stub: Stub) -> ThreadingHTTPServer:
             path = self.path.partition("?")[0]
             name = "index.html" if path == "/" else path.removeprefix("/page/")
             if path == "/" or path.startswith("/page/"):
-                return self.send(200, (PAGE / name).read_bytes(), KINDS[Path(name).suffix])
-            return self.answer(None)
+                return self.send(200, (PAGE_FOLDER / name).read_bytes(), CONTENT_TYPES[Path(name).suffix])
+            return self.respond(None)
 
         def do_POST(self):
-            self.answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.respond(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
 
-        def answer(self, body):
-            stub.asked.append((self.path, dict(self.headers), body))
-            said = stub.answers.get(self.path, (404, "Not Found", {}))
-            if self.path == "/compare" and stub.slow:
-                time.sleep(stub.slow)
-                stub.slept += 1
-            if isinstance(said, tuple):
-                status, message, headers = said
-                shape = json.dumps({"error": {"message": message, "type": "x", "code": None}}) if message else "<h1>no"
-                return self.send(status, shape.encode(), "application/json", headers)
-            said = said(body) if callable(said) else said
-            return self.send(200, json.dumps(said).encode(), "application/json")
+        def respond(self, body):
+            stub.requests.append((self.path, dict(self.headers), body))
+            response = stub.responses.get(self.path, (404, "Not Found", {}))
+            if self.path == "/compare" and stub.compare_delay:
+                time.sleep(stub.compare_delay)
+                stub.delayed_responses += 1
+            if isinstance(response, tuple):
+                status, message, headers = response
+                text = json.dumps({"error": {"message": message, "type": "x", "code": None}}) if message else "<h1>no"
+                return self.send(status, text.encode(), "application/json", headers)
+            content = response(body) if callable(response) else response
+            return self.send(200, json.dumps(content).encode(), "application/json")
 
-        def send(self, status, content, kind, headers=None):
+        def send(self, status, content, content_type, headers=None):
             self.send_response(status)
-            headers = {"Content-Type": kind, "Content-Length": str(len(content)), **(headers or {})}
+            headers = {"Content-Type": content_type, "Content-Length": str(len(content)), **(headers or {})}
             for name, value in {**headers, "Content-Security-Policy": "default-src 'self'"}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(content)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.handle_error = True, lambda *_: None  # a page may hang up
+    server.daemon_threads, server.handle_error = True, lambda *_: None  # a page may disconnect
     stub.address = f"http://127.0.0.1:{server.server_port}/"
     stub.reset()
     threading.Thread(target=server.serve_forever, daemon=True).start()

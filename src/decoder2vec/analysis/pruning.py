@@ -27,7 +27,7 @@ from decoder2vec.backbone.blocks import parameters_by_depth
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError, unknown_name
 from decoder2vec.export.base_model import load_base_model
-from decoder2vec.export.pruned import NOTE, Cut, check_new, write_pruned
+from decoder2vec.export.pruned import PRUNING_FILE, PruningSummary, check_new_folder, write_pruned
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.storage import versions, write_json
@@ -50,7 +50,7 @@ class Pruning:
     """The measured curve; None if no triplets were given."""
     depth: int | None
     """Number of layers kept; None if only the curve was measured."""
-    cut: Cut | None
+    cut: PruningSummary | None
     """Sizes before and after, and the difference of the vectors; None if only the curve was measured."""
 
 
@@ -120,7 +120,7 @@ def prune(
     if curve:
         note["curve"] = {**curve.to_json(), "model": str(model)}
     if depth is None:
-        write_json(folder / NOTE, note)
+        write_json(folder / PRUNING_FILE, note)
         return Pruning(folder, curve, None, None)
     return Pruning(folder, curve, depth, write_pruned(backbone, depth, folder, note))
 
@@ -137,7 +137,7 @@ def _check_request(keep: str | None, layers: int | None, out: Path, *, has_curve
             raise InputError(f"{out} contains a model; choose another folder for the curve.")
         return None
     check_keep(choice, has_curve=has_curve)
-    check_new(out)
+    check_new_folder(out)
     return choice
 
 

@@ -1,4 +1,4 @@
-"""`d2v export`: an encoder in a form that other programs read."""
+"""`d2v export`: write an encoder in a format that other programs load."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from decoder2vec.cli.output import info
 def export(
     encoder: Annotated[Path, typer.Argument(help="Saved encoder folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
-    form: Annotated[
-        str, typer.Option("--format", help="sentence-transformers, peft or transformers.")
-    ] = "sentence-transformers",
+    format: Annotated[str, typer.Option(help="sentence-transformers, peft or transformers.")] = "sentence-transformers",
     device: Device = None,
 ) -> None:
-    """Write an encoder so that it loads without this package, and prove that its vectors stay the same."""
+    """Write an encoder so that it loads without this package, and check that its vectors stay the same."""
     from decoder2vec.export.formats import export
 
-    info(export(encoder, form, out, device=device))
+    info(export(encoder, format, out, device=device))
     typer.echo(str(out))

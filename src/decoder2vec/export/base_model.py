@@ -1,4 +1,4 @@
-"""What a training starts from: a model, or an encoder that was trained before."""
+"""The model that a training run starts from: a language model, or the backbone of a saved encoder."""
 
 from __future__ import annotations
 
@@ -17,26 +17,39 @@ from decoder2vec.storage import atomic_folder, cache_root
 def load_base_model(
     name: str | Path, *, device: Any = None, dtype: str | None = None, notify: Notify = lambda _: None
 ) -> tuple[Backbone, bool]:
-    """The backbone to train, and whether its weights must come along with what is made of it.
+    """Load the backbone to train from a language model or from a saved encoder.
 
-    Of an encoder the model is taken, with LoRA merged into its weights; how the encoder reads them is forgotten. Merged
-    weights are kept in the cache, so that a run that is taken up finds them again.
+    From an encoder only the model is taken, with LoRA merged into its weights; layer, pooling and template are not.
+    Merged weights are cached, so that a resumed run finds them again.
+
+    Args:
+        name: Built-in name, model folder, .gguf file, hub id, or folder of a saved encoder.
+        device: Device to load to; by default the best one available.
+        dtype: Data type of the weights, or "4bit".
+        notify: Called with a sentence before weights are merged.
+
+    Returns:
+        The backbone, and whether its weights must be copied into what is trained from it (they exist nowhere else).
+
+    Raises:
+        UnsupportedError: The encoder has an adapter that cannot be merged into the weights.
     """
     if not is_encoder_folder(name):
         return Backbone.load(name, device=device, dtype=dtype, notify=notify), False
     backbone = Encoder.load(name, device=device, dtype=None if dtype == FOUR_BIT else dtype).backbone
     if backbone.adapter is None:
-        inside = Path(name) / "backbone"
+        copied_weights = Path(name) / "backbone"
         if dtype == FOUR_BIT:
-            backbone = Backbone.load(inside if inside.is_dir() else backbone.name, device=device, dtype=dtype)
-        return backbone, inside.is_dir()
+            source = copied_weights if copied_weights.is_dir() else backbone.name
+            backbone = Backbone.load(source, device=device, dtype=dtype)
+        return backbone, copied_weights.is_dir()
     if not isinstance(backbone.adapter, Lora):
         raise UnsupportedError(
-            f"{name} reads its model through a {backbone.adapter.kind}, which cannot be merged into the weights; "
-            "training can go on from models, and from encoders made by freeze, lora or full."
+            f"{name} has a {backbone.adapter.kind} adapter, which cannot be merged into the weights; "
+            "start from a model, or from an encoder trained with freeze, lora or full."
         )
-    kind = f"{backbone.attention.replace(':', '-')}-{str(backbone.dtype).removeprefix('torch.')}"
-    folder = cache_root() / "models" / f"merged-{backbone.effective_fingerprint}-{kind}"
+    variant = f"{backbone.attention.replace(':', '-')}-{str(backbone.dtype).removeprefix('torch.')}"
+    folder = cache_root() / "models" / f"merged-{backbone.effective_fingerprint}-{variant}"
     if not folder.is_dir():
         notify(f"merging the LoRA of {name} into its model, once")
         with atomic_folder(folder) as target:
@@ -44,8 +57,17 @@ def load_base_model(
     return Backbone.load(folder, attention=backbone.attention, device=device, dtype=dtype), True
 
 
-def describe_base_model(name: str | Path, model: Backbone, *, onward: bool = False) -> dict[str, Any]:
-    """What results shall call the model that `start_from` gave: by what a user named, not by where weights are kept."""
-    if not (onward or is_encoder_folder(name)):
+def describe_base_model(name: str | Path, model: Backbone, *, is_later_stage: bool = False) -> dict[str, Any]:
+    """Return the entry of a result file that names the model as the user did, not by its path in the cache.
+
+    Args:
+        name: What the user trains from: a model or a saved encoder.
+        model: The backbone that `load_base_model` returned.
+        is_later_stage: Whether an earlier stage of the same run produced the model.
+
+    Returns:
+        `{"backbone": {"name", "fingerprint"}}`, or nothing where the backbone's own name is right.
+    """
+    if not (is_later_stage or is_encoder_folder(name)):
         return {}
     return {"backbone": {"name": str(name), "fingerprint": model.fingerprint}}

@@ -1,4 +1,4 @@
-"""The LoRA matrices of an encoder as a folder that peft loads."""
+"""Export an encoder to a folder that sentence-transformers, peft or transformers loads without this package."""
 
 from __future__ import annotations
 
@@ -11,29 +11,70 @@ import torch
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.saving import save_adapter
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, UnsupportedError, unknown_name
-from decoder2vec.export.cards import base_model, peft_card
+from decoder2vec.errors import UnsupportedError, unknown_name
+from decoder2vec.export.model_cards import base_model_name, peft_card
+from decoder2vec.export.pruned import check_new_folder
 from decoder2vec.export.sentence_transformers import export_sentence_transformers
 from decoder2vec.export.transformers import export_transformers
 from decoder2vec.storage import atomic_folder
 
 
+def export(
+    encoder: Encoder | str | Path, format: str, out: str | Path, *, device: str | torch.device | None = None
+) -> str:
+    """Write an encoder to a new folder that loads without this package, and check that its vectors are the same.
+
+    The folder appears only if all of it was written and the check passed.
+
+    Args:
+        encoder: The encoder, or the folder of a saved one, which is then loaded in float32.
+        format: "sentence-transformers" (model, pooling and head in one folder), "peft" (the LoRA matrices alone) or
+            "transformers" (the language model with LoRA merged, without pooling).
+        out: Folder to write; it must be new or empty.
+        device: Device to load a saved encoder on; by default the best one available. An `Encoder` stays where it is.
+
+    Returns:
+        One line that describes what was written and the largest difference found by the check.
+
+    Raises:
+        UnknownNameError: There is no such format.
+        InputError: `out` is not empty, or `encoder` is not the folder of a saved encoder.
+        UnsupportedError: The format cannot hold this encoder; the message names the reason.
+        BackboneError: The written folder cannot be loaded, or gives different vectors.
+
+    Example:
+        >>> import tempfile
+        >>> from decoder2vec import Encoder
+        >>> from decoder2vec.export.formats import export
+        >>> encoder = Encoder.from_pretrained("tiny-llama", template="plain", device="cpu", dtype="float32")
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     print(export(encoder, "transformers", f"{folder}/exported").split(";")[0])
+        llama, causal
+    """
+    if format not in FORMATS:
+        raise unknown_name("format", format, FORMATS)
+    target = Path(out)
+    check_new_folder(target)
+    if not isinstance(encoder, Encoder):
+        encoder = Encoder.load(encoder, device=device, dtype="float32")
+    return FORMATS[format](encoder, target)
+
+
 def export_peft(encoder: Encoder, target: Path) -> str:
-    """Write the matrices, which model they belong to, and a card."""
+    """Write the LoRA matrices, the name of their base model and a model card; return a description."""
     adapter = encoder.backbone.adapter
     if not isinstance(adapter, Lora):
         raise UnsupportedError(
-            "Only LoRA can be written for peft, and this encoder has none; try the format sentence-transformers."
+            "The format peft holds only LoRA, and this encoder has none; use the format sentence-transformers."
         )
     with atomic_folder(target) as folder:
         save_adapter(adapter, folder, encoder.backbone)
-        file = folder / "adapter_config.json"
-        config = json.loads(file.read_text(encoding="utf-8"))
-        config["base_model_name_or_path"] = base_model(encoder)
-        file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        config_file = folder / "adapter_config.json"
+        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config["base_model_name_or_path"] = base_model_name(encoder)
+        config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(peft_card(encoder), encoding="utf-8")
-    settings = adapter.settings()
-    return f"LoRA of rank {settings['rank']} for {encoder.backbone.name}"
+    return f"LoRA of rank {adapter.settings()['rank']} for {encoder.backbone.name}"
 
 
 FORMATS: dict[str, Callable[[Encoder, Path], str]] = {
@@ -41,17 +82,3 @@ FORMATS: dict[str, Callable[[Encoder, Path], str]] = {
     "peft": export_peft,
     "transformers": export_transformers,
 }
-
-
-def export(
-    encoder: Encoder | str | Path, name: str, folder: str | Path, *, device: str | torch.device | None = None
-) -> str:
-    """Write an encoder, or the one saved in a folder, to a new folder in that format; what was written, in words."""
-    if name not in FORMATS:
-        raise unknown_name("format", name, FORMATS)
-    target = Path(folder)
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise InputError(f"{target} is there already; choose another folder.")
-    if not isinstance(encoder, Encoder):
-        encoder = Encoder.load(encoder, device=device, dtype="float32")
-    return FORMATS[name](encoder, target)

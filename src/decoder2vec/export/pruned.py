@@ -1,4 +1,4 @@
-"""A model without its upper layers, as a folder like that of any other model: blocks are gone, not skipped."""
+"""Write a model without its upper layers as a model folder of its own; the blocks are removed, not skipped."""
 
 from __future__ import annotations
 
@@ -16,32 +16,37 @@ from decoder2vec.backbone.blocks import blocks_share_weights, count_parameters, 
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import Reading
-from decoder2vec.errors import BackboneError, InputError, UnsupportedError
+from decoder2vec.errors import BackboneError, InputError, MissingExtraError, StorageError, UnsupportedError
 from decoder2vec.export.transformers import copy_tokenizer
 from decoder2vec.storage import atomic_folder
 
-NOTE = "pruning.json"
+PRUNING_FILE = "pruning.json"
 _TOLERANCE = 1e-3
-_TEXTS = ("A", "A cat sleeps.", "The long road goes over the green hills and down to the sea, where nobody waits. " * 2)
+"""The largest allowed difference between vectors of the pruned model and of that layer, relative to their norm."""
+_PROBE_TEXTS = (
+    "A",
+    "A cat sleeps.",
+    "The long road goes over the green hills and down to the sea, where nobody waits. " * 2,
+)
 
 
 @dataclass(frozen=True)
-class Cut:
-    """What was cut, counted on what was written."""
+class PruningSummary:
+    """Layers and parameters before and after pruning, counted on the written model."""
 
     layers: int
     layers_before: int
     parameters: int
-    """Of all that an encoder loads: embeddings, blocks and final norm. The language-model head is not among it."""
+    """Parameters of embeddings, blocks and final norm, which an encoder loads; the language-model head is excluded."""
     parameters_before: int
     embeddings: int
-    """How many of them are the embeddings, which no cut makes fewer."""
+    """How many of the parameters are the embeddings, which pruning never reduces."""
     off: float
-    """The largest difference of a vector from that of the whole model's layer, relative to its length."""
+    """The largest difference between vectors of the pruned model and of that layer, relative to their norm."""
 
     @property
     def share(self) -> float:
-        """The part of the parameters that is left."""
+        """The fraction of the parameters that is kept."""
         return self.parameters / self.parameters_before
 
     def __str__(self) -> str:
@@ -52,82 +57,94 @@ class Cut:
         )
 
 
-def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str, Any] | None = None) -> Cut:
-    """Write the model with its first `depth` blocks, load it again and compare it with that layer of the whole model.
+def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str, Any] | None = None) -> PruningSummary:
+    """Write the model with its first `depth` blocks, load it again and compare it with that layer of the full model.
 
-    What was cut is written beside it (pruning.json), after what `note` says. A folder that gives other vectors, or a
-    family whose blocks cannot be taken away, leaves nothing behind.
+    A summary is written to pruning.json in the folder. The folder appears only if the comparison passed.
+
+    Args:
+        backbone: The model to prune, without an adapter.
+        depth: Number of blocks to keep, from 1 to one less than the model has.
+        target: Folder to write; it must be new or empty.
+        note: Further entries for pruning.json.
+
+    Returns:
+        What was kept, counted on the written model.
+
+    Raises:
+        InputError: `target` is not empty or `depth` is out of range.
+        UnsupportedError: Blocks of this model cannot be removed.
     """
-    check_new(target)
+    check_new_folder(target)
     if not 1 <= depth < backbone.n_layers:
         raise InputError(f"{backbone.name} has {backbone.n_layers} layers; keep 1 to {backbone.n_layers - 1} of them.")
     if blocks_share_weights(backbone.model):
-        raise UnsupportedError(f"The blocks of {backbone.family} share weights, so none of them can be taken away.")
+        raise UnsupportedError(f"The blocks of {backbone.family} share weights, so none of them can be removed.")
     if backbone.adapter is not None:
-        raise UnsupportedError(
-            f"A model is cut before it is adapted; take away the {backbone.adapter.kind} or merge it."
-        )
+        raise UnsupportedError(f"Prune the model before adapting it; remove the {backbone.adapter.kind} or merge it.")
     if ":" in backbone.attention:
-        raise UnsupportedError(f"No config of transformers says {backbone.attention}; it would be lost.")
+        raise UnsupportedError(
+            f"A config of transformers cannot express the attention {backbone.attention}; it would be lost."
+        )
     with atomic_folder(target) as folder:
         try:
-            _write_cut(backbone, depth, folder)
-            cut = _proved(backbone, depth, folder)
-        except (InputError, UnsupportedError, OSError):
+            _write_first_blocks(backbone, depth, folder)
+            summary = _compare_reloaded(backbone, depth, folder)
+        except (InputError, UnsupportedError, StorageError, MissingExtraError, OSError):
             raise
-        except Exception as error:  # families fail in many ways, and all mean the same here
-            why = (str(error).splitlines() or [type(error).__name__])[0]
-            raise UnsupportedError(f"A {backbone.family} cannot be cut to {depth} layers: {why}") from error
-        text = json.dumps({**(note or {}), "cut": asdict(cut)}, indent=1)
-        (folder / NOTE).write_text(text + "\n", encoding="utf-8")
-    return cut
+        except Exception as error:  # model families fail in many ways; all mean that this one cannot be pruned
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise UnsupportedError(f"A {backbone.family} cannot be cut to {depth} layers: {reason}") from error
+        text = json.dumps({**(note or {}), "cut": asdict(summary)}, indent=1)
+        (folder / PRUNING_FILE).write_text(text + "\n", encoding="utf-8")
+    return summary
 
 
-def check_new(target: Path) -> None:
-    """Refuse a place where something is already."""
+def check_new_folder(target: Path) -> None:
+    """Raise InputError if `target` is a file or a folder that is not empty."""
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise InputError(f"{target} is there already; choose another folder.")
+        raise InputError(f"{target} already exists; choose another folder.")
 
 
-def _write_cut(backbone: Backbone, depth: int, folder: Path) -> None:
-    """The weights come from the disk once more, in the format in which they lie there, and not from the backbone."""
-    whole = _load_whole(backbone)
-    keep_first_blocks(whole, depth)
-    whole.config.is_causal = backbone.attention == "causal"
+def _write_first_blocks(backbone: Backbone, depth: int, folder: Path) -> None:
+    """Write the first blocks with the weights and dtype of the files on disk, not those of the loaded backbone."""
+    model = _load_full_model(backbone)
+    keep_first_blocks(model, depth)
+    model.config.is_causal = backbone.attention == "causal"
     with quiet_transformers():
-        whole.save_pretrained(folder)
+        model.save_pretrained(folder)
     copy_tokenizer(backbone, folder)
 
 
-def _load_whole(backbone: Backbone) -> Any:
-    """With the language-model head where there is one: training that predicts words needs it."""
+def _load_full_model(backbone: Backbone) -> Any:
+    """Load the model with its language-model head if it has one: training that predicts tokens needs it."""
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     source, settings = resolve_model_folder(backbone.name), {"dtype": "auto", "use_safetensors": True}
     with quiet_transformers():
         if type(backbone.model.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-            whole, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **settings)
+            model, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **settings)
             if not report["missing_keys"]:
-                return whole
+                return model
         return AutoModel.from_pretrained(source, **settings)
 
 
-def _proved(backbone: Backbone, depth: int, folder: Path) -> Cut:
-    again = Backbone.load(folder, device=backbone.device, dtype=backbone.dtype)
-    if (again.n_layers, again.attention) != (depth, backbone.attention):
-        raise BackboneError(f"the folder reads {again.attention} with {again.n_layers} layers.")
-    own = Extractor(backbone, [Reading(depth, normed=True)])(_TEXTS)
-    other = Extractor(again, [Reading(depth, normed=True)])(_TEXTS)
-    off = float((np.linalg.norm(own - other, axis=-1) / np.linalg.norm(own, axis=-1)).max())
-    if not off <= _TOLERANCE:
-        raise BackboneError(f"its vectors are off by {off:.2g}.")
-    embeddings = count_parameters(again.model.get_input_embeddings())  # type: ignore[operator]
-    return Cut(
-        depth,
-        backbone.n_layers,
-        count_parameters(again.model),
-        count_parameters(backbone.model),
-        embeddings,
-        off,
+def _compare_reloaded(backbone: Backbone, depth: int, folder: Path) -> PruningSummary:
+    """Load the written folder, compare its vectors with layer `depth` of the backbone and return the summary."""
+    reloaded = Backbone.load(folder, device=backbone.device, dtype=backbone.dtype)
+    if (reloaded.n_layers, reloaded.attention) != (depth, backbone.attention):
+        raise BackboneError(f"the written model has {reloaded.n_layers} layers and reads {reloaded.attention}.")
+    expected = Extractor(backbone, [Reading(depth, normed=True)])(_PROBE_TEXTS)
+    vectors = Extractor(reloaded, [Reading(depth, normed=True)])(_PROBE_TEXTS)
+    difference = float((np.linalg.norm(expected - vectors, axis=-1) / np.linalg.norm(expected, axis=-1)).max())
+    if not difference <= _TOLERANCE:
+        raise BackboneError(f"its vectors differ by {difference:.2g}.")
+    return PruningSummary(
+        layers=depth,
+        layers_before=backbone.n_layers,
+        parameters=count_parameters(reloaded.model),
+        parameters_before=count_parameters(backbone.model),
+        embeddings=count_parameters(reloaded.model.get_input_embeddings()),  # type: ignore[operator]
+        off=difference,
     )

@@ -1,4 +1,4 @@
-"""`python -m decoder2vec.export.reload REQUEST RESULT`: exported folders, read by sentence-transformers alone."""
+"""Encode texts with exported folders: `python -m decoder2vec.export.reload REQUEST RESULT`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 from pathlib import Path
 
 
-def main(request: Path, result: Path) -> None:
-    """Encode what the request asks for, folder by folder, and write the vectors in that order."""
+def main(request_file: Path, vectors_file: Path) -> None:
+    """Make the requested calls folder by folder and write the vectors of all calls in that order."""
     import numpy as np
     from sentence_transformers import SentenceTransformer
 
     vectors = []
-    for wanted in json.loads(request.read_text(encoding="utf-8")):
-        model = SentenceTransformer(wanted["folder"], device=wanted["device"], local_files_only=True)
-        for method, texts, arguments in wanted["calls"]:
+    for export in json.loads(request_file.read_text(encoding="utf-8")):
+        model = SentenceTransformer(export["folder"], device=export["device"], local_files_only=True)
+        for method, texts, arguments in export["calls"]:
             vectors.append(getattr(model, method)(texts, show_progress_bar=False, **arguments))
-    np.savez(result, *vectors)
+    np.savez(vectors_file, *vectors)
 
 
 if __name__ == "__main__":

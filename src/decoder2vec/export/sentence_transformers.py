@@ -1,7 +1,7 @@
-"""An encoder as a folder that sentence-transformers loads without any code of ours.
+"""Write an encoder as a folder that sentence-transformers loads without this package.
 
-It is written in the dialect of the versions before 5.4, which newer ones read as well, and which is all that other
-servers know: class paths under `sentence_transformers.models`, and a flag for each pooling.
+The format is that of versions before 5.4, which newer ones also read and which is the only one that other servers know:
+class paths under `sentence_transformers.models`, and a flag for each pooling.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from safetensors.numpy import save_file
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
-from decoder2vec.export.cards import sentence_transformers_card
-from decoder2vec.export.fresh_process import TOLERANCE, differences
-from decoder2vec.export.plain_form import PlainForm, plain_form
+from decoder2vec.export.model_cards import sentence_transformers_card
+from decoder2vec.export.reload_check import TOLERANCE, reload_differences
+from decoder2vec.export.sentence_transformers_config import SentenceTransformersConfig
 from decoder2vec.export.tokenizer import check_tokenizer, write_tokenizer
-from decoder2vec.export.transformers import model_to_save
+from decoder2vec.export.transformers import merged_model_copy
 from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.storage import atomic_folder
 
-_FLAGS = {
+_POOLING_FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
@@ -37,72 +37,76 @@ _FLAGS = {
 
 
 def export_sentence_transformers(encoder: Encoder, target: Path) -> str:
-    """Write the folder, have sentence-transformers read it in a process of its own, and say how far it is off.
+    """Write the folder, compare its vectors with the encoder's in a new process, and return a description.
 
-    A folder that gives other vectors than the encoder does not stay.
+    If the vectors differ, the folder is removed and BackboneError raised.
     """
     with atomic_folder(target) as folder:
-        modules = write_folder(encoder, folder)
-        check = check_folder(encoder, folder)
+        modules = write_sentence_transformers(encoder, folder)
+        check = check_reloaded_vectors(encoder, folder)
     return f"{' + '.join(modules)}; {check}"
 
 
-def check_folder(encoder: Encoder, folder: Path) -> str:
-    """Refuse a folder whose vectors are not the encoder's."""
-    found = differences([(encoder, folder)])
-    if found is None:
+def check_reloaded_vectors(encoder: Encoder, folder: Path) -> str:
+    """Describe the largest difference from the encoder's vectors; raise BackboneError if it is too large."""
+    differences = reload_differences([(encoder, folder)])
+    if differences is None:
         return "not checked, since sentence-transformers is not installed"
-    if not found[0] <= TOLERANCE:
+    if not differences[0] <= TOLERANCE:
         raise BackboneError(
-            f"sentence-transformers reads what was written, but its vectors are off by {found[0]:.2g} where "
+            f"sentence-transformers loads the exported folder, but its vectors differ by {differences[0]:.2g} where "
             f"{TOLERANCE:g} is allowed, so it was removed; please report this model family."
         )
-    return f"read by sentence-transformers, the largest difference is {found[0]:.1e}"
+    return f"read by sentence-transformers, the largest difference is {differences[0]:.1e}"
 
 
-def write_folder(encoder: Encoder, folder: Path) -> list[str]:
-    """Write the folder unchecked; the names of its modules. What it cannot hold is refused before anything is."""
-    form = plain_form(encoder)
-    model = model_to_save(encoder)
+def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
+    """Write the folder without comparing vectors; return the names of its modules.
+
+    Raises UnsupportedError before anything is written if sentence-transformers cannot express the encoder.
+    """
+    config = SentenceTransformersConfig.from_encoder(encoder)
+    model = merged_model_copy(encoder)
     with quiet_transformers():
         model.save_pretrained(folder)
     write_tokenizer(encoder, folder)
-    check_tokenizer(encoder, folder, form.prefix)
+    check_tokenizer(encoder, folder, config.default_prompt)
     modules = ["Transformer", "Pooling"]
-    _write(folder / "1_Pooling" / "config.json", _pooling(encoder, form))
+    _write_json(folder / "1_Pooling" / "config.json", _pooling_config(encoder, config))
     if isinstance(encoder.head, AffineHead):
         modules.append("Dense")
         _write_dense(encoder.head, folder / "2_Dense")
     if encoder.spec.normalize:
         modules.append("Normalize")
-    _write(folder / "modules.json", [_module(number, name) for number, name in enumerate(modules)])
-    _write(folder / "sentence_bert_config.json", {"max_seq_length": encoder.max_seq_length, "do_lower_case": False})
-    _write(folder / "config_sentence_transformers.json", _settings(encoder, form))
-    (folder / "README.md").write_text(sentence_transformers_card(encoder, form, modules), encoding="utf-8")
+    _write_json(folder / "modules.json", [_module_entry(index, name) for index, name in enumerate(modules)])
+    transformer_config = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
+    _write_json(folder / "sentence_bert_config.json", transformer_config)
+    _write_json(folder / "config_sentence_transformers.json", _model_config(encoder, config))
+    (folder / "README.md").write_text(sentence_transformers_card(encoder, config, modules), encoding="utf-8")
     return modules
 
 
-def _module(number: int, name: str) -> dict[str, Any]:
-    path = f"{number}_{name}" if number else ""
-    return {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{name}"}
+def _module_entry(index: int, name: str) -> dict[str, Any]:
+    path = f"{index}_{name}" if index else ""
+    return {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
 
 
-def _pooling(encoder: Encoder, form: PlainForm) -> dict[str, Any]:
-    chosen = form.reading.pooling
+def _pooling_config(encoder: Encoder, config: SentenceTransformersConfig) -> dict[str, Any]:
+    pooling = config.reading.pooling
     return {
         "word_embedding_dimension": encoder.backbone.dim,
-        **{flag: name == chosen for name, flag in _FLAGS.items()},
-        "pooling_mode": chosen,
-        "include_prompt": form.include_prompt,
+        **{flag: name == pooling for name, flag in _POOLING_FLAGS.items()},
+        "pooling_mode": pooling,
+        "include_prompt": config.include_prompt,
     }
 
 
-def _settings(encoder: Encoder, form: PlainForm) -> dict[str, Any]:
+def _model_config(encoder: Encoder, config: SentenceTransformersConfig) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "__version__": {"transformers": transformers.__version__, "pytorch": torch.__version__},
         "model_type": "SentenceTransformer",
-        "prompts": form.prompts,
-        "default_prompt_name": form.default,
+        "prompts": config.prompts,
+        "default_prompt_name": config.default_prompt_name,
         "similarity_fn_name": encoder.spec.similarity,
     }
     if encoder.spec.attention == "bidirectional":
@@ -112,10 +116,10 @@ def _settings(encoder: Encoder, form: PlainForm) -> dict[str, Any]:
 
 
 def _write_dense(head: AffineHead, folder: Path) -> None:
-    """(x - mean) * map as a linear layer."""
+    """Write (x - mean) @ map as a linear layer."""
     matrix = (np.diag(head.map) if head.map.ndim == 1 else head.map).astype(np.float64)
     weight, bias = matrix.T, -head.mean.astype(np.float64) @ matrix
-    _write(
+    _write_json(
         folder / "config.json",
         {
             "in_features": weight.shape[1],
@@ -124,12 +128,12 @@ def _write_dense(head: AffineHead, folder: Path) -> None:
             "activation_function": "torch.nn.modules.linear.Identity",
         },
     )
-    # safetensors writes memory as it lies, whatever the strides
+    # safetensors writes the memory of an array and ignores its strides
     tensors = {"linear.weight": weight, "linear.bias": bias}
-    numbers = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
-    save_file(numbers, folder / "model.safetensors", metadata={"format": "pt"})
+    contiguous = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
+    save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _write(file: Path, content: Any) -> None:
+def _write_json(file: Path, content: Any) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

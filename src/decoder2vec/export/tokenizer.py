@@ -1,4 +1,4 @@
-"""The tokenizer of an encoder so that any program spells and pads texts as the encoder does."""
+"""Write the tokenizer of an encoder so that any program tokenises and pads texts as the encoder does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decoder2vec.errors import UnsupportedError
 from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Tokeniser
 
-_TEXTS = (
+_PROBE_TEXTS = (
     "no",
     "A dog runs.",
     "Two people talk about the weather in the mountains, and a third one listens to them.",
@@ -23,14 +23,14 @@ _TEXTS = (
     "def f(x):\n    return x",
 )
 
-_LONG = 1024
-"""The longest text, in tokens, that is tried on a model."""
+_MAX_PROBE_TOKENS = 1024
+"""A text that must be truncated is only tried where the maximum length is at most this; longer ones are slow."""
 
 
-def odd_texts(encoder: Encoder) -> list[str]:
-    """Texts to compare on: short, odd, and one that must be cut, unless that would take long."""
-    cut = "A text that is too long:" + " a" * encoder.max_seq_length
-    return [*_TEXTS, cut] if encoder.max_seq_length <= _LONG else list(_TEXTS)
+def probe_texts(encoder: Encoder) -> list[str]:
+    """Return texts to compare two implementations on: short, unusual, and one too long, unless that would be slow."""
+    too_long = "A text that is too long:" + " a" * encoder.max_seq_length
+    return [*_PROBE_TEXTS, too_long] if encoder.max_seq_length <= _MAX_PROBE_TOKENS else list(_PROBE_TEXTS)
 
 
 def write_tokenizer(encoder: Encoder, folder: Path) -> None:
@@ -44,7 +44,7 @@ def write_tokenizer(encoder: Encoder, folder: Path) -> None:
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UnsupportedError(
-                f"The tokenizer of {backbone.name} has neither a pad token nor an end token to pad with; give it one."
+                f"The tokenizer of {backbone.name} has neither a pad token nor an EOS token to pad with; add one to it."
             )
         tokenizer.pad_token = tokenizer.eos_token
     if backbone.missing_bos_token_id is not None:
@@ -58,22 +58,28 @@ def _add_bos(tokenizer: Any) -> None:
     from tokenizers import processors
 
     backend, bos = tokenizer.backend_tokenizer, tokenizer.bos_token
-    first = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)])
-    kept = backend.post_processor
-    backend.post_processor = first if kept is None else processors.Sequence([kept, first])
+    add_bos = processors.TemplateProcessing(single=f"{bos} $A", special_tokens=[(bos, tokenizer.bos_token_id)])
+    existing = backend.post_processor
+    backend.post_processor = add_bos if existing is None else processors.Sequence([existing, add_bos])
 
 
-def check_tokenizer(encoder: Encoder, folder: Path, prefix: str) -> None:
-    """Refuse a folder whose tokenizer, read again, spells a text differently; that would change vectors unseen."""
+def check_tokenizer(encoder: Encoder, folder: Path, prompt: str) -> None:
+    """Raise UnsupportedError if the written tokenizer splits a text differently, which would change vectors silently.
+
+    Args:
+        encoder: The encoder whose tokenizer was written.
+        folder: Folder with the tokenizer's files.
+        prompt: The prompt put before every text.
+    """
     from transformers import AutoTokenizer
 
-    again = AutoTokenizer.from_pretrained(folder)
-    texts = odd_texts(encoder)
-    ours = Tokeniser(encoder.backbone, Template(prefix + SLOT), encoder.max_seq_length)(texts).prompts
-    theirs = again([prefix + text for text in texts], truncation=True)["input_ids"]
-    for text, prompt, ids in zip(texts, ours, theirs, strict=True):
-        if prompt.ids != ids:
+    reloaded = AutoTokenizer.from_pretrained(folder)
+    texts = probe_texts(encoder)
+    expected = Tokeniser(encoder.backbone, Template(prompt + SLOT), encoder.max_seq_length)(texts).prompts
+    reloaded_ids = reloaded([prompt + text for text in texts], truncation=True)["input_ids"]
+    for text, tokens, ids in zip(texts, expected, reloaded_ids, strict=True):
+        if tokens.ids != ids:
             raise UnsupportedError(
-                f"The tokenizer of {encoder.backbone.name}, written and read again, spells {text[:40]!r} as {ids[:8]} "
-                f"where the encoder reads {prompt.ids[:8]}; mend its tokenizer.json first."
+                f"The tokenizer of {encoder.backbone.name}, written and reloaded, tokenises {text[:40]!r} as {ids[:8]} "
+                f"where the encoder has {tokens.ids[:8]}; repair its tokenizer.json first."
             )

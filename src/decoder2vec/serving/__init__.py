@@ -1,1 +1,1 @@
-"""An encoder for others to ask over HTTP: OpenAI's embeddings, search, matching and a page to look at."""
+"""Serve an encoder over HTTP: OpenAI's embeddings API, search, matching, reranking and a web page."""

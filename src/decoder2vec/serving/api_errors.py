@@ -1,11 +1,16 @@
-"""What goes wrong, in the shape that OpenAI's clients know: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors as HTTP responses in the format of OpenAI's API: `{"error": {"message", "type", "param", "code"}}`.
+
+A client error is a 4xx with the message of the exception, which says what to change in the request. A server fault is a
+5xx with a fixed message: the message of the exception may contain paths of the server or texts of other requests.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
@@ -13,34 +18,61 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from decoder2vec.errors import Decoder2VecError, InputError, MissingExtraError
+from decoder2vec.errors import (
+    BackboneError,
+    DataFileError,
+    Decoder2VecError,
+    DivergedError,
+    EncoderError,
+    InputError,
+    MissingExtraError,
+    StorageError,
+    UnsupportedError,
+)
 
-_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+"""The `type` of statuses that have one of their own; others are invalid_request_error (4xx) or server_error (5xx)."""
 
 
 class APIError(Decoder2VecError):
-    """An answer other than the one hoped for."""
+    """An error response.
+
+    Args:
+        status: HTTP status code.
+        message: One sentence for the client.
+        code: Machine-readable cause, such as "model_not_found".
+        param: The field of the request that is wrong.
+        retry_after: Seconds after which the client may try again.
+    """
 
     def __init__(
-        self, status: int, message: str, *, code: str | None = None, param: str | None = None, wait: float | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        param: str | None = None,
+        retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-        self.wait = wait
-        """Seconds after which it is worth to ask again."""
+        self.status, self.code, self.param, self.retry_after = status, code, param, retry_after
+
+    @property
+    def type(self) -> str:
+        """The error type as OpenAI names it."""
+        return _ERROR_TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
 
     def response(self) -> Response:
-        """The answer. Signs beyond ASCII are escaped: half a surrogate pair in a name must not break it."""
-        kind = _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
-        headers = {} if self.wait is None else {"Retry-After": str(max(1, math.ceil(self.wait)))}
+        """Return the HTTP response. JSON is ASCII only: a lone surrogate in a name could not be encoded as UTF-8."""
+        error = {"message": str(self), "type": self.type, "param": self.param, "code": self.code}
+        headers = {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return Response(json.dumps({"error": error}), self.status, headers, "application/json")
 
 
-class ErrorShape(BaseModel):
-    """Why a request was not answered."""
+class ErrorBody(BaseModel):
+    """Why a request failed."""
 
     message: str
     type: str
@@ -48,51 +80,82 @@ class ErrorShape(BaseModel):
     code: str | None
 
 
-class ProblemShape(BaseModel):
-    """Every answer that is not the one hoped for."""
+class ErrorResponse(BaseModel):
+    """The body of every error response."""
 
-    error: ErrorShape
+    error: ErrorBody
 
 
-PROBLEMS: dict[int | str, dict[str, Any]] = {
-    "4XX": {"model": ProblemShape, "description": "The request cannot be answered as it is."},
-    "5XX": {"model": ProblemShape, "description": "The server cannot answer now."},
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorResponse, "description": "The request is wrong or not allowed."},
+    "5XX": {"model": ErrorResponse, "description": "The server failed."},
 }
-"""What every route may answer, for the schema."""
+"""The error responses of every route, for the OpenAPI schema."""
 
 
-def problem_of(error: Exception) -> APIError:
-    """The problem that an error is for the one who asked."""
+class _Rule(NamedTuple):
+    status: int
+    code: str | None
+    message: str | None
+    """The message for the client; None: that of the exception, which names nothing but the request."""
+
+
+_SERVER_FAULT = _Rule(500, None, "Something went wrong in the server; its log says where.")
+_DISK_FULL = _Rule(507, "disk_full", "The disk of the server is full.")
+_RULES: dict[type[Exception], _Rule] = {
+    InputError: _Rule(400, None, None),
+    # 400 and not 422: OpenAI's API knows only 400 for a request that cannot be served, and the cure is the same
+    UnsupportedError: _Rule(400, "unsupported", None),
+    MissingExtraError: _Rule(501, "missing_extra", None),
+    StorageError: _Rule(503, "storage_error", "The storage of the server is locked or damaged; its log says where."),
+    # no route reads a data file of the client: one that cannot be read is a file of the server
+    DataFileError: _Rule(500, "data_file_error", "A data file of the server cannot be read; its log says where."),
+    BackboneError: _Rule(500, "backbone_error", "The language model of the server failed; its log says where."),
+    EncoderError: _Rule(500, "encoder_error", "The encoder of the server is broken; its log says where."),
+    DivergedError: _SERVER_FAULT,
+    Exception: _SERVER_FAULT,
+}
+"""Status, code and message by class of exception; a class without an entry has that of its nearest base class."""
+
+
+def api_error_of(error: Exception) -> APIError:
+    """Return the error response for an exception that a request raised."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, RequestValidationError):
-        return _wrong_shape(error.errors())
+        return _validation_error(error.errors())
     if isinstance(error, HTTPException):
         return APIError(error.status_code, str(error.detail))
-    if isinstance(error, MissingExtraError):
-        return APIError(501, str(error), code="missing_extra")
-    if isinstance(error, InputError):
-        return APIError(400, str(error))
-    if isinstance(error, Decoder2VecError):
-        return APIError(503, str(error))
-    return APIError(500, "Something went wrong in the server; its log says where.")
+    rule = next(_RULES[cls] for cls in type(error).__mro__ if cls in _RULES)
+    if isinstance(error, StorageError | OSError) and _is_disk_full(error):
+        rule = _DISK_FULL
+    return APIError(rule.status, rule.message or str(error), code=rule.code)
 
 
-async def answer_problem(_: Request, error: Exception) -> Response:
-    """For FastAPI, as the handler of errors."""
-    response = problem_of(error).response()
+async def handle_exception(_: Request, error: Exception) -> Response:
+    """Return the error response for an exception; for `FastAPI.add_exception_handler`."""
+    response = api_error_of(error).response()
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
     return response
 
 
-def _wrong_shape(found: Any) -> APIError:
-    """The first thing that is wrong, by its place and never by what stands there."""
-    first: Mapping[str, Any] = found[0] if found else {}
+def _is_disk_full(error: BaseException | None) -> bool:
+    """Whether the exception, or one that led to it, says that the disk is full."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
+    """Return a 400 that names the first wrong field, and never its value."""
+    first: Mapping[str, Any] = errors[0] if errors else {}
     if first.get("type") == "json_invalid":
         return APIError(400, "The body is not JSON.", code="invalid_json")
-    # where a field may be one of several kinds, the place also names the kind that was tried first
-    parts = [str(part) for part in first.get("loc", ())[1:]]
-    place = ".".join(part for part in parts if "[" not in part and part not in ("str", "int"))
+    # for a field that accepts several types, `loc` also holds the name of the type that was tried first
+    location = [str(name) for name in first.get("loc", ())[1:]]
+    param = ".".join(name for name in location if "[" not in name and name not in ("str", "int"))
     message = str(first.get("msg", "cannot be used"))
-    return APIError(400, f"{place or 'The body'}: {message}.", param=place or None)
+    return APIError(400, f"{param or 'The body'}: {message}.", param=param or None)

@@ -1,4 +1,4 @@
-"""How much may be asked at once, and how often."""
+"""Limits on the size and the rate of requests."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from dataclasses import dataclass
 from decoder2vec.errors import InputError
 from decoder2vec.serving.api_errors import APIError
 
-_HOLDERS = 10_000
-"""Holders whose rates are remembered; there are only as many as there are keys."""
+_MAX_CLIENTS = 10_000
+"""Clients whose rates are kept; there are only as many as there are API keys."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may hold, and what all may hold together."""
+    """Limits for one request, for all requests together, and for each API key. Every limit is above 0."""
 
-    body_bytes: int = 8 << 20
-    body_seconds: float = 30.0
-    """In which a body must have arrived."""
-    texts: int = 2_048
-    """Of one request."""
-    request_tokens: int = 131_072
-    """Of one request, before its texts are cut to the length the model reads."""
-    waiting_tokens: int = 262_144
-    """Of all requests that wait; more are told to come back."""
-    batch_tokens: int | None = None
-    """Of a batch; by default what suits the device."""
-    jobs: int = 64
-    """Searches, matches and the like that are under way or wait for a thread."""
+    max_body_bytes: int = 8 << 20
+    """Size of a request body."""
+    body_timeout: float = 30.0
+    """Seconds in which a request body must arrive."""
+    max_texts: int = 2_048
+    """Texts in one request."""
+    max_request_tokens: int = 131_072
+    """Tokens in one request, before its texts are truncated to the maximum length of the model."""
+    max_waiting_tokens: int = 262_144
+    """Tokens of all requests in the queue; further requests get a 429."""
+    max_batch_tokens: int | None = None
+    """Tokens encoded in one batch; by default chosen for the device."""
+    max_jobs: int = 64
+    """Searches, matches, reranks and comparisons that run or wait for a thread."""
     requests_per_minute: int | None = None
-    """For each key."""
+    """For each API key; None: no limit."""
     tokens_per_minute: int | None = None
-    """For each key."""
+    """For each API key; None: no limit."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -41,44 +42,54 @@ class Limits:
                 raise InputError(f"The limit {name} is {value}; give a number above 0.")
 
     def check_texts(self, count: int) -> None:
-        """Refuse too many texts."""
-        if count > self.texts:
-            raise APIError(413, f"{count} texts in one request; at most {self.texts} are taken.", code="too_many_texts")
-
-    def check_tokens(self, count: int) -> None:
-        """Refuse too many tokens."""
-        if count > self.request_tokens:
+        """Raise a 413 if one request has too many texts."""
+        if count > self.max_texts:
             raise APIError(
                 413,
-                f"{count} tokens in one request; at most {self.request_tokens} are taken. Send it in parts.",
+                f"{count} texts in one request; split it into requests of at most {self.max_texts}.",
+                code="too_many_texts",
+            )
+
+    def check_tokens(self, count: int) -> None:
+        """Raise a 413 if one request has too many tokens."""
+        if count > self.max_request_tokens:
+            raise APIError(
+                413,
+                f"{count} tokens in one request; split it into requests of at most {self.max_request_tokens}.",
                 code="too_many_tokens",
             )
 
 
-class Rates:
-    """Requests and tokens of each holder of a key, refilled evenly: a minute's worth may be used at once."""
+class RateLimiter:
+    """Token buckets for the requests and tokens of each client: refilled evenly, and full after one minute.
+
+    Args:
+        limits: Its `requests_per_minute` and `tokens_per_minute` are enforced.
+        clock: Returns the time in seconds.
+    """
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         per_minute = {"requests": limits.requests_per_minute, "tokens": limits.tokens_per_minute}
-        self._per_minute = {what: limit for what, limit in per_minute.items() if limit is not None}
-        self._left: dict[tuple[str, str], tuple[float, float]] = {}
+        self._per_minute = {resource: limit for resource, limit in per_minute.items() if limit is not None}
+        self._buckets: dict[tuple[str, str], tuple[float, float]] = {}
+        """(remaining, time of the last update) by client and resource."""
 
-    def take(self, holder: str, what: str, count: int) -> None:
-        """Use up so many requests or tokens, or refuse and say when there will be enough.
+    def take(self, client: str, resource: str, count: int) -> None:
+        """Take `count` "requests" or "tokens" from a client's bucket, or raise a 429 with the time to wait.
 
-        What is larger than a minute's worth is let through once a whole minute's worth is there.
+        A request larger than the whole bucket is allowed when the bucket is full.
         """
-        limit = self._per_minute.get(what)
+        limit = self._per_minute.get(resource)
         if limit is None:
             return
         now = self._clock()
-        left, before = self._left.get((holder, what), (float(limit), now))
-        left = min(float(limit), left + (now - before) * limit / 60)
+        remaining, updated = self._buckets.get((client, resource), (float(limit), now))
+        remaining = min(float(limit), remaining + (now - updated) * limit / 60)
         needed = min(count, limit)
-        if left < needed:
-            message = f"Over the limit of {limit} {what} a minute; come back later."
-            raise APIError(429, message, code="rate_limit_exceeded", wait=(needed - left) * 60 / limit)
-        if len(self._left) > _HOLDERS:
-            self._left.clear()
-        self._left[holder, what] = (left - count, now)
+        if remaining < needed:
+            message = f"Over the limit of {limit} {resource} a minute; try again later."
+            raise APIError(429, message, code="rate_limit_exceeded", retry_after=(needed - remaining) * 60 / limit)
+        if len(self._buckets) > _MAX_CLIENTS:
+            self._buckets.clear()
+        self._buckets[client, resource] = (remaining - count, now)

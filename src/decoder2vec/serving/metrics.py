@@ -1,4 +1,4 @@
-"""What the server does, in numbers that Prometheus reads."""
+"""Metrics of the server in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -8,52 +8,55 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from decoder2vec.serving.vectors import CachedVectors
+from decoder2vec.serving.vector_cache import CachedBatcher
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
 
-class _QueueNumbers(Collector):
-    """Reads the queue and the cache when it is asked, so that they need not know of metrics."""
+class _QueueCollector(Collector):
+    """Reads the counters of queue and cache on every scrape, so that these need not know of metrics."""
 
-    def __init__(self, vectors: CachedVectors) -> None:
-        self._vectors = vectors
+    def __init__(self, cached_batcher: CachedBatcher) -> None:
+        self._cached_batcher = cached_batcher
 
     def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        stats, cache = self._vectors.batcher.stats, self._vectors.cache
-        yield GaugeMetricFamily("d2v_queue_tokens", "Tokens that wait.", self._vectors.batcher.waiting)
-        yield GaugeMetricFamily("d2v_cache_bytes", "Vectors that are remembered.", cache.bytes)
-        counts = {
-            "d2v_batches": ("Batches that were read.", stats.batches),
-            "d2v_texts": ("Texts that were read.", stats.texts),
-            "d2v_tokens": ("Tokens that were read.", stats.tokens),
-            "d2v_dropped_texts": ("Texts that nobody waited for any more.", stats.dropped),
-            "d2v_model_seconds": ("Time the model ran.", stats.seconds),
-            "d2v_cache_hits": ("Vectors that were remembered.", cache.hits),
-            "d2v_cache_misses": ("Vectors that were not.", cache.misses),
+        batcher, cache = self._cached_batcher.batcher, self._cached_batcher.cache
+        stats = batcher.stats
+        yield GaugeMetricFamily("d2v_queue_tokens", "Tokens in the queue.", batcher.waiting_tokens)
+        yield GaugeMetricFamily("d2v_cache_bytes", "Size of the cached vectors.", cache.bytes)
+        counters = {
+            "d2v_batches": ("Encoded batches.", stats.batches),
+            "d2v_texts": ("Encoded texts.", stats.texts),
+            "d2v_tokens": ("Encoded tokens.", stats.tokens),
+            "d2v_dropped_texts": ("Texts not encoded because the client disconnected.", stats.dropped),
+            "d2v_model_seconds": ("Time spent encoding.", stats.seconds),
+            "d2v_cache_hits": ("Vectors found in the cache.", cache.hits),
+            "d2v_cache_misses": ("Vectors not found in the cache.", cache.misses),
         }
-        for name, (meaning, value) in counts.items():
-            yield CounterMetricFamily(name, meaning, value)
+        for name, (description, value) in counters.items():
+            yield CounterMetricFamily(name, description, value)
 
 
 class Metrics:
-    """Requests by route and status, and how long they took; the queue and the cache."""
+    """Counts and durations of requests by route and status, and the counters of queue and cache."""
 
-    def __init__(self, vectors: CachedVectors) -> None:
+    def __init__(self, cached_batcher: CachedBatcher) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_QueueNumbers(vectors))
-        self._requests = Counter(
-            "d2v_requests", "Requests that were answered.", ["route", "status"], registry=self._registry
-        )
-        self._seconds = Histogram(
-            "d2v_request_seconds", "Time to the answer.", ["route"], buckets=_SECONDS, registry=self._registry
+        self._registry.register(_QueueCollector(cached_batcher))
+        self._requests = Counter("d2v_requests", "Answered requests.", ["route", "status"], registry=self._registry)
+        self._durations = Histogram(
+            "d2v_request_seconds",
+            "Time to the response.",
+            ["route"],
+            buckets=_DURATION_BUCKETS,
+            registry=self._registry,
         )
 
-    def answered(self, route: str, status: int, seconds: float) -> None:
-        """Count a request."""
+    def observe_request(self, route: str, status: int, seconds: float) -> None:
+        """Count an answered request."""
         self._requests.labels(route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
+        self._durations.labels(route).observe(seconds)
 
-    def text(self) -> bytes:
-        """In Prometheus' own format."""
+    def render(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self._registry)

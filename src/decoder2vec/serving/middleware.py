@@ -1,4 +1,4 @@
-"""Who may ask: API keys, compared in constant time."""
+"""The middleware in front of all routes: host, API key, rate limit, body size, error responses, headers and metrics."""
 
 from __future__ import annotations
 
@@ -14,30 +14,44 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decoder2vec.errors import InputError
-from decoder2vec.serving.api_errors import APIError, problem_of
-from decoder2vec.serving.limits import Limits, Rates
+from decoder2vec.serving.api_errors import APIError, api_error_of
+from decoder2vec.serving.limits import Limits, RateLimiter
 from decoder2vec.serving.metrics import Metrics
 
+log = logging.getLogger(__name__)
 
-class Keys:
-    """The keys that are let in; without any, everybody is."""
+_RESPONSE_HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_PUBLIC_PATHS = ("/", "/health")
+"""Paths that need no API key; nor do the files of the page, which hold no data."""
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]", "::1")
+_DRAIN_FACTOR = 8
+"""A body of up to this many times the limit is received and discarded: most clients read a response only then."""
+
+
+class APIKeys:
+    """The accepted API keys; without any, every request is accepted."""
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        given = [key.strip() for key in keys]
-        if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in given):
-            raise InputError("An API key is one word of plain letters, digits and signs.")
-        self._digests = [_digest(key) for key in given]
+        stripped = [key.strip() for key in keys]
+        if any(not key or not key.isascii() or not key.isprintable() or " " in key for key in stripped):
+            raise InputError("An API key is one word of printable ASCII characters.")
+        self._digests = [_digest(key) for key in stripped]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def holder(self, authorization: str) -> str | None:
-        """Names the holder of the key in an Authorization header; None where the key is wrong or missing.
+    def client_id(self, authorization: str) -> str | None:
+        """Return an id for the key in an Authorization header, or None if the key is missing or wrong.
 
-        Digests are compared, all of them and each to its end: how long it takes says nothing about any key.
+        All digests are compared in constant time, so that the duration says nothing about any key.
         """
         if not self._digests:
-            return "anybody"
+            return "anonymous"
         scheme, _, key = authorization.partition(" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]
@@ -48,102 +62,103 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-log = logging.getLogger(__name__)
+class AdmissionMiddleware:
+    """ASGI middleware that admits or rejects requests and turns exceptions into error responses.
 
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
-_OPEN = ("/", "/health")
-"""Need no key; nor does the page, which is nothing but a form."""
-_LOCAL = ("localhost", "127.0.0.1", "[::1]", "::1")
-_DRAINED = 8
-"""A body up to so many times the limit is received and thrown away, since most clients hear an answer only then."""
+    It never logs a text of a request, not even when something breaks.
 
+    Args:
+        app: The application behind it.
+        api_keys: Accepted keys.
+        limits: Limits on body size, body duration and rates.
+        metrics: Counts every request.
+        local_only: Without API keys, accept only requests whose Host header names this machine.
+    """
 
-class Gate:
-    """ASGI middleware. It writes no text of a request into a log, not even when something breaks."""
-
-    def __init__(self, app: ASGIApp, *, keys: Keys, limits: Limits, metrics: Metrics, local: bool) -> None:
-        self._app, self._keys, self._limits, self._metrics = app, keys, limits, metrics
-        self._rates = Rates(limits)
-        # a foreign page whose name leads to this machine could ask in the user's browser: the Host gives it away
-        self._local = local and not keys
+    def __init__(self, app: ASGIApp, *, api_keys: APIKeys, limits: Limits, metrics: Metrics, local_only: bool) -> None:
+        self._app, self._api_keys, self._limits, self._metrics = app, api_keys, limits, metrics
+        self._rate_limiter = RateLimiter(limits)
+        # DNS rebinding: a foreign page whose name resolves to this machine could send requests from the user's
+        # browser; its Host header gives it away
+        self._local_only = local_only and not api_keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request in, or answer why not."""
+        """Pass a request on, or answer it with an error."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
             return
-        started, sent = time.perf_counter(), _Sent(send)
+        started, sender = time.perf_counter(), _ResponseSender(send)
         try:
-            scope.setdefault("state", {})["take_tokens"] = self._admit(scope)
-            await self._app(scope, await self._body(scope, receive), sent)
+            scope.setdefault("state", {})["charge_tokens"] = self._admit(scope)
+            await self._app(scope, await self._receive_body(receive), sender)
         except Exception as error:
-            if not isinstance(error, APIError):
-                _log_without_texts(error)
-            if not sent.status:
-                await problem_of(error).response()(scope, receive, sent)
+            api_error = api_error_of(error)
+            if api_error.status >= 500 and api_error is not error:
+                _log_server_fault(error)
+            if not sender.status:
+                await api_error.response()(scope, receive, sender)
         finally:
             route = getattr(scope.get("route"), "path", None) or "other"
-            self._metrics.answered(route, sent.status, time.perf_counter() - started)
+            self._metrics.observe_request(route, sender.status, time.perf_counter() - started)
 
     def _admit(self, scope: Scope) -> Callable[[int], None]:
-        """Who asks? What is given back uses up tokens of that key."""
+        """Check host, API key and request rate; return the function that charges tokens to the key."""
         headers, path = Headers(scope=scope), scope["path"]
-        if self._local and (host := _host(headers.get("host", ""))) and host not in _LOCAL:
-            raise APIError(403, "This server answers on this machine only, or with an API key.", code="wrong_host")
-        if path in _OPEN or path.startswith("/page/"):
+        if self._local_only and (host := _host_name(headers.get("host", ""))) and host not in _LOCAL_HOSTS:
+            message = "This server accepts requests from this machine only, or with an API key."
+            raise APIError(403, message, code="wrong_host")
+        if path in _PUBLIC_PATHS or path.startswith("/page/"):
             return lambda _: None
-        holder = self._keys.holder(headers.get("authorization", ""))
-        if holder is None:
+        client_id = self._api_keys.client_id(headers.get("authorization", ""))
+        if client_id is None:
             raise APIError(
                 401, "The API key is missing or wrong; send `Authorization: Bearer KEY`.", code="invalid_api_key"
             )
-        self._rates.take(holder, "requests", 1)
-        return lambda count: self._rates.take(holder, "tokens", count)
+        self._rate_limiter.take(client_id, "requests", 1)
+        return lambda count: self._rate_limiter.take(client_id, "tokens", count)
 
-    async def _body(self, scope: Scope, receive: Receive) -> Receive:
-        """The whole body, within its size and time; then the client's own messages, such as that it has gone."""
+    async def _receive_body(self, receive: Receive) -> Receive:
+        """Receive the whole body within its limits; return a `receive` that replays it, then passes messages on.
+
+        The messages after the body are how routes learn that the client disconnected.
+        """
         try:
-            async with asyncio.timeout(self._limits.body_seconds):
-                body = await self._receive_all(receive)
+            async with asyncio.timeout(self._limits.body_timeout):
+                body = await self._read_body(receive)
         except TimeoutError:
             raise APIError(408, "The body did not arrive in time.", code="timeout") from None
-        first = True
+        replayed = False
 
         async def replay() -> Message:
-            nonlocal first
-            if not first:
+            nonlocal replayed
+            if replayed:
                 return await receive()
-            first = False
+            replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         return replay
 
-    async def _receive_all(self, receive: Receive) -> bytes:
-        parts, size, most = list[bytes](), 0, self._limits.body_bytes
+    async def _read_body(self, receive: Receive) -> bytes:
+        chunks, size, max_bytes = list[bytes](), 0, self._limits.max_body_bytes
         more = True
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
-                raise APIError(499, "The client has hung up.", code="client_gone")
+                raise APIError(499, "The client disconnected.", code="client_gone")
             size += len(message.get("body", b""))
-            if size <= most:
-                parts.append(message.get("body", b""))
+            if size <= max_bytes:
+                chunks.append(message.get("body", b""))
             else:
-                parts.clear()
-            more = message.get("more_body", False) and size <= _DRAINED * most
-        if size > most:
-            raise APIError(413, f"The body is larger than {most} bytes; send it in parts.", code="body_too_large")
-        return b"".join(parts)
+                chunks.clear()
+            more = message.get("more_body", False) and size <= _DRAIN_FACTOR * max_bytes
+        if size > max_bytes:
+            raise APIError(413, f"The body is larger than {max_bytes} bytes; split the request.", code="body_too_large")
+        return b"".join(chunks)
 
 
-class _Sent:
-    """Passes an answer on, with the headers that every answer has, and remembers its status."""
+class _ResponseSender:
+    """Sends a response with the headers that every response has, and records its status."""
 
     def __init__(self, send: Send) -> None:
         self._send, self.status = send, 0
@@ -152,18 +167,18 @@ class _Sent:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            for name, value in _HEADERS.items():
+            for name, value in _RESPONSE_HEADERS.items():
                 headers.setdefault(name, value)
         await self._send(message)
 
 
-def _host(header: str) -> str:
-    """The name in a Host header, without its port."""
-    name = header.rsplit(":", 1)[0] if header.rsplit(":", 1)[-1].isdecimal() else header
+def _host_name(host_header: str) -> str:
+    """Return the name in a Host header, without the port."""
+    name = host_header.rsplit(":", 1)[0] if host_header.rsplit(":", 1)[-1].isdecimal() else host_header
     return name.lower()
 
 
-def _log_without_texts(error: Exception) -> None:
-    """Where it broke and what kind of error it was; the message of an error may hold what was asked."""
-    where = "".join(traceback.format_tb(error.__traceback__))
-    log.error("%s while answering a request:\n%s", type(error).__name__, where)
+def _log_server_fault(error: Exception) -> None:
+    """Log the class and the traceback of an exception; its message may contain a text of the request."""
+    frames = "".join(traceback.format_tb(error.__traceback__))
+    log.error("%s while answering a request:\n%s", type(error).__name__, frames)

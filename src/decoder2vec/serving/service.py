@@ -1,4 +1,4 @@
-"""What can be asked for by `model`: the encoder, and each adapter it has by name."""
+"""The server's state behind its routes: the models by name, the queue in front of them, the index and the threads."""
 
 from __future__ import annotations
 
@@ -16,50 +16,78 @@ from typing import Any, TypeVar
 import numpy as np
 from starlette.requests import Request
 
-from decoder2vec.activations.extract import Extractor
+from decoder2vec.activations.extract import Extractor, check_texts
 from decoder2vec.backbone.machine import token_budget
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.errors import DataFileError, EncoderError, InputError, unknown_name
 from decoder2vec.search.index import Index
 from decoder2vec.serving.api_errors import APIError
-from decoder2vec.serving.batcher import Batcher, Vectors, unless_gone
-from decoder2vec.serving.batcher import Vectors as Array
+from decoder2vec.serving.batcher import Batcher, Vectors, cancel_on_disconnect
 from decoder2vec.serving.limits import Limits
 from decoder2vec.serving.metrics import Metrics
 from decoder2vec.serving.tokens import TokenCounter
-from decoder2vec.serving.vectors import Cache, CachedVectors, Key
+from decoder2vec.serving.vector_cache import BatchKey, CachedBatcher, VectorCache
 from decoder2vec.text.template import Template
 
+T = TypeVar("T")
+
 LAYERS = "layers"
+"""The role of texts to read in every layer, not only in those of the encoder."""
+_TEXTS_PER_SUBMISSION = 256
+"""Texts that a thread queues at once: the vectors of a long list are not all held twice."""
+_THREADS = 8
+"""Threads for searches, matches and the like; most of their time they wait for the model."""
+_MAX_INLINE_CHARACTERS = 20_000
+"""Up to this length tokens are counted in the event loop; longer texts in a thread, so as not to block it."""
+_DEFAULT_BATCH_TOKENS = 2_048
+"""Tokens of a batch for an encoder whose device is not known."""
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """What to serve, for `create_app`."""
+
+    encoder: Any
+    """An `Encoder`, or anything with `encode(texts)` and `dim` or `get_embedding_dimension()`."""
+    name: str = "encoder"
+    """The model id that clients use for the encoder; its named adapters are served under their own names."""
+    index: str | Path | None = None
+    """The index that /search searches: a folder, or `postgresql://host/database#name`."""
+    sweep: Path | None = None
+    """A sweep.json, as `d2v sweep` writes it, for the page to show."""
+    limits: Limits = field(default_factory=Limits)
+    """Limits on the size and the rate of requests."""
+    cache_megabytes: float = 64
+    """Size of the cache of vectors; 0 disables it."""
 
 
 @dataclass(frozen=True, eq=False)
-class Served:
-    """One encoder under one name."""
+class ServedModel:
+    """An encoder and the model id it is served under."""
 
     id: str
     encoder: Any
-    count: TokenCounter
+    token_counter: TokenCounter
 
     @property
     def dim(self) -> int:
         """Width of a vector."""
-        known = getattr(self.encoder, "dim", None)
-        return int(known if known is not None else self.encoder.get_embedding_dimension())
+        dim = getattr(self.encoder, "dim", None)
+        return int(dim if dim is not None else self.encoder.get_embedding_dimension())
 
     @property
-    def layers(self) -> int:
-        """How many layers can be looked at one by one, the embeddings among them; 0 where none can."""
+    def n_layers(self) -> int:
+        """Number of layers that can be compared one by one, including the embeddings; 0 if the encoder has none."""
         return self.encoder.backbone.n_layers + 1 if isinstance(self.encoder, Encoder) else 0
 
     @cached_property
     def description(self) -> dict[str, Any]:
-        """Everything that decides what its vectors are."""
-        said: dict[str, Any] = {"fingerprint": getattr(self.encoder, "fingerprint", None), "dim": self.dim}
+        """The entry of /v1/models: everything that decides what the vectors are."""
+        details: dict[str, Any] = {"fingerprint": getattr(self.encoder, "fingerprint", None), "dim": self.dim}
         if isinstance(self.encoder, Encoder):
             spec = self.encoder.spec
             layers, poolings = ([getattr(r, name) for r in spec.readings] for name in ("layer", "pooling"))
-            said |= {
+            details |= {
                 "layer": layers[0] if len(layers) == 1 else layers,
                 "pooling": poolings[0] if len(set(poolings)) == 1 else poolings,
                 "template": spec.template,
@@ -68,200 +96,189 @@ class Served:
                 "max_tokens": self.encoder.max_seq_length,
                 "head": self.encoder.head.kind if self.encoder.head else None,
             }
-        return {"id": self.id, "object": "model", "created": 0, "owned_by": "decoder2vec", **said}
+        return {"id": self.id, "object": "model", "created": 0, "owned_by": "decoder2vec", **details}
 
 
-class Models:
-    """The encoders of a server by name; the first is taken where none is named."""
+class ServedModels:
+    """The encoder and its named adapters by model id; `None` is the encoder itself."""
 
     def __init__(self, name: str, encoder: Any) -> None:
-        served = [Served(name, encoder, TokenCounter(encoder))]
+        models = [ServedModel(name, encoder, TokenCounter(encoder))]
         adapters = encoder.backbone.adapters if isinstance(encoder, Encoder) else {}
         for adapter in adapters:
             if adapter == name:
-                raise InputError(f"The encoder and one of its adapters are both called {name!r}; serve it with --name.")
-            served.append(Served(adapter, encoder.with_adapter(adapter), served[0].count))
-        self._served = {one.id: one for one in served}
-        self._all_layers: dict[str, Extractor] = {}
+                raise InputError(f"The encoder and one of its adapters are both named {name!r}; set another --name.")
+            models.append(ServedModel(adapter, encoder.through(adapter), models[0].token_counter))
+        self._models = {model.id: model for model in models}
+        self._layer_extractors: dict[str, Extractor] = {}
 
-    def __iter__(self) -> Iterator[Served]:
-        return iter(self._served.values())
+    def __iter__(self) -> Iterator[ServedModel]:
+        return iter(self._models.values())
 
-    def __getitem__(self, name: str | None) -> Served:
+    def __getitem__(self, name: str | None) -> ServedModel:
         if name is None:
             return next(iter(self))
-        if name not in self._served:
-            raise APIError(404, str(unknown_name("model", name, self._served)), code="model_not_found", param="model")
-        return self._served[name]
+        if name not in self._models:
+            raise APIError(404, str(unknown_name("model", name, self._models)), code="model_not_found", param="model")
+        return self._models[name]
 
-    def read(self, key: Key, texts: list[str]) -> Vectors:
-        """[n, dim] vectors; under the role "layers" [n, layers * width]. Only ever one thread calls this."""
+    def encode_batch(self, key: BatchKey, texts: list[str]) -> Vectors:
+        """Return [texts, dim] vectors, or [texts, layers * width] for the role "layers".
+
+        Encoders are not thread-safe: only the batcher's thread calls this.
+        """
         encoder = self[key.model].encoder
         if key.role == LAYERS:
-            return self._layers(key.model)(texts).reshape(len(texts), -1)
+            return self._layer_extractor(key.model)(texts).reshape(len(texts), -1)
         encode = getattr(encoder, f"encode_{key.role}", None) if key.role else None
-        return np.asarray((encode or encoder.encode)(texts), np.float32)
+        vectors = np.asarray((encode or encoder.encode)(texts), np.float32)
+        if vectors.ndim != 2:
+            raise EncoderError(f"The encoder returned an array of shape {vectors.shape} for {len(texts)} texts.")
+        return vectors
 
-    def _layers(self, name: str) -> Extractor:
-        """Reads every layer in one pass, pooled as the encoder pools its first."""
-        if name not in self._all_layers:
+    def _layer_extractor(self, name: str) -> Extractor:
+        """Return an extractor of every layer in one pass, with the pooling and template of the first reading."""
+        if name not in self._layer_extractors:
             encoder: Encoder = self[name].encoder
             spec, first = encoder.spec, encoder.spec.readings[0]
             readings = [replace(first, layer=layer, template="") for layer in range(encoder.backbone.n_layers + 1)]
             template = Template(first.template or spec.template)
-            self._all_layers[name] = Extractor(encoder.backbone, readings, template, spec.max_length, spec.on_overflow)
-        return self._all_layers[name]
-
-
-_AT_ONCE = 256
-"""Texts put into the queue together: the vectors of a long list are not all held twice."""
+            extractor = Extractor(encoder.backbone, readings, template, spec.max_length, spec.on_overflow)
+            self._layer_extractors[name] = extractor
+        return self._layer_extractors[name]
 
 
 class QueuedEncoder:
-    """Looks like the encoder behind it; only its texts go into the queue, beside everybody else's."""
+    """An encoder for threads: it behaves like the served one, but its texts go through the queue of the server."""
 
-    def __init__(self, served: Served, vectors: CachedVectors) -> None:
-        self._served, self._vectors = served, vectors
+    def __init__(self, model: ServedModel, cached_batcher: CachedBatcher) -> None:
+        self._model, self._cached_batcher = model, cached_batcher
 
     def encode(self, inputs: str | Sequence[str], **_: Any) -> Any:
-        """Vectors of texts; waits for them, so it is for threads and not for coroutines."""
-        return self._read(inputs, "")
+        """Return vectors of texts. It blocks, so call it from a thread and not from a coroutine."""
+        return self._encode(inputs, "")
 
     def encode_query(self, inputs: str | Sequence[str], **_: Any) -> Any:
-        """The same, read as queries."""
-        return self._read(inputs, "query")
+        """Return vectors of texts as queries."""
+        return self._encode(inputs, "query")
 
     def encode_document(self, inputs: str | Sequence[str], **_: Any) -> Any:
-        """The same, read as documents."""
-        return self._read(inputs, "document")
+        """Return vectors of texts as documents."""
+        return self._encode(inputs, "document")
 
     def __getattr__(self, name: str) -> Any:
-        """What else the encoder has. Its methods are bound to this object: when they encode, they do it here."""
+        """Return any other attribute of the encoder; its methods are bound to this object and so encode through it."""
         if name.startswith("__"):
             raise AttributeError(name)
-        encoder = self._served.encoder
+        encoder = self._model.encoder
         method = getattr(type(encoder), name, None)
         return MethodType(method, self) if isinstance(method, FunctionType) else getattr(encoder, name)
 
-    def _read(self, inputs: str | Sequence[str], role: str) -> Array:
+    def _encode(self, inputs: str | Sequence[str], role: str) -> Vectors:
         texts = [inputs] if isinstance(inputs, str) else list(inputs)
-        key, count = Key(self._served.id, role), self._served.count
-        parts = [texts[begin : begin + _AT_ONCE] for begin in range(0, len(texts), _AT_ONCE)]
-        found = [self._vectors.wait_for(key, part, count.read(count(part))) for part in parts]
-        vectors = np.concatenate(found) if found else np.empty((0, self._served.dim), np.float32)
+        key, counter = BatchKey(self._model.id, role), self._model.token_counter
+        vectors = np.empty((0, self._model.dim), np.float32)
+        if texts:
+            starts = range(0, len(texts), _TEXTS_PER_SUBMISSION)
+            chunks = [texts[start : start + _TEXTS_PER_SUBMISSION] for start in starts]
+            vectors = np.concatenate(
+                [self._cached_batcher.encode(key, chunk, counter.truncate(counter.count(chunk))) for chunk in chunks]
+            )
         return vectors[0] if isinstance(inputs, str) else vectors
 
 
-T = TypeVar("T")
-
-_THREADS = 8
-"""In which searches and matches run; most of their time they wait for the model."""
-_SHORT = 20_000
-"""Characters whose tokens are counted on the spot; more are counted in a thread, so that others are not held up."""
-_BUDGET = 2_048
-"""Tokens of a batch, where the machine is not known."""
-
-
-@dataclass(frozen=True)
-class ServerConfig:
-    """What shall be served."""
-
-    encoder: Any
-    """Anything with `encode`."""
-    name: str = "encoder"
-    """What it is called in `model`."""
-    index: str | Path | None = None
-    """Folder or database to search."""
-    sweep: Path | None = None
-    """A sweep.json to show."""
-    limits: Limits = field(default_factory=Limits)
-    cache_megabytes: float = 64
-
-
 class Service:
-    """The model behind its queue, and what is done with it."""
+    """The models behind their queue and cache, the index, and the threads that use them."""
 
-    def __init__(self, offer: ServerConfig) -> None:
-        self.limits = offer.limits
-        self.sweep = _sweep(offer.sweep) if offer.sweep else None
-        self.models = Models(offer.name, offer.encoder)
-        budget = offer.limits.batch_tokens or _budget(offer.encoder)
-        batcher = Batcher(self.models.read, budget, offer.limits.waiting_tokens)
-        self.vectors = CachedVectors(batcher, Cache(offer.cache_megabytes))
-        self.metrics = Metrics(self.vectors)
+    def __init__(self, config: ServerConfig) -> None:
+        self.limits = config.limits
+        self.sweep = _read_sweep(config.sweep) if config.sweep else None
+        self.models = ServedModels(config.name, config.encoder)
+        max_batch_tokens = config.limits.max_batch_tokens or _default_batch_tokens(config.encoder)
+        batcher = Batcher(self.models.encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
+        self.cached_batcher = CachedBatcher(batcher, VectorCache(config.cache_megabytes))
+        self.metrics = Metrics(self.cached_batcher)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lookup")
-        self._jobs = 0
+        self._n_jobs = 0
         try:
-            self._index = Index.open(offer.index, self.queued(self.models[None])) if offer.index else None
+            self._index = Index.open(config.index, self.queued_encoder(self.models[None])) if config.index else None
             if self._index:
-                self._index.rank(["warm"], 1)  # what the first search would have to read is read now
+                self._index.rank(["warm"], 1)  # load what the first search would have to load
         except BaseException:
             self.close()
             raise
 
     @property
     def index(self) -> Index:
-        """The index that is searched."""
+        """The index to search; a 404 if the server has none."""
         if self._index is None:
             raise APIError(404, "This server has no index; start it with --index.", code="no_index")
         return self._index
 
-    def queued(self, served: Served) -> QueuedEncoder:
-        """The encoder as something that may be asked from any thread."""
-        return QueuedEncoder(served, self.vectors)
+    def queued_encoder(self, model: ServedModel) -> QueuedEncoder:
+        """Return the encoder of a model for use in any thread."""
+        return QueuedEncoder(model, self.cached_batcher)
 
-    async def sizes(self, request: Request, served: Served, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text as the model reads them, if a request may ask for so many."""
+    async def admit(self, request: Request, model: ServedModel, texts: Sequence[str]) -> list[int]:
+        """Check the limits for these texts and charge the API key; return how many tokens the model reads of each."""
         self.limits.check_texts(len(texts))
-        if sum(map(len, texts)) > _SHORT:
-            counts = await self._in_thread(lambda: served.count(texts))
+        check_texts(texts)  # other libraries fail on lone surrogates with errors that look like server faults
+        if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS:
+            counts = await self._run_in_thread(lambda: model.token_counter.count(texts))
         else:
-            counts = served.count(texts)
+            counts = model.token_counter.count(texts)
         self.limits.check_tokens(sum(counts))
-        request.state.take_tokens(sum(counts))
-        return served.count.read(counts)
+        request.state.charge_tokens(sum(counts))
+        return model.token_counter.truncate(counts)
 
-    async def in_thread(self, request: Request, served: Served, texts: Sequence[str], job: Callable[[], T]) -> T:
-        """The result of a job that reads these texts, and perhaps parts of them again, through the queue."""
+    async def run_job(self, request: Request, model: ServedModel, texts: Sequence[str], job: Callable[[], T]) -> T:
+        """Run a job in a thread if the limits allow it, and return its result.
 
-        async def admitted() -> T:
-            self.vectors.batcher.check_token_count(sum(await self.sizes(request, served, texts)))
-            return await self._in_thread(job)
+        Args:
+            request: The request; the job's texts are dropped from the queue when its client disconnects.
+            model: The model that encodes the texts.
+            texts: The texts of the request, which the job encodes whole or in parts through a `QueuedEncoder`.
+            job: A function without arguments.
+        """
 
-        return await unless_gone(request, admitted())
+        async def admit_and_run() -> T:
+            self.cached_batcher.batcher.check_capacity(sum(await self.admit(request, model, texts)))
+            return await self._run_in_thread(job)
+
+        return await cancel_on_disconnect(request, admit_and_run())
 
     def close(self) -> None:
-        """End what runs."""
-        self.vectors.batcher.close()
+        """Stop the batcher and the threads."""
+        self.cached_batcher.batcher.close()
         self._threads.shutdown(cancel_futures=True)
 
-    async def _in_thread(self, job: Callable[[], T]) -> T:
-        if self._jobs >= self.limits.jobs:
-            raise APIError(429, "Too many requests are under way; come back later.", code="overloaded", wait=1)
-        self._jobs += 1
+    async def _run_in_thread(self, job: Callable[[], T]) -> T:
+        if self._n_jobs >= self.limits.max_jobs:
+            raise APIError(429, "Too many requests are running; try again later.", code="overloaded", retry_after=1)
+        self._n_jobs += 1
         try:
             context = contextvars.copy_context()
             return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, job)
         finally:
-            self._jobs -= 1
+            self._n_jobs -= 1
 
 
-def service_of(request: Request) -> Service:
-    """The service that a route belongs to."""
+def get_service(request: Request) -> Service:
+    """Return the service of the application that received a request."""
     service: Service = request.app.state.service
     return service
 
 
-def _budget(encoder: Any) -> int:
-    return token_budget(encoder.device, encoder.backbone.dim) if isinstance(encoder, Encoder) else _BUDGET
+def _default_batch_tokens(encoder: Any) -> int:
+    return token_budget(encoder.device, encoder.backbone.dim) if isinstance(encoder, Encoder) else _DEFAULT_BATCH_TOKENS
 
 
-def _sweep(file: Path) -> bytes:
+def _read_sweep(file: Path) -> bytes:
     try:
         content = file.read_bytes()
         json.loads(content)
     except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror}.") from None
+        raise DataFileError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError:
-        raise InputError(f"{file} is not JSON; give the sweep.json that `d2v sweep` wrote.") from None
+        raise DataFileError(f"{file} is not JSON; give the sweep.json that `d2v sweep` wrote.") from None
     return content

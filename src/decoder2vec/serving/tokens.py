@@ -1,4 +1,4 @@
-"""How many tokens a text takes, told before the model reads it."""
+"""Count the tokens of texts before the model reads them, and decode token ids that clients send instead of texts."""
 
 from __future__ import annotations
 
@@ -13,84 +13,83 @@ from typing import Any
 from decoder2vec.serving.api_errors import APIError
 from decoder2vec.text.template import Template
 
-_CHARACTERS = 4
-"""Of a token, about, where there is no tokenizer to ask."""
+_CHARACTERS_PER_TOKEN = 4
+"""Estimate for encoders without a tokenizer."""
+_OPENAI_VOCABULARY = "cl100k_base"
+"""The vocabulary of OpenAI's embedding models, which LangChain also uses for model names it does not know."""
+_OPENAI_VOCABULARY_URL = f"https://openaipublic.blob.core.windows.net/encodings/{_OPENAI_VOCABULARY}.tiktoken"
 
 
 class TokenCounter:
-    """Counts with a copy of the encoder's tokenizer that nobody changes, so that any thread may ask."""
+    """Counts tokens with a copy of the encoder's tokenizer; the copy never changes, so any thread may use it."""
 
     def __init__(self, encoder: Any) -> None:
-        self._backend = _copy_of(getattr(getattr(encoder, "tokenizer", None), "backend_tokenizer", None))
+        self._tokenizer = _copy_tokenizer(getattr(getattr(encoder, "tokenizer", None), "backend_tokenizer", None))
         spec = getattr(encoder, "spec", None)
-        named = [reading.template or spec.template for reading in spec.readings] if spec else ["{text}"]
-        self._templates = [Template(string) for string in dict.fromkeys(named)]
-        cut = spec is not None and spec.on_overflow == "truncate"
-        self._longest = int(encoder.max_seq_length) * len(self._templates) if cut else None
+        templates = [reading.template or spec.template for reading in spec.readings] if spec else ["{text}"]
+        self._templates = [Template(string) for string in dict.fromkeys(templates)]
+        truncates = spec is not None and spec.on_overflow == "truncate"
+        self._max_tokens = int(encoder.max_seq_length) * len(self._templates) if truncates else None
 
-    def __call__(self, texts: Sequence[str]) -> list[int]:
-        """Tokens of each text with the prompt around it, all of them."""
-        if self._backend is None:
-            return [1 + len(text) // _CHARACTERS for text in texts]
-        clean = [text.encode("utf-8", "replace").decode() for text in texts]  # half a surrogate pair is refused later
+    def count(self, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens of each text with its template, before truncation."""
+        if self._tokenizer is None:
+            return [1 + len(text) // _CHARACTERS_PER_TOKEN for text in texts]
+        # the tokenizer cannot read lone surrogates; here they count as "?", and the encoder rejects them
+        valid = [text.encode("utf-8", "replace").decode() for text in texts]
         totals = [0] * len(texts)
         for template in self._templates:
-            prompts = [template.render(text)[0] for text in clean]
-            for row, encoding in enumerate(self._backend.encode_batch_fast(prompts)):
+            prompts = [template.render(text)[0] for text in valid]
+            for row, encoding in enumerate(self._tokenizer.encode_batch_fast(prompts)):
                 totals[row] += len(encoding)
         return [max(1, total) for total in totals]
 
-    def read(self, counts: Sequence[int]) -> list[int]:
-        """Of so many tokens those that the model reads: a text that is too long is cut."""
-        return [min(count, self._longest) for count in counts] if self._longest else list(counts)
+    def truncate(self, counts: Sequence[int]) -> list[int]:
+        """Return how many of these tokens the model reads after texts are truncated to its maximum length."""
+        return [min(count, self._max_tokens) for count in counts] if self._max_tokens else list(counts)
 
 
-def _copy_of(backend: Any) -> Any:
-    if backend is None:
+def _copy_tokenizer(tokenizer: Any) -> Any:
+    if tokenizer is None:
         return None
     from tokenizers import Tokenizer
 
-    copy = Tokenizer.from_str(backend.to_str())
+    copy = Tokenizer.from_str(tokenizer.to_str())
     copy.no_padding()
     copy.no_truncation()
     return copy
 
 
-_VOCABULARY = "cl100k_base"
-"""What OpenAI's embeddings use, and LangChain for names it does not know."""
-_ADDRESS = f"https://openaipublic.blob.core.windows.net/encodings/{_VOCABULARY}.tiktoken"
-
-
-def texts_of(ids: Sequence[Sequence[int]]) -> list[str]:
-    """The texts that OpenAI's tokenizer cut into these ids."""
+def decode_token_ids(rows: Sequence[Sequence[int]]) -> list[str]:
+    """Return the texts of rows of token ids of OpenAI's tokenizer, or raise a 400 if they cannot be decoded."""
     vocabulary = tiktoken_vocabulary()
     if vocabulary is None:
         raise APIError(
             400,
-            "The input is token ids, which this server cannot turn back into texts; send texts. "
+            "The input is token ids, which this server cannot decode; send texts. "
             "In LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False).",
             code="token_ids",
             param="input",
         )
-    top = vocabulary.max_token_value
-    if any(not 0 <= one <= top for some in ids for one in some):
-        raise APIError(400, f"A token id is outside 0 to {top}, those of {vocabulary.name}.", param="input")
+    max_id = vocabulary.max_token_value
+    if any(not 0 <= token_id <= max_id for row in rows for token_id in row):
+        raise APIError(400, f"A token id is outside 0 to {max_id}, the range of {vocabulary.name}.", param="input")
     try:
-        return [vocabulary.decode(list(some)) for some in ids]
+        return [vocabulary.decode(list(row)) for row in rows]
     except (KeyError, ValueError):
         raise APIError(400, f"A token id is unknown to {vocabulary.name}.", param="input") from None
 
 
 @cache
 def tiktoken_vocabulary() -> Any | None:
-    """OpenAI's tokenizer where it and its vocabulary are on this machine; nothing is fetched."""
+    """Return OpenAI's tokenizer if tiktoken and its vocabulary file are installed; nothing is downloaded."""
     try:
         import tiktoken
     except ImportError:
         return None
     folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     folder = folder or os.path.join(tempfile.gettempdir(), "data-gym-cache")
-    # tiktoken itself names the file so; asked for a file that is not there it would go out and fetch it
-    if not (Path(folder) / hashlib.sha1(_ADDRESS.encode()).hexdigest()).is_file():
+    # tiktoken names its cached file by this digest, and downloads it if it is missing
+    if not (Path(folder) / hashlib.sha1(_OPENAI_VOCABULARY_URL.encode()).hexdigest()).is_file():
         return None
-    return tiktoken.get_encoding(_VOCABULARY)
+    return tiktoken.get_encoding(_OPENAI_VOCABULARY)

@@ -126,7 +126,7 @@ def run_stages(
             model,
             place,
             seeds=seeds,
-            more=about | describe_base_model(backbone, model, onward=number > 1),
+            more=about | describe_base_model(backbone, model, is_later_stage=number > 1),
             onward_from=start,
             copy_backbone=copied,
             **options,

@@ -1,4 +1,4 @@
-"""One browser and one made-up server for all tests of the page."""
+"""One browser and one stub server for all tests of the page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def driver(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def running():
-    stub = page_stub.Stub()
+    stub = page_stub.StubServer()
     server = page_stub.serve(stub)
     yield stub
     server.shutdown()
@@ -32,12 +32,12 @@ def stub(running):
 
 
 @pytest.fixture
-def person(driver, stub):
-    """Somebody at a fresh page; afterwards nothing was asked of anyone else, and the browser complained of nothing."""
-    somebody = browser.Person(driver, stub.address)
-    somebody.window(1200, 900)
-    somebody.visit()
-    yield somebody
-    assert [url for url in somebody.requests() if not url.startswith(stub.address)] == []
-    assert somebody.console() == []
+def user(driver, stub):
+    """A user on a freshly loaded page; afterwards no other host was requested and the console has no errors."""
+    user = browser.User(driver, stub.address)
+    user.set_window(1200, 900)
+    user.open()
+    yield user
+    assert [url for url in user.requested_urls() if not url.startswith(stub.address)] == []
+    assert user.console_errors() == []
     driver.execute_script("sessionStorage.clear()")

@@ -1,4 +1,4 @@
-"""The files of the page, read as they are: no browser needed."""
+"""Static checks of the page's files, without a browser."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from toys.page_stub import PAGE
+from toys.page_stub import PAGE_FOLDER
 
-FILES = sorted(PAGE.iterdir())
+FILES = sorted(PAGE_FOLDER.iterdir())
 SCRIPTS = [file for file in FILES if file.suffix == ".js"]
 
 
 class Tags(HTMLParser):
-    """All start tags with their attributes, and what stands in scripts and styles."""
+    """Collects all start tags with their attributes, and inline scripts and styles."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,26 +34,27 @@ class Tags(HTMLParser):
 @pytest.fixture(scope="module")
 def page():
     tags = Tags()
-    tags.feed((PAGE / "index.html").read_text(encoding="utf-8"))
+    tags.feed((PAGE_FOLDER / "index.html").read_text(encoding="utf-8"))
     return tags
 
 
-def test_everything_the_page_names_is_there(page):
-    named = [given[key] for _, given in page.tags for key in ("src", "href") if given.get(key)]
-    own = [name for name in named if not name.startswith("#")]
-    assert len(own) >= 4
-    assert [name for name in own if not (PAGE.parent / name).is_file()] == []
+def test_every_file_that_the_page_links_exists(page):
+    links = [attributes[key] for _, attributes in page.tags for key in ("src", "href") if attributes.get(key)]
+    files = [link for link in links if not link.startswith("#")]
+    assert len(files) >= 4
+    assert [name for name in files if not (PAGE_FOLDER.parent / name).is_file()] == []
 
 
 @pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: file.name)
-def test_a_script_imports_only_what_is_there(file):
+def test_scripts_import_only_existing_files(file):
     names = re.findall(r"from \"\./([a-z_]+\.js)\"", file.read_text(encoding="utf-8"))
-    assert [name for name in names if not (PAGE / name).is_file()] == []
+    assert [name for name in names if not (PAGE_FOLDER / name).is_file()] == []
 
 
-def test_nothing_stands_in_the_page_that_a_strict_content_security_policy_forbids(page):
+def test_page_conforms_to_a_strict_security_policy(page):
     assert page.inline == []
-    forbidden = [key for _, given in page.tags for key in given if key == "style" or key.startswith("on")]
+    keys = [key for _, attributes in page.tags for key in attributes]
+    forbidden = [key for key in keys if key == "style" or key.startswith("on")]
     assert forbidden == []
 
 
@@ -75,15 +76,15 @@ def test_no_file_is_over_300_lines(file):
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 300
 
 
-def test_every_id_stands_there_once_and_every_reference_leads_somewhere(page):
-    ids = [given["id"] for _, given in page.tags if "id" in given]
+def test_ids_are_unique_and_references_exist(page):
+    ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     keys = ("for", "aria-controls", "aria-labelledby", "aria-describedby")
-    named = [given[key] for _, given in page.tags for key in keys if key in given]
-    assert set(named) <= set(ids)
+    references = [attributes[key] for _, attributes in page.tags for key in keys if key in attributes]
+    assert set(references) <= set(ids)
 
 
-def test_the_files_travel_with_the_package():
+def test_files_are_part_of_the_package():
     settings = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]["decoder2vec"]
     names = [f"serving/page/{file.name}" for file in FILES]

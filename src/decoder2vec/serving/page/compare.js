@@ -1,43 +1,43 @@
-/** Two texts, their similarity, and that of every layer. */
+/** The tab Compare: the similarity of two texts, by the encoder and in every layer. */
 
-import { asking, complain, onSend } from "./answers.js";
 import { curve } from "./curve.js";
-import { bar, make, score } from "./elements.js";
+import { bar, create, formatScore } from "./elements.js";
 import { PAIRS } from "./examples.js";
+import { onSubmit, panelRequest, showError } from "./requests.js";
 
-/** `models` gives a promise of the server's models: the first one answers, and what it reads is marked. */
+/** `models` returns a promise of the server's models: the first one is used, and the layers it reads are marked. */
 export function startCompare(panel, models) {
   const form = panel.querySelector("form");
   const [a, b] = form.querySelectorAll("textarea");
-  let own = [];
-  const question = asking(panel, "compare", (output, answer) => show(output, answer, own));
+  let encoderLayers = [];
+  const send = panelRequest(panel, "compare", (output, response) => show(output, response, encoderLayers));
 
-  onSend(form, async () => {
+  onSubmit(form, async () => {
     if (!a.value.trim() || !b.value.trim()) {
-      complain(panel, "Write a text on both sides first.");
+      showError(panel, "Enter two texts first.");
       (a.value.trim() ? b : a).focus();
       return;
     }
-    own = [(await models())[0]?.layer ?? []].flat();
-    question({ a: a.value, b: b.value });
+    encoderLayers = [(await models())[0]?.layer ?? []].flat();
+    send({ a: a.value, b: b.value });
   });
-  let next = 0;
+  let nextExample = 0;
   form.querySelector("[data-example]").addEventListener("click", () => {
-    [a.value, b.value] = PAIRS[next++ % PAIRS.length];
+    [a.value, b.value] = PAIRS[nextExample++ % PAIRS.length];
     form.requestSubmit();
   });
   return {};
 }
 
-function show(output, { similarity, layers }, own) {
-  const points = layers.filter((point) => Number.isFinite(point.similarity)).sort((one, other) => one.layer - other.layer);
+function show(output, { similarity, layers }, encoderLayers) {
+  const points = layers.filter((point) => Number.isFinite(point.similarity)).sort((a, b) => a.layer - b.layer);
   output.replaceChildren(
-    make("div", { class: "verdict card" },
-      make("p", { class: "figure" }, score(similarity)),
-      make("div", {}, make("p", { class: "figure-name" }, "similarity"), bar(similarity))),
-    make("div", { class: "card" },
-      make("h3", {}, "Layer by layer"),
-      points.length ? curve(points, own) : make("p", {}, "This encoder does not say what its layers do.")),
+    create("div", { class: "verdict card" },
+      create("p", { class: "figure" }, formatScore(similarity)),
+      create("div", {}, create("p", { class: "figure-name" }, "similarity"), bar(similarity))),
+    create("div", { class: "card" },
+      create("h3", {}, "Layer by layer"),
+      points.length ? curve(points, encoderLayers) : create("p", {}, "This encoder has no layers to compare.")),
   );
-  return `The similarity is ${score(similarity)}.`;
+  return `The similarity is ${formatScore(similarity)}.`;
 }

@@ -1,99 +1,104 @@
-/** The similarity over the layers as a drawing, as wide as there is room, and the same as a table behind it. */
+/** A curve of the similarity over the layers, as wide as the page allows, with the same values as a table. */
 
-import { draw, make, score, table } from "./elements.js";
+import { create, createSvg, formatScore, table } from "./elements.js";
 
 const HEIGHT = 280;
-const EDGE = { left: 44, right: 18, top: 18, bottom: 42 };
+const MARGIN = { left: 44, right: 18, top: 18, bottom: 42 };
 
-/** points: [{ layer, similarity }]; `own` are the layers that the encoder reads. */
-export function curve(points, own) {
+/** points: [{ layer, similarity }]; `encoderLayers` are the layers that the encoder reads. */
+export function curve(points, encoderLayers) {
   const values = points.map((point) => point.similarity);
-  const summary = `Similarity by layer: from ${score(values[0])} at layer ${points[0].layer} to ${score(values.at(-1))} at ` +
-    `layer ${points.at(-1).layer}; lowest ${score(Math.min(...values))}, highest ${score(Math.max(...values))}.`;
-  const svg = draw("svg", { class: "curve", role: "img", "aria-label": summary, height: HEIGHT });
-  const reading = make("p", { class: "reading", "aria-hidden": "true" });
-  const resting = "Point at the curve to read a layer.";
-  reading.textContent = resting;
-  const frame = make("div", { class: "drawing" }, svg, reading);
+  const summary = `Similarity by layer: from ${formatScore(values[0])} at layer ${points[0].layer} to ${formatScore(values.at(-1))} at ` +
+    `layer ${points.at(-1).layer}; lowest ${formatScore(Math.min(...values))}, highest ${formatScore(Math.max(...values))}.`;
+  const svg = createSvg("svg", { class: "curve", role: "img", "aria-label": summary, height: HEIGHT });
+  const readout = create("p", { class: "readout", "aria-hidden": "true" });
+  const hint = "Point at the curve to see the value of a layer.";
+  readout.textContent = hint;
+  const frame = create("div", { class: "chart" }, svg, readout);
   let scale = null;
 
   new ResizeObserver(() => {
     const width = Math.floor(frame.clientWidth);
     if (!width || width === scale?.width) return;
-    scale = scaled(points, width);
+    scale = makeScale(points, width);
     svg.setAttribute("width", width);
-    svg.replaceChildren(...axes(points, scale), ...line(points, scale, own));
+    svg.replaceChildren(...axes(points, scale), ...line(points, scale, encoderLayers));
   }).observe(frame);
 
   svg.addEventListener("pointermove", (event) => {
-    const where = event.clientX - svg.getBoundingClientRect().left;
-    const near = points.reduce((best, one) => (Math.abs(scale.x(one) - where) < Math.abs(scale.x(best) - where) ? one : best));
+    const pointerX = event.clientX - svg.getBoundingClientRect().left;
+    const distance = (point) => Math.abs(scale.x(point) - pointerX);
+    const nearest = points.reduce((best, point) => (distance(point) < distance(best) ? point : best));
     svg.querySelector(".pointer")?.remove();
-    svg.append(draw("circle", { class: "pointer", cx: scale.x(near), cy: scale.y(near.similarity), r: 6 }));
-    reading.textContent = `Layer ${near.layer}: ${score(near.similarity)}`;
+    svg.append(createSvg("circle", { class: "pointer", cx: scale.x(nearest), cy: scale.y(nearest.similarity), r: 6 }));
+    readout.textContent = `Layer ${nearest.layer}: ${formatScore(nearest.similarity)}`;
   });
   svg.addEventListener("pointerleave", () => {
     svg.querySelector(".pointer")?.remove();
-    reading.textContent = resting;
+    readout.textContent = hint;
   });
 
-  const rows = points.map((point) => [`${point.layer}${own.includes(point.layer) ? " (read)" : ""}`, score(point.similarity)]);
-  return make("div", {}, frame,
-    make("details", { class: "as-table" }, make("summary", {}, "The same as a table"),
+  const rows = points.map((point) =>
+    [`${point.layer}${encoderLayers.includes(point.layer) ? " (read)" : ""}`, formatScore(point.similarity)]);
+  return create("div", {}, frame,
+    create("details", { class: "as-table" }, create("summary", {}, "Show as a table"),
       table("Similarity by layer", ["Layer", "Similarity"], rows)));
 }
 
-/** Tenths around the values, and never so close that noise looks like a mountain. */
-function scaled(points, width) {
+/** A vertical range in tenths around the values, and at least 0.4 wide, so that noise does not look large. */
+function makeScale(points, width) {
   const values = points.map((point) => point.similarity);
   let low = Math.floor(Math.min(...values) * 10 - 0.01) / 10;
   const high = Math.min(1, Math.ceil(Math.max(...values) * 10) / 10);
   if (high - low < 0.4) low = high - 0.4;
   const [first, last] = [points[0].layer, points.at(-1).layer];
-  const across = width - EDGE.left - EDGE.right;
-  const down = HEIGHT - EDGE.top - EDGE.bottom;
+  const plotWidth = width - MARGIN.left - MARGIN.right;
+  const plotHeight = HEIGHT - MARGIN.top - MARGIN.bottom;
   return {
     width, low, high,
-    x: (point) => EDGE.left + (last === first ? across / 2 : (across * (point.layer - first)) / (last - first)),
-    y: (value) => EDGE.top + (down * (high - value)) / (high - low),
+    x: (point) => MARGIN.left + (last === first ? plotWidth / 2 : (plotWidth * (point.layer - first)) / (last - first)),
+    y: (value) => MARGIN.top + (plotHeight * (high - value)) / (high - low),
   };
 }
 
 function axes(points, scale) {
   const step = scale.high - scale.low > 1 ? 0.5 : scale.high - scale.low > 0.5 ? 0.2 : 0.1;
-  const parts = [];
+  const elements = [];
   for (let value = scale.high; value > scale.low - 1e-9; value -= step) {
     const y = scale.y(value);
-    parts.push(draw("line", { class: "grid", x1: EDGE.left, x2: scale.width - EDGE.right, y1: y, y2: y }));
-    const shown = (Math.abs(value) < 1e-9 ? 0 : value).toFixed(1).replace("-", "−");
-    parts.push(draw("text", { x: EDGE.left - 10, y: y + 4, "text-anchor": "end" }, shown));
+    elements.push(createSvg("line", { class: "grid", x1: MARGIN.left, x2: scale.width - MARGIN.right, y1: y, y2: y }));
+    const label = (Math.abs(value) < 1e-9 ? 0 : value).toFixed(1).replace("-", "−");
+    elements.push(createSvg("text", { x: MARGIN.left - 10, y: y + 4, "text-anchor": "end" }, label));
   }
-  const room = (scale.width - EDGE.left - EDGE.right) / 34;
-  const every = [1, 2, 5, 10, 20, 50].find((gap) => points.length / gap <= room) ?? 100;
-  points.filter((_, place) => place % every === 0).forEach((point) => {
-    const label = { x: scale.x(point), y: HEIGHT - EDGE.bottom + 20, "text-anchor": "middle" };
-    parts.push(draw("text", label, String(point.layer)));
+  const maxLabels = (scale.width - MARGIN.left - MARGIN.right) / 34;
+  const labelStep = [1, 2, 5, 10, 20, 50].find((gap) => points.length / gap <= maxLabels) ?? 100;
+  points.filter((_, index) => index % labelStep === 0).forEach((point) => {
+    const attributes = { x: scale.x(point), y: HEIGHT - MARGIN.bottom + 20, "text-anchor": "middle" };
+    elements.push(createSvg("text", attributes, String(point.layer)));
   });
-  const middle = (EDGE.left + scale.width - EDGE.right) / 2;
-  parts.push(draw("text", { x: middle, y: HEIGHT - 4, "text-anchor": "middle" }, "layer"));
-  return parts;
+  const middle = (MARGIN.left + scale.width - MARGIN.right) / 2;
+  elements.push(createSvg("text", { x: middle, y: HEIGHT - 4, "text-anchor": "middle" }, "layer"));
+  return elements;
 }
 
-function line(points, scale, own) {
-  const places = points.map((point) => `${scale.x(point).toFixed(1)},${scale.y(point.similarity).toFixed(1)}`);
-  const parts = [];
-  const read = points.filter((point) => own.includes(point.layer));
-  if (read.length === 1) {
-    const x = scale.x(read[0]);
-    const right = x > scale.width / 2;
-    parts.push(draw("line", { class: "own", x1: x, x2: x, y1: EDGE.top, y2: HEIGHT - EDGE.bottom }));
-    const label = { class: "own-label", x: x + (right ? -8 : 8), y: HEIGHT - EDGE.bottom - 8, "text-anchor": right ? "end" : "start" };
-    parts.push(draw("text", label, `read at layer ${read[0].layer}`));
+function line(points, scale, encoderLayers) {
+  const coordinates = points.map((point) => `${scale.x(point).toFixed(1)},${scale.y(point.similarity).toFixed(1)}`);
+  const elements = [];
+  const marked = points.filter((point) => encoderLayers.includes(point.layer));
+  if (marked.length === 1) {
+    const x = scale.x(marked[0]);
+    const isRight = x > scale.width / 2;
+    elements.push(createSvg("line", { class: "encoder-layer", x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom }));
+    const attributes = {
+      class: "encoder-layer-label", x: x + (isRight ? -8 : 8), y: HEIGHT - MARGIN.bottom - 8, "text-anchor": isRight ? "end" : "start",
+    };
+    elements.push(createSvg("text", attributes, `read at layer ${marked[0].layer}`));
   }
-  parts.push(draw("polyline", { class: "line", points: places.join(" ") }));
+  elements.push(createSvg("polyline", { class: "line", points: coordinates.join(" ") }));
   for (const point of points) {
-    const dot = { class: read.includes(point) ? "dot own-dot" : "dot", r: read.includes(point) ? 5.5 : 3 };
-    parts.push(draw("circle", { ...dot, cx: scale.x(point), cy: scale.y(point.similarity) }));
+    const isMarked = marked.includes(point);
+    const attributes = { class: isMarked ? "dot encoder-layer-dot" : "dot", r: isMarked ? 5.5 : 3 };
+    elements.push(createSvg("circle", { ...attributes, cx: scale.x(point), cy: scale.y(point.similarity) }));
   }
-  return parts;
+  return elements;
 }

@@ -1,56 +1,56 @@
-/** Files that a person gave, as documents: { id, text, shown }. What cannot be used is named and left out. */
+/** Read the files that a user chose as documents: { id, text, label }. Unusable files and lines are listed and skipped. */
 
-const MOST = 10e6; // bytes; nobody's resume is as long, and a browser would stall
-const TEXTS = ["text", "description"];
-const TITLES = ["title", "label"];
-const SECTIONS = ["summary", "skills", "experience", "education", "languages"];
+const MAX_BYTES = 10e6; // no resume is that long, and the browser would stall
+const TEXT_FIELDS = ["text", "description"];
+const TITLE_FIELDS = ["title", "label"];
+const SECTION_FIELDS = ["summary", "skills", "experience", "education", "languages"];
 
-/** { documents, leftOut }: leftOut holds one sentence for each file or line. */
+/** { documents, skipped }: `skipped` holds one sentence for each unusable file or line. */
 export async function readFiles(files) {
   const documents = [];
-  const leftOut = [];
+  const skipped = [];
   for (const file of files) {
-    const [kind] = file.name.toLowerCase().match(/\.[a-z]+$/) ?? [""];
-    if (![".txt", ".md", ".jsonl"].includes(kind)) leftOut.push(`${file.name}: only .txt, .md and .jsonl are read.`);
-    else if (file.size > MOST) leftOut.push(`${file.name}: more than 10 MB.`);
-    else await readOne(file, kind, documents, leftOut);
+    const [extension] = file.name.toLowerCase().match(/\.[a-z]+$/) ?? [""];
+    if (![".txt", ".md", ".jsonl"].includes(extension)) skipped.push(`${file.name}: only .txt, .md and .jsonl are read.`);
+    else if (file.size > MAX_BYTES) skipped.push(`${file.name}: larger than 10 MB.`);
+    else await readFile(file, extension, documents, skipped);
   }
-  return { documents, leftOut };
+  return { documents, skipped };
 }
 
-async function readOne(file, kind, documents, leftOut) {
+async function readFile(file, extension, documents, skipped) {
   let text;
   try {
     text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer()).trim();
   } catch {
-    leftOut.push(`${file.name}: cannot be read; is it UTF-8?`);
+    skipped.push(`${file.name}: cannot be read; is it UTF-8?`);
     return;
   }
-  if (!text) leftOut.push(`${file.name}: no text in it.`);
-  else if (kind !== ".jsonl") documents.push({ id: file.name, text, shown: file.name });
-  else text.split(/\r?\n/).forEach((line, place) => {
+  if (!text) skipped.push(`${file.name}: empty.`);
+  else if (extension !== ".jsonl") documents.push({ id: file.name, text, label: file.name });
+  else text.split(/\r?\n/).forEach((line, index) => {
     if (!line.trim()) return;
-    const where = `${file.name}, line ${place + 1}`;
-    const row = fromLine(line, where);
-    if (typeof row === "string") leftOut.push(row);
-    else documents.push(row);
+    const parsed = parseLine(line, `${file.name}, line ${index + 1}`);
+    if (typeof parsed === "string") skipped.push(parsed);
+    else documents.push(parsed);
   });
 }
 
-function fromLine(line, where) {
+/** The document of a JSON line, or a sentence that says what is wrong with it. */
+function parseLine(line, location) {
   let row;
   try {
     row = JSON.parse(line);
   } catch {
-    return `${where}: not JSON.`;
+    return `${location}: not JSON.`;
   }
-  const said = (name) => (typeof row?.[name] === "string" ? row[name].trim() : "");
-  const first = (names) => names.map(said).find(Boolean) ?? "";
-  const sections = SECTIONS.filter(said).map((name) => `${name[0].toUpperCase()}${name.slice(1)}\n${said(name)}`);
-  const body = [first(TEXTS), ...sections].filter(Boolean).join("\n\n");
-  if (!body) return `${where}: no text; it is looked for in the fields text and description.`;
-  const title = first(TITLES);
-  const id = ["string", "number"].includes(typeof row.id) && String(row.id).trim() ? String(row.id).trim() : where;
-  // a name is shown and not sent: it says nothing about how well somebody fits
-  return { id, text: title ? `${title}\n${body}` : body, shown: title || said("name") || id };
+  const field = (name) => (typeof row?.[name] === "string" ? row[name].trim() : "");
+  const firstOf = (names) => names.map(field).find(Boolean) ?? "";
+  const sections = SECTION_FIELDS.filter(field).map((name) => `${name[0].toUpperCase()}${name.slice(1)}\n${field(name)}`);
+  const body = [firstOf(TEXT_FIELDS), ...sections].filter(Boolean).join("\n\n");
+  if (!body) return `${location}: no text; put it into the field text or description.`;
+  const title = firstOf(TITLE_FIELDS);
+  const id = ["string", "number"].includes(typeof row.id) && String(row.id).trim() ? String(row.id).trim() : location;
+  // a person's name is shown but not sent: it must not influence the score
+  return { id, text: title ? `${title}\n${body}` : body, label: title || field("name") || id };
 }

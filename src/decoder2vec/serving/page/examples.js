@@ -1,4 +1,4 @@
-/** Something to start with. All people and firms are invented. */
+/** Example inputs. All people and companies are invented. */
 
 export const PAIRS = [
   ["The ferry was cancelled because of the storm.", "Rough weather kept the boat in the harbour."],

@@ -1,85 +1,86 @@
-/** A table of templates and layers, coloured by score, walked through with the arrow keys. */
+/** A table of templates and layers, coloured by score and navigated with the arrow keys. */
 
-import { make } from "./elements.js";
+import { create } from "./elements.js";
 
-/** rows: those of a sweep; of several for one template and layer the best is shown, and `describe(row)` says which. */
+/** rows: those of a sweep; each cell shows the best row of its template and layer, and `describe(row)` says which. */
 export function heatMap(rows, describe) {
   const best = new Map();
   const key = (template, column) => JSON.stringify([template, column]);
   for (const row of rows) {
-    const at = key(row.template, columnOf(row));
-    if (!(best.get(at)?.spearman >= row.spearman)) best.set(at, row);
+    const cellKey = key(row.template, columnOf(row));
+    if (!(best.get(cellKey)?.spearman >= row.spearman)) best.set(cellKey, row);
   }
   const templates = [...new Set(rows.map((row) => row.template))];
-  const columns = [...new Set(rows.map(columnOf))].sort((one, other) => order(one) - order(other));
-  const cellOf = (template, column) => best.get(key(template, column));
-  // on a narrow screen the layers go down the page, so that nothing has to be scrolled sideways
-  const upright = matchMedia("(max-width: 44rem)").matches;
-  const [down, across] = upright ? [columns, templates] : [templates, columns];
+  const columns = [...new Set(rows.map(columnOf))].sort((a, b) => sortValue(a) - sortValue(b));
+  const bestRow = (template, column) => best.get(key(template, column));
+  // on a narrow screen the layers are the rows, so that the table does not scroll sideways
+  const transposed = matchMedia("(max-width: 44rem)").matches;
+  const [rowNames, columnNames] = transposed ? [columns, templates] : [templates, columns];
   const scores = [...best.values()].map((row) => row.spearman);
   const range = { low: Math.min(...scores), high: Math.max(...scores) };
 
-  const reading = make("p", { class: "reading", "aria-hidden": "true" });
-  const body = down.map((side) => make("tr", {}, make("th", { scope: "row" }, ...breakable(side)),
-    ...across.map((top) => cell(upright ? cellOf(top, side) : cellOf(side, top), range, describe))));
-  const grid = make("table", { class: upright ? "heat upright" : "heat", role: "grid", "aria-label": "Scores by template and layer" },
-    make("thead", {}, make("tr", {}, make("td", { class: "corner" }, upright ? "layer" : "template"), ...across.map((name) => make("th", { scope: "col" }, ...breakable(name))))),
-    make("tbody", {}, ...body));
-  walkable(grid, reading);
-  return make("div", {}, make("div", { class: "wide" }, grid), reading, legend(range),
-    make("p", { class: "hint" }, "Arrow keys walk from cell to cell. Layer 0 is the embeddings; n stands for “behind the final norm”."));
+  const readout = create("p", { class: "readout", "aria-hidden": "true" });
+  const body = rowNames.map((rowName) => create("tr", {}, create("th", { scope: "row" }, ...breakable(rowName)),
+    ...columnNames.map((name) => cell(transposed ? bestRow(name, rowName) : bestRow(rowName, name), range, describe))));
+  const headers = columnNames.map((name) => create("th", { scope: "col" }, ...breakable(name)));
+  const grid = create("table", { class: transposed ? "heat transposed" : "heat", role: "grid", "aria-label": "Scores by template and layer" },
+    create("thead", {}, create("tr", {}, create("td", { class: "corner" }, transposed ? "layer" : "template"), ...headers)),
+    create("tbody", {}, ...body));
+  addKeyboardNavigation(grid, readout);
+  return create("div", {}, create("div", { class: "scroll-x" }, grid), readout, legend(range),
+    create("p", { class: "hint" }, "Use the arrow keys to move between cells. Layer 0 is the embeddings; n means “after the final norm”."));
 }
 
-/** A name that may go on in the next line behind each underscore. */
-const breakable = (name) => name.split(/(?<=_)/).flatMap((part) => [part, make("wbr")]);
+/** A name with a possible line break after each underscore. */
+const breakable = (name) => name.split(/(?<=_)/).flatMap((part) => [part, create("wbr")]);
 
 const columnOf = (row) => `${row.layer}${row.normed ? "n" : ""}`;
-const order = (column) => parseInt(column, 10) + (column.endsWith("n") ? 0.5 : 0);
+const sortValue = (column) => parseInt(column, 10) + (column.endsWith("n") ? 0.5 : 0);
 
 function cell(row, range, describe) {
-  if (!row) return make("td", { tabindex: "-1", "aria-label": "– not tried", "data-said": "not tried" }, "–");
-  const where = `${row.template}, layer ${row.layer}${row.normed ? " behind the final norm" : ""}`;
-  const said = `${where}: ${row.spearman.toFixed(2)}. ${describe(row)}`;
-  // in steps of a twentieth: between two of them the text changes colour, so that it can be read on all
-  const share = range.high > range.low ? Math.round((20 * (row.spearman - range.low)) / (range.high - range.low)) / 20 : 1;
-  const kinds = [share > 0.62 && "deep", share > 0.47 && "half", row.spearman === range.high && "peak"].filter(Boolean).join(" ");
-  const shown = row.spearman.toFixed(0).replace("-", "−");
-  // a name begins with what is seen, so that it can also be spoken to
-  const made = make("td", { tabindex: "-1", "aria-label": `${shown}. ${said}`, "data-said": said, class: kinds }, shown);
-  made.style.setProperty("--heat", `${(100 * share).toFixed(1)}%`);
-  return made;
+  if (!row) return create("td", { tabindex: "-1", "aria-label": "– not tried", "data-label": "not tried" }, "–");
+  const location = `${row.template}, layer ${row.layer}${row.normed ? " after the final norm" : ""}`;
+  const label = `${location}: ${row.spearman.toFixed(2)}. ${describe(row)}`;
+  // in steps of 5 %: the text colour changes between two steps, so that it is readable on each
+  const heat = range.high > range.low ? Math.round((20 * (row.spearman - range.low)) / (range.high - range.low)) / 20 : 1;
+  const classes = [heat > 0.62 && "hot", heat > 0.47 && "warm", row.spearman === range.high && "best"].filter(Boolean).join(" ");
+  const text = row.spearman.toFixed(0).replace("-", "−");
+  // the accessible name starts with the visible text, as speech input needs it
+  const element = create("td", { tabindex: "-1", "aria-label": `${text}. ${label}`, "data-label": label, class: classes }, text);
+  element.style.setProperty("--heat", `${(100 * heat).toFixed(1)}%`);
+  return element;
 }
 
-/** One stop for Tab; arrows, Home and End inside, as the pattern of a grid has it. */
-function walkable(grid, reading) {
+/** One tab stop; arrows, Home and End move inside, as in the ARIA grid pattern. */
+function addKeyboardNavigation(grid, readout) {
   const cells = [...grid.tBodies[0].rows].map((row) => [...row.cells].slice(1));
-  const start = grid.querySelector(".peak") ?? cells[0][0];
+  const start = grid.querySelector(".best") ?? cells[0][0];
   start.tabIndex = 0;
-  reading.textContent = start.dataset.said;
-  const tell = (event) => {
-    const one = event.target.closest("[data-said]");
-    if (one) reading.textContent = one.dataset.said;
+  readout.textContent = start.dataset.label;
+  const updateReadout = (event) => {
+    const target = event.target.closest("[data-label]");
+    if (target) readout.textContent = target.dataset.label;
   };
-  grid.addEventListener("pointerover", tell);
+  grid.addEventListener("pointerover", updateReadout);
   grid.addEventListener("focusin", (event) => {
     grid.querySelector("[tabindex='0']")?.setAttribute("tabindex", "-1");
     event.target.tabIndex = 0;
-    tell(event);
+    updateReadout(event);
   });
   grid.addEventListener("keydown", (event) => {
     const y = cells.findIndex((row) => row.includes(event.target));
     const x = cells[y]?.indexOf(event.target);
-    const to = {
+    const target = {
       ArrowRight: [y, x + 1], ArrowLeft: [y, x - 1], ArrowDown: [y + 1, x], ArrowUp: [y - 1, x],
       Home: [y, 0], End: [y, cells[0].length - 1],
     }[event.key];
-    if (y < 0 || !to) return;
+    if (y < 0 || !target) return;
     event.preventDefault();
-    cells[to[0]]?.[to[1]]?.focus();
+    cells[target[0]]?.[target[1]]?.focus();
   });
 }
 
 function legend({ low, high }) {
-  return make("div", { class: "legend", "aria-hidden": "true" }, make("span", {}, low.toFixed(1).replace("-", "−")),
-    make("span", { class: "ramp" }), make("span", {}, high.toFixed(1).replace("-", "−")));
+  return create("div", { class: "legend", "aria-hidden": "true" }, create("span", {}, low.toFixed(1).replace("-", "−")),
+    create("span", { class: "ramp" }), create("span", {}, high.toFixed(1).replace("-", "−")));
 }

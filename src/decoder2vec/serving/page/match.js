@@ -1,26 +1,27 @@
-/** Two sides matched: for every document on the left the best on the right, each with its reasons. */
+/** The tab Match: for every document on the left side the best ones on the right side, with reasons. */
 
-import { asking, complain, onSend } from "./answers.js";
-import { bar, count, make, score, table } from "./elements.js";
+import { bar, create, formatScore, plural, table } from "./elements.js";
 import { JOBS, RESUMES } from "./examples.js";
+import { onSubmit, panelRequest, showError } from "./requests.js";
 import { Side } from "./side.js";
 
 export function startMatch(panel) {
   const form = panel.querySelector("form");
-  const left = new Side(panel.querySelector("#match-left"), { one: "job", many: "jobs", hint: "Cloud engineer …" });
-  const right = new Side(panel.querySelector("#match-right"), { one: "resume", many: "resumes", hint: "AWS and GCP, both certified …" });
-  const question = asking(panel, "match", (output, answer) => show(output, answer, left, right));
+  const left = new Side(panel.querySelector("#match-left"), { noun: "job", placeholder: "Cloud engineer …" });
+  const right = new Side(panel.querySelector("#match-right"), { noun: "resume", placeholder: "AWS and GCP, both certified …" });
+  const send = panelRequest(panel, "match", (output, response) => show(output, response, left, right));
 
-  onSend(form, () => {
-    for (const side of [left, right]) side.takeText();
-    const empty = [left, right].find((side) => !side.documents.length);
-    if (empty) {
-      complain(panel, `Add a ${empty.one} first: paste it, or drop a file.`);
-      empty.text.focus();
+  onSubmit(form, () => {
+    for (const side of [left, right]) side.addPastedText();
+    const emptySide = [left, right].find((side) => !side.documents.length);
+    if (emptySide) {
+      showError(panel, `Add a ${emptySide.noun} first: paste it, or drop a file.`);
+      emptySide.textarea.focus();
       return;
     }
-    const plain = (side) => side.documents.map(({ id, text }) => ({ id, text }));
-    question({ left: plain(left), right: plain(right), top: Number(panel.querySelector("#match-top").value) }, "Matching …");
+    const requestDocuments = (side) => side.documents.map(({ id, text }) => ({ id, text }));
+    const top = Number(panel.querySelector("#match-top").value);
+    send({ left: requestDocuments(left), right: requestDocuments(right), top }, "Matching …");
   });
   form.querySelector("[data-example]").addEventListener("click", () => {
     left.replace(JOBS);
@@ -31,34 +32,35 @@ export function startMatch(panel) {
 }
 
 function show(output, { rankings }, left, right) {
-  const names = [left, right].map((side) => new Map(side.documents.map((one) => [one.id, one.shown])));
-  output.replaceChildren(...rankings.map((ranking) => make("section", { class: "ranking" },
-    make("h3", {}, names[0].get(ranking.left) ?? ranking.left),
-    make("ol", { class: "matches", role: "list" }, ...ranking.matches.map((match, place) =>
-      matchCard(match, place, names[1].get(match.right) ?? match.right))))));
-  return `${count(right.documents.length, "resume")} ranked for ${count(left.documents.length, "job")}, the best first.`;
+  const [leftLabels, rightLabels] = [left, right].map((side) => new Map(side.documents.map(({ id, label }) => [id, label])));
+  output.replaceChildren(...rankings.map((ranking) => create("section", { class: "ranking" },
+    create("h3", {}, leftLabels.get(ranking.left) ?? ranking.left),
+    create("ol", { class: "matches", role: "list" }, ...ranking.matches.map((match, index) =>
+      matchCard(match, index, rightLabels.get(match.right) ?? match.right))))));
+  return `${plural(right.documents.length, "resume")} ranked for ${plural(left.documents.length, "job")}, best first.`;
 }
 
-function matchCard(match, place, name) {
+function matchCard(match, index, label) {
+  const pairTable = (caption, pairs) => (pairs?.length
+    ? table(caption, ["Job", "Resume", "By meaning"], pairs.map((pair) => [pair.left, pair.right, formatScore(pair.score)]), 2)
+    : null);
   const reasons = [
-    match.pairs?.length ? table("Sentences that say the most alike", ["Job", "Resume", "By meaning"],
-      match.pairs.map((pair) => [pair.left, pair.right, score(pair.score)]), 2) : null,
-    match.sections?.length ? table("Sections, and the section that fits each best", ["Job", "Resume", "By meaning"],
-      match.sections.map((section) => [section.left, section.right, score(section.score)]), 2) : null,
+    pairTable("Most similar sentences", match.pairs),
+    pairTable("Sections, each with its best match", match.sections),
   ].filter(Boolean);
-  return make("li", { class: "card" },
-    make("div", { class: "match-head" },
-      make("span", { class: "rank", "aria-hidden": "true" }, String(place + 1)),
-      make("h4", {}, name),
-      make("span", { class: "score" }, make("span", { class: "unseen" }, "score "), score(match.score)),
+  return create("li", { class: "card" },
+    create("div", { class: "match-head" },
+      create("span", { class: "rank", "aria-hidden": "true" }, String(index + 1)),
+      create("h4", {}, label),
+      create("span", { class: "score" }, create("span", { class: "visually-hidden" }, "score "), formatScore(match.score)),
       bar(match.score)),
-    make("p", { class: "parts" }, `${score(match.dense)} by meaning, ${score(match.lexical)} by words`),
-    terms("In both", match.matched, "has"),
-    terms("Missing", match.missing, "lacks"),
-    reasons.length ? make("details", { open: place === 0 }, make("summary", {}, "Sentences and sections"), ...reasons) : null);
+    create("p", { class: "score-parts" }, `${formatScore(match.dense)} by meaning, ${formatScore(match.lexical)} by words`),
+    termList("In both", match.matched, "matched"),
+    termList("Missing", match.missing, "missing"),
+    reasons.length ? create("details", { open: index === 0 }, create("summary", {}, "Sentences and sections"), ...reasons) : null);
 }
 
-function terms(title, words, kind) {
-  if (!words?.length) return null;
-  return make("div", { class: `terms ${kind}` }, make("h5", {}, title), make("ul", {}, ...words.map((word) => make("li", {}, word))));
+function termList(title, terms, kind) {
+  if (!terms?.length) return null;
+  return create("div", { class: `terms ${kind}` }, create("h5", {}, title), create("ul", {}, ...terms.map((term) => create("li", {}, term))));
 }

@@ -1,17 +1,17 @@
-/** The page: tabs, the key, and which model answers. Each tab is a file of its own. */
+/** The page: its tabs, the API key and the models of the server. Each tab has a file of its own. */
 
-import { openKey } from "./answers.js";
+import { hasKey, request, setKey } from "./api.js";
 import { startCompare } from "./compare.js";
-import { make, spoken } from "./elements.js";
+import { create, withCode } from "./elements.js";
 import { startMatch } from "./match.js";
+import { openKeyForm } from "./requests.js";
 import { startSearch } from "./search.js";
-import { ask, hasKey, useKey } from "./server.js";
 import { startSweep } from "./sweep.js";
-import { tabs } from "./tabs.js";
+import { startTabs } from "./tabs.js";
 
-const at = (id) => document.getElementById(id);
+const byId = (id) => document.getElementById(id);
 
-const facts = (model) =>
+const modelFacts = (model) =>
   [
     ["layer", model.layer],
     ["pooling", model.pooling],
@@ -21,64 +21,64 @@ const facts = (model) =>
     .map(([name, value]) => [name, [value ?? []].flat().join(", ")]) // an encoder may read several layers
     .filter(([, value]) => value);
 
-function described(model) {
-  const said = facts(model).map(([name, value]) =>
-    make("div", {}, make("dt", {}, name), make("dd", { title: value }, value)));
-  return make("div", { class: "model" }, make("strong", {}, model.id), make("dl", {}, ...said));
+function modelElement(model) {
+  const facts = modelFacts(model).map(([name, value]) =>
+    create("div", {}, create("dt", {}, name), create("dd", { title: value }, value)));
+  return create("div", { class: "model" }, create("strong", {}, model.id), create("dl", {}, ...facts));
 }
 
 async function showModels() {
-  const place = at("models");
+  const container = byId("models");
   try {
-    const { data } = await ask("v1/models");
+    const { data } = await request("v1/models");
     const [first, ...others] = data;
     const more = others.length
-      ? [make("details", {}, make("summary", {}, `and ${others.length} more`), ...others.map(described))]
+      ? [create("details", {}, create("summary", {}, `and ${others.length} more`), ...others.map(modelElement))]
       : [];
-    place.replaceChildren(...(first ? [described(first), ...more] : ["This server has no model."]));
+    container.replaceChildren(...(first ? [modelElement(first), ...more] : ["This server has no model."]));
     return data;
   } catch (error) {
-    place.replaceChildren(...spoken(error.message));
-    if (error.status === 401) openKey();
+    container.replaceChildren(...withCode(error.message));
+    if (error.status === 401) openKeyForm();
     return [];
   }
 }
 
 let models = showModels();
 const panels = {
-  compare: startCompare(at("compare"), () => models),
-  search: startSearch(at("search")),
-  match: startMatch(at("match")),
-  sweep: startSweep(at("sweep")),
+  compare: startCompare(byId("compare"), () => models),
+  search: startSearch(byId("search")),
+  match: startMatch(byId("match")),
+  sweep: startSweep(byId("sweep")),
 };
 
-function showKey() {
-  at("key-state").textContent = hasKey() ? " in use" : "";
-  at("key-forget").hidden = !hasKey();
+function showKeyState() {
+  byId("key-state").textContent = hasKey() ? " in use" : "";
+  byId("key-remove").hidden = !hasKey();
 }
 
 function changeKey(key) {
-  useKey(key);
-  at("key-field").value = "";
-  at("key").open = false;
-  at("key").querySelector("summary").focus();
-  showKey();
+  setKey(key);
+  byId("key-field").value = "";
+  byId("key").open = false;
+  byId("key").querySelector("summary").focus();
+  showKeyState();
   models = showModels();
 }
 
-at("key-form").addEventListener("submit", (event) => {
+byId("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  changeKey(at("key-field").value);
+  changeKey(byId("key-field").value);
 });
-at("key-forget").addEventListener("click", () => changeKey(""));
-at("key").addEventListener("keydown", (event) => {
+byId("key-remove").addEventListener("click", () => changeKey(""));
+byId("key").addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
-  at("key").open = false;
-  at("key").querySelector("summary").focus();
+  byId("key").open = false;
+  byId("key").querySelector("summary").focus();
 });
-showKey();
+showKeyState();
 
-// a file dropped beside its place would replace the page, and what was typed with it
-for (const kind of ["dragover", "drop"]) window.addEventListener(kind, (event) => event.preventDefault());
+// a file dropped outside a drop zone would replace the page, and the user's input with it
+for (const type of ["dragover", "drop"]) window.addEventListener(type, (event) => event.preventDefault());
 
-tabs(document.querySelector("[role=tablist]"), (name) => panels[name]?.opened?.());
+startTabs(document.querySelector("[role=tablist]"), (name) => panels[name]?.onOpen?.());

@@ -1,75 +1,75 @@
-/** The index: a question, how to find, and the documents with their best sentence marked. */
+/** The tab Search: a query, search options, and the hits with their best sentence highlighted. */
 
-import { asking, complain, onSend } from "./answers.js";
-import { count, make, score } from "./elements.js";
+import { create, formatScore, plural } from "./elements.js";
+import { onSubmit, panelRequest, showError } from "./requests.js";
 
-const NONE = "This server has no index to search. Make one with `d2v index`, and start the server with `d2v serve ENCODER --index INDEX`.";
+const NO_INDEX = "This server has no index to search. Make one with `d2v index`, and start the server with `d2v serve ENCODER --index INDEX`.";
 
 export function startSearch(panel) {
   const form = panel.querySelector("form");
   const [query, top, filter] = ["query", "top", "filter"].map((name) => panel.querySelector(`#search-${name}`));
-  let asked = "";
-  const question = asking(panel, "search", (output, answer) => show(output, answer, asked), NONE);
+  let lastQuery = "";
+  const send = panelRequest(panel, "search", (output, response) => show(output, response, lastQuery), NO_INDEX);
 
-  function send() {
-    asked = query.value.trim();
-    const wanted = readFilter(filter.value);
-    if (!asked || wanted === null) {
-      complain(panel, asked ? "Write the filter as key=value, several with commas between them." : "Write what you are looking for first.");
-      (asked ? filter : query).focus();
+  function submit() {
+    lastQuery = query.value.trim();
+    const conditions = parseFilter(filter.value);
+    if (!lastQuery || conditions === null) {
+      showError(panel, lastQuery ? "Write the filter as key=value, separated by commas." : "Enter a query first.");
+      (lastQuery ? filter : query).focus();
       return;
     }
-    const body = { query: asked, top: Number(top.value), mode: form.querySelector("[name=mode]:checked").value };
-    question(Object.keys(wanted).length ? { ...body, filter: wanted } : body, "Searching …");
+    const body = { query: lastQuery, top: Number(top.value), mode: form.querySelector("[name=mode]:checked").value };
+    send(Object.keys(conditions).length ? { ...body, filter: conditions } : body, "Searching …");
   }
 
-  onSend(form, send);
-  // another way to look for what was asked already
-  form.addEventListener("change", (event) => asked && event.target.matches("[name=mode], select") && send());
+  onSubmit(form, submit);
+  // a changed option repeats the last search
+  form.addEventListener("change", (event) => lastQuery && event.target.matches("[name=mode], select") && submit());
   return {};
 }
 
-/** "kind=note, year=2025" -> { kind: ["note"], year: ["2025"] }; a key named twice takes either; null if it is no filter. */
-export function readFilter(text) {
-  const wanted = new Map();
-  for (const part of text.split(",").map((one) => one.trim()).filter(Boolean)) {
-    const [, key, value] = part.match(/^([^=]+?)\s*=\s*(.+)$/) ?? [];
+/** "kind=note, year=2025" -> { kind: ["note"], year: ["2025"] }; a repeated key allows either value; null if invalid. */
+export function parseFilter(text) {
+  const conditions = new Map();
+  for (const condition of text.split(",").map((part) => part.trim()).filter(Boolean)) {
+    const [, key, value] = condition.match(/^([^=]+?)\s*=\s*(.+)$/) ?? [];
     if (!key) return null;
-    wanted.set(key, [...(wanted.get(key) ?? []), value]);
+    conditions.set(key, [...(conditions.get(key) ?? []), value]);
   }
-  return Object.fromEntries(wanted);
+  return Object.fromEntries(conditions);
 }
 
-function show(output, { hits }, asked) {
+function show(output, { hits }, query) {
   output.replaceChildren(hits.length
-    ? make("ol", { class: "hits", role: "list" }, ...hits.map((hit) => make("li", { class: "card" }, ...found(hit))))
-    : make("p", { class: "empty" }, "Nothing found. Try other words, or look by meaning."));
-  return hits.length ? `${count(hits.length, "document")} for “${asked}”.` : `Nothing found for “${asked}”.`;
+    ? create("ol", { class: "hits", role: "list" }, ...hits.map((hit) => create("li", { class: "card" }, ...hitContent(hit))))
+    : create("p", { class: "empty" }, "Nothing found. Try other words, or search by meaning."));
+  return hits.length ? `${plural(hits.length, "document")} for “${query}”.` : `Nothing found for “${query}”.`;
 }
 
-function found(hit) {
-  const facts = Object.entries(hit.metadata ?? {}).map(([key, value]) =>
-    make("div", {}, make("dt", {}, key), make("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value))));
-  const longer = hit.text && hit.text.trim() !== hit.snippet.text.trim();
+function hitContent(hit) {
+  const metadata = Object.entries(hit.metadata ?? {}).map(([key, value]) =>
+    create("div", {}, create("dt", {}, key), create("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value))));
+  const hasMore = hit.text && hit.text.trim() !== hit.snippet.text.trim();
   return [
-    make("div", { class: "hit-head" }, make("h3", {}, hit.id), make("span", { class: "score" },
-      make("span", { class: "unseen" }, "score "), score(hit.score))),
-    make("p", { class: "snippet" }, ...marked(hit.snippet)),
-    facts.length ? make("dl", { class: "facts" }, ...facts) : null,
-    longer ? make("details", {}, make("summary", {}, "More of the text"), make("p", { class: "whole" }, hit.text)) : null,
+    create("div", { class: "hit-head" }, create("h3", {}, hit.id), create("span", { class: "score" },
+      create("span", { class: "visually-hidden" }, "score "), formatScore(hit.score))),
+    create("p", { class: "snippet" }, ...highlighted(hit.snippet)),
+    metadata.length ? create("dl", { class: "metadata" }, ...metadata) : null,
+    hasMore ? create("details", {}, create("summary", {}, "More of the text"), create("p", { class: "full-text" }, hit.text)) : null,
   ].filter(Boolean);
 }
 
-/** The text with its highlights. The server counts characters as Python does: an emoji is one, and here it is two. */
-export function marked({ text, highlights = [] }) {
-  const signs = Array.from(text);
-  const parts = [];
-  let done = 0;
-  for (const [start, end] of [...highlights].sort((one, other) => one[0] - other[0])) {
-    if (end <= Math.max(start, done)) continue;
-    const from = Math.max(start, done);
-    parts.push(signs.slice(done, from).join(""), make("mark", {}, signs.slice(from, end).join("")));
-    done = end;
+/** The text with its highlights. The server counts code points; an emoji is one of those and two UTF-16 units here. */
+export function highlighted({ text, highlights = [] }) {
+  const codePoints = Array.from(text);
+  const nodes = [];
+  let position = 0;
+  for (const [start, end] of [...highlights].sort((a, b) => a[0] - b[0])) {
+    if (end <= Math.max(start, position)) continue;
+    const from = Math.max(start, position);
+    nodes.push(codePoints.slice(position, from).join(""), create("mark", {}, codePoints.slice(from, end).join("")));
+    position = end;
   }
-  return [...parts, signs.slice(done).join("")];
+  return [...nodes, codePoints.slice(position).join("")];
 }

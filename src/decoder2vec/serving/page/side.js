@@ -1,98 +1,100 @@
-/** One side of a match: a place to type, to choose files and to drop them, and the list of what is there. */
+/** One side of a match: a text area, a file chooser that is also a drop zone, and the list of added documents. */
 
 import { readFiles } from "./documents.js";
-import { count, make } from "./elements.js";
+import { create, plural } from "./elements.js";
 
 export class Side {
-  constructor(box, { one, many, hint }) {
+  constructor(container, { noun, placeholder }) {
     this.documents = [];
-    this.one = one;
-    this.pasted = 0;
-    const files = make("input", { type: "file", multiple: true, accept: ".txt,.md,.jsonl", class: "unseen" });
-    const add = make("button", { type: "button" }, "Add text");
-    this.text = make("textarea", { id: `${box.id}-text`, rows: "4", placeholder: hint });
-    this.list = make("ul", { class: "documents", "aria-label": `${many} to match` });
-    this.said = make("div", { class: "said", role: "status" });
-    box.append(
-      make("div", { class: "drop" },
-        make("label", { for: this.text.id, class: "hint" }, `Paste a ${one}, or drop .txt, .md or .jsonl files here.`),
-        this.text,
-        make("div", { class: "actions" }, add, make("label", { class: "button" }, "Choose files", files))),
-      this.list, this.said);
-    add.addEventListener("click", () => (this.takeText() ? this.text.focus() : this.say(["There is no text to add yet."])));
-    files.addEventListener("change", async () => {
-      await this.take(files.files);
-      files.value = ""; // so that the same file can be chosen again
+    this.noun = noun;
+    this.pastedCount = 0;
+    const fileInput = create("input", { type: "file", multiple: true, accept: ".txt,.md,.jsonl", class: "visually-hidden" });
+    const addButton = create("button", { type: "button" }, "Add text");
+    this.textarea = create("textarea", { id: `${container.id}-text`, rows: "4", placeholder });
+    this.list = create("ul", { class: "documents", "aria-label": `${noun}s to match` });
+    this.messages = create("div", { class: "messages", role: "status" });
+    container.append(
+      create("div", { class: "drop" },
+        create("label", { for: this.textarea.id, class: "hint" }, `Paste a ${noun}, or drop .txt, .md or .jsonl files here.`),
+        this.textarea,
+        create("div", { class: "actions" }, addButton, create("label", { class: "button" }, "Choose files", fileInput))),
+      this.list, this.messages);
+    addButton.addEventListener("click", () =>
+      (this.addPastedText() ? this.textarea.focus() : this.showMessages(["There is no text to add yet."])));
+    fileInput.addEventListener("change", async () => {
+      await this.addFiles(fileInput.files);
+      fileInput.value = ""; // so that the same file can be chosen again
     });
-    this.dropsOn(box.querySelector(".drop"));
+    this.enableDrop(container.querySelector(".drop"));
   }
 
-  dropsOn(place) {
-    place.addEventListener("dragover", () => place.classList.add("over"));
-    place.addEventListener("dragleave", () => place.classList.remove("over"));
-    place.addEventListener("drop", (event) => {
-      place.classList.remove("over");
+  enableDrop(zone) {
+    zone.addEventListener("dragover", () => zone.classList.add("over"));
+    zone.addEventListener("dragleave", () => zone.classList.remove("over"));
+    zone.addEventListener("drop", (event) => {
+      zone.classList.remove("over");
       if (!event.dataTransfer.files.length) return;
       event.preventDefault();
-      this.take(event.dataTransfer.files);
+      this.addFiles(event.dataTransfer.files);
     });
   }
 
-  async take(files) {
-    const { documents, leftOut } = await readFiles([...files]);
-    this.add(documents, leftOut);
+  async addFiles(files) {
+    const { documents, skipped } = await readFiles([...files]);
+    this.add(documents, skipped);
   }
 
-  /** What was typed becomes a document; true if there was anything. */
-  takeText() {
-    const text = this.text.value.trim();
+  /** Add the text in the text area as a document; return false if it is empty. */
+  addPastedText() {
+    const text = this.textarea.value.trim();
     if (!text) return false;
-    this.pasted += 1;
-    const [line] = text.split("\n");
-    this.add([{ id: `pasted ${this.one} ${this.pasted}`, text, shown: line.length > 48 ? `${line.slice(0, 47)}…` : line }]);
-    this.text.value = "";
+    this.pastedCount += 1;
+    const [firstLine] = text.split("\n");
+    const label = firstLine.length > 48 ? `${firstLine.slice(0, 47)}…` : firstLine;
+    this.add([{ id: `pasted ${this.noun} ${this.pastedCount}`, text, label }]);
+    this.textarea.value = "";
     return true;
   }
 
-  /** Two documents never share an id: the second of a name gets a number. */
-  add(documents, leftOut = []) {
-    const taken = new Set(this.documents.map((one) => one.id));
-    for (const one of documents) {
-      let id = one.id;
-      for (let number = 2; taken.has(id); number += 1) id = `${one.id} (${number})`;
-      taken.add(id);
-      this.documents.push({ ...one, id, shown: one.shown === one.id ? id : one.shown });
+  /** Add documents; an id that exists already gets a number. */
+  add(documents, skipped = []) {
+    const ids = new Set(this.documents.map((doc) => doc.id));
+    for (const doc of documents) {
+      let id = doc.id;
+      for (let number = 2; ids.has(id); number += 1) id = `${doc.id} (${number})`;
+      ids.add(id);
+      this.documents.push({ ...doc, id, label: doc.label === doc.id ? id : doc.label });
     }
     this.render();
-    this.say(documents.length ? [`${count(documents.length, this.one)} added.`] : [], leftOut);
+    this.showMessages(documents.length ? [`${plural(documents.length, this.noun)} added.`] : [], skipped);
   }
 
   replace(documents) {
     this.documents = [];
-    this.add(documents.map((one) => ({ shown: one.id, ...one })));
+    this.add(documents.map((doc) => ({ label: doc.id, ...doc })));
   }
 
-  say(sentences, leftOut = []) {
-    const left = leftOut.map((reason) => make("li", {}, reason));
-    this.said.replaceChildren(...sentences.map((one) => make("p", {}, one)),
-      ...(left.length ? [make("p", {}, "Left out:"), make("ul", {}, ...left)] : []));
+  showMessages(sentences, skipped = []) {
+    const reasons = skipped.map((reason) => create("li", {}, reason));
+    this.messages.replaceChildren(...sentences.map((sentence) => create("p", {}, sentence)),
+      ...(reasons.length ? [create("p", {}, "Skipped:"), create("ul", {}, ...reasons)] : []));
   }
 
   render() {
-    this.list.replaceChildren(...this.documents.map((one) => {
-      const remove = make("button", { type: "button", class: "remove", "aria-label": `Remove ${one.shown}` }, "×");
-      remove.addEventListener("click", () => this.remove(one));
-      return make("li", {}, make("span", {}, one.shown), remove);
+    this.list.replaceChildren(...this.documents.map((doc) => {
+      const button = create("button", { type: "button", class: "remove", "aria-label": `Remove ${doc.label}` }, "×");
+      button.addEventListener("click", () => this.remove(doc));
+      return create("li", {}, create("span", {}, doc.label), button);
     }));
   }
 
-  /** The focus goes to the next in the list, so that a keyboard does not lose its place. */
-  remove(one) {
-    const place = this.documents.indexOf(one);
-    this.documents = this.documents.filter((other) => other !== one);
+  /** Remove a document and focus the next one, so that keyboard users keep their position. */
+  remove(doc) {
+    const index = this.documents.indexOf(doc);
+    this.documents = this.documents.filter((other) => other !== doc);
     this.render();
-    this.say([`${one.shown} removed.`]);
+    this.showMessages([`${doc.label} removed.`]);
     const buttons = this.list.querySelectorAll(".remove");
-    (buttons[Math.min(place, buttons.length - 1)] ?? this.text).focus();
+    (buttons[Math.min(index, buttons.length - 1)] ?? this.textarea).focus();
   }
 }

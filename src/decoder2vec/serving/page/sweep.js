@@ -1,58 +1,57 @@
-/** What `d2v sweep` found: a map of templates and layers, for any pooling, direction and head, or the best of each. */
+/** The tab Layers: the results of `d2v sweep` as a heat map, for any pooling, attention and head, or the best of each. */
 
-import { asking } from "./answers.js";
-import { make } from "./elements.js";
+import { create } from "./elements.js";
 import { heatMap } from "./heat_map.js";
+import { panelRequest } from "./requests.js";
 
-const CHOICES = { pooling: "Pooling", attention: "Attention", head: "Head" };
+const FILTERS = { pooling: "Pooling", attention: "Attention", head: "Head" };
 const BEST = "the best";
-const NONE = "This server has no sweep to show. Run `d2v sweep MODEL --data PAIRS --out DIR`, and start the server with `d2v serve ENCODER --sweep DIR/sweep.json`.";
+const NO_SWEEP = "This server has no sweep to show. Run `d2v sweep MODEL --data PAIRS --out DIR`, and start the server with `d2v serve ENCODER --sweep DIR/sweep.json`.";
 
 export function startSweep(panel) {
   const form = panel.querySelector("form");
-  const question = asking(panel, "sweep", (output, sweep) => show(output, sweep, form), NONE);
-  let shown = false;
+  const send = panelRequest(panel, "sweep", (output, sweep) => show(output, sweep, form), NO_SWEEP);
+  let loaded = false;
   return {
-    /** Asked for when it is first looked at: the file is large, and most who come want something else. */
-    async opened() {
-      if (shown) return;
-      shown = await question(undefined, "Reading the sweep …");
-      form.hidden = !shown;
+    /** Load the sweep when the tab is first opened: the file is large, and most visits do not need it. */
+    async onOpen() {
+      if (loaded) return;
+      loaded = await send(undefined, "Loading the sweep …");
+      form.hidden = !loaded;
     },
   };
 }
 
 function show(output, sweep, form) {
   const rows = sweep.rows.filter((row) => Number.isFinite(row.spearman));
-  const map = make("div", { class: "card" });
-  const fields = Object.entries(CHOICES).map(([name, title]) => choice(name, title, rows));
-  const wanted = () => fields.map((field) => field.querySelector("select")).filter((one) => one.value !== BEST);
+  const map = create("div", { class: "card" });
+  const fields = Object.entries(FILTERS).map(([name, title]) => filterField(name, title, rows));
+  const activeFilters = () => fields.map((field) => field.querySelector("select")).filter((select) => select.value !== BEST);
   const redraw = () => {
-    const chosen = rows.filter((row) => wanted().every((select) => row[select.name] === select.value));
-    map.replaceChildren(chosen.length ? heatMap(chosen, describe) : make("p", {}, "Nothing was tried this way."));
+    const filters = activeFilters();
+    const selected = rows.filter((row) => filters.every((select) => row[select.name] === select.value));
+    map.replaceChildren(selected.length ? heatMap(selected, describe) : create("p", {}, "The sweep has no results for this combination."));
   };
   form.replaceChildren(...fields);
   form.onchange = redraw;
   form.onsubmit = (event) => event.preventDefault();
   redraw();
-  output.replaceChildren(make("p", { class: "winner" }, ...verdict(sweep)), map);
+  output.replaceChildren(create("p", { class: "winner" }, ...winnerText(sweep)), map);
   return `${rows.length} combinations of ${sweep.model} on ${sweep.data.name}.`;
 }
 
-function choice(name, title, rows) {
+function filterField(name, title, rows) {
   const values = [...new Set(rows.map((row) => row[name]))].sort();
-  const options = [BEST, ...values].map((value) => make("option", { value }, value));
-  return make("div", { class: "field" },
-    make("label", { for: `sweep-${name}` }, title), make("select", { id: `sweep-${name}`, name }, ...options));
+  const options = [BEST, ...values].map((value) => create("option", { value }, value));
+  return create("div", { class: "field" },
+    create("label", { for: `sweep-${name}` }, title), create("select", { id: `sweep-${name}`, name }, ...options));
 }
 
-function verdict({ winner, test }) {
-  const tested = test
-    ? `, and ${test.spearman.toFixed(1)} on ${test.task}${test.spearman_95 ? ` (95 %: ${test.spearman_95.map((end) => end.toFixed(1)).join(" to ")})` : ""}`
-    : "";
-  return ["Best of all: ", make("strong", {}, `${winner.template}, ${place(winner)}`), ` with ${describe(winner)}: ${winner.spearman.toFixed(2)}${tested}.`];
+function winnerText({ winner, test }) {
+  const interval = test?.spearman_95 ? ` (95 %: ${test.spearman_95.map((bound) => bound.toFixed(1)).join(" to ")})` : "";
+  const testScore = test ? `, and ${test.spearman.toFixed(1)} on ${test.task}${interval}` : "";
+  const layer = `layer ${winner.layer}${winner.normed ? " after the final norm" : ""}`;
+  return ["Best: ", create("strong", {}, `${winner.template}, ${layer}`), ` with ${describe(winner)}: ${winner.spearman.toFixed(2)}${testScore}.`];
 }
-
-const place = (row) => `layer ${row.layer}${row.normed ? " behind the final norm" : ""}`;
 
 const describe = (row) => [row.pooling, row.attention, row.head === "none" ? "no head" : row.head].join(", ");

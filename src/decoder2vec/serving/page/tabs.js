@@ -1,37 +1,37 @@
-/** Tabs as the ARIA pattern has them: one stop for Tab, arrows between them, the open one in the address. */
+/** Tabs after the ARIA pattern: one tab stop, arrow keys between tabs, and the open tab in the URL. */
 
-export function tabs(list, opened) {
-  const all = [...list.querySelectorAll("[role=tab]")];
-  const panel = (tab) => document.getElementById(tab.getAttribute("aria-controls"));
+export function startTabs(tablist, onOpen) {
+  const tabs = [...tablist.querySelectorAll("[role=tab]")];
+  const panelOf = (tab) => document.getElementById(tab.getAttribute("aria-controls"));
 
-  function open(tab) {
-    for (const one of all) {
-      const chosen = one === tab;
-      one.setAttribute("aria-selected", String(chosen));
-      one.tabIndex = chosen ? 0 : -1;
-      panel(one).hidden = !chosen;
+  function open(openTab) {
+    for (const tab of tabs) {
+      const isOpen = tab === openTab;
+      tab.setAttribute("aria-selected", String(isOpen));
+      tab.tabIndex = isOpen ? 0 : -1;
+      panelOf(tab).hidden = !isOpen;
     }
-    opened(panel(tab).id);
+    onOpen(panelOf(openTab).id);
   }
 
-  function choose(tab) {
+  function select(tab) {
     open(tab);
     tab.focus();
-    history.replaceState(null, "", `#${panel(tab).id}`);
+    history.replaceState(null, "", `#${panelOf(tab).id}`);
   }
 
-  list.addEventListener("click", (event) => {
+  tablist.addEventListener("click", (event) => {
     const tab = event.target.closest("[role=tab]");
-    if (tab) choose(tab);
+    if (tab) select(tab);
   });
-  list.addEventListener("keydown", (event) => {
-    const place = all.indexOf(document.activeElement);
-    const to = { ArrowRight: place + 1, ArrowLeft: place - 1, Home: 0, End: -1 }[event.key];
-    if (place < 0 || to === undefined) return;
+  tablist.addEventListener("keydown", (event) => {
+    const index = tabs.indexOf(document.activeElement);
+    const target = { ArrowRight: index + 1, ArrowLeft: index - 1, Home: 0, End: -1 }[event.key];
+    if (index < 0 || target === undefined) return;
     event.preventDefault();
-    choose(all.at(to % all.length));
+    select(tabs.at(target % tabs.length));
   });
-  const named = () => all.find((tab) => `#${panel(tab).id}` === location.hash);
-  window.addEventListener("hashchange", () => named() && open(named()));
-  open(named() ?? all[0]);
+  const tabInUrl = () => tabs.find((tab) => `#${panelOf(tab).id}` === location.hash);
+  window.addEventListener("hashchange", () => tabInUrl() && open(tabInUrl()));
+  open(tabInUrl() ?? tabs[0]);
 }

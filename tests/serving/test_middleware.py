@@ -1,4 +1,4 @@
-"""Whoever asks in a wrong way gets an answer of OpenAI's shape, and nobody else notices."""
+"""Requests that are malformed, too large, too many or not allowed get an error in OpenAI's format and harm nobody."""
 
 from __future__ import annotations
 
@@ -18,15 +18,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode, checks
 
+from decoder2vec.errors import InputError
 from decoder2vec.serving.limits import Limits
+from decoder2vec.serving.middleware import APIKeys
 from toys.encoder import WordEncoder
 
 SECRET = "Zweitausendschoen"
 
 
-def problem(answer, status):
-    assert answer.status_code == status, answer.text
-    error = answer.json()["error"]
+def error_of(response, status):
+    """The error of a response with this status, in OpenAI's format."""
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     return error
 
@@ -60,15 +63,15 @@ def problem(answer, status):
     ],
     ids=range(23),
 )
-def test_a_malformed_request_is_refused(client, body):
-    answer = client.post("/v1/embeddings", content=body, headers={"Content-Type": "application/json"})
-    assert problem(answer, 400)["type"] == "invalid_request_error"
+def test_malformed_embeddings_request_is_a_400(client, body):
+    response = client.post("/v1/embeddings", content=body, headers={"Content-Type": "application/json"})
+    assert error_of(response, 400)["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize("route", ["/search", "/match", "/rerank", "/compare"])
 @pytest.mark.parametrize("body", ["", "{}", "[1]", '{"query": 5}', '{"a": "\\ud800", "b": "x"}', '{"left": [{}]}'])
-def test_a_malformed_lookup_is_refused(client, route, body):
-    problem(client.post(route, content=body, headers={"Content-Type": "application/json"}), 400)
+def test_malformed_search_requests_are_a_400(client, route, body):
+    error_of(client.post(route, content=body, headers={"Content-Type": "application/json"}), 400)
 
 
 @pytest.mark.parametrize(
@@ -81,35 +84,35 @@ def test_a_malformed_lookup_is_refused(client, route, body):
         ("/v1/embeddings", {"input": "x", "model": "\ud800"}),
     ],
 )
-def test_half_a_surrogate_pair_breaks_nothing(client, route, body):
+def test_lone_surrogates_are_a_client_error(client, route, body):
     content = json.dumps(body).encode()
-    answer = client.post(route, content=content, headers={"Content-Type": "application/json"})
-    assert 400 <= answer.status_code < 500 and answer.json()["error"]
+    response = client.post(route, content=content, headers={"Content-Type": "application/json"})
+    assert 400 <= response.status_code < 500 and response.json()["error"]
 
 
-def test_odd_texts_are_read(client, offline):
+def test_unusual_texts_are_encoded(client):
     texts = ["\x00", "\u202e", "a" * 20_000, "\n\t ", "𝕏" * 500, "<script>"]
-    found = client.post("/v1/embeddings", json={"input": texts}).json()["data"]
-    assert len(found) == len(texts)
+    data = client.post("/v1/embeddings", json={"input": texts}).json()["data"]
+    assert len(data) == len(texts)
 
 
-def test_a_body_of_ten_megabytes_is_refused_and_the_client_hears_it(client):
+def test_body_of_ten_megabytes_gets_a_413(client):
     content = json.dumps({"input": "x" * 10_000_000}).encode()
-    error = problem(client.post("/v1/embeddings", content=content), 413)
+    error = error_of(client.post("/v1/embeddings", content=content), 413)
     assert error["code"] == "body_too_large"
-    parts = (b"x" * 100_000 for _ in range(100))  # sent in chunks, without saying how many
-    assert problem(client.post("/v1/embeddings", content=parts), 413)["code"] == "body_too_large"
+    chunks = (b"x" * 100_000 for _ in range(100))  # sent without a Content-Length
+    assert error_of(client.post("/v1/embeddings", content=chunks), 413)["code"] == "body_too_large"
 
 
-def test_too_many_texts_or_tokens_are_refused(serving):
-    with serving(limits=Limits(texts=3, request_tokens=100)) as url, httpx.Client(base_url=url) as client:
-        assert problem(client.post("/v1/embeddings", json={"input": ["x"] * 4}), 413)["code"] == "too_many_texts"
-        assert problem(client.post("/v1/embeddings", json={"input": "x " * 99}), 413)["code"] == "too_many_tokens"
+def test_too_many_texts_or_tokens_get_a_413(serving):
+    with serving(limits=Limits(max_texts=3, max_request_tokens=100)) as url, httpx.Client(base_url=url) as client:
+        assert error_of(client.post("/v1/embeddings", json={"input": ["x"] * 4}), 413)["code"] == "too_many_texts"
+        assert error_of(client.post("/v1/embeddings", json={"input": "x " * 99}), 413)["code"] == "too_many_tokens"
         assert client.post("/v1/embeddings", json={"input": ["x"] * 3}).status_code == 200
 
 
-def test_a_missing_or_wrong_key_is_refused_and_a_right_one_is_not(serving):
-    with serving(keys=["first", "second"]) as url, httpx.Client(base_url=url) as client:
+def test_missing_or_wrong_key_gets_a_401(serving):
+    with serving(api_keys=["first", "second"]) as url, httpx.Client(base_url=url) as client:
         for headers in (
             {},
             {"Authorization": "Bearer third"},
@@ -117,9 +120,9 @@ def test_a_missing_or_wrong_key_is_refused_and_a_right_one_is_not(serving):
             {"Authorization": "Basic first"},
         ):
             for method, path in (("GET", "/v1/models"), ("POST", "/search"), ("GET", "/metrics"), ("GET", "/nothing")):
-                answer = client.request(method, path, headers=headers)
-                assert problem(answer, 401)["code"] == "invalid_api_key"
-                assert answer.headers["www-authenticate"] == "Bearer"
+                response = client.request(method, path, headers=headers)
+                assert error_of(response, 401)["code"] == "invalid_api_key"
+                assert response.headers["www-authenticate"] == "Bearer"
         assert client.get("/health").status_code == client.get("/").status_code == 200
         for key in ("first", "second"):
             assert client.get("/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code == 200
@@ -128,85 +131,114 @@ def test_a_missing_or_wrong_key_is_refused_and_a_right_one_is_not(serving):
         assert openai.OpenAI(base_url=f"{url}/v1", api_key="second").models.list().data
 
 
-def test_a_foreign_page_that_leads_its_name_to_this_machine_is_refused(url):
+def test_any_of_the_keys_is_accepted_and_nothing_else():
+    keys = APIKeys(["first-key", "second-key"])
+    assert keys.client_id("Bearer first-key") != keys.client_id("bearer second-key") is not None
+    for wrong in (
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer first",
+        "Bearer first-key2",
+        "Basic first-key",
+        "first-key",
+        "Bearer é",
+    ):
+        assert keys.client_id(wrong) is None
+    assert APIKeys().client_id("") == "anonymous"
+    for bad in ("", "two words", "schlüssel"):
+        with pytest.raises(InputError, match="API key"):
+            APIKeys([bad])
+
+
+def test_every_key_is_compared_in_full(monkeypatch):
+    compared = []
+    monkeypatch.setattr("hmac.compare_digest", lambda a, b: bool(compared.append((a, b))) or a == b)
+    keys = APIKeys(["one", "two", "three"])
+    keys.client_id("Bearer one")
+    assert len(compared) == 3 and all(len(a) == len(b) == 32 for a, b in compared)
+
+
+def test_foreign_host_header_gets_a_403(url):
     port = url.rsplit(":", 1)[1]
     for host, status in (("evil.example", 403), (f"evil.example:{port}", 403), (f"localhost:{port}", 200)):
         assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status
 
 
-def test_more_requests_a_minute_than_allowed_are_told_when_to_come_back(serving):
+def test_too_many_requests_a_minute_get_a_429(serving):
     with (
         serving(limits=Limits(requests_per_minute=2, tokens_per_minute=1000)) as url,
         httpx.Client(base_url=url) as client,
     ):
         assert [client.get("/v1/models").status_code for _ in range(3)] == [200, 200, 429]
-        answer = client.get("/v1/models")
-        assert problem(answer, 429)["type"] == "rate_limit_error" and 1 <= int(answer.headers["retry-after"]) <= 31
+        response = client.get("/v1/models")
+        assert error_of(response, 429)["type"] == "rate_limit_error"
+        assert 1 <= int(response.headers["retry-after"]) <= 31
 
 
-def test_a_full_queue_answers_429_and_the_openai_client_comes_back_by_itself(serving):
-    slow, limits = WordEncoder(slow=0.3), Limits(waiting_tokens=40, batch_tokens=30)
+def test_full_queue_gets_a_429_that_openai_clients_retry(serving):
+    slow, limits = WordEncoder(slow=0.3), Limits(max_waiting_tokens=40, max_batch_tokens=30)
     text = "w" * 76  # twenty tokens, by estimate
     with (
         serving(encoder=slow, name="w", limits=limits, cache_megabytes=0) as url,
         httpx.Client(base_url=url) as client,
-        openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=8) as patient,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=8) as retrying,
         ThreadPoolExecutor(12) as pool,
     ):
-        answers = list(pool.map(lambda _: client.post("/v1/embeddings", json={"input": text}), range(12)))
-        refused = [answer for answer in answers if answer.status_code != 200]
-        assert 0 < len(refused) < 12
-        assert all(problem(answer, 429)["code"] == "overloaded" for answer in refused)
-        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
-        again = list(pool.map(lambda _: patient.embeddings.create(model="w", input=text), range(6)))
-        assert len(again) == 6
+        responses = list(pool.map(lambda _: client.post("/v1/embeddings", json={"input": text}), range(12)))
+        rejected = [response for response in responses if response.status_code != 200]
+        assert 0 < len(rejected) < 12
+        assert all(error_of(response, 429)["code"] == "overloaded" for response in rejected)
+        assert all(int(response.headers["retry-after"]) >= 1 for response in rejected)
+        retried = list(pool.map(lambda _: retrying.embeddings.create(model="w", input=text), range(6)))
+        assert len(retried) == 6
 
 
-def test_clients_that_hang_up_are_forgotten(serving):
-    slow = WordEncoder(slow=0.4)
-    with serving(encoder=slow, name="w", limits=Limits(batch_tokens=4)) as url, httpx.Client(base_url=url) as client:
+def test_texts_of_disconnected_clients_are_dropped(serving):
+    slow, limits = WordEncoder(slow=0.4), Limits(max_batch_tokens=4)
+    with serving(encoder=slow, name="w", limits=limits) as url, httpx.Client(base_url=url) as client:
         host, port = url.removeprefix("http://").split(":")
         for number in range(4):
             body = json.dumps({"input": [f"text {number} {part}" for part in range(5)]}).encode()
-            with socket.create_connection((host, int(port))) as left:
+            with socket.create_connection((host, int(port))) as connection:
                 head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n"
-                left.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+                connection.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
                 time.sleep(0.05)
         assert client.post("/v1/embeddings", json={"input": "stays"}, timeout=20).status_code == 200
-        assert len(slow.encoded_texts) < 10  # of twenty-one
+        assert len(slow.asked) < 10  # of 21 texts
         dropped = re.search(r"^d2v_dropped_texts_total (.*)$", client.get("/metrics").text, re.M)
         assert float(dropped[1]) > 10
 
 
-def test_slow_clients_hold_up_nobody_and_are_told_to_go(serving):
-    with serving(limits=Limits(body_seconds=0.5)) as url, httpx.Client(base_url=url) as client:
+def test_slow_clients_get_a_408_and_delay_nobody(serving):
+    with serving(limits=Limits(body_timeout=0.5)) as url, httpx.Client(base_url=url) as client:
         host, port = url.removeprefix("http://").split(":")
         head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {host}\r\nContent-Length: 100\r\n\r\n{{".encode()
         slow = [socket.create_connection((host, int(port))) for _ in range(20)]
         try:
-            for number, one in enumerate(slow):
-                one.sendall(head if number % 2 else head[:20])
+            for number, connection in enumerate(slow):
+                connection.sendall(head if number % 2 else head[:20])
             started = time.perf_counter()
             assert client.post("/v1/embeddings", json={"input": "quick"}).status_code == 200
             assert time.perf_counter() - started < 0.5
             slow[1].settimeout(10)
             assert slow[1].recv(100).startswith(b"HTTP/1.1 408")
         finally:
-            [one.close() for one in slow]
+            [connection.close() for connection in slow]
 
 
-class Broken(WordEncoder):
+class BrokenEncoder(WordEncoder):
     def encode(self, texts):
         raise RuntimeError(f"cannot read {texts}")
 
 
-def test_no_text_is_logged_even_when_the_server_breaks(serving, caplog, capfd):
+def test_no_text_is_logged_even_when_the_encoder_fails(serving, caplog, capfd):
     with (
         caplog.at_level(logging.DEBUG),
-        serving(encoder=Broken(), name="w") as url,
+        serving(encoder=BrokenEncoder(), name="w") as url,
         httpx.Client(base_url=url) as client,
     ):
-        error = problem(client.post("/v1/embeddings", json={"input": SECRET}), 500)
+        error = error_of(client.post("/v1/embeddings", json={"input": SECRET}), 500)
         client.post(f"/{SECRET}", content=SECRET.encode())
         client.get("/v1/models", params={"q": SECRET})
         client.post("/compare", json={"a": SECRET, "b": 5})
@@ -227,29 +259,31 @@ CHECKS = [
 ]
 
 
-def probe(url, mode, examples):
-    """Ask every route for what the schema allows, or forbids; each answer must be one that the schema names."""
+def fuzz(url, mode, examples):
+    """Send valid or invalid requests to every route; each response must conform to the OpenAPI schema."""
     schema = schemathesis.openapi.from_url(f"{url}/openapi.json")
-    calm = settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    fuzz_settings = settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     routes = [operation.ok() for operation in schema.get_all_operations()]
     for route in routes:
-        with suppress(Unsatisfiable):  # what takes nothing can be asked for nothing forbidden
+        with suppress(Unsatisfiable):  # a route without parameters has no invalid requests
 
-            @calm
+            @fuzz_settings
             @given(case=route.as_strategy(generation_mode=mode))
-            def ask(case):
+            def send(case):
                 case.call_and_validate(checks=CHECKS)
 
-            ask()
+            send()
     return len(routes)
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.name.lower())
-def test_whatever_is_asked_is_answered_as_the_schema_says(url, mode):
-    assert probe(url, mode, 10) == 10
+def test_fuzzed_requests_get_responses_of_the_schema(url, mode):
+    assert fuzz(url, mode, 10) == 10
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.name.lower())
-def test_hundreds_of_requests_to_each_route_are_answered_as_the_schema_says(url, mode):
-    probe(url, mode, 300)
+def test_hundreds_of_fuzzed_requests_follow_the_schema(url, mode):
+    fuzz(url, mode, 300)

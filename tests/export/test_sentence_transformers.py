@@ -1,4 +1,4 @@
-"""Folders for sentence-transformers: read by it in a fresh process they give the encoder's own vectors."""
+"""Exported sentence-transformers folders: loaded in a new process they give the encoder's vectors."""
 
 from __future__ import annotations
 
@@ -11,31 +11,30 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import BackboneError, InputError, UnknownNameError, UnsupportedError
-from decoder2vec.export import fresh_process
-from decoder2vec.export import sentence_transformers as sentence_transformers_folder
+from decoder2vec.errors import BackboneError, UnsupportedError
+from decoder2vec.export import reload_check, sentence_transformers
 from decoder2vec.export.formats import export
-from decoder2vec.export.fresh_process import TOLERANCE
-from decoder2vec.export.sentence_transformers import write_folder
+from decoder2vec.export.reload_check import TOLERANCE
+from decoder2vec.export.sentence_transformers import write_sentence_transformers
 
 
 def content(folder, file):
     return json.loads((folder / file).read_text(encoding="utf-8"))
 
 
-def test_every_folder_gives_the_vectors_of_its_encoder(off_by, encoders):
+def test_every_folder_gives_the_vectors_of_its_encoder(differences, encoders):
     assert len(encoders) > 20
-    assert {name: off for name, off in off_by.items() if name in encoders and not off < 1e-5} == {}
+    assert {name: diff for name, diff in differences.items() if name in encoders and not diff < 1e-5} == {}
 
 
-def test_every_broken_folder_is_noticed(off_by, encoders):
-    bad = {name: off for name, off in off_by.items() if name not in encoders}
+def test_every_broken_folder_is_detected(differences, encoders):
+    bad = {name: diff for name, diff in differences.items() if name not in encoders}
     assert len(bad) == 10
-    assert {name: off for name, off in bad.items() if off <= TOLERANCE} == {}
+    assert {name: diff for name, diff in bad.items() if diff <= TOLERANCE} == {}
 
 
-def test_the_older_dialect_is_written(folders):
-    """What servers and older versions know: class paths, and a flag for each pooling beside the name."""
+def test_folder_has_the_format_of_older_versions(folders):
+    """Other servers and older versions need class paths and a flag for each pooling besides its name."""
     modules = content(folders["whiten"], "modules.json")
     names = ("Transformer", "Pooling", "Dense", "Normalize")
     assert [module["type"] for module in modules] == [f"sentence_transformers.models.{name}" for name in names]
@@ -48,12 +47,12 @@ def test_the_older_dialect_is_written(folders):
     assert content(folders["lasttoken"], "config_sentence_transformers.json")["similarity_fn_name"] == "dot"
 
 
-def test_the_model_is_cut_to_what_is_read(folders):
+def test_blocks_above_the_pooled_layer_are_removed(folders):
     assert content(folders["cut"], "config.json")["num_hidden_layers"] == 2
     assert not [name for name in load_file(folders["cut"] / "model.safetensors") if "layers.2." in name]
 
 
-def test_direction_is_in_the_config_and_old_versions_are_kept_away(folders):
+def test_bidirectional_config_requires_new_transformers(folders):
     assert content(folders["bidirectional"], "config.json")["is_causal"] is False
     needs = content(folders["bidirectional"], "config_sentence_transformers.json")["requirements"]
     assert needs["transformers"]["specifier"] == ">=5.2" and "direction" in needs["transformers"]["reason"]
@@ -63,25 +62,25 @@ def test_direction_is_in_the_config_and_old_versions_are_kept_away(folders):
 def test_lora_is_merged_on_a_copy(with_lora, tmp_path):
     encoder = with_lora("tiny-llama", pooling="lasttoken")
     before, fingerprint = encoder.encode(["A dog runs."]), encoder.fingerprint
-    write_folder(encoder, tmp_path)
+    write_sentence_transformers(encoder, tmp_path)
     assert not [name for name in load_file(tmp_path / "model.safetensors") if "lora" in name or "base_layer" in name]
     assert (encoder.encode(["A dog runs."]) == before).all() and encoder.fingerprint == fingerprint
     bare = Encoder(encoder.backbone.with_adapter(None), encoder.spec).encode(["A dog runs."])
     assert abs(bare - before).max() > 0.1
 
 
-def test_tokenizers_pad_on_the_right_and_know_no_chat(folders):
-    for name in ("max", "chat model", "forgotten bos"):
+def test_tokenizer_pads_right_and_has_no_chat_template(folders):
+    for name in ("max", "chat model", "missing bos"):
         tokenizer = AutoTokenizer.from_pretrained(folders[name])
         batch = tokenizer(["A dog runs.", "no"], padding=True)
         assert set(batch) == {"input_ids", "attention_mask"}
         assert [row[0] for row in batch["attention_mask"]] == [1, 1] and batch["attention_mask"][1][-1] == 0
         assert tokenizer.chat_template is None
-    assert AutoTokenizer.from_pretrained(folders["forgotten bos"])("no")["input_ids"][0] == 1
+    assert AutoTokenizer.from_pretrained(folders["missing bos"])("no")["input_ids"][0] == 1
 
 
-def test_prompts_stand_before_queries_and_documents_too(folders):
-    """There encode_query and encode_document would otherwise put nothing before a text."""
+def test_queries_and_documents_get_the_template_as_prompt(folders):
+    """Otherwise encode_query and encode_document of sentence-transformers would use no prompt."""
     settings = content(folders["prompts"], "config_sentence_transformers.json")
     assert settings["default_prompt_name"] == "default_"
     assert settings["prompts"] == {
@@ -96,7 +95,7 @@ def test_prompts_stand_before_queries_and_documents_too(folders):
     assert content(folders["template, mean"], "1_Pooling/config.json")["include_prompt"] is False
 
 
-def test_no_place_on_this_disk_is_told(folders, own_cache):
+def test_files_contain_no_local_path(folders, own_cache):
     for folder in folders.values():
         for file in folder.rglob("*.*"):
             if file.suffix in (".json", ".md"):
@@ -104,7 +103,7 @@ def test_no_place_on_this_disk_is_told(folders, own_cache):
                 assert own_cache not in text and str(folder.parent) not in text, file
 
 
-def test_the_card_says_what_it_is_and_its_example_runs(folders):
+def test_model_card_names_the_base_and_its_example_runs(folders):
     card = (folders["template"] / "README.md").read_text(encoding="utf-8")
     _, front, body = card.split("---\n", 2)
     for line in ("base_model: tiny-llama", "library_name: sentence-transformers", "pipeline_tag: sentence-similarity"):
@@ -118,10 +117,10 @@ def test_the_card_says_what_it_is_and_its_example_runs(folders):
     assert names["model"].max_seq_length == 256 and list(names["model"][0].modality_config) == ["text"]
 
 
-REFUSED = {
-    "goes on after the text": {"template": "prompteol"},
-    "holds the text 2 times": {"template": "echo"},
-    "reads 2 vectors of a text": {"layer": [2, 3]},
+UNSUPPORTED = {
+    "continues after the text": {"template": "prompteol"},
+    "repeats the text 2 times": {"template": "echo"},
+    "concatenates 2 pooled vectors": {"layer": [2, 3]},
     "Pooling has no 'sum'": {"pooling": "sum"},
     "on_overflow='chunk'": {"on_overflow": "chunk"},
     "on_overflow='error'": {"on_overflow": "error"},
@@ -129,14 +128,14 @@ REFUSED = {
     "normed=True": {"layer": 2, "normed": False},
     "weightedmean counts positions": {"template": "Sentence:\n{text}", "pooling": "weightedmean"},
     "not the same before 'dog'": {"template": "Sentence: {text}"},
-    "cannot be left out of 'max'": {"prompts": {"query": "Find: "}, "pooling": "max"},
+    "cannot be excluded from 'max'": {"prompts": {"query": "Find: "}, "pooling": "max"},
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_what_a_folder_cannot_hold_is_refused_with_the_reason(reason, made_of, tmp_path):
+@pytest.mark.parametrize("reason", UNSUPPORTED)
+def test_unsupported_encoder_is_refused_with_the_reason(reason, make_encoder, tmp_path):
     with pytest.raises(UnsupportedError, match=re.escape(reason)) as error:
-        export(made_of(**REFUSED[reason]), "sentence-transformers", tmp_path / "out")
+        export(make_encoder(**UNSUPPORTED[reason]), "sentence-transformers", tmp_path / "out")
     assert str(error.value).count(". ") == 0
     assert list(tmp_path.iterdir()) == []
 
@@ -149,92 +148,84 @@ def test_what_a_folder_cannot_hold_is_refused_with_the_reason(reason, made_of, t
         {"pooling": "lasttoken"},  # the length is part of the vector
     ],
 )
-def test_a_state_before_the_norm_is_refused_where_the_norm_would_change_it(choices, made_of, tmp_path):
+def test_unnormed_state_is_refused_if_the_norm_changes_it(choices, make_encoder, tmp_path):
     with pytest.raises(UnsupportedError, match="before the model's final norm"):
-        write_folder(made_of(**choices, layer=2, normed=False), tmp_path)
+        write_sentence_transformers(make_encoder(**choices, layer=2, normed=False), tmp_path)
 
 
-def test_a_model_without_a_final_norm_needs_none(made_of, odd_folder, tmp_path):
-    """Old variants of OPT; both readings of the last layer are the same there."""
-    folder = odd_folder("tiny-opt")
+def test_model_without_final_norm_is_exported(make_encoder, modified_model, tmp_path):
+    """Old variants of OPT; normed and raw states of the last layer are the same there."""
+    folder = modified_model("tiny-opt")
     config = content(folder, "config.json") | {"_remove_final_layer_norm": True}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    encoder = made_of(folder, normed=False)
-    write_folder(encoder, tmp_path)
+    encoder = make_encoder(folder, normed=False)
+    write_sentence_transformers(encoder, tmp_path)
     ids = encoder.tokenizer("A dog runs.", return_tensors="pt")["input_ids"]
     with torch.inference_mode():
         expected = AutoModel.from_pretrained(tmp_path)(input_ids=ids).last_hidden_state[0].mean(dim=0).numpy()
     assert abs(encoder.encode("A dog runs.") - expected).max() < 1e-5
 
 
-def test_adapters_beside_the_tokens_are_refused(made_of, tmp_path):
+def test_adapters_other_than_lora_are_refused(make_encoder, tmp_path):
     from decoder2vec.adapters.kv_prefix import KeyValuePrefix
     from decoder2vec.adapters.soft_prompt import SoftPrompt
 
-    plain = made_of()
+    plain = make_encoder()
     for kind in (SoftPrompt, KeyValuePrefix):
         adapted = plain.backbone.with_adapter(kind.initialise(plain.backbone, 3))
         with pytest.raises(UnsupportedError, match=kind.kind):
             export(Encoder(adapted, plain.spec), "sentence-transformers", tmp_path / "out")
 
 
-def test_a_layerwise_head_is_refused(made_of, tmp_path):
+def test_layerwise_head_is_refused(make_encoder, tmp_path):
     from decoder2vec.heads.codes import CodeNet, CodeSpec
     from decoder2vec.heads.layerwise import LayerwiseHead
 
-    plain = made_of()
+    plain = make_encoder()
     head = LayerwiseHead(CodeNet(CodeSpec(dim=32, widths=(8,))))
     with pytest.raises(UnsupportedError, match="layerwise head"):
         export(Encoder(plain.backbone, plain.spec, head), "sentence-transformers", tmp_path / "out")
 
 
-def test_sixteen_bits_are_refused(tmp_path):
+def test_bfloat16_is_refused(tmp_path):
     encoder = Encoder.from_pretrained("tiny-llama", template="plain", normed=True, device="cpu", dtype="bfloat16")
     with pytest.raises(UnsupportedError, match="dtype='float32'"):
         export(encoder, "sentence-transformers", tmp_path / "out")
 
 
-def test_a_tokenizer_without_anything_to_pad_with_is_refused(made_of, odd_folder, tmp_path):
-    with pytest.raises(UnsupportedError, match="neither a pad token nor an end token"):
-        write_folder(made_of(odd_folder("tiny-gpt2", eos_token=None)), tmp_path)
+def test_tokenizer_without_pad_and_eos_is_refused(make_encoder, modified_model, tmp_path):
+    with pytest.raises(UnsupportedError, match="neither a pad token nor an EOS token"):
+        write_sentence_transformers(make_encoder(modified_model("tiny-gpt2", eos_token=None)), tmp_path)
 
 
-def test_a_tokenizer_that_spells_differently_when_read_again_is_refused(made_of, odd_folder, tmp_path, monkeypatch):
-    """The faulty way: the BOS that we put before a text is left to a tokenizer that does not know of it."""
+def test_tokenizer_that_changes_on_reload_is_refused(make_encoder, modified_model, tmp_path, monkeypatch):
+    """The faulty variant: the BOS that we put before a text is missing in the written tokenizer."""
     monkeypatch.setattr("decoder2vec.export.tokenizer._add_bos", lambda tokenizer: None)
-    with pytest.raises(UnsupportedError, match="spells 'no' as"):
-        write_folder(made_of(odd_folder("tiny-gemma3_text", {"post_processor": None})), tmp_path)
+    with pytest.raises(UnsupportedError, match="tokenises 'no' as"):
+        write_sentence_transformers(
+            make_encoder(modified_model("tiny-gemma3_text", {"post_processor": None})), tmp_path
+        )
 
 
-def test_a_folder_with_other_vectors_does_not_stay(made_of, tmp_path, monkeypatch):
-    for off in (0.01, float("inf"), float("nan")):
-        monkeypatch.setattr(sentence_transformers_folder, "differences", lambda pairs, off=off: [off])
-        with pytest.raises(BackboneError, match="off by"):
-            export(made_of(), "sentence-transformers", tmp_path / "out")
+def test_folder_with_other_vectors_is_removed(make_encoder, tmp_path, monkeypatch):
+    for difference in (0.01, float("inf"), float("nan")):
+        monkeypatch.setattr(sentence_transformers, "reload_differences", lambda exports, found=difference: [found])
+        with pytest.raises(BackboneError, match="vectors differ by"):
+            export(make_encoder(), "sentence-transformers", tmp_path / "out")
         assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_read_does_not_stay_either(made_of, tmp_path, monkeypatch):
+def test_folder_that_cannot_be_loaded_is_removed(make_encoder, tmp_path, monkeypatch):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "sentence_transformers.py").write_text("raise ImportError('is_causal needs more')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
-    with pytest.raises(BackboneError, match=r"cannot read what was written.*is_causal needs more"):
-        export(made_of(), "sentence-transformers", tmp_path / "out")
+    with pytest.raises(BackboneError, match=r"cannot load the exported folder.*is_causal needs more"):
+        export(make_encoder(), "sentence-transformers", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
-def test_without_sentence_transformers_the_folder_is_not_checked(made_of, tmp_path, monkeypatch):
-    monkeypatch.setattr(fresh_process, "find_spec", lambda name: None)
-    said = export(made_of(), "sentence-transformers", tmp_path / "out")
-    assert said == "Transformer + Pooling; not checked, since sentence-transformers is not installed"
+def test_folder_is_unchecked_without_sentence_transformers(make_encoder, tmp_path, monkeypatch):
+    monkeypatch.setattr(reload_check, "find_spec", lambda name: None)
+    description = export(make_encoder(), "sentence-transformers", tmp_path / "out")
+    assert description == "Transformer + Pooling; not checked, since sentence-transformers is not installed"
     assert (tmp_path / "out" / "modules.json").is_file()
-
-
-def test_other_formats_and_folders_in_use_are_refused(made_of, tmp_path):
-    with pytest.raises(UnknownNameError, match="sentence-transformers"):
-        export(made_of(), "sentence_transformer", tmp_path / "out")
-    (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(InputError, match="choose another folder"):
-        export(made_of(), "sentence-transformers", tmp_path)
-    with pytest.raises(InputError, match="not the folder of a saved encoder"):
-        export(tmp_path, "peft", tmp_path / "out")

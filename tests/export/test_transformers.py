@@ -1,4 +1,4 @@
-"""Folders of transformers: its own classes load them, and states are those of the adapted model."""
+"""Exported transformers folders: stock classes load them, and states equal those of the adapted model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
-from decoder2vec.export import transformers as transformers_folder
+from decoder2vec.export import transformers as transformers_format
 from decoder2vec.export.formats import export
 from decoder2vec.recipes.adapting import ReadAs
 from decoder2vec.training.plan import Plan
@@ -34,9 +34,9 @@ SHORTER = torch.tensor([[1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1]])
 
 @torch.no_grad()
 def states_of(model, mask=None):
-    """[text, token, width], and zero where a mask says that there is no token."""
-    read = model(input_ids=IDS, attention_mask=mask, use_cache=False).last_hidden_state
-    return read if mask is None else read * mask[..., None]
+    """[text, token, width], zero at masked positions."""
+    states = model(input_ids=IDS, attention_mask=mask, use_cache=False).last_hidden_state
+    return states if mask is None else states * mask[..., None]
 
 
 def adapted_states(encoder, mask=None):
@@ -45,7 +45,7 @@ def adapted_states(encoder, mask=None):
 
 
 def stock(folder, kind=AutoModel):
-    """(model, names of weights that the folder lacks) as anyone loads them."""
+    """(model, names of missing weights), loaded with the stock classes of transformers."""
     with quiet_transformers():
         model, report = kind.from_pretrained(folder, output_loading_info=True)
     return model.eval(), report["missing_keys"]
@@ -55,21 +55,21 @@ def config_of(folder):
     return json.loads((folder / "config.json").read_text(encoding="utf-8"))
 
 
-def in_direction(encoder, attention):
+def with_attention(encoder, attention):
     encoder.backbone.set_attention(attention)
     return Encoder(encoder.backbone, encoder.spec)
 
 
 @pytest.fixture(scope="session")
-def encoder_of(with_lora, made_of, tmp_path_factory):
-    """encoder_of(kind, family, attention): with a LoRA that changes much, with all weights trained, or as it is."""
+def encoder_of(with_lora, make_encoder, tmp_path_factory):
+    """encoder_of(kind, family, attention): with a strong LoRA, with all weights trained, or untrained."""
 
     @cache
     def make(kind, family, attention):
         if kind == "plain":
-            return made_of(family, attention)
+            return make_encoder(family, attention)
         if kind == "lora":
-            return in_direction(with_lora(family), attention)
+            return with_attention(with_lora(family), attention)
         backbone = Backbone.load(family, device="cpu", dtype="float32")
         recipe = small("full", epochs=1, attention=attention, read=ReadAs(pooling="mean"))
         out = tmp_path_factory.mktemp("full") / "encoder"
@@ -90,10 +90,10 @@ def encoder_of(with_lora, made_of, tmp_path_factory):
         ("plain", "tiny-gpt2", "causal"),
     ],
 )
-def test_transformers_reads_what_the_encoder_reads(kind, family, attention, encoder_of, tmp_path, gap):
+def test_reloaded_states_equal_those_of_the_encoder(kind, family, attention, encoder_of, tmp_path, gap):
     encoder = encoder_of(kind, family, attention)
-    said = export(encoder, "transformers", tmp_path / "out")
-    assert said.startswith(f"{encoder.backbone.family}, {attention}; loaded again, the largest difference is ")
+    description = export(encoder, "transformers", tmp_path / "out")
+    assert description.startswith(f"{encoder.backbone.family}, {attention}; loaded again, the largest difference is ")
     model, missing = stock(tmp_path / "out")
     assert not missing
     for mask in (None, SHORTER):
@@ -104,7 +104,7 @@ def test_transformers_reads_what_the_encoder_reads(kind, family, attention, enco
 
 
 @pytest.mark.parametrize("family", ["opt", "gemma2", "falcon", "mamba2"])
-def test_lora_is_merged_whatever_the_family_and_the_source_is_left_as_it_was(family, with_lora, tmp_path, gap):
+def test_lora_is_merged_and_the_encoder_is_not_changed(family, with_lora, tmp_path, gap):
     encoder = with_lora(f"tiny-{family}")
     before = {name: tensor.clone() for name, tensor in encoder.backbone.model.state_dict().items()}
     fingerprint, expected = encoder.fingerprint, adapted_states(encoder)
@@ -115,7 +115,7 @@ def test_lora_is_merged_whatever_the_family_and_the_source_is_left_as_it_was(fam
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
-def test_direction_is_in_the_config_and_a_later_token_moves_an_earlier_one_or_not(attention, encoder_of, tmp_path):
+def test_attention_direction_is_in_the_config_and_has_effect(attention, encoder_of, tmp_path):
     export(encoder_of("lora", "tiny-llama", attention), "transformers", tmp_path / "out")
     assert config_of(tmp_path / "out")["is_causal"] is (attention == "causal")
     model, _ = stock(tmp_path / "out")
@@ -123,11 +123,11 @@ def test_direction_is_in_the_config_and_a_later_token_moves_an_earlier_one_or_no
     changed[:, -1] = 17
     for mask in (None, torch.tensor([[0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]])):
         with torch.no_grad():
-            one, other = (
+            states, changed_states = (
                 model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state[:, 1:-1]
                 for ids in (IDS, changed)
             )
-        assert bool((one - other).abs().max() > 1e-3) == (attention == "bidirectional")
+        assert bool((states - changed_states).abs().max() > 1e-3) == (attention == "bidirectional")
 
 
 LOADED_ALONE = """
@@ -143,49 +143,49 @@ assert not [name for name in sys.modules if name.startswith("decoder2vec")]
 """
 
 
-def test_a_fresh_process_without_this_package_reads_the_same(encoder_of, tmp_path, gap):
+def test_new_process_without_this_package_gives_equal_states(encoder_of, tmp_path, gap):
     encoder = encoder_of("lora", "tiny-llama", "bidirectional")
     export(encoder, "transformers", tmp_path / "out")
-    words = [sys.executable, "-c", LOADED_ALONE, str(tmp_path / "out"), str(tmp_path / "states.npy")]
-    subprocess.run(words, check=True, capture_output=True, timeout=120)
+    command = [sys.executable, "-c", LOADED_ALONE, str(tmp_path / "out"), str(tmp_path / "states.npy")]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
     batch = encoder.tokenizer(["The dog runs.", "no"], padding=True, return_tensors="pt")
     mask = batch["attention_mask"]
     with torch.no_grad(), encoder.backbone.adapter_enabled():
-        own = encoder.backbone.model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
-    assert mask.min() == 0 and gap(np.load(tmp_path / "states.npy"), own * mask[..., None]) < 1e-5
+        expected = encoder.backbone.model(input_ids=batch["input_ids"], attention_mask=mask).last_hidden_state
+    assert mask.min() == 0 and gap(np.load(tmp_path / "states.npy"), expected * mask[..., None]) < 1e-5
 
 
 # --- the language-model head ----------------------------------------------------------------------------------------
 
-HEADS = {
-    "of its own": ("llama", {"tie_word_embeddings": False}),
-    "the embeddings": ("llama", {"tie_word_embeddings": True}),
-    "the embeddings, transposed layers": ("gpt2", {}),
+AFFINE_HEADS = {
+    "untied": ("llama", {"tie_word_embeddings": False}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "tied, transposed layers": ("gpt2", {}),
     "with a bias": ("phi", {}),
-    "of a model that is kept under another name than it declares": (
+    "inner model under another name than declared": (
         "llama4_text",
         {"num_local_experts": 2, "intermediate_size_mlp": 64, "head_dim": 8, "num_key_value_heads": 2},
     ),
 }
 
 
-@pytest.mark.parametrize(("family", "settings"), HEADS.values(), ids=HEADS)
-def test_the_language_model_head_survives(family, settings, with_lora, tmp_path, gap):
+@pytest.mark.parametrize(("family", "settings"), AFFINE_HEADS.values(), ids=AFFINE_HEADS)
+def test_lm_head_is_kept(family, settings, with_lora, tmp_path, gap):
     source = built(family, tmp_path / "source", **settings)
     encoder = with_lora(str(tmp_path / "source"))
     export(encoder, "transformers", tmp_path / "out")
     model, missing = stock(tmp_path / "out", AutoModelForCausalLM)
     assert not missing
-    head, own = model.get_output_embeddings(), source.get_output_embeddings()
-    assert torch.equal(head.weight, own.weight)
-    tied = [one.get_output_embeddings().weight is one.get_input_embeddings().weight for one in (source, model)]
+    head, source_head = model.get_output_embeddings(), source.get_output_embeddings()
+    assert torch.equal(head.weight, source_head.weight)
+    tied = [lm.get_output_embeddings().weight is lm.get_input_embeddings().weight for lm in (source, model)]
     assert tied[0] == tied[1]
     with torch.no_grad():
-        found = model(input_ids=IDS, use_cache=False).logits
-        assert gap(found, own(adapted_states(encoder))) < 1e-5
+        logits = model(input_ids=IDS, use_cache=False).logits
+        assert gap(logits, source_head(adapted_states(encoder))) < 1e-5
 
 
-def test_a_folder_without_a_head_stays_without_one(with_lora, tmp_path, gap):
+def test_model_without_lm_head_gets_none(with_lora, tmp_path, gap):
     source, _ = stock(tiny_folder("tiny-llama"), AutoModelForCausalLM)
     source.base_model.save_pretrained(tmp_path / "source")
     tiny_tokenizer(pad=True, bos=False).save_pretrained(tmp_path / "source")
@@ -197,7 +197,7 @@ def test_a_folder_without_a_head_stays_without_one(with_lora, tmp_path, gap):
     assert stock(tmp_path / "out", AutoModelForCausalLM)[1] == {"lm_head.weight"}
 
 
-def test_embeddings_that_were_trained_are_the_head_where_they_were_before(encoder_of, tmp_path):
+def test_trained_embeddings_stay_tied_to_the_lm_head(encoder_of, tmp_path):
     encoder = encoder_of("full", "tiny-gpt2", "causal")
     export(encoder, "transformers", tmp_path / "out")
     model, missing = stock(tmp_path / "out", AutoModelForCausalLM)
@@ -205,7 +205,7 @@ def test_embeddings_that_were_trained_are_the_head_where_they_were_before(encode
     assert not torch.equal(model.lm_head.weight, stock(tiny_folder("tiny-gpt2"))[0].wte.weight)
 
 
-def test_a_cut_model_is_written_as_it_is(tmp_path, gap):
+def test_model_with_fewer_layers_is_written_unchanged(tmp_path, gap):
     recipe = small("full", epochs=1, read=ReadAs(layer=2, pooling="mean"))
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     encoder = train(Plan("toy", recipe=recipe), toy_data(), backbone, tmp_path / "encoder").encoder
@@ -214,7 +214,7 @@ def test_a_cut_model_is_written_as_it_is(tmp_path, gap):
     assert gap(states_of(stock(tmp_path / "out")[0]), adapted_states(encoder)) < 1e-5
 
 
-def test_a_family_that_has_no_language_model_is_written_alone(with_lora, tmp_path, gap):
+def test_family_without_language_model_is_written_bare(with_lora, tmp_path, gap):
     tokenizer = tiny_tokenizer(pad=True, bos=False)
     config = AutoConfig.for_model("clip_text_model", vocab_size=len(tokenizer), eos_token_id=0, **SIZES)
     AutoModel.from_config(config).save_pretrained(tmp_path / "source")
@@ -224,68 +224,68 @@ def test_a_family_that_has_no_language_model_is_written_alone(with_lora, tmp_pat
     assert gap(states_of(stock(tmp_path / "out")[0]), adapted_states(encoder)) < 1e-5
 
 
-# --- what comes along, and what is refused --------------------------------------------------------------------------
+# --- tokenizer and errors -------------------------------------------------------------------------------------------
 
 
-def test_the_tokenizer_comes_along(odd_folder, tmp_path):
-    chatty = odd_folder("tiny-llama", chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}")
-    encoder = Encoder(Backbone.load(chatty, device="cpu"), spec_from_kwargs(str(chatty), {}))
+def test_tokenizer_is_copied(modified_model, tmp_path):
+    chat_config = modified_model("tiny-llama", chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    encoder = Encoder(Backbone.load(chat_config, device="cpu"), spec_from_kwargs(str(chat_config), {}))
     export(encoder, "transformers", tmp_path / "out")
-    own, other = (AutoTokenizer.from_pretrained(folder) for folder in (chatty, tmp_path / "out"))
+    source, copied = (AutoTokenizer.from_pretrained(folder) for folder in (chat_config, tmp_path / "out"))
     for text in ("The dog runs.", "", "naïve 東京 <eos>"):
-        assert own(text)["input_ids"] == other(text)["input_ids"]
-    assert other.chat_template == own.chat_template is not None
-    assert other.pad_token_id == own.pad_token_id
+        assert source(text)["input_ids"] == copied(text)["input_ids"]
+    assert copied.chat_template == source.chat_template is not None
+    assert copied.pad_token_id == source.pad_token_id
 
 
-def test_what_is_exported_is_an_encoder_again(encoder_of, tmp_path, gap):
-    """Of the model and its direction, that is: how texts are pooled has to be said anew."""
+def test_exported_folder_makes_an_encoder_again(encoder_of, tmp_path, gap):
+    """Model and attention are in the folder; layer, pooling and template must be given again."""
     encoder = encoder_of("lora", "tiny-llama", "bidirectional")
     export(encoder, "transformers", tmp_path / "out")
-    choices = {"template": "plain", "pooling": "mean", "normed": True, "device": "cpu"}
-    again = Encoder.from_pretrained(tmp_path / "out", **choices)
-    own = Encoder(encoder.backbone, spec_from_kwargs("tiny-llama", {key: choices[key] for key in list(choices)[:3]}))
+    reading = {"template": "plain", "pooling": "mean", "normed": True}
+    again = Encoder.from_pretrained(tmp_path / "out", **reading, device="cpu")
+    expected = Encoder(encoder.backbone, spec_from_kwargs("tiny-llama", reading))
     texts = ["A dog runs.", "", "The long road goes over the green hills and down to the sea."]
-    assert again.spec.attention == "bidirectional" and gap(again.encode(texts), own.encode(texts)) < 1e-5
+    assert again.spec.attention == "bidirectional" and gap(again.encode(texts), expected.encode(texts)) < 1e-5
 
 
-def test_a_prompt_or_a_prefix_is_refused_in_words(made_of, tmp_path):
-    encoder = made_of()
+def test_soft_prompt_and_kv_prefix_are_refused(make_encoder, tmp_path):
+    encoder = make_encoder()
     bare = encoder.backbone
-    for adapter in (SoftPrompt.initialise(bare, 2), KeyValuePrefix.initialise(bare, 2)):
-        with pytest.raises(UnsupportedError, match=f"A {adapter.kind} stands beside the weights") as error:
+    for adapter in (SoftPrompt.start(bare, 2), KeyValuePrefix.start(bare, 2)):
+        with pytest.raises(UnsupportedError, match=f"A {adapter.kind} cannot be merged into the weights") as error:
             export(Encoder(bare.with_adapter(adapter), encoder.spec), "transformers", tmp_path / "out")
         assert str(error.value).count(". ") == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_there_already_is_refused_and_left_alone(made_of, tmp_path):
+def test_existing_folder_is_refused_and_not_touched(make_encoder, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
     for target in (tmp_path / "out", tmp_path / "out" / "mine.txt"):
-        with pytest.raises(InputError, match="is there already; choose another folder"):
-            export(made_of(), "transformers", target)
+        with pytest.raises(InputError, match="already exists; choose another folder"):
+            export(make_encoder(), "transformers", target)
     assert [file.name for file in tmp_path.rglob("*")] == ["out", "mine.txt"]
     (tmp_path / "empty").mkdir()
-    export(made_of(), "transformers", tmp_path / "empty")
+    export(make_encoder(), "transformers", tmp_path / "empty")
 
 
-def test_a_folder_that_reads_otherwise_is_noticed_and_removed(made_of, tmp_path, monkeypatch):
-    plain = transformers_folder.write_model
+def test_folder_with_other_states_is_removed(make_encoder, tmp_path, monkeypatch):
+    correct = transformers_format.write_model
 
-    def wrong_numbers(backbone, folder):
-        plain(Backbone.load("tiny-llama", device="cpu").with_adapter(None), folder)
+    def wrong_weights(backbone, folder):
+        correct(Backbone.load("tiny-llama", device="cpu").with_adapter(None), folder)
         model = AutoModelForCausalLM.from_pretrained(folder)
         model.model.layers[0].mlp.up_proj.weight.data *= 1.1
         model.save_pretrained(folder)
 
-    def wrong_direction(backbone, folder):
-        plain(backbone, folder)
+    def wrong_attention(backbone, folder):
+        correct(backbone, folder)
         config = config_of(folder)
         (folder / "config.json").write_text(json.dumps({**config, "is_causal": False}))
 
-    for wrong, said in ((wrong_numbers, "states of its model are off by"), (wrong_direction, "reads bidirectional")):
-        monkeypatch.setattr(transformers_folder, "write_model", wrong)
-        with pytest.raises(BackboneError, match=f"The folder was removed: .*{said}"):
-            export(made_of(), "transformers", tmp_path / "out")
+    for faulty, message in ((wrong_weights, "states of its model differ by"), (wrong_attention, "reads bidirectional")):
+        monkeypatch.setattr(transformers_format, "write_model", faulty)
+        with pytest.raises(BackboneError, match=f"The folder was removed: .*{message}"):
+            export(make_encoder(), "transformers", tmp_path / "out")
         assert list(tmp_path.iterdir()) == []

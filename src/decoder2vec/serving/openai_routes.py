@@ -1,0 +1,142 @@
+"""The routes of OpenAI's API: /v1/embeddings and /v1/models."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+
+from decoder2vec.serving.api_errors import ERROR_RESPONSES, APIError
+from decoder2vec.serving.batcher import Vectors, cancel_on_disconnect
+from decoder2vec.serving.service import ServedModel, Service, get_service
+from decoder2vec.serving.tokens import decode_token_ids
+from decoder2vec.serving.vector_cache import BatchKey
+
+router = APIRouter(responses=ERROR_RESPONSES)
+
+ModelName = Annotated[
+    str | None, Field(max_length=256, description="A model id from /v1/models; by default the encoder.")
+]
+TokenIds = Annotated[list[int], Field(min_length=1)]
+
+
+class EmbeddingsRequest(BaseModel):
+    """Texts or token ids, as OpenAI's clients send them; other fields are ignored."""
+
+    model_config = ConfigDict(strict=True)
+
+    input: str | Annotated[list[str], Field(min_length=1)] | TokenIds | Annotated[list[TokenIds], Field(min_length=1)]
+    model: ModelName = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[
+        int | None, Field(ge=1, description="Truncate vectors to this many dimensions and normalise them.")
+    ] = None
+
+    def texts(self) -> list[str]:
+        """Return the input as a list of texts; token ids are decoded."""
+        if isinstance(self.input, str):
+            return [self.input]
+        if isinstance(self.input[0], str):
+            return [str(text) for text in self.input]
+        rows: Any = [self.input] if isinstance(self.input[0], int) else self.input
+        return decode_token_ids(rows)
+
+
+class Embedding(BaseModel):
+    """One vector: floats, or little-endian float32 as base64."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class Usage(BaseModel):
+    """Tokens that the model read, including the template around each text."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingsResponse(BaseModel):
+    """The vectors of an `EmbeddingsRequest`."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: Usage
+
+
+class ModelInfo(BaseModel):
+    """A model and what decides its vectors. `layer` and `pooling` are lists for an encoder with several readings."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    fingerprint: str | None
+    dim: int
+    layer: int | list[int] | None = None
+    pooling: str | list[str] | None = None
+    template: str | None = None
+
+
+class ModelList(BaseModel):
+    """All models of the server."""
+
+    object: Literal["list"]
+    data: list[ModelInfo]
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingsResponse)
+async def embeddings(body: EmbeddingsRequest, request: Request) -> JSONResponse:
+    """Return the vectors of one or several texts."""
+    service = get_service(request)
+    model = service.models[body.model]
+    if body.dimensions is not None and body.dimensions > model.dim:
+        raise APIError(400, f"dimensions: {model.id} has only {model.dim}.", param="dimensions")
+    texts = body.texts()
+    vectors, tokens = await cancel_on_disconnect(request, _encode(service, request, model, texts))
+    if body.dimensions is not None:
+        vectors = _truncate(vectors, body.dimensions)
+    data = [
+        {"object": "embedding", "index": index, "embedding": _serialise(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return JSONResponse({"object": "list", "data": data, "model": model.id, "usage": usage})
+
+
+@router.get("/v1/models", response_model=ModelList)
+async def list_models(request: Request) -> JSONResponse:
+    """List the encoder and its named adapters with layer, pooling, template and fingerprint."""
+    return JSONResponse({"object": "list", "data": [model.description for model in get_service(request).models]})
+
+
+@router.get("/v1/models/{name:path}", response_model=ModelInfo)
+async def get_model(name: str, request: Request) -> JSONResponse:
+    """Return one model."""
+    return JSONResponse(get_service(request).models[name].description)
+
+
+async def _encode(service: Service, request: Request, model: ServedModel, texts: list[str]) -> tuple[Vectors, int]:
+    """Return the vectors of the texts and the number of tokens read."""
+    token_counts = await service.admit(request, model, texts)
+    return await service.cached_batcher.encode_async(BatchKey(model.id), texts, token_counts), sum(token_counts)
+
+
+def _truncate(vectors: Vectors, dimensions: int) -> Vectors:
+    """Return the first dimensions of every vector, normalised after truncation and not before."""
+    truncated = vectors[:, :dimensions]
+    return np.asarray(truncated / np.maximum(np.linalg.norm(truncated, axis=1, keepdims=True), 1e-12), np.float32)
+
+
+def _serialise(vector: Vectors, encoding_format: str) -> list[float] | str:
+    if encoding_format == "float":
+        return [float(value) for value in vector.tolist()]
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode("ascii")

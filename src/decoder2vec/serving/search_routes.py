@@ -1,0 +1,276 @@
+"""The routes /rerank, /search, /match and /compare, with the schemas of their requests and responses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+
+from decoder2vec.errors import InputError
+from decoder2vec.matching.match import Match, MatchConfig, Matching, Reasons, match_sides
+from decoder2vec.matching.sides import Side, SideDocument
+from decoder2vec.maths.similarity import pairwise_similarity
+from decoder2vec.search.index import Hit
+from decoder2vec.search.rerank import PairReranker
+from decoder2vec.serving.api_errors import ERROR_RESPONSES
+from decoder2vec.serving.openai_routes import ModelName
+from decoder2vec.serving.service import LAYERS, ServedModel, Service, get_service
+from decoder2vec.serving.vector_cache import BatchKey
+
+router = APIRouter(responses=ERROR_RESPONSES)
+
+
+def _check_storable(text: str) -> str:
+    """Reject characters that a store cannot hold: NUL and lone surrogates."""
+    if "\0" in text or (not text.isascii() and text != text.encode("utf-8", "replace").decode()):
+        raise ValueError("contains an invalid character")
+    return text
+
+
+FilterText = Annotated[str, AfterValidator(_check_storable)]
+
+
+class _StrictRequest(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+
+class RerankRequest(_StrictRequest):
+    """A query, and documents to sort by relevance to it."""
+
+    query: str
+    documents: Annotated[list[str], Field(min_length=1)]
+    top_n: Annotated[int | None, Field(ge=1)] = None
+    return_documents: bool = False
+    model: ModelName = None
+
+
+class DocumentText(BaseModel):
+    """The text of a document."""
+
+    text: str
+
+
+class RerankResult(BaseModel):
+    """A document by its index in the request, and its relevance to the query."""
+
+    index: int
+    relevance_score: float
+    document: DocumentText | None = None
+
+
+class RerankResponse(BaseModel):
+    """Documents, best first."""
+
+    model: str
+    results: list[RerankResult]
+
+
+class SearchRequest(_StrictRequest):
+    """A query for the index."""
+
+    query: str
+    top: Annotated[int, Field(ge=1, le=1000)] = 10
+    mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
+    filter: Annotated[
+        dict[FilterText, FilterText | list[FilterText]] | None,
+        Field(description="Required metadata: a value, or a list of allowed values, for each key."),
+    ] = None
+
+
+class SearchSnippet(BaseModel):
+    """An excerpt of a document; `text[start:end]` of each highlight is the best passage."""
+
+    text: str
+    highlights: list[tuple[int, int]]
+
+
+class SearchHit(BaseModel):
+    """A document that answers the query."""
+
+    id: str
+    score: float
+    text: str
+    metadata: dict[str, Any]
+    snippet: SearchSnippet
+
+
+class SearchResponse(BaseModel):
+    """Documents, best first."""
+
+    hits: list[SearchHit]
+
+
+class MatchDocument(_StrictRequest):
+    """A document to match, such as a job or a resume."""
+
+    id: Annotated[str, Field(max_length=1000)]
+    text: Annotated[str, Field(min_length=1)]
+
+
+class MatchRequest(_StrictRequest):
+    """Two sides of documents to match."""
+
+    left: Annotated[list[MatchDocument], Field(min_length=1)]
+    right: Annotated[list[MatchDocument], Field(min_length=1)]
+    top: Annotated[int, Field(ge=1, le=1000)] = 5
+    model: ModelName = None
+
+
+class ScoredPair(BaseModel):
+    """A section name or sentence of each side, and their similarity."""
+
+    left: str
+    right: str
+    score: float
+
+
+class MatchResult(BaseModel):
+    """A document of the right side, its scores, and the reasons."""
+
+    right: str
+    score: float
+    dense: float
+    lexical: float
+    sections: list[ScoredPair]
+    matched: list[str]
+    missing: list[str]
+    pairs: list[ScoredPair]
+
+
+class MatchRanking(BaseModel):
+    """A document of the left side, and its best matches."""
+
+    left: str
+    matches: list[MatchResult]
+
+
+class MatchResponse(BaseModel):
+    """One ranking for each document of the left side."""
+
+    rankings: list[MatchRanking]
+
+
+class CompareRequest(_StrictRequest):
+    """Two texts to compare."""
+
+    a: str
+    b: str
+    model: ModelName = None
+
+
+class LayerSimilarity(BaseModel):
+    """The similarity in one layer: 0 is the embeddings, i the output of block i."""
+
+    layer: int
+    similarity: float
+
+
+class CompareResponse(BaseModel):
+    """The similarity of two texts by the encoder, and in each layer of its model."""
+
+    similarity: float
+    layers: list[LayerSimilarity]
+
+
+@router.post("/rerank", response_model=RerankResponse)
+async def rerank(body: RerankRequest, request: Request) -> JSONResponse:
+    """Score documents against a query and return them best first."""
+    service = get_service(request)
+    model = service.models[body.model]
+    reranker = PairReranker(service.queued_encoder(model))
+    texts = [body.query, *body.documents]
+    scores = await service.run_job(request, model, texts, lambda: reranker.rerank(body.query, body.documents))
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+    results = [
+        {"index": index, "relevance_score": float(scores[index])}
+        | ({"document": {"text": body.documents[index]}} if body.return_documents else {})
+        for index in order
+    ]
+    return JSONResponse({"model": model.id, "results": results})
+
+
+@router.post("/search", response_model=SearchResponse)
+async def search(body: SearchRequest, request: Request) -> JSONResponse:
+    """Return the documents of the index that answer a query best."""
+    service = get_service(request)
+    index = service.index
+    hits = await service.run_job(
+        request,
+        service.models[None],
+        [body.query],
+        lambda: index.search(body.query, body.top, body.mode, body.filter or None),
+    )
+    return JSONResponse({"hits": [_hit_json(hit) for hit in hits]})
+
+
+@router.post("/match", response_model=MatchResponse)
+async def match(body: MatchRequest, request: Request) -> JSONResponse:
+    """Return the best documents of the right side for each document of the left side, with reasons."""
+    service = get_service(request)
+    model = service.models[body.model]
+    left, right = _side("left", body.left), _side("right", body.right)
+    texts = [document.text for document in (*body.left, *body.right)]
+    choices = MatchConfig(top=body.top)
+    matching = await service.run_job(
+        request, model, texts, lambda: match_sides(left, right, service.queued_encoder(model), choices)
+    )
+    rankings = [
+        {"left": document.id, "matches": [_match_json(matching, match) for match in matches]}
+        for document, matches in zip(left.documents, matching.for_left, strict=True)
+    ]
+    return JSONResponse({"rankings": rankings})
+
+
+@router.post("/compare", response_model=CompareResponse)
+async def compare(body: CompareRequest, request: Request) -> JSONResponse:
+    """Return the similarity of two texts by the encoder, and in each layer."""
+    service = get_service(request)
+    model = service.models[body.model]
+    texts = [body.a, body.b]
+    return JSONResponse(await service.run_job(request, model, texts, lambda: _compare(service, model, texts)))
+
+
+def _compare(service: Service, model: ServedModel, texts: list[str]) -> dict[str, Any]:
+    encoder = service.queued_encoder(model)
+    vectors = encoder.encode(texts)
+    pairwise = getattr(encoder, "similarity_pairwise", partial(pairwise_similarity, "cosine"))
+    similarity = pairwise(vectors[:1], vectors[1:])
+    layers = []
+    if model.n_layers:
+        token_counts = model.token_counter.truncate(model.token_counter.count(texts))
+        states = service.cached_batcher.encode(BatchKey(model.id, LAYERS), texts, token_counts)
+        by_layer = pairwise_similarity(model.encoder.similarity_fn_name, *states.reshape(2, model.n_layers, -1))
+        layers = [{"layer": layer, "similarity": value} for layer, value in enumerate(by_layer.tolist())]
+    return {"similarity": float(similarity[0]), "layers": layers}
+
+
+def _hit_json(hit: Hit) -> dict[str, Any]:
+    snippet = {"text": hit.snippet.text, "highlights": [[hit.snippet.start, hit.snippet.end]]}
+    return {"id": hit.id, "score": hit.score, "text": hit.text, "metadata": hit.metadata, "snippet": snippet}
+
+
+def _side(name: str, documents: list[MatchDocument]) -> Side:
+    ids = [document.id for document in documents]
+    if len(set(ids)) < len(ids):
+        raise InputError(f"{name}: two documents have the same id; give each its own.")
+    blank = [row for row, document in enumerate(documents) if not document.text.strip()]
+    if blank:
+        raise InputError(f"{name}.{blank[0]}.text: the text is blank.")
+    return Side(name, [SideDocument(document.id, document.text) for document in documents])
+
+
+def _match_json(matching: Matching, match: Match) -> dict[str, Any]:
+    reasons: Reasons = matching.reasons[match.left, match.right]
+    return {
+        "right": matching.right.documents[match.right].id,
+        "score": match.score,
+        "dense": match.dense,
+        "lexical": match.lexical,
+        "sections": [{"left": pair.left, "right": pair.right, "score": pair.score} for pair in reasons.sections],
+        "matched": list(reasons.terms.matched),
+        "missing": list(reasons.terms.missing),
+        "pairs": [{"left": pair.left, "right": pair.right, "score": pair.similarity} for pair in reasons.pairs],
+    }

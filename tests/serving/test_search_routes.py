@@ -1,0 +1,141 @@
+"""Search, match, rerank and compare over HTTP, compared with the same done directly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import httpx
+import numpy as np
+import pytest
+import torch
+
+from decoder2vec.activations.extract import Extractor
+from decoder2vec.config import Reading
+from decoder2vec.encoder import Encoder
+from decoder2vec.heads.calibration import Calibration
+from decoder2vec.heads.codes import CodeNet, CodeSpec
+from decoder2vec.heads.layerwise import LayerwiseHead
+from decoder2vec.matching.match import MatchConfig, match_sides
+from decoder2vec.matching.sides import Document, Side
+from decoder2vec.search.index import Index
+from decoder2vec.text.template import Template
+from toys.documents import DOCUMENTS
+from toys.encoder import WordEncoder
+
+JOB = "Baker wanted.\n\nSkills\nBake fresh bread at night. Keep the oven hot."
+PEOPLE = {"ann": "Skills\nI bake bread and cakes.\n\nEducation\nOven school.", "bob": "I sail boats.", "cat": "Skills"}
+
+
+@pytest.mark.parametrize("mode", ["hybrid", "dense", "lexical"])
+def test_search_returns_the_hits_of_the_index(client, index_folder, offline, mode):
+    hits = client.post("/search", json={"query": "bread in the oven", "top": 2, "mode": mode}).json()["hits"]
+    expected = Index.open(index_folder, offline).search("bread in the oven", 2, mode)
+    assert [hit["id"] for hit in hits] == [hit.id for hit in expected]
+    for hit, expected_hit in zip(hits, expected, strict=True):
+        assert hit["score"] == pytest.approx(expected_hit.score, abs=1e-5)
+        assert (hit["text"], hit["metadata"]) == (expected_hit.text, expected_hit.metadata)
+        ((start, end),) = hit["snippet"]["highlights"]
+        snippet = expected_hit.snippet
+        assert hit["snippet"]["text"][start:end] == snippet.text[snippet.start : snippet.end]
+
+
+def test_search_takes_a_filter_and_returns_ten_by_default(client):
+    hits = client.post("/search", json={"query": "the", "mode": "dense"}).json()["hits"]
+    assert {hit["id"] for hit in hits} == {document.id for document in DOCUMENTS}
+    body = {"query": "the", "mode": "dense", "filter": {"kind": ["pet", "food"]}}
+    assert {hit["id"] for hit in client.post("/search", json=body).json()["hits"]} == {"cat", "bread"}
+    assert client.post("/search", json={"query": "  "}).json() == {"hits": []}
+
+
+def test_search_without_an_index_is_a_404(serving):
+    with serving() as url, httpx.Client(base_url=url) as client:
+        response = client.post("/search", json={"query": "x"})
+        assert response.status_code == 404 and "start it with --index" in response.json()["error"]["message"]
+
+
+def test_match_gives_the_ranking_and_reasons_of_match_sides(client, offline):
+    people = [{"id": name, "text": text} for name, text in PEOPLE.items()]
+    body = {"left": [{"id": "job", "text": JOB}], "right": people, "top": 2}
+    (ranking,) = client.post("/match", json=body).json()["rankings"]
+    sides = Side("left", [Document("job", JOB)]), Side("right", [Document(*item) for item in PEOPLE.items()])
+    expected = match_sides(*sides, offline, MatchConfig(top=2))
+    assert ranking["left"] == "job" and len(ranking["matches"]) == 2
+    for match, known in zip(ranking["matches"], expected.for_left[0], strict=True):
+        reasons = expected.reasons[0, known.right]
+        assert match["right"] == list(PEOPLE)[known.right]
+        scores = [known.score, known.dense, known.lexical]
+        assert [match[name] for name in ("score", "dense", "lexical")] == pytest.approx(scores, abs=1e-4)
+        sections = [(pair.left, pair.right) for pair in reasons.sections]
+        assert [(pair["left"], pair["right"]) for pair in match["sections"]] == sections
+        assert (match["matched"], match["missing"]) == (list(reasons.terms.matched), list(reasons.terms.missing))
+        pairs = [(pair.left, pair.right) for pair in reasons.pairs]
+        assert [(pair["left"], pair["right"]) for pair in match["pairs"]] == pairs
+
+
+@pytest.mark.parametrize(
+    "right", [[{"id": "a", "text": " "}], [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}], []]
+)
+def test_sides_that_cannot_be_matched_are_a_400(client, right):
+    response = client.post("/match", json={"left": [{"id": "job", "text": JOB}], "right": right, "top": 2})
+    assert response.status_code == 400 and "right" in response.json()["error"]["message"]
+
+
+def test_rerank_sorts_by_the_scores_of_the_encoder(client, offline):
+    documents = ["a dog", "bread", "the cat", "bread"]
+    body = {"query": "bread", "documents": documents, "return_documents": True}
+    results = client.post("/rerank", json=body).json()["results"]
+    expected = offline.score(["bread"] * 4, documents)
+    assert [result["index"] for result in results] == sorted(range(4), key=lambda index: -expected[index])
+    assert [result["relevance_score"] for result in results] == pytest.approx(sorted(expected, reverse=True), abs=1e-5)
+    assert all(result["document"]["text"] == documents[result["index"]] for result in results)
+    short = client.post("/rerank", json={"query": "bread", "documents": documents, "top_n": 1}).json()["results"]
+    assert [result["index"] for result in short] == [results[0]["index"]] and not short[0].get("document")
+
+
+def test_compare_gives_the_similarity_of_each_layer(client, offline):
+    texts = ["A cat sleeps.", "The boat is fast."]
+    response = client.post("/compare", json=dict(zip("ab", texts, strict=True))).json()
+    assert response["similarity"] == pytest.approx(float(offline.similarity(*offline.encode(texts))), abs=1e-5)
+    assert [entry["layer"] for entry in response["layers"]] == list(range(offline.backbone.n_layers + 1))
+    for layer, entry in enumerate(response["layers"]):  # one layer at a time, and a cosine by hand
+        extractor = Extractor(offline.backbone, [Reading(layer, "lasttoken")], Template(offline.spec.template))
+        a, b = extractor(texts)[:, 0].astype(np.float64)
+        assert entry["similarity"] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-5)
+    assert client.post("/compare", json={"a": "same", "b": "same"}).json()["similarity"] == 1
+
+
+def test_anything_with_encode_can_be_served(serving):
+    words = WordEncoder()
+    with serving(encoder=words, name="words") as url, httpx.Client(base_url=url) as client:
+        data = client.post("/v1/embeddings", json={"input": ["a cat", "a dog"]}).json()["data"]
+        np.testing.assert_allclose([item["embedding"] for item in data], WordEncoder().encode(["a cat", "a dog"]))
+        response = client.post("/compare", json={"a": "a cat", "b": "a cat"}).json()
+        assert response["similarity"] == pytest.approx(1) and response["layers"] == []
+        assert client.post("/rerank", json={"query": "a", "documents": ["b"]}).status_code == 400
+
+
+def test_every_route_uses_the_trained_head(offline, encoder, serving):
+    """Vectors, scores and reasons are those of the whole encoder: several readings, code network and pair head."""
+    layers = (Reading(2, "mean"), Reading(4, "lasttoken"), Reading(3, "mean", template="Say: {text}"))
+    torch.manual_seed(0)
+    head = LayerwiseHead(CodeNet(CodeSpec(dim=offline.backbone.dim, widths=(4, 3, 4))), Calibration())
+    spec = replace(offline.spec, readings=layers)
+    expected = Encoder(offline.backbone, spec, head)
+    texts = ["A cat sleeps.", "The boat is fast.", "Bread."]
+    with (
+        serving(encoder=Encoder(encoder.backbone, spec, head)) as url,
+        httpx.Client(base_url=url) as client,
+    ):
+        data = client.post("/v1/embeddings", json={"input": texts}).json()["data"]
+        np.testing.assert_allclose([item["embedding"] for item in data], expected.encode(texts), atol=1e-5)
+        compared = client.post("/compare", json={"a": texts[0], "b": texts[1]}).json()
+        assert compared["similarity"] == pytest.approx(expected.explain(*texts[:2]).similarity, abs=1e-5)
+        assert len(compared["layers"]) == offline.backbone.n_layers + 1
+        results = client.post("/rerank", json={"query": texts[0], "documents": texts}).json()["results"]
+        scores = [result["relevance_score"] for result in sorted(results, key=lambda result: result["index"])]
+        assert scores == pytest.approx(expected.score([texts[0]] * 3, texts), abs=1e-5)
+        body = {"left": [{"id": "l", "text": JOB}], "right": [{"id": "r", "text": PEOPLE["ann"]}], "top": 1}
+        assert client.post("/match", json=body).status_code == 200
+        (info,) = client.get("/v1/models").json()["data"]
+        assert info["layer"] == [2, 4, 3] and info["pooling"] == ["mean", "lasttoken", "mean"]
+        assert info["fingerprint"] == expected.fingerprint
