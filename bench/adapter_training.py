@@ -38,9 +38,9 @@ def step_of(way, backbone, prompts):
     """A function that makes one step."""
     from decoder2vec.config import Reading
     from decoder2vec.maths.losses import info_nce
-    from decoder2vec.recipes.lora import LoraTuning
-    from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-    from decoder2vec.training.paths import Path, pick_path, token_part
+    from decoder2vec.training.recipes.lora import LoraRecipe
+    from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
+    from decoder2vec.training.batch_encoder import Path, choose_batch_encoder, token_encoder
 
     reading = Reading(backbone.n_layers, "lasttoken", True)
     third = len(prompts) // 3
@@ -56,11 +56,11 @@ def step_of(way, backbone, prompts):
         model = peft.get_peft_model(backbone.model, config)
         vectors = plain_loop(backbone, prompts)
         return lambda: loss(vectors(model)).backward()
-    recipe = LoraTuning() if way == "lora" else SoftPromptTuning(tokens=16)
+    recipe = LoraRecipe() if way == "lora" else SoftPromptRecipe(tokens=16)
     adapted, _ = recipe.attach(backbone, backbone.n_layers)
-    path = pick_path(recipe, adapted, prompts, reading)
+    path = choose_batch_encoder(recipe, adapted, prompts, reading)
     if way == "soft prompt, plain loop":  # all tokens, unsorted: what a library without the short cut must do
-        path = Path(token_part(adapted, prompts, reading), [1] * len(prompts), backbone, 0)
+        path = Path(token_encoder(adapted, prompts, reading), [1] * len(prompts), backbone, 0)
 
     def step():
         with adapted.adapter_enabled():

@@ -36,9 +36,9 @@ def texts_like_nli(count):
 
 def tokens_per_second(recipe, data, backbone, steps):
     """Of one recipe, timed between the end of the warm-up and the last step."""
-    from decoder2vec.training.adapting import AdapterTraining
+    from decoder2vec.training.recipes.recipe import Trainer
 
-    training = AdapterTraining(recipe, data, backbone)
+    training = Trainer(recipe, data, backbone)
     training._dev_score = lambda *_: 0.0  # looks at dev are not what is measured
     marks = []
 
@@ -58,10 +58,10 @@ def tokens_per_second(recipe, data, backbone, steps):
 
 def main() -> None:
     from decoder2vec.backbone.backbone import Backbone
-    from decoder2vec.recipes.adapting import ReadAs
-    from decoder2vec.recipes.lora import LoraTuning
+    from decoder2vec.training.recipes.adapter import ReadSettings
+    from decoder2vec.training.recipes.lora import LoraRecipe
     from decoder2vec.text.files import ScoredPairs
-    from decoder2vec.training.contrast import Contrast, Example
+    from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
     from decoder2vec.training.data import TrainingData
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -76,9 +76,9 @@ def main() -> None:
         count = batch * (WARM_UP + arguments.steps)
         texts = texts_like_nli(3 * count)
         triplets = [Example(*texts[3 * n : 3 * n + 2], (texts[3 * n + 2],), n) for n in range(count)]
-        data = TrainingData(None, (dev,), contrast=Contrast.of(triplets))
+        data = TrainingData(None, (dev,), contrast=ContrastiveExamples.of(triplets))
         for compiled in (False, True):
-            recipe = LoraTuning(read=ReadAs(template="prompteol"), compile_blocks=compiled)
+            recipe = LoraRecipe(read=ReadSettings(template="prompteol"), compile_blocks=compiled)
             recipe = replace(recipe, training=replace(recipe.training, batch=batch, evaluate_every=10**6))
             speed = tokens_per_second(recipe, data, backbone, arguments.steps)
             rows.append((batch, "compiled" if compiled else "as it is", f"{speed:.0f}", f"{peak_megabytes():.0f}"))

@@ -22,25 +22,25 @@ WAYS = ("kept on disk", "computed anew", "every token")
 
 def seconds_of(way, epochs, arguments, backbone, data):
     from decoder2vec.errors import UnsupportedError
-    from decoder2vec.recipes.schedule import Schedule
-    from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-    from decoder2vec.training.adapting import AdapterTraining
+    from decoder2vec.training.loop import Schedule
+    from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
+    from decoder2vec.training.recipes.recipe import Trainer
 
     schedule = Schedule(epochs=epochs, batch=min(32, arguments.triplets), rate=1e-2, evaluate_every=10**6)
     cap = 10.0 if way == "kept on disk" else 0.0
-    recipe = SoftPromptTuning(tokens=arguments.tokens, cap_gb=cap, training=schedule)
-    no_memory = patch("decoder2vec.training.paths.prefix_memory", side_effect=UnsupportedError("not in this run"))
+    recipe = SoftPromptRecipe(tokens=arguments.tokens, cap_gb=cap, training=schedule)
+    no_memory = patch("decoder2vec.training.batch_encoder.prefix_memory", side_effect=UnsupportedError("not in this run"))
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, D2V_CACHE=folder):
         started = time.perf_counter()
         with no_memory if way == "every token" else nullcontext():
-            result = AdapterTraining(recipe, data, backbone).run(0)
+            result = Trainer(recipe, data, backbone).run(0)
         return time.perf_counter() - started, result.notes["training"]["losses"][-1]
 
 
 def main() -> None:
     from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.text.files import ScoredPairs
-    from decoder2vec.training.contrast import Contrast, Example
+    from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
     from decoder2vec.training.data import TrainingData
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -52,7 +52,7 @@ def main() -> None:
     texts = texts_like_nli(3 * arguments.triplets)
     triplets = [Example(*texts[3 * n : 3 * n + 2], (texts[3 * n + 2],), n) for n in range(arguments.triplets)]
     dev = ScoredPairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
-    data = TrainingData(None, (dev,), contrast=Contrast.of(triplets))
+    data = TrainingData(None, (dev,), contrast=ContrastiveExamples.of(triplets))
     rows = []
     for epochs in (1, 4):
         found = {way: seconds_of(way, epochs, arguments, backbone, data) for way in WAYS}

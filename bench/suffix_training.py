@@ -21,7 +21,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import Reading
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.text.tokens import Prompt
-from decoder2vec.training.paths import Path, suffix_costs, suffix_part, token_part
+from decoder2vec.training.batch_encoder import Path, suffix_costs, suffix_encoder, token_encoder
 from measure import best_seconds, report
 
 QUANTILES = (4, 5, 5, 6, 7, 7, 8, 8, 9, 9, 9, 10, 11, 12, 13, 15, 17, 19, 21, 29)
@@ -45,8 +45,8 @@ def measure(backbone: Backbone, lengths: list[int], tokens: int) -> tuple[float,
     filling = time.perf_counter() - started
     gradients, seconds = [], []
     for part, costs in (
-        (token_part(adapted, prompts, reading), [length + tokens for length in lengths]),
-        (suffix_part(adapted, memory, reading), suffix_costs(prompts, tokens)),
+        (token_encoder(adapted, prompts, reading), [length + tokens for length in lengths]),
+        (suffix_encoder(adapted, memory, reading), suffix_costs(prompts, tokens)),
     ):
         path = Path(part, costs, backbone, 0)
 

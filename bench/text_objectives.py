@@ -24,14 +24,14 @@ WAYS = ("mntp", "mntp, peft", "mntp, all logits", "simcse", "simcse, peft")
 
 def our_step(objective, backbone, texts):
     """A step of the training loop on all texts at once."""
-    from decoder2vec.recipes.adapting import ReadAs
-    from decoder2vec.recipes.lora import LoraTuning
+    from decoder2vec.training.recipes.adapter import ReadSettings
+    from decoder2vec.training.recipes.lora import LoraRecipe
     from decoder2vec.recipes.objective import Objective
-    from decoder2vec.training.adapting import AdapterTraining
+    from decoder2vec.training.recipes.recipe import Trainer
     from decoder2vec.training.data import TrainingData
 
-    recipe = LoraTuning(attention="bidirectional", read=ReadAs(pooling="mean"), objective=Objective(name=objective))
-    training = AdapterTraining(recipe, TrainingData(None, (), texts=tuple(texts)), backbone)
+    recipe = LoraRecipe(attention="bidirectional", read=ReadSettings(pooling="mean"), objective=Objective(name=objective))
+    training = Trainer(recipe, TrainingData(None, (), texts=tuple(texts)), backbone)
     rows = np.arange(len(training.lesson))
     tokens = sum(len(training.prompts[row].ids) for row in rows)
     _, _, task = training.prepare(0)

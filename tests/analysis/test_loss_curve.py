@@ -14,7 +14,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError
 from decoder2vec.report.analysis_figures import draw_curve
 from decoder2vec.text.files import Triplets
-from toys.contrast import toy_examples
+from toys.training import toy_examples
 from toys.texts import built
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}

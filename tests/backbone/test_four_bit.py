@@ -13,8 +13,8 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
-from decoder2vec.training.adapting import AdapterTraining
-from toys.contrast import small, toy_data
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.training import small_recipe, toy_data
 
 
 def test_without_bitsandbytes_it_says_what_to_install(monkeypatch):
@@ -69,7 +69,7 @@ def test_rounded_weights_read_nearly_the_same_and_are_another_space(rounded):
 
 def test_lora_is_trained_beside_rounded_weights_and_serves_the_exact_ones_too(rounded, tmp_path):
     before = {name: weight.clone() for name, weight in rounded.model.named_parameters()}
-    result = AdapterTraining(small("lora"), toy_data(), rounded).run(0)
+    result = Trainer(small_recipe("lora"), toy_data(), rounded).run(0)
     assert result.notes["training"]["losses"][-1] < result.notes["training"]["losses"][0]
     assert all(torch.equal(before[name], weight) for name, weight in rounded.model.named_parameters())
     folder = result.encoder.save(tmp_path / "e")
@@ -84,4 +84,4 @@ def test_lora_is_trained_beside_rounded_weights_and_serves_the_exact_ones_too(ro
 
 def test_rounded_weights_are_not_trained_themselves(rounded):
     with pytest.raises(UnsupportedError, match="cannot be trained themselves"):
-        AdapterTraining(small("full"), toy_data(), rounded).run(0)
+        Trainer(small_recipe("full"), toy_data(), rounded).run(0)

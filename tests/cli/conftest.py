@@ -19,12 +19,12 @@ def small_models(one_thread):
 @pytest.fixture(scope="session")
 def trained(backbone, tmp_path_factory):
     """trained(name, **settings of the recipe) -> the folder of an encoder; each is trained once."""
-    from decoder2vec.recipes.freeze import Freeze
-    from decoder2vec.recipes.schedule import Schedule
+    from decoder2vec.training.recipes.freeze import FreezeRecipe
+    from decoder2vec.training.loop import Schedule
     from decoder2vec.text.files import ScoredPairs
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.plan import Plan
-    from decoder2vec.training.run import train
+    from decoder2vec.training.api import train
 
     rows = [(f"A {a} waits.", f"The {b} waits there.", 5.0 * (a == b)) for a in NOUNS for b in NOUNS]
 
@@ -39,7 +39,7 @@ def trained(backbone, tmp_path_factory):
     def make(name, **settings):
         if not (home / name).exists():
             short = {"widths": (8,), "training": Schedule(epochs=1), "pretraining": Schedule(epochs=1)}
-            recipe = Freeze(**{**short, "pretrain": "none", **settings})
+            recipe = FreezeRecipe(**{**short, "pretrain": "none", **settings})
             train(Plan(name, recipe=recipe), data, backbone("tiny-llama"), home / name, seeds=(0, 1))
         return home / name
 

@@ -27,7 +27,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(
-        "decoder2vec.training.frozen.training.pretrained_root", lambda: tmp_path / "cache" / "pretrained"
+        "decoder2vec.training.recipes.recipe.pretrained_root", lambda: tmp_path / "cache" / "pretrained"
     )
     return tmp_path
 

@@ -21,8 +21,8 @@ from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import adapting, checkpoint
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import Outcome, train
-from toys.contrast import small, toy_data
+from decoder2vec.training.api import TrainingResult, train
+from toys.training import small_recipe, toy_data
 
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")
 
@@ -49,7 +49,7 @@ class Trained:
     vectors: np.ndarray
     """Of the texts, read by the plain model before the run."""
     folder: Path
-    outcome: Outcome | None = None
+    outcome: TrainingResult | None = None
     start: dict[str, torch.Tensor] = field(default_factory=dict)
     """What is trained, before the first step."""
     gradients: list[dict[str, torch.Tensor | None]] = field(default_factory=list)
@@ -122,7 +122,7 @@ def begin(tmp_path_factory, own_cache):
 @pytest.fixture(scope="session")
 def recipe_for():
     """recipe_for(name) -> the small recipe that `trained` has run: six steps, with a look at dev after every second."""
-    return lambda name: small(name, epochs=2, every=2)
+    return lambda name: small_recipe(name, epochs=2, every=2)
 
 
 @pytest.fixture(scope="session")

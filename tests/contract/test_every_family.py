@@ -11,9 +11,9 @@ from decoder2vec.backbone.tiny import TINY
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.training.adapting import AdapterTraining
-from decoder2vec.training.contrast import Contrast
-from toys.contrast import small, toy_data, toy_examples
+from decoder2vec.training.recipes.recipe import Trainer
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from toys.training import small_recipe, toy_data, toy_examples
 
 TEXTS = ("the dogs run over the long road in the rain and sing of boats that sail", "a", "cats sleep")
 WINDOWED = ("mistral", "gemma2", "gemma3_text", "gpt_neo")
@@ -51,9 +51,9 @@ def test_an_adapter_reads_a_text_one_way(name, model, padded, gap, tmp_path):
     torch.manual_seed(0)
     if name == "kv_prefix" and model.family in NO_PREFIX:
         with pytest.raises(UnsupportedError, match=f"{model.family} keeps no keys and values"):
-            small(name).attach(model, model.n_layers)
+            small_recipe(name).attach(model, model.n_layers)
         return
-    adapted, module = small(name).attach(model, model.n_layers)
+    adapted, module = small_recipe(name).attach(model, model.n_layers)
     for parameter in module.requires_grad_(False).parameters():
         parameter += 0.1 * torch.randn_like(parameter)
     encoder = encoder_of(adapted)
@@ -63,8 +63,8 @@ def test_an_adapter_reads_a_text_one_way(name, model, padded, gap, tmp_path):
 
 
 def test_a_fine_tuned_model_reads_a_text_one_way(model, padded, gap, tmp_path):
-    few = toy_data(contrast=Contrast.of(toy_examples()[:6]))
-    training = AdapterTraining(small("full", epochs=1), few, model)
+    few = toy_data(contrastive=ContrastiveExamples.of(toy_examples()[:6]))
+    training = Trainer(small_recipe("full", epochs=1), few, model)
     result = training.run(0)
     alone = training.saved_alone(result, tmp_path)[0]
     assert alone.fingerprint != result.encoder.fingerprint, "which is that of a run, and not of weights"

@@ -11,11 +11,11 @@ import torch
 from decoder2vec.backbone.attention import attention_fault
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import checkpoint
-from decoder2vec.training.adapting import AdapterTraining
-from toys.contrast import small
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.training import small_recipe
 from toys.texts import plain_data
 
 OBJECTIVES = ("simcse", "mntp")
@@ -29,19 +29,19 @@ class Killed(Exception):
 
 def recipe_for(objective, every=1):
     """Four steps, with a look after each."""
-    return small(
+    return small_recipe(
         "lora",
         batch=5,
         every=every,
         attention="bidirectional",
         objective=Objective(objective, temperature=0.3, dropout=0.5),
-        read=ReadAs(pooling="mean"),
+        read=ReadSettings(pooling="mean"),
     )
 
 
 def begin(family, objective, **options):
     backbone = Backbone.load(family, device="cpu", dtype="float32")
-    return AdapterTraining(recipe_for(objective, **options), plain_data(), backbone)
+    return Trainer(recipe_for(objective, **options), plain_data(), backbone)
 
 
 @pytest.fixture(scope="module", params=[(name, family) for name in OBJECTIVES for family in FAMILIES], ids="-".join)

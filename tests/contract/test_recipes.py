@@ -11,13 +11,13 @@ import torch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
-from decoder2vec.recipes.adapting import Adapting
-from decoder2vec.recipes.registry import recipes
-from decoder2vec.training.adapting import AdapterTraining
-from toys.contrast import ADAPTING, small, toy_data
+from decoder2vec.training.recipes.adapter import AdapterRecipe
+from decoder2vec.training.recipes import recipes
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.training import ADAPTER_RECIPES, small_recipe, toy_data
 
 FAMILIES = ("tiny-llama", "tiny-gpt2", "tiny-mamba")
-CASES = [(name, family) for family in FAMILIES for name in ADAPTING if (name, family) != ("kv_prefix", "tiny-mamba")]
+CASES = [(name, family) for family in FAMILIES for name in ADAPTER_RECIPES if (name, family) != ("kv_prefix", "tiny-mamba")]
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")
 
 
@@ -41,12 +41,12 @@ def same(one, other):
 
 
 def test_the_recipes_that_adapt_a_model_are_those_tested_here():
-    assert {name for name, kind in recipes().items() if issubclass(kind, Adapting)} == set(ADAPTING)
+    assert {name for name, kind in recipes().items() if issubclass(kind, AdapterRecipe)} == set(ADAPTER_RECIPES)
 
 
 def test_a_family_without_keys_and_values_is_refused_a_prefix_with_the_reason(begin):
     with pytest.raises(UnsupportedError, match="mamba keeps no keys and values of what it has read"):
-        AdapterTraining(small("kv_prefix"), toy_data(), begin("tiny-mamba").backbone).run(0)
+        Trainer(small_recipe("kv_prefix"), toy_data(), begin("tiny-mamba").backbone).run(0)
 
 
 # --- what is trained ------------------------------------------------------------------------------------------------
@@ -186,9 +186,9 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(case, run, begin, r
 ONE_STEP = {"epochs": 1, "batch": 24}
 
 
-@pytest.mark.parametrize("name", ADAPTING)
+@pytest.mark.parametrize("name", ADAPTER_RECIPES)
 def test_another_seed_gives_another_encoder(name, backbone):
-    training = AdapterTraining(small(name, **ONE_STEP, choose_by="pearson"), toy_data(), backbone("tiny-gpt2"))
+    training = Trainer(small_recipe(name, **ONE_STEP, choose_by="pearson"), toy_data(), backbone("tiny-gpt2"))
     one, again, other = (training.run(seed) for seed in (0, 0, 1))
     assert one.notes == again.notes != other.notes
     assert one.encoder.fingerprint == again.encoder.fingerprint != other.encoder.fingerprint
@@ -197,7 +197,7 @@ def test_another_seed_gives_another_encoder(name, backbone):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_untrained_lora_is_the_model_itself(family, backbone):
     model = backbone(family)
-    found = AdapterTraining(small("lora", epochs=0), toy_data(), model).run(0).encoder
+    found = Trainer(small_recipe("lora", epochs=0), toy_data(), model).run(0).encoder
     bare = Encoder(model.with_adapter(None), found.spec)
     assert (found.encode(TEXTS) == bare.encode(TEXTS)).all()
 
@@ -206,23 +206,23 @@ def test_several_adapters_on_one_model_do_not_disturb_each_other(tmp_path):
     """Each is trained on a model that holds those before it, and reads as one that was trained alone."""
     shared = Backbone.load("tiny-gpt2", device="cpu", dtype="float32")
     order = ("lora", "soft_prompt", "kv_prefix", "full", "lora")
-    results = [AdapterTraining(small(name, **ONE_STEP), toy_data(), shared).run(3) for name in order]
+    results = [Trainer(small_recipe(name, **ONE_STEP), toy_data(), shared).run(3) for name in order]
     vectors = [result.encoder.encode(TEXTS) for result in results]
     for name, result, found in zip(order[1:], results[1:], vectors[1:], strict=True):
         alone = Backbone.load("tiny-gpt2", device="cpu", dtype="float32")
-        expected = AdapterTraining(small(name, **ONE_STEP), toy_data(), alone).run(3)
+        expected = Trainer(small_recipe(name, **ONE_STEP), toy_data(), alone).run(3)
         assert (expected.encoder.encode(TEXTS) == found).all()
         assert (result.encoder.encode(TEXTS) == found).all(), "and later ones did not change it"
         assert expected.trained == result.trained
         assert expected.encoder.fingerprint == result.encoder.fingerprint
-    encoder, copied = AdapterTraining(small("full"), toy_data(), shared).saved_alone(results[3], tmp_path)
+    encoder, copied = Trainer(small_recipe("full"), toy_data(), shared).saved_alone(results[3], tmp_path)
     encoder.save(tmp_path / "encoder", copy_backbone=copied)
     assert (Encoder.load(tmp_path / "encoder", device="cpu").encode(TEXTS) == vectors[3]).all()
 
 
 def test_a_trained_copy_cannot_be_mistaken_for_the_model_it_was_copied_from(backbone, tmp_path):
     """Its weights are on no disk until the run is written; a folder that only names the model is not it."""
-    found = AdapterTraining(small("full", **ONE_STEP), toy_data(), backbone("tiny-gpt2")).run(0).encoder
+    found = Trainer(small_recipe("full", **ONE_STEP), toy_data(), backbone("tiny-gpt2")).run(0).encoder
     assert found.fingerprint != Encoder(backbone("tiny-gpt2"), found.spec).fingerprint
     found.save(tmp_path / "encoder")
     with pytest.raises(BackboneError, match="are not those this encoder was made with"):

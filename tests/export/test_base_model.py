@@ -19,13 +19,13 @@ from decoder2vec.encoder import Encoder, spec_from
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export import base_model as onward
 from decoder2vec.export.base_model import load_base_model
-from decoder2vec.recipes.adapting import ReadAs
-from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.freeze import FreezeRecipe
+from decoder2vec.training.loop import Schedule
 from decoder2vec.storage import cache_root
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import train
-from toys.contrast import small, toy_data, toy_pairs
+from decoder2vec.training.api import train
+from toys.training import small_recipe, toy_data, toy_pairs
 
 TEXTS = ["cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", ""]
 
@@ -143,9 +143,9 @@ def test_merged_weights_are_found_again_and_not_written_twice(with_lora, monkeyp
     assert Path(first.name) == made.resolve() and said == [f"merging the LoRA of {folder} into its model, once"]
     stamps = {file: file.stat().st_mtime_ns for file in made.iterdir()}
     monkeypatch.setattr(onward, "write_model", lambda *_: pytest.fail("written a second time"))
-    moved = folder.with_name("moved")
-    folder.rename(moved)
-    again, copied = load_base_model(moved, device="cpu", notify=said.append)
+    perturbed = folder.with_name("moved")
+    folder.rename(perturbed)
+    again, copied = load_base_model(perturbed, device="cpu", notify=said.append)
     assert (again.name, again.fingerprint, copied) == (first.name, first.fingerprint, True)
     assert len(said) == 1 and {file: file.stat().st_mtime_ns for file in made.iterdir()} == stamps
 
@@ -166,7 +166,7 @@ def test_weights_that_were_merged_in_a_coarser_format_are_not_taken_for_finer_on
 
 
 def test_of_an_encoder_whose_weights_were_all_trained_these_are_taken(backbone, tmp_path, gap):
-    recipe = small("full", epochs=1, read=ReadAs(pooling="mean"))
+    recipe = small_recipe("full", epochs=1, read=ReadSettings(pooling="mean"))
     made = train(Plan("toy", recipe=recipe), toy_data(), backbone("tiny-llama"), tmp_path / "first")
     found, must_come = load_base_model(tmp_path / "first", device="cpu")
     assert must_come and found.fingerprint == made.encoder.backbone.fingerprint != backbone("tiny-llama").fingerprint
@@ -188,8 +188,8 @@ def test_what_cannot_be_merged_is_refused_with_the_reason(kind, backbone, save):
 def recipe_for(name):
     if name == "freeze":
         short = Schedule(epochs=1, batch=8)
-        return Freeze(widths=(8,), head="sum", pretrain="none", training=short, pretraining=short)
-    return small(name, epochs=1, **({"read": ReadAs(pooling="mean")} if name in ("lora", "full") else {}))
+        return FreezeRecipe(widths=(8,), head="sum", pretrain="none", training=short, pretraining=short)
+    return small_recipe(name, epochs=1, **({"read": ReadSettings(pooling="mean")} if name in ("lora", "full") else {}))
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,10 @@ from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.export import pruned as pruned_folder
 from decoder2vec.export.base_model import start_from
 from decoder2vec.export.pruned import write_pruned
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import train
-from toys.contrast import ADAPTING, small, toy_data
+from decoder2vec.training.api import train
+from toys.training import ADAPTER_RECIPES, small_recipe, toy_data
 from toys.texts import built, plain_data
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}
@@ -145,10 +145,10 @@ def cut_folder(own_cache, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("recipe", ADAPTING)
+@pytest.mark.parametrize("recipe", ADAPTER_RECIPES)
 def test_every_recipe_trains_it(recipe, cut_folder, tmp_path):
     model = Backbone.load(cut_folder, device="cpu", dtype="float32")
-    outcome = train(Plan("toy", recipe=small(recipe, epochs=1)), toy_data(), model, tmp_path / "enc")
+    outcome = train(Plan("toy", recipe=small_recipe(recipe, epochs=1)), toy_data(), model, tmp_path / "enc")
     again = Encoder.load(tmp_path / "enc", device="cpu")
     assert again.backbone.n_layers == 2 and again.spec.readings[0].layer == 2
     np.testing.assert_allclose(again.encode(TEXTS), outcome.encoder.encode(TEXTS), rtol=1e-4, atol=1e-5)
@@ -158,8 +158,8 @@ def test_masked_words_are_predicted_by_it(cut_folder, tmp_path):
     from decoder2vec.recipes.objective import Objective
 
     model = Backbone.load(cut_folder, device="cpu", dtype="float32")
-    recipe = small(
-        "lora", epochs=1, objective=Objective("mntp"), attention="bidirectional", read=ReadAs(pooling="mean")
+    recipe = small_recipe(
+        "lora", epochs=1, objective=Objective("mntp"), attention="bidirectional", read=ReadSettings(pooling="mean")
     )
     train(Plan("toy", recipe=recipe), plain_data(), model, tmp_path / "enc")
     assert Encoder.load(tmp_path / "enc", device="cpu").backbone.n_layers == 2
@@ -167,7 +167,7 @@ def test_masked_words_are_predicted_by_it(cut_folder, tmp_path):
 
 def test_an_encoder_with_lora_is_cut_with_what_it_learned(backbone, tmp_path, gap):
     """The cut may also follow a training: LoRA is merged first."""
-    outcome = train(Plan("toy", recipe=small("lora")), toy_data(), backbone("tiny-llama"), tmp_path / "enc")
+    outcome = train(Plan("toy", recipe=small_recipe("lora")), toy_data(), backbone("tiny-llama"), tmp_path / "enc")
     merged, _ = start_from(tmp_path / "enc", device="cpu", dtype="float32")
     write_pruned(merged, 2, tmp_path / "cut")
     trained = outcome.encoder.backbone

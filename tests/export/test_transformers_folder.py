@@ -21,10 +21,10 @@ from decoder2vec.encoder import Encoder, spec_from
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.export import transformers as transformers_folder
 from decoder2vec.export.formats import export
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import train
-from toys.contrast import small, toy_data
+from decoder2vec.training.api import train
+from toys.training import small_recipe, toy_data
 from toys.texts import SIZES, built
 
 ATTENTIONS = ["causal", "bidirectional"]
@@ -71,7 +71,7 @@ def encoder_of(with_lora, made_of, tmp_path_factory):
         if kind == "lora":
             return in_direction(with_lora(family), attention)
         backbone = Backbone.load(family, device="cpu", dtype="float32")
-        recipe = small("full", epochs=1, attention=attention, read=ReadAs(pooling="mean"))
+        recipe = small_recipe("full", epochs=1, attention=attention, read=ReadSettings(pooling="mean"))
         out = tmp_path_factory.mktemp("full") / "encoder"
         return train(Plan("toy", recipe=recipe), toy_data(), backbone, out).encoder
 
@@ -206,7 +206,7 @@ def test_embeddings_that_were_trained_are_the_head_where_they_were_before(encode
 
 
 def test_a_cut_model_is_written_as_it_is(tmp_path, gap):
-    recipe = small("full", epochs=1, read=ReadAs(layer=2, pooling="mean"))
+    recipe = small_recipe("full", epochs=1, read=ReadSettings(layer=2, pooling="mean"))
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     encoder = train(Plan("toy", recipe=recipe), toy_data(), backbone, tmp_path / "encoder").encoder
     export(tmp_path / "encoder", "transformers", tmp_path / "out", device="cpu")

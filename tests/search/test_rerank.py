@@ -11,7 +11,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.recipes.freeze import Freeze
+from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
 from decoder2vec.search.rerank import PairHead, PairReranker
@@ -47,7 +47,7 @@ def test_any_reranker_decides_the_order(index):
 
 
 def test_a_pair_head_scores_each_text_beside_the_query(index, backbone):
-    recipe = Freeze(head="gated")
+    recipe = FreezeRecipe(head="gated")
     model = backbone("tiny-llama")
     encoder = Encoder(
         model, EncoderSpec("tiny-llama", recipe.readings(model)), LayerwiseHead(CodeNet(recipe.codes(model)))

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.training.loop import Task
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.loop import TrainingTask
 
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
 Y = X @ torch.linspace(-1, 1, 6) + 0.3
@@ -48,7 +48,7 @@ def task_for(module, schedule=None, scores=None, kill_after=None, seen=None):
     def score():
         return next(script) if script is not None else -float((module(X) - Y).pow(2).mean())
 
-    return Task("line", 50, loss, score, schedule or Schedule(epochs=6, batch=16, rate=0.05, patience=6))
+    return TrainingTask("line", 50, loss, score, schedule or Schedule(epochs=6, batch=16, rate=0.05, patience=6))
 
 
 def state(module):

@@ -7,7 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_tokenizer
-from toys.contrast import toy_data
+from toys.training import toy_data
 from toys.sentences import NOUNS, VERBS
 
 SIZES = {

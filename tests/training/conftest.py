@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.recipes.freeze import FreezeRecipe
+from decoder2vec.training.loop import Schedule
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.frozen.training import FreezeTraining
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.sentences import NOUNS, VERBS
 
 
@@ -24,7 +24,7 @@ def small_models(one_thread):
 def own_pretrained(tmp_path, monkeypatch):
     """No test takes over what another has pre-trained."""
     folder = tmp_path / "pretrained-cache"
-    monkeypatch.setattr("decoder2vec.training.frozen.training.pretrained_root", lambda: folder / "pretrained")
+    monkeypatch.setattr("decoder2vec.training.recipes.recipe.pretrained_root", lambda: folder / "pretrained")
     return folder / "pretrained"
 
 
@@ -82,12 +82,12 @@ def data():
 def training(backbone, data):
     """make(data=data, **changes): a small FREEZE training on tiny-llama, with the head "sum" and no pre-training."""
     short = Schedule(epochs=3, batch=16, rate=3e-3, patience=3)
-    recipe = Freeze(
+    recipe = FreezeRecipe(
         widths=(8, 16), hidden=12, head="sum", pretrain="none", loss="mse", training=short, pretraining=short
     )
 
     def make(data=data, **changes):
-        return FreezeTraining(replace(recipe, **changes), data, backbone("tiny-llama"))
+        return Trainer(replace(recipe, **changes), data, backbone("tiny-llama"))
 
     return make
 

@@ -11,15 +11,15 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DivergedError, InputError, StorageError, UnknownNameError, UnsupportedError
 from decoder2vec.maths.losses import info_nce
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Objective
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.loop import Schedule
 from decoder2vec.training import checkpoint
-from decoder2vec.training.adapting import AdapterTraining
-from decoder2vec.training.contrast import Contrast
+from decoder2vec.training.recipes.recipe import Trainer
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.plan import Plan, read_plan
-from decoder2vec.training.run import train
-from toys.contrast import small, toy_data, toy_examples, toy_pairs
+from decoder2vec.training.api import train
+from toys.training import small_recipe, toy_data, toy_examples, toy_pairs
 
 
 @pytest.fixture
@@ -32,23 +32,23 @@ def model(backbone):
 
 def test_a_text_cannot_be_trained_on_in_chunks(model):
     with pytest.raises(InputError, match="trained on as a whole; set on_overflow to truncate or error"):
-        AdapterTraining(small("lora", read=ReadAs(on_overflow="chunk")), toy_data(), model)
+        Trainer(small_recipe("lora", read=ReadSettings(on_overflow="chunk")), toy_data(), model)
 
 
 def test_a_prompt_that_cannot_see_the_text_is_refused():
     with pytest.raises(InputError, match="A prompt before the text never sees it under causal attention"):
-        small("soft_prompt", place="prepend")
+        small_recipe("soft_prompt", place="prepend")
     with pytest.raises(InputError, match="The text never sees a prompt behind it under causal attention"):
-        small("soft_prompt", output="text")
-    small("soft_prompt", place="prepend", output="text")
-    small("soft_prompt", place="prepend", attention="bidirectional")
+        small_recipe("soft_prompt", output="text")
+    small_recipe("soft_prompt", place="prepend", output="text")
+    small_recipe("soft_prompt", place="prepend", attention="bidirectional")
 
 
 @pytest.mark.parametrize("name", ["soft_prompt", "kv_prefix"])
 @pytest.mark.parametrize("tokens", [0, -3, 256, 5000])
 def test_as_many_tokens_as_do_not_fit_are_refused(name, tokens, model):
     with pytest.raises(InputError, match=r"leave no room for a text|has 1 to 255 tokens|over the model's context"):
-        AdapterTraining(small(name, tokens=tokens), toy_data(), model).run(0)
+        Trainer(small_recipe(name, tokens=tokens), toy_data(), model).run(0)
 
 
 @pytest.mark.parametrize("name", ["lora", "full"])
@@ -56,13 +56,13 @@ def test_a_layer_that_looks_one_way_is_not_read_where_both_were_asked_for(name):
     """All weights are saved up to the layer that is read: nothing of the upper direction would be left."""
     model = Backbone.load("tiny-llama", device="cpu")
     with pytest.raises(InputError, match="Layer 2 looks one way only with bidirectional:2"):
-        AdapterTraining(small(name, attention="bidirectional:2", read=ReadAs(layer=2)), toy_data(), model)
+        Trainer(small_recipe(name, attention="bidirectional:2", read=ReadSettings(layer=2)), toy_data(), model)
 
 
 @pytest.mark.parametrize("name", ["soft_prompt", "kv_prefix", "lora", "full"])
 def test_the_embeddings_are_no_layer_to_train(name, model):
     with pytest.raises(InputError, match="Layer 0 is the embeddings"):
-        AdapterTraining(small(name, read=ReadAs(layer=0)), toy_data(), model)
+        Trainer(small_recipe(name, read=ReadSettings(layer=0)), toy_data(), model)
 
 
 @pytest.mark.parametrize(
@@ -77,30 +77,30 @@ def test_the_embeddings_are_no_layer_to_train(name, model):
     ids=str,
 )
 def test_names_that_do_not_exist_are_refused(wrong):
-    made = {"objective": Objective, "read": lambda pooling: ReadAs(pooling=pooling)}
+    made = {"objective": Objective, "read": lambda pooling: ReadSettings(pooling=pooling)}
     with pytest.raises(UnknownNameError):
-        small("soft_prompt", **{key: made.get(key, str)(value) for key, value in wrong.items()})
+        small_recipe("soft_prompt", **{key: made.get(key, str)(value) for key, value in wrong.items()})
 
 
 @pytest.mark.parametrize("wrong", [{"rank": 0}, {"dropout": 1.0}, {"chunk": -1}])
 def test_numbers_that_make_no_sense_are_refused(wrong):
     with pytest.raises(InputError):
-        small("lora", **wrong)
+        small_recipe("lora", **wrong)
     with pytest.raises(InputError, match="temperature must be above 0"):
         Objective(temperature=0.0)
 
 
 def test_a_family_that_cannot_look_ahead_is_refused_with_the_reason(backbone):
-    recipe = small("soft_prompt", place="prepend", attention="bidirectional")
+    recipe = small_recipe("soft_prompt", place="prepend", attention="bidirectional")
     with pytest.raises(UnsupportedError, match="gpt_neo cannot be read with bidirectional attention: its causal mask"):
-        AdapterTraining(recipe, toy_data(), backbone("tiny-gpt_neo"))
+        Trainer(recipe, toy_data(), backbone("tiny-gpt_neo"))
 
 
 def test_a_prompt_before_the_text_learns_under_bidirectional_attention(own_cache, tmp_path):
     from decoder2vec.backbone.backbone import Backbone
 
     own = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    recipe = small("soft_prompt", place="prepend", attention="bidirectional", read=ReadAs(pooling="mean"))
+    recipe = small_recipe("soft_prompt", place="prepend", attention="bidirectional", read=ReadSettings(pooling="mean"))
     outcome = train(Plan("toy", recipe=recipe), toy_data(), own, tmp_path / "encoder")
     losses = outcome.results["seeds"][0]["notes"]["training"]["losses"]
     assert losses[-1] < losses[0]
@@ -128,7 +128,7 @@ def run(model, tmp_path, monkeypatch):
 
         monkeypatch.setattr("decoder2vec.training.lessons.contrast.info_nce", loss)
         on_progress = (lambda note: steps.append(note.step)) if steps is not None else lambda _: None
-        return AdapterTraining(small("soft_prompt", every=1), toy_data(), model).run(
+        return Trainer(small_recipe("soft_prompt", every=1), toy_data(), model).run(
             0, work=folder, on_progress=on_progress
         )
 
@@ -213,7 +213,7 @@ def logged(model, tmp_path, monkeypatch):
 
 def test_the_log_is_that_of_the_run_which_made_the_encoder(logged):
     """Whatever else was begun in the same place, and however often."""
-    mine, other = small("soft_prompt", every=1), small("soft_prompt", every=1, tokens=3)
+    mine, other = small_recipe("soft_prompt", every=1), small_recipe("soft_prompt", every=1, tokens=3)
     expected = logged(mine, out="alone"), logged(other, out="other")
     assert expected[0] != expected[1] and [step for step, _ in expected[0]["log-0.jsonl"]] == [1, 2, 3, 4, 5, 6]
     for recipe, steps in ((mine, 3), (other, 4), (mine, 2)):
@@ -223,7 +223,7 @@ def test_the_log_is_that_of_the_run_which_made_the_encoder(logged):
 
 
 def test_a_seed_that_was_not_asked_for_again_has_no_log(logged):
-    recipe = small("soft_prompt", every=1)
+    recipe = small_recipe("soft_prompt", every=1)
     expected = logged(recipe, out="alone")
     with pytest.raises(KeyboardInterrupt):
         logged(recipe, seeds=(0, 1), after=10)
@@ -237,7 +237,7 @@ def test_runs_on_other_data_have_other_checkpoints(model):
     others = [example._replace(negatives=(plain[number - 6].positive,)) for number, example in enumerate(plain)]
     alone = [example._replace(group=number) for number, example in enumerate(swapped)]
     keys = {
-        AdapterTraining(small("lora"), toy_data(contrast=Contrast.of(examples)), model)._key(seed)
+        Trainer(small_recipe("lora"), toy_data(contrastive=ContrastiveExamples.of(examples)), model)._key(seed)
         for examples in (swapped, others, alone)
         for seed in (0, 1)
     }
@@ -256,7 +256,7 @@ def test_a_plan_names_a_recipe_and_its_settings():
 
 def test_the_best_seed_on_dev_is_kept_and_the_card_names_the_model(model, tmp_path):
     schedule = Schedule(epochs=1, batch=24, rate=0.1, patience=9)
-    recipe = small("full", training=schedule, read=ReadAs(layer=2, normed=False))
+    recipe = small_recipe("full", training=schedule, read=ReadSettings(layer=2, normed=False))
     data = toy_data(test=(toy_pairs("test"),))
     outcome = train(Plan("toy", recipe=recipe), data, model, tmp_path / "encoder", seeds=(0, 1))
     by_dev = max(outcome.results["seeds"], key=lambda seed: seed["dev"]["dev"]["spearman"])

@@ -11,13 +11,13 @@ from scipy.special import logsumexp
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import adapting
-from decoder2vec.training.adapting import AdapterTraining
-from decoder2vec.training.contrast import Contrast, Example
+from decoder2vec.training.recipes.recipe import Trainer
+from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
 from decoder2vec.training.data import TrainingData, check_data
-from toys.contrast import small, task_of, toy_data, toy_examples, toy_pairs
+from toys.training import small_recipe, module_and_task, toy_data, toy_examples, toy_pairs
 
 
 @pytest.fixture
@@ -37,10 +37,10 @@ def unit(vectors):
 
 def loss_of(recipe, data, model, rows):
     """(loss, the encoder that is trained) before the first step."""
-    module, task = task_of(recipe, data, model)
+    module, task = module_and_task(recipe, data, model)
     with torch.no_grad():
         loss = task.loss(np.asarray(rows)).item()
-    spec = AdapterTraining(recipe, data, model)._spec()
+    spec = Trainer(recipe, data, model)._spec()
     return loss, Encoder(model.with_adapter(module), spec)
 
 
@@ -72,28 +72,28 @@ def test_the_contrastive_loss_equals_a_loop(name, model):
     examples[1] = examples[1]._replace(negatives=())
     examples[4] = examples[4]._replace(negatives=("rain falls", "a boat sails", examples[4].positive))
     rows = [0, 1, 4, 5, 9, 13]
-    data = toy_data(contrast=Contrast.of(examples))
-    recipe = small(name, objective=Objective(temperature=0.2))
+    data = toy_data(contrastive=ContrastiveExamples.of(examples))
+    recipe = small_recipe(name, objective=Objective(temperature=0.2))
     found, encoder = loss_of(recipe, data, model, rows)
     expected = contrastive_by_hand(encoder, [examples[row] for row in rows], 0.2)
     assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_matryoshka_adds_up_the_losses_of_the_first_dimensions(model):
-    recipe = small("soft_prompt", objective=Objective(temperature=0.2, dims=(32, 8, 2)))
+    recipe = small_recipe("soft_prompt", objective=Objective(temperature=0.2, dims=(32, 8, 2)))
     found, encoder = loss_of(recipe, toy_data(), model, range(6))
     expected = sum(contrastive_by_hand(encoder, toy_examples()[:6], 0.2, dim) for dim in (32, 8, 2))
     assert found == pytest.approx(expected, rel=1e-4)
 
 
 def test_matryoshka_dimensions_that_the_model_does_not_have_are_refused(model):
-    recipe = small("soft_prompt", objective=Objective(dims=(32, 64)))
+    recipe = small_recipe("soft_prompt", objective=Objective(dims=(32, 64)))
     with pytest.raises(InputError, match="have 32 dimensions; lower the Matryoshka dimension 64"):
-        AdapterTraining(recipe, toy_data(), model).run(0)
+        Trainer(recipe, toy_data(), model).run(0)
 
 
 def test_scored_pairs_are_learned_as_parts_of_their_scale(scored, model):
-    found, encoder = loss_of(small("soft_prompt", objective=Objective("cosine_mse")), scored, model, range(10))
+    found, encoder = loss_of(small_recipe("soft_prompt", objective=Objective("cosine_mse")), scored, model, range(10))
     pairs = scored.train
     left, right = (unit(encoder.encode(side[:10])) for side in (pairs.left, pairs.right))
     expected = np.mean(((left * right).sum(axis=1) - np.array(pairs.scores[:10]) / 5) ** 2)
@@ -102,23 +102,23 @@ def test_scored_pairs_are_learned_as_parts_of_their_scale(scored, model):
 
 @pytest.mark.parametrize("objective", ["cosent", "angle", "cosine_mse"])
 def test_every_objective_of_pairs_is_learned(objective, scored, model):
-    recipe = small("lora", epochs=4, batch=20, objective=Objective(objective, dims=(32, 16)))
-    found = AdapterTraining(recipe, scored, model).run(0)
+    recipe = small_recipe("lora", epochs=4, batch=20, objective=Objective(objective, dims=(32, 16)))
+    found = Trainer(recipe, scored, model).run(0)
     losses = found.notes["training"]["losses"]
     assert losses[-1] < 0.9 * losses[0]
 
 
 def test_the_objective_says_what_is_learned_from_not_the_data(scored, model):
-    both = replace(scored, contrast=toy_data().contrast)
-    stages = [task_of(small("lora", objective=Objective(name)), both, model)[1].stage for name in ("info_nce", "angle")]
+    both = replace(scored, contrastive=toy_data().contrastive)
+    stages = [module_and_task(small_recipe("lora", objective=Objective(name)), both, model)[1].stage for name in ("info_nce", "angle")]
     assert stages == ["triplets", "pairs"]
 
 
 def test_data_that_the_objective_cannot_learn_from_is_refused(scored, model):
     with pytest.raises(InputError, match="info_nce learns from texts that belong together"):
-        AdapterTraining(small("lora"), scored, model)
+        Trainer(small_recipe("lora"), scored, model)
     with pytest.raises(InputError, match="cosent learns from scored pairs"):
-        AdapterTraining(small("lora", objective=Objective("cosent")), toy_data(), model)
+        Trainer(small_recipe("lora", objective=Objective("cosent")), toy_data(), model)
 
 
 # --- batches and texts ----------------------------------------------------------------------------------------------
@@ -126,19 +126,19 @@ def test_data_that_the_objective_cannot_learn_from_is_refused(scored, model):
 
 @pytest.mark.parametrize(("size", "sizes"), [(8, [8, 8, 8]), (7, [7, 7, 7, 3]), (23, [23]), (22, [22, 2]), (64, [24])])
 def test_a_tail_too_small_to_contrast_waits_for_another_epoch(size, sizes, model):
-    task = task_of(small("soft_prompt", batch=size), toy_data(), model)[1]
+    task = module_and_task(small_recipe("soft_prompt", batch=size), toy_data(), model)[1]
     assert [len(rows) for rows in task.batches(np.arange(24), size)] == sizes
 
 
 def test_where_no_batch_is_large_all_are_taken(model):
     """Examples of one anchor never meet."""
     examples = [Example("cats sleep", f"cats sleep {when}", ("dogs run",), "cats") for when in ("now", "here", "often")]
-    task = task_of(small("soft_prompt"), toy_data(contrast=Contrast.of(examples)), model)[1]
+    task = module_and_task(small_recipe("soft_prompt"), toy_data(contrastive=ContrastiveExamples.of(examples)), model)[1]
     assert [len(rows) for rows in task.batches(np.arange(3), 8)] == [1, 1, 1]
 
 
 def test_the_tail_of_scored_pairs_is_never_one_pair(scored, model):
-    task = task_of(small("soft_prompt", objective=Objective("cosent")), scored, model)[1]
+    task = module_and_task(small_recipe("soft_prompt", objective=Objective("cosent")), scored, model)[1]
     assert [len(rows) for rows in task.batches(np.arange(40), 13)] == [13, 13, 14]
 
 
@@ -150,10 +150,10 @@ def test_training_reads_a_text_as_the_encoder_does(name, family, backbone, monke
     examples = [*toy_examples()[:5], Example(long, long + "often", (), "long")]
     scores = []
     monkeypatch.setattr(adapting, "cosine_pairs", lambda *sides: scores.append(sides) or np.arange(10.0))
-    recipe = small(name, epochs=0, read=ReadAs(template="prompteol", max_length=40, pooling="mean"))
+    recipe = small_recipe(name, epochs=0, read=ReadSettings(template="prompteol", max_length=40, pooling="mean"))
     pairs = replace(toy_pairs(), left=[long, *toy_pairs().left[1:]])
-    data = toy_data(contrast=Contrast.of(examples), dev=(pairs,))
-    result = AdapterTraining(recipe, data, backbone(family)).run(0)
+    data = toy_data(contrastive=ContrastiveExamples.of(examples), dev=(pairs,))
+    result = Trainer(recipe, data, backbone(family)).run(0)
     (trained, _), (encoded, _), *_ = scores
     np.testing.assert_allclose(trained, encoded, rtol=1e-3, atol=1e-4)
     assert result.notes["texts cut"] == 2

@@ -20,14 +20,14 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Masking, Objective
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
-from decoder2vec.training.adapting import AdapterTraining
-from decoder2vec.training.concept_masking import ConceptMasking
-from toys.contrast import small, task_of
+from decoder2vec.training.recipes.recipe import Trainer
+from decoder2vec.training.objectives.masking import ConceptMasking
+from toys.training import small_recipe, module_and_task
 from toys.texts import plain_data
 
 FIELD = ["heart attack", "heart", "naïve cell", "dose response curve", "gene", "東京", "tau"]
@@ -312,7 +312,7 @@ TEXTS = (*some_texts(7, 40, longest=8)[:21], "the one of a cell", "and the genes
 
 def recipe(name="lora", **masking):
     settings = {key: masking.pop(key) for key in ("read", "attention") if key in masking}
-    return small(name, objective=Objective("mntp", masking=Masking(**masking)), **settings)
+    return small_recipe(name, objective=Objective("mntp", masking=Masking(**masking)), **settings)
 
 
 def by_hand(family, shown, texts):
@@ -333,7 +333,7 @@ def by_hand(family, shown, texts):
 def test_the_loss_is_that_of_a_plain_loop(family, fill, backbone):
     model = backbone(family)
     settings = {"rate": 0.3, "style": "bert", "fill": fill}
-    _, task = task_of(recipe(**settings), plain_data(TEXTS, concepts=CONCEPTS), model)
+    _, task = module_and_task(recipe(**settings), plain_data(TEXTS, concepts=CONCEPTS), model)
     masking, tokens = masking_of(model, list(TEXTS), **settings)
     learned, apart = ([ids for number, ids in enumerate(tokens) if (number % 12 == 0) == out] for out in (False, True))
     assert len(apart) == 2 and task.count == len(learned) == 22
@@ -343,7 +343,7 @@ def test_the_loss_is_that_of_a_plain_loop(family, fill, backbone):
     torch.manual_seed(5)
     expected = by_hand(family, masking(batch), batch)
     torch.manual_seed(5)
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         assert task.loss(rows).item() == pytest.approx(expected, rel=1e-5)
     scores = [task.score() for _ in range(2)]
     shown = [ids for ids in apart if masking.can_hide(ids)]
@@ -355,10 +355,10 @@ def test_the_loss_is_that_of_a_plain_loop(family, fill, backbone):
 
 def test_a_batch_without_a_concept_learns_from_another_text(backbone):
     texts = ("the gene of one", "and the", "of a", "the gene falls", "one gene", "a cell rises")
-    _, task = task_of(recipe(), plain_data(texts, concepts=CONCEPTS), backbone("tiny-llama"))
+    _, task = module_and_task(recipe(), plain_data(texts, concepts=CONCEPTS), backbone("tiny-llama"))
     rows = np.arange(task.count)
     assert task.count == 4
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         losses = [task.loss(rows[[row]]).item() for row in rows]
     assert np.isfinite(losses).all() and len(set(losses)) == 1, "the one text that has a concept"
 
@@ -367,13 +367,13 @@ def test_concepts_are_learned_to_be_told(backbone):
     made = recipe(rate=0.5)
     made = replace(made, training=replace(made.training, epochs=4))
     data = plain_data(TEXTS, concepts=CONCEPTS)
-    history = AdapterTraining(made, data, backbone("tiny-llama")).run(0).notes["training"]
+    history = Trainer(made, data, backbone("tiny-llama")).run(0).notes["training"]
     assert history["losses"][-1] < history["losses"][0] and max(history["scores"]) > history["start"]
 
 
 def test_other_concepts_are_another_run(backbone):
     keys = {
-        AdapterTraining(recipe(), plain_data(TEXTS, concepts=concepts), backbone("tiny-llama"))._key(0)
+        Trainer(recipe(), plain_data(TEXTS, concepts=concepts), backbone("tiny-llama"))._key(0)
         for concepts in (None, CONCEPTS, ConceptSet(frozenset({"gene"})), ConceptSet(frozenset({"heart"})))
     }
     assert len(keys) == 4
@@ -407,7 +407,7 @@ NOTHING = {
         "tiny-llama",
         tuple(f"{word} the one of the one and a gene" for word in OTHERS),
         {"gene"},
-        {"read": ReadAs(max_length=5)},
+        {"read": ReadSettings(max_length=5)},
         "No text has one of the concepts",
     ),
     "only in texts that are learned from": (
@@ -421,7 +421,7 @@ NOTHING = {
         "tiny-llama",
         TEXTS,
         {"gene"},
-        {"read": ReadAs(template="prompteol")},
+        {"read": ReadSettings(template="prompteol")},
         "leave the template at plain",
     ),
 }
@@ -431,11 +431,11 @@ NOTHING = {
 def test_concepts_that_select_nothing_are_refused_in_words(family, texts, names, changes, said, backbone):
     data = plain_data(texts, concepts=ConceptSet(frozenset(names)))
     with pytest.raises(InputError, match=said):
-        AdapterTraining(recipe(**changes), data, backbone(family)).run(0)
+        Trainer(recipe(**changes), data, backbone(family)).run(0)
 
 
 def test_at_the_beginning_behind_bos_a_concept_can_be_told(backbone):
     data = plain_data(BEGINS, concepts=ConceptSet(frozenset({"gene"})))
     made = recipe()
     made = replace(made, training=replace(made.training, epochs=1))
-    assert AdapterTraining(made, data, backbone("tiny-llama")).run(0).notes["training"]["losses"]
+    assert Trainer(made, data, backbone("tiny-llama")).run(0).notes["training"]["losses"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.training.contrast import Contrast, Example, read_contrast
+from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example, read_contrastive_examples
 
 
 def random_examples(seed, count=120, texts=60, groups=25):
@@ -24,10 +24,10 @@ def random_examples(seed, count=120, texts=60, groups=25):
     return examples
 
 
-def shown(contrast):
+def shown(contrastive):
     """(anchor, positive, negatives) of every example, as texts."""
-    rows = zip(contrast.anchors, contrast.positives, contrast.negatives, strict=True)
-    text = contrast.texts
+    rows = zip(contrastive.anchors, contrastive.positives, contrastive.negatives, strict=True)
+    text = contrastive.texts
     return [(text[a], text[p], tuple(text[n] for n in negatives if n >= 0)) for a, p, negatives in rows]
 
 
@@ -36,30 +36,30 @@ def shown(contrast):
 
 def test_examples_are_numbered_and_found_again():
     examples = random_examples(0)
-    contrast = Contrast.of(examples)
-    assert shown(contrast) == [(example.anchor, example.positive, example.negatives) for example in examples]
-    assert len(set(contrast.texts)) == len(contrast.texts) and len(contrast) == len(examples)
-    assert contrast.negatives.shape == (120, 3) and contrast.negatives.min() == -1
-    assert {contrast.anchors.dtype, contrast.positives.dtype, contrast.negatives.dtype} == {np.dtype(np.intp)}
+    contrastive = ContrastiveExamples.of(examples)
+    assert shown(contrastive) == [(example.anchor, example.positive, example.negatives) for example in examples]
+    assert len(set(contrastive.texts)) == len(contrastive.texts) and len(contrastive) == len(examples)
+    assert contrastive.negatives.shape == (120, 3) and contrastive.negatives.min() == -1
+    assert {contrastive.anchors.dtype, contrastive.positives.dtype, contrastive.negatives.dtype} == {np.dtype(np.intp)}
 
 
 def test_without_negatives_the_matrix_has_no_column():
-    contrast = Contrast.of([Example("a", "b", (), 0), Example("c", "d", (), 1)])
-    assert contrast.negatives.shape == (2, 0)
-    assert contrast.known_positives([0, 1]).tolist() == [[False, False], [False, False]]
+    contrastive = ContrastiveExamples.of([Example("a", "b", (), 0), Example("c", "d", (), 1)])
+    assert contrastive.negatives.shape == (2, 0)
+    assert contrastive.known_positives([0, 1]).tolist() == [[False, False], [False, False]]
 
 
 # --- batches --------------------------------------------------------------------------------------------------------
 
 
-def plain_batches(contrast, order, size):
+def plain_batches(contrastive, order, size):
     """By looking at every batch there is: the first with room, behind all that hold one of the two texts."""
     made = []
     for example in order:
-        texts = {contrast.anchors[example], contrast.positives[example]}
+        texts = {contrastive.anchors[example], contrastive.positives[example]}
         begin = 0
         for number, batch in enumerate(made):
-            if any({contrast.anchors[other], contrast.positives[other]} & texts for other in batch):
+            if any({contrastive.anchors[other], contrastive.positives[other]} & texts for other in batch):
                 begin = number + 1
         for batch in made[begin:]:
             if len(batch) < size:
@@ -73,53 +73,53 @@ def plain_batches(contrast, order, size):
 @pytest.mark.parametrize("size", [1, 2, 7, 16, 500])
 @pytest.mark.parametrize("seed", range(4))
 def test_batches_equal_those_of_a_plain_loop(seed, size):
-    contrast = Contrast.of(random_examples(seed))
-    order = np.random.default_rng(seed).permutation(len(contrast))
-    batches = list(contrast.batches(order, size))
-    assert [batch.tolist() for batch in batches] == plain_batches(contrast, order, size)
+    contrastive = ContrastiveExamples.of(random_examples(seed))
+    order = np.random.default_rng(seed).permutation(len(contrastive))
+    batches = list(contrastive.batches(order, size))
+    assert [batch.tolist() for batch in batches] == plain_batches(contrastive, order, size)
     assert all(batch.dtype == np.intp for batch in batches)
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_text_stands_twice_and_every_example_comes_once(seed):
-    contrast = Contrast.of(random_examples(seed, count=400, texts=200))
-    order = np.random.default_rng(seed).permutation(len(contrast))
-    batches = list(contrast.batches(order, 16))
+    contrastive = ContrastiveExamples.of(random_examples(seed, count=400, texts=200))
+    order = np.random.default_rng(seed).permutation(len(contrastive))
+    batches = list(contrastive.batches(order, 16))
     for batch in batches:
-        texts = np.concatenate([contrast.anchors[batch], contrast.positives[batch]])
+        texts = np.concatenate([contrastive.anchors[batch], contrastive.positives[batch]])
         assert 0 < len(batch) <= 16 and len(np.unique(texts)) == len(texts)
-    assert sorted(np.concatenate(batches).tolist()) == list(range(len(contrast)))
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(contrastive)))
     assert len(batches[0]) == 16, "where there is enough to choose from, a batch is full"
 
 
 def test_without_clashes_batches_are_the_order_cut():
-    contrast = Contrast.of([Example(f"a{n}", f"b{n}", (), n) for n in range(10)])
+    contrastive = ContrastiveExamples.of([Example(f"a{n}", f"b{n}", (), n) for n in range(10)])
     order = np.arange(10)[::-1]
-    assert [batch.tolist() for batch in contrast.batches(order, 4)] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
-    assert [batch.tolist() for batch in contrast.batches([3, 1], 4)] == [[3, 1]], "a part of the examples"
+    assert [batch.tolist() for batch in contrastive.batches(order, 4)] == [[9, 8, 7, 6], [5, 4, 3, 2], [1, 0]]
+    assert [batch.tolist() for batch in contrastive.batches([3, 1], 4)] == [[3, 1]], "a part of the examples"
 
 
 def test_examples_of_one_anchor_wait_for_each_other():
     examples = [Example("a", f"b{n}", ("n",), n) for n in range(3)] + [Example("c", "d", (), 3)]
-    assert [batch.tolist() for batch in Contrast.of(examples).batches(range(4), 4)] == [[0, 3], [1], [2]]
+    assert [batch.tolist() for batch in ContrastiveExamples.of(examples).batches(range(4), 4)] == [[0, 3], [1], [2]]
 
 
 def test_an_empty_batch_is_refused():
-    contrast = Contrast.of(random_examples(0))
+    contrastive = ContrastiveExamples.of(random_examples(0))
     with pytest.raises(InputError, match="give 1 or more"):
-        next(contrast.batches([0], 0))
+        next(contrastive.batches([0], 0))
 
 
 # --- masks ----------------------------------------------------------------------------------------------------------
 
 
-def plain_mask(contrast, examples, rows):
+def plain_mask(contrastive, examples, rows):
     """Text by text, from the examples themselves."""
     groups = {}
     for example in examples:
         for text in (example.anchor, example.positive):
             groups.setdefault(text, set()).add(example.group)
-    most = contrast.negatives.shape[1]
+    most = contrastive.negatives.shape[1]
     mask = []
     for row in rows:
         anchor, positive, *_ = examples[row]
@@ -141,25 +141,25 @@ def plain_mask(contrast, examples, rows):
 @pytest.mark.parametrize("seed", range(6))
 def test_masks_equal_those_of_a_plain_loop(seed):
     examples = random_examples(seed)
-    contrast = Contrast.of(examples)
-    batches = list(contrast.batches(range(len(examples)), 12))
+    contrastive = ContrastiveExamples.of(examples)
+    batches = list(contrastive.batches(range(len(examples)), 12))
     clashing = np.random.default_rng(seed).permutation(len(examples))[:30]
     for rows in (*batches[:5], batches[-1], clashing):
-        mask = contrast.known_positives(rows)
+        mask = contrastive.known_positives(rows)
         assert mask.dtype == np.bool_ and mask.shape == (len(rows), len(rows) * 4)
-        assert (mask == plain_mask(contrast, examples, rows)).all()
+        assert (mask == plain_mask(contrastive, examples, rows)).all()
         assert not mask.diagonal().any(), "the wanted positive always counts"
 
 
 def test_a_known_positive_is_one_in_both_directions():
     examples = [Example("a", "b", ("n",), 0), Example("c", "d", ("a",), 1), Example("d", "a", (), 2)]
-    mask = Contrast.of(examples).known_positives([0, 1])
+    mask = ContrastiveExamples.of(examples).known_positives([0, 1])
     assert mask.tolist() == [[False, True, False, True], [False, False, False, False]], "d belongs to a, n to nobody"
 
 
 def test_many_shared_groups_are_still_shared():
     examples = [Example("a", "b", ("b",), n) for n in range(256)] + [Example("c", "d", (), 256)]
-    assert Contrast.of(examples).known_positives([0, 256])[0].tolist() == [False, False, True, True]
+    assert ContrastiveExamples.of(examples).known_positives([0, 256])[0].tolist() == [False, False, True, True]
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ def read(tmp_path):
     def write_and_read(name, content, **options):
         data = (content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)).encode()
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
-        return read_contrast(tmp_path / name, **options)
+        return read_contrastive_examples(tmp_path / name, **options)
 
     return write_and_read
 
@@ -181,17 +181,17 @@ def test_pairs_from_every_kind_of_file(name, read):
         content = [{"anchor": "a", "positive": "b"}, {"anchor": "a", "positive": "c"}, {"anchor": "d", "positive": "e"}]
     else:
         content = "anchor,positive\na,b\na,c\nd,e\n".replace(",", "\t" if ".tsv" in name else ",")
-    contrast = read(name, content)
-    assert shown(contrast) == [("a", "b", ()), ("a", "c", ()), ("d", "e", ())]
-    assert contrast.notes == (f"{name} holds pairs: 3 examples from 3 rows",)
-    assert contrast.known_positives([0, 2]).tolist() == [[False, False], [False, False]]
-    assert contrast.known_positives([0, 1]).tolist() == [[False, True], [True, False]]
+    contrastive = read(name, content)
+    assert shown(contrastive) == [("a", "b", ()), ("a", "c", ()), ("d", "e", ())]
+    assert contrastive.notes == (f"{name} holds pairs: 3 examples from 3 rows",)
+    assert contrastive.known_positives([0, 2]).tolist() == [[False, False], [False, False]]
+    assert contrastive.known_positives([0, 1]).tolist() == [[False, True], [True, False]]
 
 
 def test_triplets_with_any_number_of_negatives(read):
-    contrast = read("t.tsv", "anchor\tpositive\tnegative_1\tnegative_2\na\tb\tc\td\ne\tf\tg\ng\th\n")
-    assert shown(contrast) == [("a", "b", ("c", "d")), ("e", "f", ("g",)), ("g", "h", ())]
-    assert contrast.notes == (
+    contrastive = read("t.tsv", "anchor\tpositive\tnegative_1\tnegative_2\na\tb\tc\td\ne\tf\tg\ng\th\n")
+    assert shown(contrastive) == [("a", "b", ("c", "d")), ("e", "f", ("g",)), ("g", "h", ())]
+    assert contrastive.notes == (
         "t.tsv holds triplets: 3 examples from 3 rows",
         "examples without a hard negative: 1",
     )
@@ -199,9 +199,9 @@ def test_triplets_with_any_number_of_negatives(read):
 
 def test_what_is_left_out_is_counted(read):
     rows = ["a\tb\tc", "a\tb\tc", "a\tb\td", " \tb\tc", "a\t\tc", "e\te\tc", "f\tg\tf", "h\ti\ti"]
-    contrast = read("t.tsv", "anchor\tpositive\tnegative\n" + "\n".join(rows) + "\n")
-    assert shown(contrast) == [("a", "b", ("c",)), ("a", "b", ("d",)), ("f", "g", ()), ("h", "i", ("i",))]
-    assert contrast.notes == (
+    contrastive = read("t.tsv", "anchor\tpositive\tnegative\n" + "\n".join(rows) + "\n")
+    assert shown(contrastive) == [("a", "b", ("c",)), ("a", "b", ("d",)), ("f", "g", ()), ("h", "i", ("i",))]
+    assert contrastive.notes == (
         "t.tsv holds triplets: 4 examples from 8 rows",
         "duplicate rows dropped: 1",
         "examples without a hard negative: 1",
@@ -209,7 +209,7 @@ def test_what_is_left_out_is_counted(read):
         "positives dropped that equal their anchor: 1",
         "rows left out for want of a text: 2",
     )
-    assert contrast.known_positives([0, 3])[1].tolist() == [False, False, False, True], (
+    assert contrastive.known_positives([0, 3])[1].tolist() == [False, False, False, True], (
         "a negative that is its positive"
     )
 
@@ -218,20 +218,20 @@ LABELLED = "text\tlabel\n" + "".join(f"t{n}\t{'xyz'[n % 3]}\n" for n in range(12
 
 
 def test_labelled_texts_are_paired_within_their_label(read):
-    contrast = read("l.tsv", LABELLED)
+    contrastive = read("l.tsv", LABELLED)
     label = {f"t{n}": "xyz"[n % 3] for n in range(12)}
-    assert sorted(anchor for anchor, _, _ in shown(contrast)) == sorted(label), "each is once an anchor"
-    assert sorted(positive for _, positive, _ in shown(contrast)) == sorted(label), "and once a positive"
-    assert all(a != b and label[a] == label[b] for a, b, _ in shown(contrast))
-    assert contrast.notes == (
+    assert sorted(anchor for anchor, _, _ in shown(contrastive)) == sorted(label), "each is once an anchor"
+    assert sorted(positive for _, positive, _ in shown(contrastive)) == sorted(label), "and once a positive"
+    assert all(a != b and label[a] == label[b] for a, b, _ in shown(contrastive))
+    assert contrastive.notes == (
         "l.tsv holds labelled texts: 12 examples from 16 rows",
         "duplicate rows dropped: 1",
         "labels left out that have one text only: 1",
         "rows left out for want of a text or label: 2",
     )
     rows = np.arange(12)
-    same = np.array([[label[a] == label[p] for _, p, _ in shown(contrast)] for a, _, _ in shown(contrast)])
-    assert (contrast.known_positives(rows) == (same & ~np.eye(12, dtype=bool))).all()
+    same = np.array([[label[a] == label[p] for _, p, _ in shown(contrastive)] for a, _, _ in shown(contrastive)])
+    assert (contrastive.known_positives(rows) == (same & ~np.eye(12, dtype=bool))).all()
 
 
 def test_the_seed_decides_how_labelled_texts_are_paired(read):
@@ -240,7 +240,7 @@ def test_the_seed_decides_how_labelled_texts_are_paired(read):
 
 
 def test_records(read):
-    contrast = read(
+    contrastive = read(
         "r.jsonl",
         [
             {"label": "x", "description": "dx", "pos": ["x1", "x2", "dx", "x1", ""], "neg": ["n1", "dx", "n2"]},
@@ -249,21 +249,21 @@ def test_records(read):
             {"description": "dv", "pos": []},
         ],
     )
-    assert shown(contrast) == [
+    assert shown(contrastive) == [
         ("dx", "x1", ("n1", "n2")),
         ("dx", "x2", ("n1", "n2")),
         ("ex", "x3", ()),
         ("du", "u1", ("x1",)),
         ("du", "u2", ("x1",)),
     ]
-    assert contrast.notes == (
+    assert contrastive.notes == (
         "r.jsonl holds records: 5 examples from 4 rows",
         "examples without a hard negative: 1",
         "negatives removed that equal their anchor: 1",
         "positives dropped that equal their anchor: 1",
         "rows left out for want of a text: 1",
     )
-    known = contrast.known_positives([1, 2, 3])
+    known = contrastive.known_positives([1, 2, 3])
     assert known[0, :3].tolist() == [False, True, False], "texts of one label belong together"
     assert known[0, 3:].tolist() == [False, True, True, False, True, True], "x1 belongs to it, the others are missing"
     assert known[2].tolist() == [False, False, False, False, True, False, False, True, True]

@@ -11,12 +11,12 @@ from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import paths, processes
-from decoder2vec.training.adapting import AdapterTraining
-from decoder2vec.training.paths import Path
-from toys.contrast import gradients_of, small, task_of, toy_pairs
+from decoder2vec.training.recipes.recipe import Trainer
+from decoder2vec.training.batch_encoder import Path
+from toys.training import gradients_of, small_recipe, module_and_task, toy_pairs
 from toys.texts import plain_data, sentences
 
 TEXTS = sentences()
@@ -26,7 +26,7 @@ APART = list(TEXTS[::6])
 
 def recipe_of(name="lora", *, objective=None, **changes):
     objective = Objective("simcse", **{"temperature": 0.2, **(objective or {})})
-    return small(name, **{"objective": objective, "read": ReadAs(pooling="mean"), **changes})
+    return small_recipe(name, **{"objective": objective, "read": ReadSettings(pooling="mean"), **changes})
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def by_hand(vectors, temperature=0.2):
 
 
 def plain_vectors(model, texts, recipe):
-    spec = AdapterTraining(recipe, plain_data(), model)._spec()
+    spec = Trainer(recipe, plain_data(), model)._spec()
     return Encoder(model.with_adapter(None), spec).encode(texts)
 
 
@@ -70,7 +70,7 @@ def test_the_loss_is_the_infonce_of_two_readings_with_other_weights_dropped(
     name, family, attention, backbone, captured
 ):
     model, recipe = backbone(family, attention), recipe_of(name, attention=attention)
-    module, task = task_of(recipe, plain_data(), model)
+    module, task = module_and_task(recipe, plain_data(), model)
     captured.clear()
     loss, gradients = gradients_of(module, task, np.arange(8))
     (vectors,) = captured
@@ -88,7 +88,7 @@ def test_settings_of_the_loss_are_heard(backbone, captured):
     model = backbone("tiny-llama")
 
     def loss(**objective):
-        module, task = task_of(recipe_of(objective=objective), plain_data(), model)
+        module, task = module_and_task(recipe_of(objective=objective), plain_data(), model)
         captured.clear()
         found = gradients_of(module, task, np.arange(8))[0]
         return found, captured[0]
@@ -108,7 +108,7 @@ def test_dropout_is_replayed_when_a_part_is_computed_again(backbone, monkeypatch
     model, found, parts = backbone("tiny-llama"), [], []
     for compute in (checkpoint, lambda part, texts, **_: parts.append(texts) or part(texts)):
         monkeypatch.setattr(paths, "checkpoint", compute)
-        found.append(gradients_of(*task_of(recipe_of(chunk=60), plain_data(), model), np.arange(8)))
+        found.append(gradients_of(*module_and_task(recipe_of(chunk=60), plain_data(), model), np.arange(8)))
     assert len(parts) > 2, "the batch was meant to be cut"
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     for name, gradient in found[1][1].items():
@@ -117,7 +117,7 @@ def test_dropout_is_replayed_when_a_part_is_computed_again(backbone, monkeypatch
 
 def test_two_processes_never_drop_the_same_weights_from_both_readings(backbone, monkeypatch):
     """Both begin with the same random numbers, and of two each has all first or all second readings."""
-    module, task = task_of(recipe_of(), plain_data(), backbone("tiny-llama"))
+    module, task = module_and_task(recipe_of(), plain_data(), backbone("tiny-llama"))
     read, left = [], []
     monkeypatch.setattr(processes, "count", lambda: 2)
     monkeypatch.setattr(paths, "gather", lambda own, _: read.append(own.detach()) or torch.cat([own, own]))
@@ -134,7 +134,7 @@ def test_two_processes_never_drop_the_same_weights_from_both_readings(backbone, 
 
 
 def test_the_own_score_is_the_same_each_time_and_training_does_not_notice(backbone, captured):
-    _, task = task_of(recipe_of(), plain_data(), backbone("tiny-llama"))
+    _, task = module_and_task(recipe_of(), plain_data(), backbone("tiny-llama"))
     captured.clear()
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -147,7 +147,7 @@ def test_the_own_score_is_the_same_each_time_and_training_does_not_notice(backbo
 
 def test_on_dev_pairs_the_correlation_of_vectors_without_dropout_is_the_score(backbone, captured):
     pairs, model, recipe = toy_pairs(), backbone("tiny-llama"), recipe_of()
-    _, task = task_of(recipe, plain_data(dev=(pairs,)), model)
+    _, task = module_and_task(recipe, plain_data(dev=(pairs,)), model)
     captured.clear()
     before = torch.get_rng_state()
     found = {task.score(), task.score()}
@@ -159,7 +159,7 @@ def test_on_dev_pairs_the_correlation_of_vectors_without_dropout_is_the_score(ba
 
 @pytest.mark.parametrize("dev", [(), (toy_pairs(),)], ids=["own score", "dev pairs"])
 def test_what_is_chosen_by_is_told(dev, backbone):
-    result = AdapterTraining(recipe_of(), plain_data(dev=dev), backbone("tiny-llama")).run(0)
+    result = Trainer(recipe_of(), plain_data(dev=dev), backbone("tiny-llama")).run(0)
     history = result.notes["training"]
     best = max(history["start"], *history["scores"])
     assert result.own_score == (None if dev else best)
@@ -175,12 +175,12 @@ def test_what_is_chosen_by_is_told(dev, backbone):
 def test_a_family_whose_attention_drops_nothing_is_refused_with_the_reason(family, backbone):
     said = f"Dropout in the attention of {family} cannot be switched on: a text read twice has the same vector"
     with pytest.raises(UnsupportedError, match=said):
-        AdapterTraining(recipe_of(), plain_data(), backbone(f"tiny-{family}")).run(0)
+        Trainer(recipe_of(), plain_data(), backbone(f"tiny-{family}")).run(0)
 
 
 def test_a_text_too_short_to_lose_a_weight_is_no_reason_to_refuse(backbone):
     texts = ("x", "a", "b", *TEXTS)
-    task_of(recipe_of(objective={"dropout": 0.005}), plain_data(texts), backbone("tiny-gpt2"))
+    module_and_task(recipe_of(objective={"dropout": 0.005}), plain_data(texts), backbone("tiny-gpt2"))
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_a_text_too_short_to_lose_a_weight_is_no_reason_to_refuse(backbone):
 )
 def test_what_cannot_be_learned_from_is_refused(name, texts, said, backbone):
     with pytest.raises(InputError, match=said):
-        AdapterTraining(recipe_of(name), plain_data(texts), backbone("tiny-llama"))
+        Trainer(recipe_of(name), plain_data(texts), backbone("tiny-llama"))
 
 
 @pytest.mark.parametrize("dropout", [0.0, 1.0, -0.2])
@@ -203,7 +203,7 @@ def test_a_share_that_is_none_or_all_is_refused(dropout):
 
 
 def test_texts_are_learned_from_or_set_aside_and_none_is_both(backbone):
-    training = AdapterTraining(recipe_of(), plain_data((*TEXTS, *TEXTS, "", " \n")), backbone("tiny-llama"))
+    training = Trainer(recipe_of(), plain_data((*TEXTS, *TEXTS, "", " \n")), backbone("tiny-llama"))
     assert (training.lesson.learned, training.lesson.apart) == (LEARNED, APART)
-    many = AdapterTraining(recipe_of(), plain_data(tuple(map(str, range(15_000)))), backbone("tiny-llama")).lesson
+    many = Trainer(recipe_of(), plain_data(tuple(map(str, range(15_000)))), backbone("tiny-llama")).lesson
     assert len(many.apart) == 500 and len(many.learned) == 14_500 and many.apart[1] == "20"

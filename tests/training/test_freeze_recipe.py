@@ -8,8 +8,8 @@ import pytest
 
 from decoder2vec.config import Reading, from_table
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Freeze, Source, layer_numbers
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.recipes.freeze import FreezeRecipe, Source, layer_numbers
+from decoder2vec.training.loop import Schedule
 from decoder2vec.text.template import Template
 
 
@@ -56,13 +56,13 @@ MODEL = SimpleNamespace(n_layers=6, dim=40)
 
 
 def test_by_default_the_last_token_is_read_after_every_block():
-    readings = Freeze().readings(MODEL)
+    readings = FreezeRecipe().readings(MODEL)
     assert [reading.layer for reading in readings] == [1, 2, 3, 4, 5, 6]
     assert {(reading.pooling, reading.normed) for reading in readings} == {("lasttoken", False)}
 
 
 def test_widths_are_spread_over_each_source_by_itself():
-    recipe = Freeze(latents=(Source(layers="1:5"), Source(pooling="mean", layers="5:6")), widths=(8, 16))
+    recipe = FreezeRecipe(latents=(Source(layers="1:5"), Source(pooling="mean", layers="5:6")), widths=(8, 16))
     assert [reading.layer for reading in recipe.readings(MODEL)] == [1, 2, 3, 4, 5, 5, 6]
     assert recipe.codes(MODEL).widths == (8, 8, 8, 16, 16, 8, 16)
 
@@ -77,14 +77,14 @@ def test_widths_are_spread_over_each_source_by_itself():
     ],
 )
 def test_what_is_named_twice_is_read_once_and_has_one_code(latents):
-    recipe = Freeze(latents=latents)
+    recipe = FreezeRecipe(latents=latents)
     readings = recipe.readings(MODEL)
     assert len(set(readings)) == len(readings) == len(recipe.codes(MODEL).widths)
 
 
 def test_a_recipe_that_reads_nothing_is_refused():
     with pytest.raises(InputError, match="reads nothing"):
-        Freeze(latents=()).readings(MODEL)
+        FreezeRecipe(latents=()).readings(MODEL)
 
 
 @pytest.mark.parametrize(
@@ -100,22 +100,22 @@ def test_a_recipe_that_reads_nothing_is_refused():
     ],
 )
 def test_widths_are_absolute_or_fractions_of_the_models(widths, expected):
-    assert Freeze(widths=widths, pretrain="none").codes(MODEL).widths == expected
+    assert FreezeRecipe(widths=widths, pretrain="none").codes(MODEL).widths == expected
 
 
 @pytest.mark.parametrize(("hidden", "expected"), [(0.5, 20), (64, 64), (0, 0), (0.0, 0), (1.0, 40), (0.001, 1)])
 def test_the_hidden_layer_is_absolute_or_a_fraction_and_none_at_zero(hidden, expected):
-    assert Freeze(hidden=hidden).codes(MODEL).hidden == expected
+    assert FreezeRecipe(hidden=hidden).codes(MODEL).hidden == expected
 
 
 def test_the_papers_widths_on_gpt2_medium():
-    spec = Freeze().codes_of([24], 1024)
+    spec = FreezeRecipe().codes_of([24], 1024)
     assert spec.widths == (256,) * 12 + (512,) * 12
     assert (spec.hidden, spec.head, spec.mixing) == (512, "mlp", "none")
 
 
 def test_every_choice_about_the_network_reaches_it():
-    recipe = Freeze(
+    recipe = FreezeRecipe(
         widths=(9,),
         depth=3,
         shortcut=True,
@@ -149,7 +149,7 @@ def test_every_choice_about_the_network_reaches_it():
 )
 def test_choices_that_do_not_go_together_are_refused(choices, message):
     with pytest.raises(InputError, match=message):
-        Freeze(**choices)
+        FreezeRecipe(**choices)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_choices_that_do_not_go_together_are_refused(choices, message):
     ],
 )
 def test_choices_that_do_go_together_are_taken(choices):
-    assert Freeze(**choices).codes(MODEL).dim == 40
+    assert FreezeRecipe(**choices).codes(MODEL).dim == 40
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_choices_that_do_go_together_are_taken(choices):
 )
 def test_an_unknown_name_suggests_the_nearest(choices, hint):
     with pytest.raises(InputError, match=hint):
-        Freeze(**choices)
+        FreezeRecipe(**choices)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_an_unknown_name_suggests_the_nearest(choices, hint):
 )
 def test_a_network_that_cannot_be_is_refused_when_it_is_asked_for(choices, hint):
     with pytest.raises(InputError, match=hint):
-        Freeze(**choices).codes(MODEL)
+        FreezeRecipe(**choices).codes(MODEL)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_network_that_cannot_be_is_refused_when_it_is_asked_for(choices, hint)
 )
 def test_values_that_cannot_work_are_refused_at_once(choices, words):
     with pytest.raises(InputError, match=words):
-        Freeze(**choices)
+        FreezeRecipe(**choices)
 
 
 @pytest.mark.parametrize("choices", [{"batch": 0}, {"patience": 0}, {"rate": -1.0}, {"epochs": -1}])
@@ -212,4 +212,4 @@ def test_a_schedule_that_cannot_run_is_refused(choices):
 
 def test_a_setting_given_without_its_part_is_found():
     with pytest.raises(InputError, match=r"Did you mean .*training\.epochs"):
-        from_table(Freeze, {"epochs": 2})
+        from_table(FreezeRecipe, {"epochs": 2})

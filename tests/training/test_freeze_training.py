@@ -12,11 +12,11 @@ from scipy import stats
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Source
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.recipes.freeze import Source
+from decoder2vec.training.loop import Schedule
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.frozen.scoring import calibrated, score_pairs
-from decoder2vec.training.run import as_encoder
+from decoder2vec.training.api import as_encoder
 
 
 def numbers(result):
@@ -77,20 +77,20 @@ def test_a_toy_task_is_learned(training, data):
     ids=str,
 )
 def test_every_declared_parameter_gets_a_gradient_and_moves(changes, training, monkeypatch):
-    before, moved, real = {}, {}, torch.optim.AdamW.step
+    before, perturbed, real = {}, {}, torch.optim.AdamW.step
 
     def step(self, *args, **kwargs):
         for number, parameter in enumerate(self.param_groups[0]["params"]):
             before.setdefault(number, parameter.detach().clone())
             assert parameter.grad is not None
-            moved[number] = moved.get(number, False) or bool(parameter.grad.abs().sum() > 0)
+            perturbed[number] = perturbed.get(number, False) or bool(parameter.grad.abs().sum() > 0)
         result = real(self, *args, **kwargs)
         return result
 
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     result = training(loss="log_variance", **changes).run(0)
-    assert len(before) == len(moved) > 0
-    still = [number for number, gradient in moved.items() if not gradient]
+    assert len(before) == len(perturbed) > 0
+    still = [number for number, gradient in perturbed.items() if not gradient]
     one_block = changes.get("mixing") == "unified"  # the weight of a single block is 1 whatever happens
     assert len(still) == (1 if one_block else 0)
     assert np.isfinite(result.dev["dev"]["pearson"])

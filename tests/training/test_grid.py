@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.training.grid import choose_from_grid, parse_grid
+from decoder2vec.training.hyperparameters import choose_from_grid, parse_grid
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.result import Result
-from toys.contrast import small, toy_data
+from decoder2vec.training.results import Result
+from toys.training import small_recipe, toy_data
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_every_combination_is_tried_and_dev_chooses(backbone, monkeypatch):
     scores = iter([3.0, 9.0, 5.0, 1.0])
     monkeypatch.setattr(Result, "dev_mean", lambda *_: next(scores))
     data = toy_data()
-    plan = Plan("toy", recipe=small("soft_prompt", epochs=1, batch=16))
+    plan = Plan("toy", recipe=small_recipe("soft_prompt", epochs=1, batch=16))
     grid = [("tokens", [1, 2]), ("training.rate", [0.1, 0.01])]
     chosen, tried = choose_from_grid(plan, grid, data, backbone("tiny-llama"))
     assert [one["settings"] for one in tried] == [
@@ -48,7 +48,7 @@ def test_every_combination_is_tried_and_dev_chooses(backbone, monkeypatch):
 
 def test_a_combination_that_fails_is_left_out_and_told(backbone):
     said = []
-    plan = Plan("toy", recipe=small("soft_prompt", epochs=1, batch=16))
+    plan = Plan("toy", recipe=small_recipe("soft_prompt", epochs=1, batch=16))
     chosen, tried = choose_from_grid(
         plan, [("tokens", [5000, 2])], toy_data(), backbone("tiny-llama"), notify=said.append
     )
@@ -58,6 +58,6 @@ def test_a_combination_that_fails_is_left_out_and_told(backbone):
 
 
 def test_a_setting_that_does_not_exist_is_named(backbone):
-    plan = Plan("toy", recipe=small("lora", epochs=1, batch=16))
+    plan = Plan("toy", recipe=small_recipe("lora", epochs=1, batch=16))
     with pytest.raises(InputError, match="rnak"):
         choose_from_grid(plan, [("rnak", [1])], toy_data(), backbone("tiny-llama"))

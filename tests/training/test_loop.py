@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from decoder2vec.cli.output import TrainingWatch
+from decoder2vec.cli.output import TrainingBars
 from decoder2vec.errors import DivergedError, InputError
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.loop import Schedule
 from decoder2vec.training import checkpoint, loop
-from decoder2vec.training.loop import Task, fit
-from decoder2vec.training.steps import rate_factor
+from decoder2vec.training.loop import TrainingTask, fit
+from decoder2vec.training.loop import learning_rate_factor
 from toys.regression import Killed, Line, same, state, task_for
 
 
@@ -33,7 +33,7 @@ def test_a_regression_is_learned():
 @pytest.mark.parametrize("count", [2, 3, 15, 16, 17, 18, 32, 33, 34, 49])
 @pytest.mark.parametrize("size", [2, 4, 16, 64])
 def test_batches_hold_every_example_once_and_never_a_single_one(count, size):
-    batches = list(loop.batches_of(np.arange(count), size))
+    batches = list(loop.fixed_size_batches(np.arange(count), size))
     assert np.concatenate(batches).tolist() == list(range(count))
     assert all(2 <= len(batch) <= size + 1 for batch in batches)
     assert all(len(batch) == size for batch in batches[:-1])
@@ -49,7 +49,7 @@ def test_every_epoch_sees_every_example_in_another_order():
 
 
 def test_the_rate_rises_in_a_tenth_of_the_steps_and_falls_to_nothing_on_half_a_cosine():
-    factors = [rate_factor(step, 100) for step in range(100)]
+    factors = [learning_rate_factor(step, 100) for step in range(100)]
     assert factors[:10] == pytest.approx(np.arange(1, 11) / 10)
     assert factors[10:] == pytest.approx(0.5 * (1 + np.cos(np.pi * np.arange(90) / 90)))
     assert max(factors) == 1 and 0 < factors[-1] < 0.01
@@ -57,7 +57,7 @@ def test_the_rate_rises_in_a_tenth_of_the_steps_and_falls_to_nothing_on_half_a_c
 
 @pytest.mark.parametrize("total", [1, 2, 3, 9])
 def test_even_the_shortest_schedule_has_rates_between_0_and_1(total):
-    factors = [rate_factor(step, total) for step in range(total)]
+    factors = [learning_rate_factor(step, total) for step in range(total)]
     assert all(0 < factor <= 1 for factor in factors)
 
 
@@ -71,7 +71,7 @@ def test_the_optimiser_is_given_the_schedules_rate(monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", step)
     module = Line()
     fit(module, task_for(module, Schedule(epochs=5, batch=25, rate=0.2, patience=9)), 0)
-    assert rates == pytest.approx([0.2 * rate_factor(step, 10) for step in range(10)])
+    assert rates == pytest.approx([0.2 * learning_rate_factor(step, 10) for step in range(10)])
 
 
 def test_the_best_state_is_kept_not_the_last():
@@ -83,7 +83,7 @@ def test_the_best_state_is_kept_not_the_last():
         states.append(state(module))
         return told()
 
-    history = fit(module, Task("line", 50, task.loss, score, task.schedule), 0)
+    history = fit(module, TrainingTask("line", 50, task.loss, score, task.schedule), 0)
     assert (history.start, history.scores, history.best, history.best_score) == (0, [1, 3, 2, 2.5, 1], 1, 3)
     assert same(state(module), states[2])
     assert not same(state(module), states[-1])
@@ -265,7 +265,7 @@ def test_a_run_that_is_taken_up_says_from_where_and_a_finished_one_says_nothing(
     with pytest.raises(KeyboardInterrupt):
         fit(module, task_for(module), 7, checkpoint=file, on_progress=interrupted_watch(6))
     for _ in range(2):
-        fit(module, task_for(module), 7, checkpoint=file, on_progress=TrainingWatch(MagicMock()))
+        fit(module, task_for(module), 7, checkpoint=file, on_progress=TrainingBars(MagicMock()))
     assert capsys.readouterr().err == "line: going on from step 6 of 24\n"
 
 
@@ -395,7 +395,7 @@ def test_a_damaged_checkpoint_is_as_good_as_none(damage, tmp_path, monkeypatch):
 def test_a_loss_that_is_not_finite_is_refused():
     module = Line()
     task = task_for(module)
-    broken = Task("line", 50, lambda rows: task.loss(rows) * math.nan, task.score, task.schedule)
+    broken = TrainingTask("line", 50, lambda rows: task.loss(rows) * math.nan, task.score, task.schedule)
     with pytest.raises(DivergedError, match=r"loss of line is not finite in step 1 of \d+; try a lower"):
         fit(module, broken, 0)
 
@@ -405,7 +405,7 @@ def test_nothing_to_learn_from_is_refused(count, batch):
     module = Line()
     task = task_for(module)
     with pytest.raises(InputError, match="line has"):
-        fit(module, Task("line", count, task.loss, task.score, Schedule(batch=batch) if batch > 0 else _bare(batch)), 0)
+        fit(module, TrainingTask("line", count, task.loss, task.score, Schedule(batch=batch) if batch > 0 else _bare(batch)), 0)
 
 
 def _bare(batch):

@@ -21,15 +21,15 @@ from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Masking, Objective
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import adapting, processes
-from decoder2vec.training.adapting import AdapterTraining
+from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.lessons import parts
-from decoder2vec.training.masking import Hidden, RandomMasking
-from toys.contrast import gradients_of, small, task_of
+from decoder2vec.training.objectives.masking import Hidden, RandomMasking
+from toys.training import gradients_of, small_recipe, module_and_task
 from toys.texts import plain_data, sentences
 
 CASES = [
@@ -48,7 +48,7 @@ TEXTS = sentences()
 
 
 def masking_recipe(name, *, rate=0.3, style="mask", **changes):
-    return small(name, objective=Objective("mntp", masking=Masking(rate, style)), **changes)
+    return small_recipe(name, objective=Objective("mntp", masking=Masking(rate, style)), **changes)
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def prepared(backbone):
 
     def make(name, family="tiny-llama", attention="causal", texts=TEXTS, **changes):
         model = backbone(family, attention)
-        module, task = task_of(masking_recipe(name, attention=attention, **changes), plain_data(texts), model)
+        module, task = module_and_task(masking_recipe(name, attention=attention, **changes), plain_data(texts), model)
         numbers = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for parameter in module.parameters():
@@ -143,7 +143,7 @@ def test_the_loss_is_the_shifted_cross_entropy_of_the_stock_language_model(name,
     places = changed_places(texts, shown)
     logits = adapted_by_hand(name, module, family, attention)
     torch.manual_seed(SEED)
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         found = task.loss(np.arange(8)).item()
     assert found == pytest.approx(by_hand(logits, texts, shown, places), rel=1e-5)
     assert abs(found - by_hand(logits, texts, shown, places, shift=0)) > 0.01, "and not of the masked place itself"
@@ -157,7 +157,7 @@ def test_as_bert_tokens_that_stayed_are_told_too(prepared):
     shown, places = [one.ids for one in hidden], [one.places for one in hidden]
     assert changed_places(texts, shown) != places
     torch.manual_seed(SEED)
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         found = task.loss(np.arange(10)).item()
     logits = adapted_by_hand("lora", module, "tiny-llama", "causal")
     assert found == pytest.approx(by_hand(logits, texts, shown, places), rel=1e-5)
@@ -167,7 +167,7 @@ def test_only_states_before_hidden_tokens_are_told_from_and_texts_share_a_padded
     rows, shapes, told = 8, [], []
     plain = LMHead.__call__
     monkeypatch.setattr(LMHead, "__call__", lambda head, states: told.append(len(states)) or plain(head, states))
-    monkeypatch.setattr("decoder2vec.training.paths.batch_overhead", lambda *_: 10**6)
+    monkeypatch.setattr("decoder2vec.training.batch_encoder.batch_overhead", lambda *_: 10**6)
     module, task, model = prepared("lora")
     texts = tokens_of(model, learned_and_apart(TEXTS)[0])[:rows]
     torch.manual_seed(SEED)
@@ -196,7 +196,7 @@ def test_the_gradients_of_all_weights_are_those_of_the_stock_language_model(fami
         (output.loss * len(one.places)).backward()
     count = sum(len(one.places) for one in hidden)
     torch.manual_seed(SEED)
-    with task.around():
+    with task.step_context():
         task.loss(np.arange(4)).backward()
     for name, parameter in stock.base_model.named_parameters():
         torch.testing.assert_close(module.get_parameter(name).grad, parameter.grad / count, rtol=1e-3, atol=1e-5)
@@ -205,14 +205,14 @@ def test_the_gradients_of_all_weights_are_those_of_the_stock_language_model(fami
 def test_seeds_that_are_trained_one_after_another_do_not_disturb_each_other(backbone):
     """Also where the head is a part of what is trained."""
     recipe, model = masking_recipe("full", epochs=1), backbone("tiny-gpt2")
-    both = AdapterTraining(recipe, plain_data(), model)
+    both = Trainer(recipe, plain_data(), model)
     both.run(0)
-    assert both.run(1).notes == AdapterTraining(recipe, plain_data(), model).run(1).notes
+    assert both.run(1).notes == Trainer(recipe, plain_data(), model).run(1).notes
 
 
 def test_tokens_are_chosen_anew_each_time(prepared):
     _, task, _ = prepared("lora")
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         assert len({task.loss(np.arange(8)).item() for _ in range(3)}) == 3
 
 
@@ -242,7 +242,7 @@ def test_a_batch_in_parts_has_the_loss_and_gradient_of_the_whole(name, attention
 def test_all_that_is_trained_moves_in_two_steps_and_nothing_else(name, family, attention, backbone):
     model = backbone(family, attention)
     weights = {key: tensor.clone() for key, tensor in model.model.state_dict().items()}
-    module, task = task_of(masking_recipe(name, attention=attention), plain_data(), model)
+    module, task = module_and_task(masking_recipe(name, attention=attention), plain_data(), model)
     start = {key: tensor.detach().clone() for key, tensor in module.named_parameters()}
     optimizer = torch.optim.SGD(module.parameters(), 0.1)
     for _ in range(2):  # in the first, half of LoRA is multiplied by zeros
@@ -257,7 +257,7 @@ def test_all_that_is_trained_moves_in_two_steps_and_nothing_else(name, family, a
 def test_hidden_tokens_are_learned_to_be_told(name, backbone):
     """Of texts that were set aside, and always the same ones: the loss of other tokens each time goes up and down."""
     recipe = masking_recipe(name, rate=0.5, epochs=4, attention="bidirectional")
-    found = AdapterTraining(recipe, plain_data(sentences(20)), backbone("tiny-llama", "bidirectional")).run(0)
+    found = Trainer(recipe, plain_data(sentences(20)), backbone("tiny-llama", "bidirectional")).run(0)
     history = found.notes["training"]
     assert [history["start"], *history["scores"]] == sorted([history["start"], *history["scores"]])
     assert found.own_score == history["scores"][-1] > 0.95 * history["start"]
@@ -296,7 +296,7 @@ def test_texts_of_one_token_are_passed_over(prepared):
 
     def loss(rows):
         torch.manual_seed(SEED)
-        with torch.no_grad(), task.around():
+        with torch.no_grad(), task.step_context():
             return task.loss(np.array(rows)).item()
 
     assert loss([0, 1, 2, 3, 4, 5]) == loss([1, 3, 4]) != loss([1, 3])
@@ -331,10 +331,10 @@ REFUSED = {
     ),
     "no texts": ("lora", {}, (), "mntp learns from plain texts, 4 or more; there are 0"),
     "white space": ("lora", {}, (" ", "\n", "", "The dog", "The cat"), "there are 2"),
-    "a lower layer": ("lora", {"read": ReadAs(layer=2)}, TEXTS, "from the top layer; leave the layer at -1"),
+    "a lower layer": ("lora", {"read": ReadSettings(layer=2)}, TEXTS, "from the top layer; leave the layer at -1"),
     "the text said twice": (
         "lora",
-        {"read": ReadAs("echo")},
+        {"read": ReadSettings("echo")},
         TEXTS,
         "hidden in plain texts; leave the template at plain",
     ),
@@ -357,7 +357,7 @@ REFUSED = {
 @pytest.mark.parametrize(("name", "changes", "texts", "said"), REFUSED.values(), ids=REFUSED)
 def test_what_no_token_can_be_told_from_is_refused(name, changes, texts, said, backbone):
     with pytest.raises(InputError, match=said):
-        AdapterTraining(masking_recipe(name, **changes), plain_data(texts), backbone("tiny-gpt2")).run(0)
+        Trainer(masking_recipe(name, **changes), plain_data(texts), backbone("tiny-gpt2")).run(0)
 
 
 # --- several processes ----------------------------------------------------------------------------------------------
@@ -379,7 +379,7 @@ def three_steps():
     backbone = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapting, "fit", fit)
-        result = AdapterTraining(recipe, plain_data(sentences(20)), backbone).run(0, on_progress=look)
+        result = Trainer(recipe, plain_data(sentences(20)), backbone).run(0, on_progress=look)
     return result.notes["training"], seen["state"]
 
 

@@ -11,7 +11,7 @@ import torch
 from decoder2vec.backbone.tiny import tiny_tokenizer
 from decoder2vec.errors import InputError, UnknownNameError
 from decoder2vec.recipes.objective import Masking
-from decoder2vec.training.masking import RandomMasking, mask_token
+from decoder2vec.training.objectives.masking import RandomMasking, mask_token_id
 
 EOS, BOS, PAD = 0, 1, 2
 TEXTS = [[3 + (7 * row + 11 * place) % 500 for place in range(51)] for row in range(200)]
@@ -96,13 +96,13 @@ def fates(found, mask):
 
 
 def test_all_chosen_tokens_are_hidden(hide, backbone):
-    (hidden, other, stays), total = fates(hide(TEXTS), mask_token("", backbone("tiny-qwen2").tokenizer))
+    (hidden, other, stays), total = fates(hide(TEXTS), mask_token_id("", backbone("tiny-qwen2").tokenizer))
     assert (hidden, other, stays) == (total, 0, 0) and total > 1000
 
 
 def test_as_bert_eight_in_ten_are_hidden_one_is_another_token_and_one_stays(hide, backbone):
     found = hide(TEXTS, style="bert", rate=0.5)
-    counts, total = fates(found, mask_token("", backbone("tiny-qwen2").tokenizer))
+    counts, total = fates(found, mask_token_id("", backbone("tiny-qwen2").tokenizer))
     assert all(within(count, share, total) for count, share in zip(counts, (0.8, 0.1, 0.1), strict=True)), counts
     others = {one.ids[place] for one in found for place in one.places}
     assert len(others) > 300, "which may be any token"
@@ -145,20 +145,20 @@ def tokenizer():
 
 def test_an_underscore_stands_for_a_hidden_token_where_the_tokenizer_has_no_mask(tokenizer):
     assert tokenizer.mask_token_id is None
-    assert tokenizer.decode([mask_token("", tokenizer)]) == "_"
+    assert tokenizer.decode([mask_token_id("", tokenizer)]) == "_"
 
 
 def test_the_tokenizers_own_mask_comes_first_unless_another_is_asked_for(tokenizer):
-    tokenizer.mask_token = "<pad>"
-    assert mask_token("", tokenizer) == PAD
-    assert tokenizer.decode([mask_token("#", tokenizer)]) == "#"
-    assert mask_token("<eos>", tokenizer) == EOS
+    tokenizer.mask_token_id = "<pad>"
+    assert mask_token_id("", tokenizer) == PAD
+    assert tokenizer.decode([mask_token_id("#", tokenizer)]) == "#"
+    assert mask_token_id("<eos>", tokenizer) == EOS
 
 
 @pytest.mark.parametrize("asked", ["two words", "[MASK]", "🐈"])
 def test_a_mask_of_several_tokens_is_refused(asked, tokenizer):
     with pytest.raises(InputError, match=r"is \d+ tokens here; name a mask token that is a single one"):
-        mask_token(asked, tokenizer)
+        mask_token_id(asked, tokenizer)
 
 
 def test_tokens_that_the_model_does_not_have_are_neither_mask_nor_put_in(tokenizer, backbone):
@@ -167,7 +167,7 @@ def test_tokens_that_the_model_does_not_have_are_neither_mask_nor_put_in(tokeniz
     model = replace(backbone("tiny-qwen2"), tokenizer=tokenizer)
     found = RandomMasking(Masking(rate=0.5, style="bert"), model)(TEXTS, torch.Generator().manual_seed(0))
     assert max(token for one in found for token in one.ids) < 512
-    tokenizer.mask_token = "<new 3>"
+    tokenizer.mask_token_id = "<new 3>"
     with pytest.raises(InputError, match="does not know the mask token '<new 3>' of its tokenizer; name another"):
         RandomMasking(Masking(), model)
     assert RandomMasking(Masking(token="_"), model).mask_id < 512

@@ -18,12 +18,12 @@ from decoder2vec.backbone.tiny import TINY
 from decoder2vec.backbone.training_modes import CompiledBlocks
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import paths
-from decoder2vec.training.paths import Path, pick_path, suffix_part, token_part
-from toys.contrast import ADAPTING, gradients_of, small, task_of, toy_data
+from decoder2vec.training.batch_encoder import Path, choose_batch_encoder, suffix_encoder, token_encoder
+from toys.training import ADAPTER_RECIPES, gradients_of, small_recipe, module_and_task, toy_data
 
 ATTENTIVE = [name for name, family in TINY.items() if "mamba" not in family]
 TEXTS = ["cats sleep", "a", "the dogs run over the long road in the rain and sing of boats that sail", "kids play now"]
@@ -68,9 +68,9 @@ def test_a_prompt_behind_remembered_keys_and_values_equals_the_whole_text(name, 
     adapted = prompted(backbone(name))
     prompts = prompts_of(adapted)
     assert len({len(prompt.ids) for prompt in prompts}) > 2 and len(prompts[2].ids) > 16
-    naive = token_part(adapted, prompts, reading)
+    naive = token_encoder(adapted, prompts, reading)
     kept, anew = (
-        suffix_part(adapted, prefix_memory(adapted, prompts, reading.layer, cap), reading) for cap in (10**9, 0)
+        suffix_encoder(adapted, prefix_memory(adapted, prompts, reading.layer, cap), reading) for cap in (10**9, 0)
     )
     for rows in ([0, 1, 2, 3], [2]):
         expected = learned(naive, rows, adapted.adapter)
@@ -82,7 +82,7 @@ def test_the_order_of_texts_does_not_matter(backbone):
     adapted = prompted(backbone("tiny-llama"))
     prompts = prompts_of(adapted)
     for cap in (10**9, 0):
-        part = suffix_part(adapted, prefix_memory(adapted, prompts, 4, cap), READINGS[0])
+        part = suffix_encoder(adapted, prefix_memory(adapted, prompts, 4, cap), READINGS[0])
         assert_equal([part([3, 0, 2])], [part([0, 2, 3])[[2, 0, 1]]])
 
 
@@ -154,8 +154,8 @@ def test_a_family_without_keys_and_values_takes_the_long_way(backbone):
     prompts = prompts_of(adapted)
     with pytest.raises(UnsupportedError, match="mamba keeps no keys and values"):
         prefix_memory(adapted, prompts, 4)
-    path = pick_path(small("soft_prompt", tokens=3), adapted, prompts, READINGS[0])
-    torch.testing.assert_close(path([0, 1]), token_part(adapted, prompts, READINGS[0])([0, 1]), rtol=1e-4, atol=1e-5)
+    path = choose_batch_encoder(small_recipe("soft_prompt", tokens=3), adapted, prompts, READINGS[0])
+    torch.testing.assert_close(path([0, 1]), token_encoder(adapted, prompts, READINGS[0])([0, 1]), rtol=1e-4, atol=1e-5)
 
 
 def test_training_on_the_suffix_is_training_on_the_whole(backbone):
@@ -163,9 +163,9 @@ def test_training_on_the_suffix_is_training_on_the_whole(backbone):
     model = backbone("tiny-llama")
     found = []
     for cap in (10.0, 0.0):
-        module, task = task_of(small("soft_prompt", cap_gb=cap), toy_data(), model)
+        module, task = module_and_task(small_recipe("soft_prompt", cap_gb=cap), toy_data(), model)
         found.append(gradients_of(module, task, np.arange(8)))
-    module, task = task_of(small("soft_prompt", checkpoint_blocks=True), toy_data(), model)
+    module, task = module_and_task(small_recipe("soft_prompt", checkpoint_blocks=True), toy_data(), model)
     found.append(gradients_of(module, task, np.arange(8)))
     for loss, gradients in found[:2]:
         assert loss == pytest.approx(found[2][0], rel=1e-5)
@@ -178,7 +178,7 @@ def test_training_on_the_suffix_is_training_on_the_whole(backbone):
 def compared(name, model, changes, **others):
     """Gradients of a recipe with some changes, and without them."""
     return [
-        gradients_of(*task_of(small(name, **others, **change), toy_data(), model), np.arange(8))
+        gradients_of(*module_and_task(small_recipe(name, **others, **change), toy_data(), model), np.arange(8))
         for change in (changes, {})
     ]
 
@@ -190,7 +190,7 @@ def assert_same_step(found, expected):
         torch.testing.assert_close(found[1][name], gradient, rtol=1e-3, atol=2e-5 * float(gradient.abs().max()))
 
 
-@pytest.mark.parametrize("name", ADAPTING)
+@pytest.mark.parametrize("name", ADAPTER_RECIPES)
 def test_a_batch_in_chunks_has_the_loss_and_gradient_of_the_whole(name, backbone, monkeypatch):
     """On a model without dropout, where chunks cannot matter."""
     calls = []
@@ -203,7 +203,7 @@ def test_a_batch_in_chunks_has_the_loss_and_gradient_of_the_whole(name, backbone
 def in_chunks(model, compute, monkeypatch):
     """LoRA with dropout in chunks, each of them computed in that way."""
     monkeypatch.setattr(paths, "checkpoint", compute)
-    module, task = task_of(small("lora", dropout=0.3, chunk=40), toy_data(), model)
+    module, task = module_and_task(small_recipe("lora", dropout=0.3, chunk=40), toy_data(), model)
     return gradients_of(away_from_zeros(module), task, np.arange(8))
 
 
@@ -231,7 +231,7 @@ def test_dropout_is_replayed_when_a_chunk_is_computed_again(backbone, monkeypatc
 
 def test_two_passes_with_dropout_differ_and_without_training_they_do_not(backbone):
     """T17: what is meant to be dropout is at work, and only in training."""
-    module, task = task_of(small("lora", dropout=0.3), toy_data(), backbone("tiny-llama"))
+    module, task = module_and_task(small_recipe("lora", dropout=0.3), toy_data(), backbone("tiny-llama"))
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if "upper" in name:
@@ -257,11 +257,11 @@ def test_vectors_come_in_the_order_asked_for_whatever_the_parts(backbone):
 
 
 @pytest.mark.parametrize("family", ["tiny-llama", "tiny-gpt2", "tiny-gemma3_text"])
-@pytest.mark.parametrize("name", ADAPTING)
+@pytest.mark.parametrize("name", ADAPTER_RECIPES)
 def test_blocks_computed_again_have_the_same_gradients(name, family, backbone):
     """T15, T16: prefixes are not dropped, and a frozen embedding does not stop the gradients of LoRA."""
     model = backbone(family)
-    others = {"read": ReadAs(layer=3, pooling="mean", normed=False)} | ({"dropout": 0.2} if name == "lora" else {})
+    others = {"read": ReadSettings(layer=3, pooling="mean", normed=False)} | ({"dropout": 0.2} if name == "lora" else {})
     found, expected = compared(name, model, {"checkpoint_blocks": True}, **others)
     assert_same_step(found, expected)
     moving = [name for name, gradient in found[1].items() if gradient.abs().max() > 0]
@@ -270,11 +270,11 @@ def test_blocks_computed_again_have_the_same_gradients(name, family, backbone):
 
 def test_blocks_are_really_computed_again_and_left_as_they_were(backbone):
     model, calls = backbone("tiny-llama"), []
-    module, task = task_of(small("kv_prefix", checkpoint_blocks=True), toy_data(), model)
+    module, task = module_and_task(small_recipe("kv_prefix", checkpoint_blocks=True), toy_data(), model)
     handle = model.blocks[1].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
     gradients_of(module, task, np.arange(8))
     again = len(calls)
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         task.loss(np.arange(8))
     handle.remove()
     assert again == 2 * (len(calls) - again)
@@ -296,7 +296,7 @@ def test_lora_beside_the_layers_is_still_there_when_they_are_computed_again(fami
     """Against one pass with the change added to the weights, as for compiled blocks."""
     found = []
     for settings in (changes, {}):
-        lora, task = task_of(small("lora", **settings), toy_data(), backbone(family))
+        lora, task = module_and_task(small_recipe("lora", **settings), toy_data(), backbone(family))
         lora.compiled = not settings
         found.append(gradients_of(away_from_zeros(lora), task, np.arange(8)))
     assert_same_step(*found)
@@ -314,7 +314,7 @@ def test_a_prefix_survives_chunks_and_blocks_computed_again_together(backbone):
 @pytest.fixture
 def plainly_compiled(monkeypatch):
     """Traced as for a GPU, but run by torch's own kernels, so that no compiler is needed."""
-    monkeypatch.setattr("decoder2vec.training.adapting.CompiledBlocks", partial(CompiledBlocks, backend="aot_eager"))
+    monkeypatch.setattr("decoder2vec.training.recipes.recipe.CompiledBlocks", partial(CompiledBlocks, backend="aot_eager"))
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     yield torch._dynamo.utils.counters["stats"]
@@ -325,7 +325,7 @@ def plainly_compiled(monkeypatch):
     ("name", "family"), [("lora", "tiny-llama"), ("kv_prefix", "tiny-gpt2"), ("soft_prompt", "tiny-llama")]
 )
 def test_compiled_blocks_have_the_same_gradients(name, family, backbone, plainly_compiled):
-    found, expected = compared(name, backbone(family), {"compile_blocks": True}, read=ReadAs(pooling="mean"))
+    found, expected = compared(name, backbone(family), {"compile_blocks": True}, read=ReadSettings(pooling="mean"))
     assert_same_step(found, expected)
     assert plainly_compiled["unique_graphs"] > 0
 
@@ -333,7 +333,7 @@ def test_compiled_blocks_have_the_same_gradients(name, family, backbone, plainly
 @pytest.mark.parametrize(("name", "family"), [("lora", "tiny-llama"), ("kv_prefix", "tiny-gpt2")])
 def test_blocks_share_what_was_compiled_for_batches_of_all_sizes(name, family, plainly_compiled):
     """On a model of its own: once asked for hidden states, transformers leaves hooks that cut blocks into pieces."""
-    module, task = task_of(small(name, compile_blocks=True), toy_data(), Backbone.load(family))
+    module, task = module_and_task(small_recipe(name, compile_blocks=True), toy_data(), Backbone.load(family))
     for rows in (np.arange(8), np.arange(8, 13)):
         gradients_of(module, task, rows)
     assert 1 <= plainly_compiled["unique_graphs"] <= 2, "once for the first block, once for all others"
@@ -341,8 +341,8 @@ def test_blocks_share_what_was_compiled_for_batches_of_all_sizes(name, family, p
 
 def test_blocks_are_compiled_for_training_only_and_left_as_they_were(backbone, plainly_compiled):
     model = backbone("tiny-gpt2")
-    _, task = task_of(small("lora", compile_blocks=True), toy_data(), model)
-    with torch.no_grad(), task.around():
+    _, task = module_and_task(small_recipe("lora", compile_blocks=True), toy_data(), model)
+    with torch.no_grad(), task.step_context():
         task.loss(np.arange(8))
     assert plainly_compiled["unique_graphs"] == 0
     assert not any("forward" in vars(block) for block in model.blocks)
@@ -366,4 +366,4 @@ def test_what_cannot_be_compiled_is_said_in_words(backbone):
 
 def test_blocks_are_not_both_compiled_and_computed_again():
     with pytest.raises(InputError, match="set one of the two"):
-        small("lora", compile_blocks=True, checkpoint_blocks=True)
+        small_recipe("lora", compile_blocks=True, checkpoint_blocks=True)

@@ -16,10 +16,10 @@ from decoder2vec.errors import InputError, StorageError, UnknownNameError, Unsup
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.training import checkpoint, pipeline
-from decoder2vec.training.contrast import Contrast
-from decoder2vec.training.pipeline import Stage, chosen_stages, read_stages, run_stages, stage_plan
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from decoder2vec.training.api import Stage, chosen_stages, read_stages, run_stages, stage_plan
 from decoder2vec.training.plan import plan_of
-from toys.contrast import toy_examples, toy_pairs
+from toys.training import toy_examples, toy_pairs
 from toys.texts import plain_data, sentences
 
 TEXTS = ["The dog runs", "A long road goes over the green hills", ""]
@@ -228,7 +228,7 @@ def test_so_are_data_from_which_a_later_stage_cannot_learn(stages, trained, tmp_
 
 def test_a_prompt_cannot_be_merged_so_nothing_comes_after_it(stages, trained, tmp_path):
     first = replace(stages()[0], name="prompt", plan=plan_of({"recipe": "soft_prompt"}))
-    first = replace(first, data=plain_data(contrast=with_negatives(5)))
+    first = replace(first, data=plain_data(contrastive=with_negatives(5)))
     with pytest.raises(UnsupportedError, match=r"prompt trains a soft_prompt, .* only the last stage may do that"):
         run([first, *stages()], tmp_path / "enc")
     assert trained == []
@@ -331,7 +331,7 @@ def with_negatives(step):
     """The toy examples with other negatives, every one of which is the positive of another example."""
     plain = toy_examples()
     others = [one._replace(negatives=(plain[number - step].positive,)) for number, one in enumerate(plain)]
-    return Contrast.of(others)
+    return ContrastiveExamples.of(others)
 
 
 ROWS = (("a", "b", "c"), ("d", "e", "f"))

@@ -9,9 +9,9 @@ import pytest
 
 from decoder2vec.config import from_table
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import EMBEDDING, Freeze, Source
+from decoder2vec.training.recipes.freeze import EMBEDDING, FreezeRecipe, Source
 from decoder2vec.training.data import DataFiles
-from decoder2vec.training.pipeline import read_stages, stage_plan
+from decoder2vec.training.api import read_stages, stage_plan
 from decoder2vec.training.plan import Plan, read_plan
 from toys.texts import plain_data
 
@@ -63,8 +63,8 @@ def test_a_file_is_read_over_the_defaults(file):
     assert (plan.name, plan.about) == ("mine", "A plan.")
     assert plan.recipe.widths == (8, 0.5) and plan.recipe.head == "sum"
     assert plan.recipe.latents == (Source("prompteol", "lasttoken", (1, -1)), Source("plain", "mean", "0.5:1.0"))
-    assert (plan.recipe.training.epochs, plan.recipe.training.batch) == (3, Freeze().training.batch)
-    assert plan.recipe.loss == Freeze().loss
+    assert (plan.recipe.training.epochs, plan.recipe.training.batch) == (3, FreezeRecipe().training.batch)
+    assert plan.recipe.loss == FreezeRecipe().loss
     assert plan.data.dev == ("a.tsv", "b.tsv")
     assert plan.search == {"hidden": [4, 64]}
 
@@ -150,7 +150,7 @@ def test_a_plan_as_json_says_everything_and_can_be_read_again(file):
     document = json.loads(json.dumps(plan.to_json()))
     assert document.keys() - {"search"} == {"name", "about", "recipe", "freeze", "data"}
     assert document.get("search", {}) == plan.search
-    assert from_table(Freeze, document["freeze"]) == plan.recipe
+    assert from_table(FreezeRecipe, document["freeze"]) == plan.recipe
     assert from_table(DataFiles, document["data"]) == plan.data
 
 

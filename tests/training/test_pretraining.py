@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.recipes.freeze import Source
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.recipes.freeze import Source
+from decoder2vec.training.loop import Schedule
 from decoder2vec.training.data import TrainingData
 
 

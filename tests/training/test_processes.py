@@ -15,11 +15,11 @@ import torch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import pick_device
 from decoder2vec.training import adapting, checkpoint, processes
-from decoder2vec.training.contrast import Contrast
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.processes import gather, is_first, own_part
-from decoder2vec.training.run import train
-from toys.contrast import small, toy_data, toy_examples
+from decoder2vec.training.distributed import gather, is_main_process, local_share
+from decoder2vec.training.api import train
+from toys.training import small_recipe, toy_data, toy_examples
 
 RECIPES = ("soft_prompt", "lora", "full")
 
@@ -43,11 +43,11 @@ def three_steps(name, out, on_progress=lambda _: None, every=1):
         on_progress(note)
 
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    data = toy_data(contrast=Contrast.of(toy_examples()[:21]))
+    data = toy_data(contrastive=ContrastiveExamples.of(toy_examples()[:21]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(adapting, "fit", fit)
         patch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
-        plan = Plan("toy", recipe=small(name, epochs=1, batch=7, every=every))
+        plan = Plan("toy", recipe=small_recipe(name, epochs=1, batch=7, every=every))
         outcome = train(plan, data, backbone, out, on_progress=look)
     history = outcome.results["seeds"][0]["notes"]["training"]
     return {"history": history, "fingerprint": outcome.encoder.fingerprint, "state": seen["state"]}
@@ -75,7 +75,7 @@ def main(folder):
     found["unbroken"] = three_steps("soft_prompt", folder / "unbroken", every=3)
     found["place"] = (processes.rank(), processes.count())
     torch.save(found, folder / f"{processes.rank()}.pt")
-    if not is_first():
+    if not is_main_process():
         assert not (folder / "soft_prompt.unfinished").exists()
 
 
@@ -138,7 +138,7 @@ def test_parts_cover_everything_and_are_equally_long(length, many, monkeypatch):
     parts = []
     for rank in range(many):
         monkeypatch.setattr(processes, "rank", lambda rank=rank: rank)
-        parts.append(own_part(length))
+        parts.append(local_share(length))
     assert len({len(part) for part in parts}) == 1
     assert [number for part in parts for number in part][:length] == list(range(length))
 
@@ -149,7 +149,7 @@ def test_a_single_process_gathers_nothing_and_waits_for_nobody(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setitem(sys.modules, "accelerate", None)
     processes.join()
-    processes.wait_for_all()
+    processes.barrier()
     assert (processes.rank(), processes.count()) == (0, 1)
 
 

@@ -22,14 +22,14 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.text.punctuation import score
 from decoder2vec.training import adapting, checkpoint, processes
-from decoder2vec.training.adapting import AdapterTraining
+from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.lessons import parts
 from decoder2vec.training.loop import History
-from toys.contrast import gradients_of, moved, small, task_of
+from toys.training import gradients_of, perturbed, small_recipe, module_and_task
 from toys.sentences import NOUNS, VERBS
 from toys.texts import plain_data
 
@@ -76,7 +76,7 @@ TEXTS = with_rare_words(articles())
 
 
 def lesson_recipe(name="lora", **changes):
-    return small(name, objective=Objective("punctuation"), **changes)
+    return small_recipe(name, objective=Objective("punctuation"), **changes)
 
 
 @pytest.fixture
@@ -85,8 +85,8 @@ def prepared(backbone):
 
     def make(name="lora", family="tiny-llama", attention="causal", texts=TEXTS, model=None, **changes):
         model = model or backbone(family, attention)
-        module, task = task_of(lesson_recipe(name, attention=attention, **changes), plain_data(texts), model)
-        return moved(module), task, model
+        module, task = module_and_task(lesson_recipe(name, attention=attention, **changes), plain_data(texts), model)
+        return perturbed(module), task, model
 
     return make
 
@@ -217,7 +217,7 @@ def test_the_texts_are_what_they_were_meant_to_be():
 def test_the_loss_is_the_mean_cross_entropy_of_labelled_words_told_from_their_first_and_last_tokens(
     name, family, attention, prepared, monkeypatch
 ):
-    monkeypatch.setattr("decoder2vec.training.paths.batch_overhead", lambda *_: 10**6)  # all in one padded batch
+    monkeypatch.setattr("decoder2vec.training.batch_encoder.batch_overhead", lambda *_: 10**6)  # all in one padded batch
     module, task, _ = prepared(name, family, attention)
     learned, _ = learned_and_apart(TEXTS)
     numbers, rows = changes_by_number(learned), np.arange(4)
@@ -225,16 +225,16 @@ def test_the_loss_is_the_mean_cross_entropy_of_labelled_words_told_from_their_fi
     assert len({len(text.split()) for text in texts}) == 4
     assert module[1].weight.shape == (len(numbers), 64)
     module[1].register_forward_pre_hook(lambda _, given: shapes.append(given[0].shape))
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         found = task.loss(rows).item()
     assert shapes == [(sum(len(cleared_words(text)) for text in texts), 64)]
     assert found == pytest.approx(loss_by_hand(name, module, family, attention, texts, numbers), rel=1e-5)
 
 
 def test_words_beyond_a_cut_are_not_in_the_loss(prepared):
-    module, task, _ = prepared(read=ReadAs(max_length=50))
+    module, task, _ = prepared(read=ReadSettings(max_length=50))
     learned, _ = learned_and_apart(TEXTS)
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         found = task.loss(np.arange(10)).item()
     expected = loss_by_hand("lora", module, "tiny-llama", "causal", learned, changes_by_number(learned), max_length=50)
     assert found == pytest.approx(expected, rel=1e-5)
@@ -333,13 +333,13 @@ def ended(backbone, monkeypatch):
         seen = []
 
         def fit(module, *_, **__):
-            seen.append(moved(module))
+            seen.append(perturbed(module))
             return History(start=0.0)
 
         recipe = lesson_recipe(name, attention=attention, **changes)
         with monkeypatch.context() as patch:
             patch.setattr(adapting, "fit", fit)
-            result = AdapterTraining(recipe, plain_data(texts), model or backbone(family, attention)).run(0)
+            result = Trainer(recipe, plain_data(texts), model or backbone(family, attention)).run(0)
         return result, seen[0]
 
     return go
@@ -357,7 +357,7 @@ def ended(backbone, monkeypatch):
 )
 def test_the_report_scores_texts_that_were_restored_by_hand(name, family, attention, max_length, ended):
     """Of a text that was cut, words that were not read stay as they are, and count as missed."""
-    result, module = ended(name, family, attention, read=ReadAs(max_length=max_length))
+    result, module = ended(name, family, attention, read=ReadSettings(max_length=max_length))
     learned, apart = learned_and_apart(TEXTS)
     numbers = changes_by_number(learned)
     source, target = [cleared_words(text) for text in apart], [original_words(text) for text in apart]
@@ -383,7 +383,7 @@ def test_the_report_scores_texts_that_were_restored_by_hand(name, family, attent
 def test_marks_and_capitals_are_learned_and_the_encoder_still_looks_both_ways(backbone, tmp_path):
     texts = articles(48, (78,))
     before, after = (
-        AdapterTraining(
+        Trainer(
             lesson_recipe(epochs=epochs, batch=4, attention="bidirectional"),
             plain_data(texts),
             backbone("tiny-llama", "bidirectional"),
@@ -431,8 +431,8 @@ def test_words_of_which_the_tokenizer_keeps_nothing_are_left_alone(backbone, pre
 @pytest.mark.parametrize("name", ["lora", "full"])
 def test_a_model_in_half_precision_learns_too(name, own_cache):
     model = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="bfloat16")
-    recipe = lesson_recipe(name, attention="bidirectional", read=ReadAs(max_length=12))
-    result = AdapterTraining(recipe, plain_data(TEXTS), model).run(0)
+    recipe = lesson_recipe(name, attention="bidirectional", read=ReadSettings(max_length=12))
+    result = Trainer(recipe, plain_data(TEXTS), model).run(0)
     assert result.own_score > result.notes["training"]["start"]
 
 
@@ -449,7 +449,7 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(backbone, tmp_path,
 
     def begin():
         recipe = lesson_recipe(batch=5, every=2, attention="bidirectional")
-        return AdapterTraining(recipe, plain_data(TEXTS), backbone("tiny-llama", "bidirectional"))
+        return Trainer(recipe, plain_data(TEXTS), backbone("tiny-llama", "bidirectional"))
 
     def kill(note):
         if note.step == 3:  # in the middle between two looks
@@ -467,9 +467,9 @@ def test_a_killed_run_goes_on_and_ends_as_if_it_had_not_been(backbone, tmp_path,
 
 def test_seeds_that_are_trained_one_after_another_do_not_disturb_each_other(backbone):
     recipe, model = lesson_recipe(epochs=1), backbone("tiny-gpt2")
-    both = AdapterTraining(recipe, plain_data(TEXTS), model)
+    both = Trainer(recipe, plain_data(TEXTS), model)
     first, second = both.run(0), both.run(1)
-    assert first.notes != second.notes == AdapterTraining(recipe, plain_data(TEXTS), model).run(1).notes
+    assert first.notes != second.notes == Trainer(recipe, plain_data(TEXTS), model).run(1).notes
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------
@@ -480,8 +480,8 @@ REFUSED = {
     "a prompt before": ("soft_prompt", {"place": "prepend", "output": "text"}, TEXTS, "use lora, kv_prefix or full"),
     "a prompt both ways": ("soft_prompt", {"attention": "bidirectional"}, TEXTS, "use lora, kv_prefix or full"),
     "a prompt that runs": ("soft_prompt", {"checkpoint_blocks": True}, TEXTS, "use lora, kv_prefix or full"),
-    "a lower layer": ("lora", {"read": ReadAs(layer=2)}, TEXTS, "from the top layer; leave the layer at -1"),
-    "a template": ("lora", {"read": ReadAs("echo")}, TEXTS, "from plain texts; leave the template at plain"),
+    "a lower layer": ("lora", {"read": ReadSettings(layer=2)}, TEXTS, "from the top layer; leave the layer at -1"),
+    "a template": ("lora", {"read": ReadSettings("echo")}, TEXTS, "from plain texts; leave the template at plain"),
     "neither marks nor capitals": ("lora", {}, PLAIN, "No change of a word occurs 5 times"),
     "nothing but rare ones": ("lora", {}, (RARE, *PLAIN), "No change of a word occurs 5 times"),
     "no texts": ("lora", {}, (), "punctuation learns from 4 excerpts or more"),
@@ -493,5 +493,5 @@ REFUSED = {
 def test_what_no_change_can_be_told_from_is_refused_in_one_sentence(name, changes, texts, said, backbone):
     attention = changes.get("attention", "causal")
     with pytest.raises(InputError, match=said) as refused:
-        AdapterTraining(lesson_recipe(name, **changes), plain_data(texts), backbone("tiny-gpt2", attention)).run(0)
+        Trainer(lesson_recipe(name, **changes), plain_data(texts), backbone("tiny-gpt2", attention)).run(0)
     assert re.fullmatch(r"[^.\n]+\.", str(refused.value))

@@ -14,14 +14,14 @@ from decoder2vec.backbone import attention as direction
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.recipes.objective import Objective
 from decoder2vec.text.punctuation import score
 from decoder2vec.training import adapting
-from decoder2vec.training.adapting import AdapterTraining
+from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.lessons import punctuation_lm
 from decoder2vec.training.loop import History
-from toys.contrast import gradients_of, moved, small, task_of
+from toys.training import gradients_of, perturbed, small_recipe, module_and_task
 from toys.texts import plain_data
 
 TEXTS = tuple(
@@ -40,8 +40,8 @@ BOTH = "bidirectional"
 
 
 def lesson_recipe(name="lora", **changes):
-    given = {"attention": BOTH, "read": ReadAs(max_length=48), **changes}
-    return small(name, objective=Objective("punctuation_lm"), **given)
+    given = {"attention": BOTH, "read": ReadSettings(max_length=48), **changes}
+    return small_recipe(name, objective=Objective("punctuation_lm"), **given)
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def prepared(backbone):
     """prepared(name, family, ...) -> module and task of a training, all numbers moved."""
 
     def make(name="lora", family="tiny-llama", texts=TEXTS, **changes):
-        module, task = task_of(lesson_recipe(name, **changes), plain_data(texts), backbone(family, BOTH))
-        return moved(module), task
+        module, task = module_and_task(lesson_recipe(name, **changes), plain_data(texts), backbone(family, BOTH))
+        return perturbed(module), task
 
     return make
 
@@ -145,11 +145,11 @@ def words_of(text):
 
 @pytest.mark.parametrize(("name", "family"), CASES, ids=map("-".join, CASES))
 def test_the_loss_is_the_mean_cross_entropy_of_the_tokens_of_the_text_as_it_was(name, family, prepared, monkeypatch):
-    monkeypatch.setattr("decoder2vec.training.paths.batch_overhead", lambda *_: 10**6)  # all in one padded batch
+    monkeypatch.setattr("decoder2vec.training.batch_encoder.batch_overhead", lambda *_: 10**6)  # all in one padded batch
     module, task = prepared(name, family)
     learned, apart = learned_and_apart(TEXTS)
     stock = StockModel(name, module, family)
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         found = task.loss(np.arange(6)).item()
     assert found == pytest.approx(stock.loss(learned[:6]), rel=1e-5)
     assert task.score() == pytest.approx(-stock.loss(apart), rel=1e-5)
@@ -180,7 +180,7 @@ def test_blocks_that_are_compiled_or_run_twice_see_no_more(setting, prepared):
 def test_the_report_scores_what_is_written_token_by_token(name, family, backbone, told):
     """Of a model that learns all weights some of it is right and some is not; of the others it is soon wrong."""
     recipe = lesson_recipe(name, epochs=45 if name == "full" else 3, batch=5)
-    result = AdapterTraining(recipe, plain_data(MANY), backbone(family, BOTH)).run(0)
+    result = Trainer(recipe, plain_data(MANY), backbone(family, BOTH)).run(0)
     adapter = result.encoder.backbone.model if name == "full" else result.encoder.backbone.adapter
     stock = StockModel(name, adapter, family)
     apart = list(MANY[::20])
@@ -199,11 +199,11 @@ def test_a_model_that_never_ends_is_stopped(backbone, monkeypatch, told):
     trained = []
 
     def fit(module, *_, **__):
-        trained.append(moved(module))
+        trained.append(perturbed(module))
         return History(start=0.0)
 
     monkeypatch.setattr(adapting, "fit", fit)
-    AdapterTraining(lesson_recipe(), plain_data(TEXTS), backbone("tiny-llama", BOTH)).run(0)
+    Trainer(lesson_recipe(), plain_data(TEXTS), backbone("tiny-llama", BOTH)).run(0)
     stock = StockModel("lora", trained[0], "tiny-llama")
     _, apart = learned_and_apart(TEXTS)
     assert told == [words_of(stock.write(text)) for text in apart]
@@ -244,7 +244,7 @@ def test_what_is_written_does_not_depend_on_the_draft_and_a_good_one_saves_passe
 def test_no_further_texts_are_begun_where_that_takes_too_long(backbone, monkeypatch, told):
     """Seldom, but then for hours: a model that agrees with no draft is read anew for every token."""
     monkeypatch.setattr(punctuation_lm, "_TOGETHER", 2)
-    run = lambda: AdapterTraining(lesson_recipe(epochs=0), plain_data(MANY), backbone("tiny-llama", BOTH)).run(0)  # noqa: E731
+    run = lambda: Trainer(lesson_recipe(epochs=0), plain_data(MANY), backbone("tiny-llama", BOTH)).run(0)  # noqa: E731
     whole = run().notes["restoration"]
     everything, told[:] = list(told), []
     assert whole["texts"] == len(everything) == len(MANY[::20]) > 2
@@ -256,7 +256,7 @@ def test_nothing_but_marks_may_be_written(backbone, monkeypatch):
     marks = lambda self, sheets: [self.encode("?!", add_special_tokens=False).ids] * len(sheets)  # noqa: E731
     monkeypatch.setattr(punctuation_lm._Writing, "written", marks)
     recipe = lesson_recipe(epochs=0)
-    found = AdapterTraining(recipe, plain_data(TEXTS), backbone("tiny-llama", BOTH)).run(0).notes["restoration"]
+    found = Trainer(recipe, plain_data(TEXTS), backbone("tiny-llama", BOTH)).run(0).notes["restoration"]
     assert found["f1"] == 0 and found["texts of another length"] == 2
 
 
@@ -266,13 +266,13 @@ def test_texts_that_do_not_fit_are_left_out_and_counted(prepared, backbone):
     texts = (TEXTS[0], long, longer, *TEXTS[3:])
     module, task = prepared(family="tiny-gpt2", texts=texts)
     learned, _ = learned_and_apart(texts)
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         found = task.loss(np.arange(6)).item()
         assert task.loss(np.arange(2)).item() == pytest.approx(task.loss(np.array([2])).item()), "another is read"
     expected = StockModel("lora", module, "tiny-gpt2").loss(learned[2:6])
     assert found == pytest.approx(expected, rel=1e-5)
     recipe = lesson_recipe(epochs=0)
-    notes = AdapterTraining(recipe, plain_data(texts), backbone("tiny-gpt2", BOTH)).run(0).notes
+    notes = Trainer(recipe, plain_data(texts), backbone("tiny-gpt2", BOTH)).run(0).notes
     assert notes["restoration"]["texts too long"] == 2
     with pytest.raises(InputError, match="No text fits twice"):
         prepared(texts=tuple(f"{text} {'x' * 400}" for text in TEXTS))
@@ -284,7 +284,7 @@ def test_the_end_of_a_text_inside_a_text_is_not_written(prepared):
     module, task = prepared("full", "tiny-gpt2", texts=texts)
     stock = StockModel("full", module, "tiny-gpt2")
     assert stock.end in stock.ids(texts[1])
-    with torch.no_grad(), task.around():
+    with torch.no_grad(), task.step_context():
         found = task.loss(np.arange(4)).item()
     assert found == pytest.approx(stock.loss(learned_and_apart(texts)[0][:4]), rel=1e-5)
 
@@ -299,7 +299,7 @@ def test_what_cannot_be_is_refused(prepared, monkeypatch):
         patch.setattr(direction, "prefix_attention", lambda *_: nullcontext())  # a mask that does not take
         prepared()
     with pytest.raises(InputError, match="leave the template at plain"):
-        prepared(read=ReadAs(template="prompteol"))
+        prepared(read=ReadSettings(template="prompteol"))
     with pytest.raises(InputError, match="use lora, kv_prefix or full"):
         prepared("soft_prompt")
     with pytest.raises(InputError, match="No mark and no capital occurs"):

@@ -14,7 +14,7 @@ from decoder2vec.text.data_check import count_overlap
 from decoder2vec.training import checkpoint
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import read_plan
-from decoder2vec.training.run import train
+from decoder2vec.training.api import train
 
 SETTINGS = [
     "widths=[8]",
@@ -185,7 +185,7 @@ def test_an_encoder_where_the_state_would_be_kept_is_left_alone(run, tmp_path):
 @pytest.mark.parametrize("place", ["notes.txt/encoder", "notes.txt/below/encoder", "/proc/nope", "/proc/nope/encoder"])
 def test_a_place_that_cannot_be_written_is_refused_before_anything_is_read(place, run, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("all my work")
-    monkeypatch.setattr("decoder2vec.training.run.start_training", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr("decoder2vec.training.api.start_training", lambda *_: pytest.fail("it was begun"))
     with pytest.raises(StorageError, match=r"Cannot write to .*; choose another place"):
         run(out=tmp_path / place)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

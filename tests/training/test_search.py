@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from decoder2vec.errors import InputError, MissingExtraError
-from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.training.frozen.training import FreezeTraining
+from decoder2vec.training.recipes.freeze import FreezeRecipe
+from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.plan import read_plan
-from decoder2vec.training.search import search_plan, suggest, with_settings
+from decoder2vec.training.hyperparameters import choose_by_trials, suggest, with_settings
 
 SETTINGS = ["widths=[8]", "hidden=8", "pretrain=none", "head=sum", "training.epochs=1", "training.batch=16"]
 SEARCH = {"hidden": [4, 16], "dropout": [0.0, 0.4], "training.rate": [1e-4, 1e-1], "head": ["sum", "gated", "mlp"]}
@@ -61,22 +61,22 @@ def test_two_numbers_are_a_range_and_all_else_are_choices(span, asked, value):
 
 
 def test_settings_of_parts_are_changed_and_all_else_stays():
-    changed = with_settings(Freeze(), {"hidden": 9, "training.rate": 0.5})
+    changed = with_settings(FreezeRecipe(), {"hidden": 9, "training.rate": 0.5})
     assert (changed.hidden, changed.training.rate) == (9, 0.5)
-    assert replace(changed, hidden=0.5, training=Freeze().training) == Freeze()
+    assert replace(changed, hidden=0.5, training=FreezeRecipe().training) == FreezeRecipe()
 
 
 def test_the_best_trial_on_dev_is_returned(plan, data, backbone, monkeypatch):
-    tried, real = [], FreezeTraining.run
+    tried, real = [], Trainer.run
 
     def run(self, seed, **kwargs):
         result = real(self, seed, **kwargs)
         tried.append((self.recipe, result.dev["dev"]["pearson"], result.test))
         return result
 
-    monkeypatch.setattr(FreezeTraining, "run", run)
+    monkeypatch.setattr(Trainer, "run", run)
     said = []
-    found = search_plan(plan, data, backbone("tiny-llama"), 5, notify=said.append)
+    found = choose_by_trials(plan, data, backbone("tiny-llama"), 5, notify=said.append)
     assert tried[0][0] == plan.recipe, "the plan's own settings are tried first"
     assert len(tried) == len(said) == 5
     assert found.recipe == max(tried, key=lambda one: one[1])[0]
@@ -88,7 +88,7 @@ def test_the_best_trial_on_dev_is_returned(plan, data, backbone, monkeypatch):
 
 def test_a_search_finds_the_same_again(plan, data, backbone):
     model = backbone("tiny-llama")
-    assert search_plan(plan, data, model, 3) == search_plan(plan, data, model, 3)
+    assert choose_by_trials(plan, data, model, 3) == choose_by_trials(plan, data, model, 3)
 
 
 @pytest.mark.parametrize(
@@ -109,14 +109,14 @@ def test_a_search_finds_the_same_again(plan, data, backbone):
 )
 def test_a_search_that_cannot_be_made_is_refused(search, message, plan, data, backbone, caplog):
     with pytest.raises(InputError, match=message):
-        search_plan(replace(plan, search=search), data, backbone("tiny-llama"), 6)
+        choose_by_trials(replace(plan, search=search), data, backbone("tiny-llama"), 6)
     assert "Traceback" not in caplog.text
 
 
 @pytest.mark.parametrize("trials", [0, -1])
 def test_a_search_needs_a_trial(trials, plan, data, backbone):
     with pytest.raises(InputError, match="needs 1 trial or more"):
-        search_plan(plan, data, backbone("tiny-llama"), trials)
+        choose_by_trials(plan, data, backbone("tiny-llama"), trials)
 
 
 def test_without_optuna_the_extra_is_named(plan, data, backbone, monkeypatch):
@@ -129,4 +129,4 @@ def test_without_optuna_the_extra_is_named(plan, data, backbone, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"optuna: pip install 'decoder2vec\[optuna\]'"):
-        search_plan(plan, data, backbone("tiny-llama"), 2)
+        choose_by_trials(plan, data, backbone("tiny-llama"), 2)

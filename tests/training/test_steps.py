@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.loop import Schedule
 from decoder2vec.training import checkpoint
 from decoder2vec.training.loop import fit
-from decoder2vec.training.steps import rate_factor
+from decoder2vec.training.loop import learning_rate_factor
 from toys.regression import Killed, Line, same, state, task_for
 
 IN_AN_EPOCH = 4
@@ -40,8 +40,8 @@ def rates(monkeypatch):
 def test_a_run_ends_after_so_many_steps_with_the_learning_rate_at_its_end(steps, rates):
     module = Line()
     fit(module, task_for(module, short(steps)), 0)
-    assert rates == pytest.approx([0.05 * rate_factor(step, steps) for step in range(steps)])
-    assert rate_factor(steps, steps) == pytest.approx(0, abs=1e-12), "the next step would be none"
+    assert rates == pytest.approx([0.05 * learning_rate_factor(step, steps) for step in range(steps)])
+    assert learning_rate_factor(steps, steps) == pytest.approx(0, abs=1e-12), "the next step would be none"
     assert max(rates) == 0.05 and rates[-1] == min(rates[1:]) < 0.6 * max(rates)
 
 

@@ -84,20 +84,19 @@ def load_plan(
         stages: Train only these stages.
 
     """
-    name, about, tables, staged = _read_source(source, variant)
-    _check_settings(settings, tables, staged)
+    tables = _read_source(source, variant)
+    if stages and not tables.staged:
+        raise InputError(f"--stages {','.join(stages)!r} chooses among the stages of a plan, and this one has none.")
     for stage in stages:
-        if not staged:
-            raise InputError(
-                f"--stages {','.join(stages)!r} chooses among the stages of a plan, and this one has none."
-            )
-        if stage not in tables:
-            raise unknown_name("stage", stage, tables)
+        if stage not in tables.stages:
+            raise unknown_name("stage", stage, tables.stages)
+    if tables.staged:
+        _check_settings(settings, tables.stages)
     parsed = [
-        _parse_stage(stage_name, table, _settings_of(settings, stage_name) if staged else settings)
-        for stage_name, table in tables.items()
+        _parse_stage(name, table, _settings_of(settings, name) if tables.staged else settings)
+        for name, table in tables.stages.items()
     ]
-    return Plan(name, tuple(stage for stage in parsed if not stages or stage.name in stages), about)
+    return Plan(tables.name, tuple(stage for stage in parsed if not stages or stage.name in stages), tables.about)
 
 
 def read_variants(file: Path) -> dict[str, Table]:
