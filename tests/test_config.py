@@ -10,8 +10,8 @@ import pytest
 
 from decoder2vec.config import from_table, override, to_table
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.freeze import FreezeRecipe, Source
 from decoder2vec.training.loop import Schedule
+from decoder2vec.training.recipes.freeze import FreezeRecipe, Source
 
 
 @dataclass(frozen=True)

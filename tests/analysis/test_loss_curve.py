@@ -14,8 +14,8 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError
 from decoder2vec.report.analysis_figures import draw_curve
 from decoder2vec.text.files import Triplets
-from toys.training import toy_examples
 from toys.texts import built
+from toys.training import toy_examples
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}
 TRIPLES = Triplets("toy", [(one.anchor, one.positive, one.negatives[0]) for one in toy_examples()])

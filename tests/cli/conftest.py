@@ -19,12 +19,12 @@ def small_models(one_thread):
 @pytest.fixture(scope="session")
 def trained(backbone, tmp_path_factory):
     """trained(name, **settings of the recipe) -> the folder of an encoder; each is trained once."""
-    from decoder2vec.training.recipes.freeze import FreezeRecipe
-    from decoder2vec.training.loop import Schedule
     from decoder2vec.text.files import ScoredPairs
-    from decoder2vec.training.data import TrainingData
-    from decoder2vec.training.plan import Plan
     from decoder2vec.training.api import train
+    from decoder2vec.training.data import TrainingData
+    from decoder2vec.training.loop import Schedule
+    from decoder2vec.training.plan import Plan
+    from decoder2vec.training.recipes.freeze import FreezeRecipe
 
     rows = [(f"A {a} waits.", f"The {b} waits there.", 5.0 * (a == b)) for a in NOUNS for b in NOUNS]
 

@@ -17,8 +17,8 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
 from decoder2vec.training.loop import History
 from toys.command import d2v
-from toys.training import toy_examples, toy_pairs
 from toys.texts import sentences
+from toys.training import toy_examples, toy_pairs
 
 TINY = ["--backbone", "tiny-llama", "--device", "cpu"]
 QUICK = ["--set", "mntp.training.steps=6", "--set", "simcse.training.steps=1", "--set", "mntp.training.rate=0.01"]

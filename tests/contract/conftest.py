@@ -20,8 +20,8 @@ from decoder2vec.text.batches import collate
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import adapting, checkpoint
-from decoder2vec.training.plan import Plan
 from decoder2vec.training.api import TrainingResult, train
+from decoder2vec.training.plan import Plan
 from toys.training import small_recipe, toy_data
 
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")

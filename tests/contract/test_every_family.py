@@ -11,8 +11,8 @@ from decoder2vec.backbone.tiny import TINY
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.training import small_recipe, toy_data, toy_examples
 
 TEXTS = ("the dogs run over the long road in the rain and sing of boats that sail", "a", "cats sleep")

@@ -7,16 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from decoder2vec.recipes.objective import Objective
 
 from decoder2vec.backbone.attention import attention_fault
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import checkpoint
+from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.recipe import Trainer
-from toys.training import small_recipe
 from toys.texts import plain_data
+from toys.training import small_recipe
 
 OBJECTIVES = ("simcse", "mntp")
 FAMILIES = ("tiny-llama", "tiny-qwen3", "tiny-gpt2", "tiny-gemma3_text")

@@ -11,8 +11,8 @@ import torch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
-from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.recipes import recipes
+from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.recipes.recipe import Trainer
 from toys.training import ADAPTER_RECIPES, small_recipe, toy_data
 

@@ -19,12 +19,12 @@ from decoder2vec.encoder import Encoder, spec_from
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export import base_model as onward
 from decoder2vec.export.base_model import load_base_model
+from decoder2vec.storage import cache_root
+from decoder2vec.training.api import train
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.plan import Plan
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.freeze import FreezeRecipe
-from decoder2vec.training.loop import Schedule
-from decoder2vec.storage import cache_root
-from decoder2vec.training.plan import Plan
-from decoder2vec.training.api import train
 from toys.training import small_recipe, toy_data, toy_pairs
 
 TEXTS = ["cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", ""]

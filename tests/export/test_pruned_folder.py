@@ -20,11 +20,11 @@ from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.export import pruned as pruned_folder
 from decoder2vec.export.base_model import start_from
 from decoder2vec.export.pruned import write_pruned
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.training.plan import Plan
 from decoder2vec.training.api import train
-from toys.training import ADAPTER_RECIPES, small_recipe, toy_data
+from decoder2vec.training.plan import Plan
+from decoder2vec.training.recipes.adapter import ReadSettings
 from toys.texts import built, plain_data
+from toys.training import ADAPTER_RECIPES, small_recipe, toy_data
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}
 TEXTS = ["A long, slow rise in the fridge gives sourdough its tangy flavour.", "Short one.", "A red card, early"]

@@ -21,11 +21,11 @@ from decoder2vec.encoder import Encoder, spec_from
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.export import transformers as transformers_folder
 from decoder2vec.export.formats import export
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.training.plan import Plan
 from decoder2vec.training.api import train
-from toys.training import small_recipe, toy_data
+from decoder2vec.training.plan import Plan
+from decoder2vec.training.recipes.adapter import ReadSettings
 from toys.texts import SIZES, built
+from toys.training import small_recipe, toy_data
 
 ATTENTIONS = ["causal", "bidirectional"]
 IDS = torch.tensor([[30, 400, 95, 7, 88, 311], [5, 6, 300, 41, 41, 222]])

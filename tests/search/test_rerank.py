@@ -11,11 +11,11 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
 from decoder2vec.search.rerank import PairHead, PairReranker
 from decoder2vec.text.files import ScoredPairs
+from decoder2vec.training.recipes.freeze import FreezeRecipe
 from toys.encoder import WordEncoder
 
 TEXTS = ["A cat sleeps on the sofa.", "Stocks fell sharply.", "The kitten is napping.", "Rain in the afternoon."]

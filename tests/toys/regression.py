@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from decoder2vec.training.loop import Schedule
-from decoder2vec.training.loop import TrainingTask
+from decoder2vec.training.loop import Schedule, TrainingTask
 
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
 Y = X @ torch.linspace(-1, 1, 6) + 0.3

@@ -7,8 +7,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_tokenizer
-from toys.training import toy_data
 from toys.sentences import NOUNS, VERBS
+from toys.training import toy_data
 
 SIZES = {
     "hidden_size": 32,
@@ -28,7 +28,7 @@ def sentences(count: int = 12) -> tuple[str, ...]:
 
 def plain_data(texts: tuple[str, ...] = sentences(), **changes: object):
     """Nothing but texts."""
-    return toy_data(**{"contrast": None, "dev": (), "texts": texts, **changes})
+    return toy_data(**{"contrastive": None, "dev": (), "texts": texts, **changes})
 
 
 def built(family: str, folder=None, **settings: object):

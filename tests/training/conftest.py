@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from decoder2vec.training.recipes.freeze import FreezeRecipe
-from decoder2vec.training.loop import Schedule
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.training.recipes.recipe import Trainer
 from toys.sentences import NOUNS, VERBS
 

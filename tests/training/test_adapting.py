@@ -6,19 +6,19 @@ import json
 import math
 
 import pytest
+from decoder2vec.recipes.objective import Objective
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DivergedError, InputError, StorageError, UnknownNameError, UnsupportedError
 from decoder2vec.maths.losses import info_nce
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Objective
-from decoder2vec.training.loop import Schedule
 from decoder2vec.training import checkpoint
-from decoder2vec.training.recipes.recipe import Trainer
-from decoder2vec.training.contrastive_examples import ContrastiveExamples
-from decoder2vec.training.plan import Plan, read_plan
 from decoder2vec.training.api import train
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.plan import Plan, read_plan
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.training import small_recipe, toy_data, toy_examples, toy_pairs
 
 

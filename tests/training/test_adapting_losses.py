@@ -7,17 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from decoder2vec.recipes.objective import Objective
 from scipy.special import logsumexp
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import adapting
-from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
 from decoder2vec.training.data import TrainingData, check_data
-from toys.training import small_recipe, module_and_task, toy_data, toy_examples, toy_pairs
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.training import module_and_task, small_recipe, toy_data, toy_examples, toy_pairs
 
 
 @pytest.fixture

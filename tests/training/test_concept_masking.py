@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from decoder2vec.recipes.objective import Masking, Objective
 from scipy.special import logsumexp
 from transformers import AutoModelForCausalLM
 
@@ -20,15 +21,14 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Masking, Objective
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
-from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.objectives.masking import ConceptMasking
-from toys.training import small_recipe, module_and_task
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.texts import plain_data
+from toys.training import module_and_task, small_recipe
 
 FIELD = ["heart attack", "heart", "naïve cell", "dose response curve", "gene", "東京", "tau"]
 CONCEPTS = ConceptSet(frozenset(FIELD))

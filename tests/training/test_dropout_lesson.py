@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from decoder2vec.recipes.objective import Objective
 from scipy.special import logsumexp
 from scipy.stats import spearmanr
 from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Objective
 from decoder2vec.training import paths, processes
-from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.batch_encoder import Path
-from toys.training import gradients_of, small_recipe, module_and_task, toy_pairs
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.texts import plain_data, sentences
+from toys.training import gradients_of, module_and_task, small_recipe, toy_pairs
 
 TEXTS = sentences()
 LEARNED = [text for number, text in enumerate(TEXTS) if number % 6]

@@ -8,9 +8,9 @@ import pytest
 
 from decoder2vec.config import Reading, from_table
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.freeze import FreezeRecipe, Source, layer_numbers
-from decoder2vec.training.loop import Schedule
 from decoder2vec.text.template import Template
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.recipes.freeze import FreezeRecipe, Source, layer_numbers
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,16 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
+from decoder2vec.training.frozen.scoring import calibrated, score_pairs
 from scipy import stats
 
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.freeze import Source
-from decoder2vec.training.loop import Schedule
-from decoder2vec.training.data import TrainingData
-from decoder2vec.training.frozen.scoring import calibrated, score_pairs
 from decoder2vec.training.api import as_encoder
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.recipes.freeze import Source
 
 
 def numbers(result):

@@ -7,14 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scipy import stats
-
-from decoder2vec.activations.extract import Reader
-from decoder2vec.activations.latent_table import LatentTable
-from decoder2vec.errors import DivergedError
-from decoder2vec.heads.codes import CodeNet
-from decoder2vec.training.recipes.freeze import FreezeRecipe
-from decoder2vec.text.template import Template
 from decoder2vec.training.frozen.autoencoders import Autoencoder, measure, reconstruction
 from decoder2vec.training.frozen.tasks import (
     InferenceNet,
@@ -25,6 +17,14 @@ from decoder2vec.training.frozen.tasks import (
     siamese,
     triplets,
 )
+from scipy import stats
+
+from decoder2vec.activations.extract import Reader
+from decoder2vec.activations.latent_table import LatentTable
+from decoder2vec.errors import DivergedError
+from decoder2vec.heads.codes import CodeNet
+from decoder2vec.text.template import Template
+from decoder2vec.training.recipes.freeze import FreezeRecipe
 
 RECIPE = FreezeRecipe(widths=(8, 16), hidden=12, head="sum", pretrain="none", loss="mse")
 BATCH = np.array([3, 0, 7, 12, 1])

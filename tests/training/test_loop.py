@@ -15,10 +15,8 @@ from safetensors.torch import save_file
 
 from decoder2vec.cli.output import TrainingBars
 from decoder2vec.errors import DivergedError, InputError
-from decoder2vec.training.loop import Schedule
 from decoder2vec.training import checkpoint, loop
-from decoder2vec.training.loop import TrainingTask, fit
-from decoder2vec.training.loop import learning_rate_factor
+from decoder2vec.training.loop import Schedule, TrainingTask, fit, learning_rate_factor
 from toys.regression import Killed, Line, same, state, task_for
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from decoder2vec.recipes.objective import Masking, Objective
+from decoder2vec.training.lessons import parts
 from scipy.special import logsumexp
 from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
@@ -21,16 +23,14 @@ from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Masking, Objective
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import adapting, processes
-from decoder2vec.training.recipes.recipe import Trainer
-from decoder2vec.training.lessons import parts
 from decoder2vec.training.objectives.masking import Hidden, RandomMasking
-from toys.training import gradients_of, small_recipe, module_and_task
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.texts import plain_data, sentences
+from toys.training import gradients_of, module_and_task, small_recipe
 
 CASES = [
     ("lora", "tiny-llama", "causal"),

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from decoder2vec.recipes.objective import Masking
 
 from decoder2vec.backbone.tiny import tiny_tokenizer
 from decoder2vec.errors import InputError, UnknownNameError
-from decoder2vec.recipes.objective import Masking
 from decoder2vec.training.objectives.masking import RandomMasking, mask_token_id
 
 EOS, BOS, PAD = 0, 1, 2

@@ -10,7 +10,7 @@ import pytest
 
 from decoder2vec.errors import InputError
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example, read_contrastive_examples
-from decoder2vec.training.mining import to_jsonl, mine
+from decoder2vec.training.mining import mine, to_jsonl
 
 
 class Numbered:

@@ -18,12 +18,12 @@ from decoder2vec.backbone.tiny import TINY
 from decoder2vec.backbone.training_modes import CompiledBlocks
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import paths
 from decoder2vec.training.batch_encoder import Path, choose_batch_encoder, suffix_encoder, token_encoder
-from toys.training import ADAPTER_RECIPES, gradients_of, small_recipe, module_and_task, toy_data
+from decoder2vec.training.recipes.adapter import ReadSettings
+from toys.training import ADAPTER_RECIPES, gradients_of, module_and_task, small_recipe, toy_data
 
 ATTENTIVE = [name for name, family in TINY.items() if "mamba" not in family]
 TEXTS = ["cats sleep", "a", "the dogs run over the long road in the rain and sing of boats that sail", "kids play now"]

@@ -16,11 +16,11 @@ from decoder2vec.errors import InputError, StorageError, UnknownNameError, Unsup
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.training import checkpoint, pipeline
-from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.api import Stage, chosen_stages, read_stages, run_stages, stage_plan
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.plan import plan_of
-from toys.training import toy_examples, toy_pairs
 from toys.texts import plain_data, sentences
+from toys.training import toy_examples, toy_pairs
 
 TEXTS = ["The dog runs", "A long road goes over the green hills", ""]
 SHORT = "epochs = 9\nsteps = {steps}\nbatch = 4\nrate = 1e-2\nevaluate_every = 1\npatience = 9"

@@ -9,10 +9,10 @@ import pytest
 
 from decoder2vec.config import from_table
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.freeze import EMBEDDING, FreezeRecipe, Source
-from decoder2vec.training.data import DataFiles
 from decoder2vec.training.api import read_stages, stage_plan
+from decoder2vec.training.data import DataFiles
 from decoder2vec.training.plan import Plan, read_plan
+from decoder2vec.training.recipes.freeze import EMBEDDING, FreezeRecipe, Source
 from toys.texts import plain_data
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"

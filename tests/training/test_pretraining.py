@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.training.recipes.freeze import Source
-from decoder2vec.training.loop import Schedule
 from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.recipes.freeze import Source
 
 
 def numbers(result):

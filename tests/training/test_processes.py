@@ -15,10 +15,10 @@ import torch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import pick_device
 from decoder2vec.training import adapting, checkpoint, processes
-from decoder2vec.training.contrastive_examples import ContrastiveExamples
-from decoder2vec.training.plan import Plan
-from decoder2vec.training.distributed import gather, is_main_process, local_share
 from decoder2vec.training.api import train
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from decoder2vec.training.distributed import gather, is_main_process, local_share
+from decoder2vec.training.plan import Plan
 from toys.training import small_recipe, toy_data, toy_examples
 
 RECIPES = ("soft_prompt", "lora", "full")

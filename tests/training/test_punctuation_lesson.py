@@ -11,6 +11,8 @@ from itertools import cycle, islice, product
 import numpy as np
 import pytest
 import torch
+from decoder2vec.recipes.objective import Objective
+from decoder2vec.training.lessons import parts
 from scipy.special import logsumexp
 from tokenizers import normalizers
 from torch.utils.checkpoint import checkpoint as computed_twice
@@ -22,16 +24,14 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Objective
 from decoder2vec.text.punctuation import score
 from decoder2vec.training import adapting, checkpoint, processes
-from decoder2vec.training.recipes.recipe import Trainer
-from decoder2vec.training.lessons import parts
 from decoder2vec.training.loop import History
-from toys.training import gradients_of, perturbed, small_recipe, module_and_task
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.sentences import NOUNS, VERBS
 from toys.texts import plain_data
+from toys.training import gradients_of, module_and_task, perturbed, small_recipe
 
 CASES = [
     ("lora", "tiny-llama", "causal"),

@@ -7,6 +7,8 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 import torch
+from decoder2vec.recipes.objective import Objective
+from decoder2vec.training.lessons import punctuation_lm
 from scipy.special import logsumexp
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,15 +16,13 @@ from decoder2vec.backbone import attention as direction
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.training.recipes.adapter import ReadSettings
-from decoder2vec.recipes.objective import Objective
 from decoder2vec.text.punctuation import score
 from decoder2vec.training import adapting
-from decoder2vec.training.recipes.recipe import Trainer
-from decoder2vec.training.lessons import punctuation_lm
 from decoder2vec.training.loop import History
-from toys.training import gradients_of, perturbed, small_recipe, module_and_task
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.texts import plain_data
+from toys.training import gradients_of, module_and_task, perturbed, small_recipe
 
 TEXTS = tuple(
     f"{name} {verb}, and the {noun} is {what}{mark} Nobody knows{' why' * (number % 3)}."

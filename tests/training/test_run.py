@@ -12,9 +12,9 @@ from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError
 from decoder2vec.text.data_check import count_overlap
 from decoder2vec.training import checkpoint
+from decoder2vec.training.api import train
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import read_plan
-from decoder2vec.training.api import train
 
 SETTINGS = [
     "widths=[8]",

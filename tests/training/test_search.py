@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.training.hyperparameters import choose_by_trials, suggest, with_settings
+from decoder2vec.training.plan import read_plan
 from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.training.recipes.recipe import Trainer
-from decoder2vec.training.plan import read_plan
-from decoder2vec.training.hyperparameters import choose_by_trials, suggest, with_settings
 
 SETTINGS = ["widths=[8]", "hidden=8", "pretrain=none", "head=sum", "training.epochs=1", "training.batch=16"]
 SEARCH = {"hidden": [4, 16], "dropout": [0.0, 0.4], "training.rate": [1e-4, 1e-1], "head": ["sum", "gated", "mlp"]}

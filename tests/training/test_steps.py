@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from decoder2vec.errors import InputError
-from decoder2vec.training.loop import Schedule
 from decoder2vec.training import checkpoint
-from decoder2vec.training.loop import fit
-from decoder2vec.training.loop import learning_rate_factor
+from decoder2vec.training.loop import Schedule, fit, learning_rate_factor
 from toys.regression import Killed, Line, same, state, task_for
 
 IN_AN_EPOCH = 4
