@@ -49,6 +49,11 @@ class Stage:
         table |= {self.recipe.name: to_table(self.recipe), "data": to_table(self.data)}
         return {**table, "search": self.search} if self.search else table
 
+    @classmethod
+    def from_json(cls, table: Table) -> Stage:
+        """The inverse of `to_json`, also for results files of earlier versions."""
+        return _parse_stage(table.get("name", ""), table, ())
+
 
 @dataclass(frozen=True)
 class Plan:
