@@ -24,7 +24,7 @@ def small_models(one_thread):
 def own_pretrained(tmp_path, monkeypatch):
     """No test takes over what another has pre-trained."""
     folder = tmp_path / "pretrained-cache"
-    monkeypatch.setattr("decoder2vec.training.recipes.recipe.pretrained_root", lambda: folder / "pretrained")
+    monkeypatch.setattr("decoder2vec.training.recipes.freeze.pretrained_root", lambda: folder / "pretrained")
     return folder / "pretrained"
 
 
