@@ -16,7 +16,7 @@ from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.text.punctuation import score
 from decoder2vec.training.loop import History
 from decoder2vec.training.objectives import punctuation_lm
-from decoder2vec.training.objectives.punctuation_lm import Draft, Example, Generator, PunctuationLMConfig
+from decoder2vec.training.objectives.punctuation_lm import Draft, PunctuationLMConfig, RestorationExample, TextRestorer
 from decoder2vec.training.recipes import recipe as recipe_module
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.recipe import Trainer
@@ -234,7 +234,7 @@ def test_generation_without_end_is_stopped(run, monkeypatch, scored_words):
 def test_draft_saves_passes_and_never_changes_the_result(draft, max_passes):
     """A toy model generates 5 6 7 8 9 and then the separator, 0; token 6 is punctuation."""
     text, n_passes = [5, 6, 7, 8, 9, 0], 0
-    decoding = Draft(Example([3], [*draft, 0]), 20)
+    decoding = Draft(RestorationExample([3], [*draft, 0]), 20)
     while not decoding.is_finished(0):
         target = decoding.example.target
         predicted = [text[n] if n < 6 and target[:n] == text[:n] else 4 for n in range(len(target))]
@@ -255,10 +255,10 @@ def test_generation_stops_after_too_many_tokens_read(run, monkeypatch, scored_wo
 
 
 def test_generation_of_only_punctuation_scores_zero(run, monkeypatch):
-    def punctuation_only(generator, examples):
-        return [generator.encode("?!", add_special_tokens=False).ids] * len(examples)
+    def punctuation_only(restorer, examples):
+        return [restorer.encode("?!", add_special_tokens=False).ids] * len(examples)
 
-    monkeypatch.setattr(Generator, "generate", punctuation_only)
+    monkeypatch.setattr(TextRestorer, "generate", punctuation_only)
     restoration = run(lm_recipe(epochs=0), TEXTS).notes["restoration"]
     assert restoration["f1"] == 0 and restoration["texts of another length"] == 2
 
