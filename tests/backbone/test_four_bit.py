@@ -69,11 +69,13 @@ def test_rounded_weights_read_nearly_the_same_and_are_another_space(rounded):
 
 def test_lora_is_trained_beside_rounded_weights_and_serves_the_exact_ones_too(rounded, tmp_path):
     before = {name: weight.clone() for name, weight in rounded.model.named_parameters()}
-    result = Trainer(small_recipe("lora"), toy_data(), rounded).run(0)
+    trainer = Trainer(small_recipe("lora"), toy_data(), rounded)
+    result = trainer.run(0)
     assert result.notes["training"]["losses"][-1] < result.notes["training"]["losses"][0]
     assert all(torch.equal(before[name], weight) for name, weight in rounded.model.named_parameters())
-    folder = result.encoder.save(tmp_path / "e")
-    own = result.encoder.encode(["cats sleep"])
+    encoder, _ = trainer.export(result, tmp_path)
+    folder = encoder.save(tmp_path / "e")
+    own = encoder.encode(["cats sleep"])
     assert np.array_equal(Encoder.load(folder, dtype="4bit").encode(["cats sleep"]), own)
     exact = peft.PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder("tiny-llama")), folder / "adapter")
     ids = torch.tensor([rounded.tokenizer("cats sleep")["input_ids"]])

@@ -57,6 +57,7 @@ class BatchEncoder:
     def __call__(self, rows: Sequence[int]) -> Tensor:
         """[texts, dim] vectors; with gradients enabled, each process computes its share and gathers the rest."""
         training = torch.is_grad_enabled()
+        # all processes must gather equally many rows, so the last one may repeat the last row
         local = [int(rows[min(index, len(rows) - 1)]) for index in local_share(len(rows))] if training else list(rows)
         costs = self.costs[local]
         recompute = bool(training and costs.sum() > self.budget)
@@ -88,7 +89,7 @@ def choose_batch_encoder(
         reading: The vector that is trained.
         extra_tokens: Positions the adapter adds to each text.
         suffix_only: The adapter is a soft prompt behind causal texts, so only the prompt must run in every step, on
-            cached keys and values; families that have none encode every token.
+            cached keys and values of the texts; models without keys and values still run every token.
         cache_bytes: Keys and values are cached on disk up to this size, and recomputed beyond it.
         budget: Tokens whose activations are held in memory at once; 0: what fits.
 
@@ -106,7 +107,7 @@ def choose_batch_encoder(
 
 
 def token_encoder(backbone: Backbone, prompts: Sequence[Prompt], reading: Reading) -> EncodeChunk:
-    """Runs every token, forward and backward."""
+    """Return an encoder that runs every token, forward and backward."""
     capture = Capture(backbone, [reading])
 
     def encode(rows: Sequence[int]) -> Tensor:
@@ -116,7 +117,7 @@ def token_encoder(backbone: Backbone, prompts: Sequence[Prompt], reading: Readin
 
 
 def suffix_encoder(backbone: Backbone, memory: Memory, reading: Reading) -> EncodeChunk:
-    """Runs only the tokens of an appended soft prompt, on cached keys and values of the texts."""
+    """Return an encoder that runs only the tokens of an appended soft prompt, on keys and values of the texts."""
     prompt = backbone.adapter
     assert isinstance(prompt, SoftPrompt) and prompt.place == "append"
     capture = Capture(backbone.with_adapter(None), [reading])

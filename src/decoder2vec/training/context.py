@@ -53,7 +53,7 @@ class InputSpec:
     max_length: int = DEFAULT_MAX_LENGTH
     attention: str = "causal"
     keeps_positions: bool = True
-    """Whether the states of a text stand at the positions of its tokens, as they do not beside a soft prompt."""
+    """Whether the states of a text are at the positions of its tokens; with a soft prompt they are not."""
 
 
 class TrainingContext(ABC):
@@ -73,14 +73,17 @@ class TrainingContext(ABC):
 
     @abstractmethod
     def dev_score(self, files: Sequence[ScoredPairs], metric: str) -> float:
-        """Mean correlation of similarities with human scores over files, in points; NaN if vectors are not finite."""
+        """Mean correlation of similarities with human scores over files, in points.
 
-    def inference(self) -> AbstractContextManager[Any]:
-        """Active whenever the model runs."""
+        NaN or DivergedError where they are not finite: a correlation of 0 may look like an improvement.
+        """
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        """Active whenever the model runs, in training steps and in evaluations."""
         return nullcontext()
 
     def block_modes(self) -> AbstractContextManager[Any]:
-        """Active during training steps only."""
+        """Active in training steps only."""
         return nullcontext()
 
 
@@ -129,11 +132,11 @@ class TokenContext(TrainingContext):
             return math.nan  # the correlation would be 0, which may look like an improvement
         by_text = dict(zip(texts, vectors.numpy(), strict=True))
         left, right = (np.stack([by_text[text] for text in side]) for side in (pairs.left, pairs.right))
-        return 100 * METRICS[metric](cosine_pairs(left, right), np.asarray(pairs.scores))
+        return correlation(metric, cosine_pairs(left, right), np.asarray(pairs.scores))
 
     @contextmanager
-    def inference(self) -> Iterator[None]:
-        """The adapter is enabled, and 32-bit weights compute in the model's original dtype."""
+    def forward_context(self) -> Iterator[None]:
+        """The adapter is enabled, and weights trained in float32 compute in the model's original dtype."""
         autocast = torch.autocast(
             self.device.type, self.compute_dtype, enabled=self.backbone.dtype != self.compute_dtype
         )
@@ -185,7 +188,12 @@ class LatentContext(TrainingContext):
         return self.net.score(latents[:, : len(left)], latents[:, len(left) :])
 
     def dev_score(self, files: Sequence[ScoredPairs], metric: str) -> float:
-        """Mean correlation of the network's scores with human scores; with the head "each", that of the best layer."""
+        """Mean correlation of the network's scores with human scores; with the head "each", that of the best layer.
+
+        Raises:
+            DivergedError: Scores are not finite.
+
+        """
         return float(self.dev_scores([self.pair_rows(pairs) for pairs in files], metric).max())
 
     def dev_scores(self, files: Sequence[PairRows], metric: str) -> NDArray[np.float64]:
@@ -214,6 +222,6 @@ class LatentContext(TrainingContext):
         return values.cpu().double().numpy()
 
 
-def correlation(metric: str, predicted: NDArray[np.float64], scores: NDArray[np.float64]) -> float:
+def correlation(metric: str, predicted: NDArray[Any], scores: NDArray[np.float64]) -> float:
     """Correlation by one of `METRICS`, in points."""
     return 100 * METRICS[metric](predicted, scores)

@@ -46,9 +46,9 @@ def objective_config(table: Mapping[str, Any], where: str = "objective") -> Obje
     if name not in OBJECTIVES:
         raise unknown_name("objective", name, OBJECTIVES)
     config_class = OBJECTIVES[name].config_class
-    own = {field.name for field in fields(config_class)}
+    known = {field.name for field in fields(config_class)}
     defaults: dict[str, Any] = {}
     for objective in OBJECTIVES.values():
         defaults |= to_table(objective.config_class())  # type: ignore[call-arg]
-    ignored = {key for key, value in table.items() if key not in own and key in defaults and value == defaults[key]}
+    ignored = {key for key, value in table.items() if key not in known and key in defaults and value == defaults[key]}
     return from_table(config_class, {key: value for key, value in table.items() if key not in ignored}, where)

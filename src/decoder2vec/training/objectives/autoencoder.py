@@ -121,7 +121,7 @@ class ReconstructionError:
 
 @torch.no_grad()
 def reconstruction_error(net: CodeNet, decoders: Decoders, table: LatentTable, rows: Rows) -> ReconstructionError:
-    """Errors over some rows, relative to the variance of the same rows."""
+    """Errors over some rows, also relative to the variance of the same rows."""
     net.eval()
     decoders.eval()
     shape = (len(net.spec.widths), net.spec.dim)
@@ -135,9 +135,9 @@ def reconstruction_error(net: CodeNet, decoders: Decoders, table: LatentTable, r
         total_squares += standardised.pow(2).sum(dim=1)
     count = max(1, len(rows))
     errors, variance = squares / count, (total_squares / count - (total / count).pow(2)).clamp_min(0)
-    units = torch.ones_like(errors) if net.spec.unit else net.scale[:, 0]
+    scale = torch.ones_like(errors) if net.spec.unit else net.scale[:, 0]
     unexplained = errors.sum(dim=1) / variance.sum(dim=1).clamp_min(1e-12)
-    return ReconstructionError(errors.mean(dim=1), (errors / units.pow(2)).mean(dim=1), unexplained)
+    return ReconstructionError(errors.mean(dim=1), (errors / scale.pow(2)).mean(dim=1), unexplained)
 
 
 def _code_width(spec: CodeSpec, group: tuple[int, ...]) -> int:

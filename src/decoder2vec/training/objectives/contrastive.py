@@ -27,7 +27,7 @@ class ContrastiveConfig(ObjectiveConfig):
     symmetric: bool = False
     """Also let each positive find its anchor."""
     dims: tuple[int, ...] = ()
-    """Matryoshka: prefixes of the vector that must be good vectors, too."""
+    """Matryoshka: lengths of prefixes of the vector that are trained as vectors, too."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -67,8 +67,8 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
             )
             unique, inverse = np.unique(text_rows[indices.clip(min=0)], return_inverse=True)
             vectors = context.encode(unique.tolist())[torch.from_numpy(inverse)]
-            anchors, positives, rest = vectors.tensor_split([len(rows), 2 * len(rows)])
-            negatives = rest.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(rest) else None
+            anchors, positives, hard = vectors.tensor_split([len(rows), 2 * len(rows)])
+            negatives = hard.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(hard) else None
             masked = torch.from_numpy(examples.known_positives(rows)).to(vectors.device)
             return contrast(
                 anchors,
@@ -89,8 +89,8 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
     def resume_key(self) -> list[Any]:
         """Indices of all examples and groups."""
         examples = self.examples
-        indices = [part.tolist() for part in (examples.anchors, examples.positives, examples.negatives)]
-        return indices + [part.tolist() for part in examples.groups.nonzero()]
+        indices = (examples.anchors, examples.positives, examples.negatives, *examples.groups.nonzero())
+        return [array.tolist() for array in indices]
 
 
 @dataclass(frozen=True)

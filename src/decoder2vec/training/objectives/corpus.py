@@ -16,7 +16,7 @@ _MAX_HELD_OUT = 500
 
 
 class CorpusObjective(Objective[Config, TokenContext]):
-    """An objective on plain texts."""
+    """An objective on plain texts, which runs every token."""
 
     needs = "corpus"
     reads = (Reads.TOKENS,)
@@ -42,7 +42,13 @@ class CorpusObjective(Objective[Config, TokenContext]):
 
 
 def require_token_states(name: str, spec: InputSpec) -> None:
-    """Raise unless a recipe reads the states of a plain text's own tokens in the top layer."""
+    """Raise unless a recipe reads the states of a plain text's own tokens in the top layer.
+
+    Args:
+        name: Name of the objective, for the error message.
+        spec: How the recipe reads texts.
+
+    """
     if spec.reads is not Reads.TOKENS or not spec.keeps_positions:
         raise InputError(f"{name} predicts from the tokens of a text, not of a prompt; use lora, kv_prefix or full.")
     if spec.layer != -1:

@@ -115,14 +115,13 @@ class ConceptMasking(RandomMasking):
     ) -> None:
         super().__init__(config, backbone)
         occurrences = find_occurrences(concepts, texts, prompts, backbone)
-        self.occurrences = {
-            tuple(prompt.ids): self._maskable_occurrences(prompt, found)
-            for prompt, found in zip(prompts, occurrences, strict=True)
-        }
-        self.concept_positions = {
-            tuple(prompt.ids): {position for positions in found for position in positions}
-            for prompt, found in zip(prompts, occurrences, strict=True)
-        }
+        self.occurrences: dict[tuple[int, ...], list[Occurrence]] = {}
+        """By the token ids of a text: concepts that can be masked."""
+        self.concept_positions: dict[tuple[int, ...], set[int]] = {}
+        """By the token ids of a text: positions of all concepts, also of one that cannot be masked."""
+        for prompt, in_text in zip(prompts, occurrences, strict=True):
+            self.occurrences[tuple(prompt.ids)] = self._maskable_occurrences(prompt, in_text)
+            self.concept_positions[tuple(prompt.ids)] = {position for positions in in_text for position in positions}
 
     def _maskable_occurrences(self, prompt: Prompt, occurrences: list[Occurrence]) -> list[Occurrence]:
         """Those of which every token can be masked: a text's first token cannot be predicted."""

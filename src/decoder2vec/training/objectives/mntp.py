@@ -39,15 +39,14 @@ class MNTPObjective(CorpusObjective[MNTPConfig]):
     names = ("mntp",)
     config_class = MNTPConfig
     stage = "masked texts"
-    unreadable = "predicts from the tokens of a text, not of a prompt; use lora, kv_prefix or full"
 
     def __init__(self, config: MNTPConfig, data: TrainingData, spec: InputSpec) -> None:
-        super().__init__(config, data, spec)
         require_token_states(config.name, spec)
+        super().__init__(config, data, spec)
         self._prepared: tuple[TokenContext, RandomMasking, TokenPredictor] | None = None
 
     def loss(self, context: TokenContext) -> Loss:
-        """Masked tokens are chosen anew in every epoch."""
+        """Mean cross-entropy of masked tokens, which are chosen again in every step."""
         masking, predict = self._prepare(context)
         rows_of_texts = context.rows(self.train_texts).tolist()
         usable = np.array([bool(masking.maskable(context.prompts[row].ids)) for row in rows_of_texts])
@@ -78,7 +77,7 @@ class MNTPObjective(CorpusObjective[MNTPConfig]):
         if concepts is None:
             return RandomMasking(config, context.backbone)
         masking = ConceptMasking(config, context.backbone, concepts, self.texts, context.prompts_of(self.texts))
-        if not any(masking.occurrences.values()):  # where random tokens fill up, nothing else would be masked
+        if not any(masking.occurrences.values()):  # with fill = "random", random tokens alone would be masked
             raise InputError(f"{self._nothing_to_mask()} Give other texts.")
         return masking
 
@@ -106,11 +105,11 @@ class TokenPredictor:
         used = [index for index, text in enumerate(texts) if text.positions] or [0]
 
         def sum_of_chunk(chunk: list[int]) -> Tensor:
-            return self._sum([texts[used[index]] for index in chunk], [rows[used[index]] for index in chunk])
+            return self._loss_sum([texts[used[index]] for index in chunk], [rows[used[index]] for index in chunk])
 
         return sum_over_texts(self.context, [len(texts[index].ids) for index in used], sum_of_chunk) / n_masked
 
-    def _sum(self, texts: Sequence[MaskedText], rows: Sequence[int]) -> Tensor:
+    def _loss_sum(self, texts: Sequence[MaskedText], rows: Sequence[int]) -> Tensor:
         prompts = [self.context.prompts[row] for row in rows]
         states = self.states([replace(prompt, ids=text.ids) for prompt, text in zip(prompts, texts, strict=True)])
         targets = [

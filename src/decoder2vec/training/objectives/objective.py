@@ -58,7 +58,17 @@ class Objective(ABC, Generic[Config, Context]):
     """Why other recipes cannot, for the error message."""
 
     def __init__(self, config: Config, data: TrainingData, spec: InputSpec) -> None:
-        """Raises if the data or the way a recipe reads texts do not fit."""
+        """Check the data, and how the recipe reads texts.
+
+        Args:
+            config: Settings of the objective.
+            data: What it learns from.
+            spec: How the recipe reads texts.
+
+        Raises:
+            InputError: The data or the recipe does not fit.
+
+        """
         if spec.reads not in self.reads:
             raise InputError(f"{config.name} {self.unreadable}.")
         self.config, self.data, self.spec = config, data, spec
@@ -78,14 +88,14 @@ class Objective(ABC, Generic[Config, Context]):
 
     @abstractmethod
     def resume_key(self) -> list[Any]:
-        """Everything the objective depends on, as JSON: a checkpoint is resumed only if nothing of it has changed."""
+        """Data and settings outside the recipe, as JSON: a checkpoint is resumed only if they are the same."""
 
     def batches(self, order: Rows, size: int) -> Iterator[Rows]:
         """Split the shuffled examples of an epoch into batches."""
         return fixed_size_batches(order, size)
 
     def dev_metric(self, context: Context) -> Callable[[], float] | None:
-        """A metric of its own, higher is better; None: the correlation on dev pairs."""
+        """A metric by which states are selected, higher is better; None: the correlation on dev pairs."""
         return None
 
     def step_context(self, context: Context) -> AbstractContextManager[Any]:
@@ -113,18 +123,18 @@ def training_task(
         metric: The correlation on dev pairs by which states are selected, unless the objective has its own metric.
 
     """
-    with context.inference():
+    with context.forward_context():
         loss = objective.loss(context)
         own_metric = objective.dev_metric(context)
 
     @torch.no_grad()
     def dev_metric() -> float:
-        with context.inference():
+        with context.forward_context():
             return own_metric() if own_metric else context.dev_score(objective.data.dev, metric)
 
     @contextmanager
     def step_context() -> Iterator[None]:
-        with context.inference(), objective.step_context(context), context.block_modes():
+        with context.forward_context(), objective.step_context(context), context.block_modes():
             yield
 
     return TrainingTask(objective.stage, len(objective), loss, dev_metric, schedule, objective.batches, step_context)

@@ -46,10 +46,9 @@ class ClearedTextObjective(CorpusObjective[Config]):
     """Plain texts, packed into excerpts that are read without punctuation and capitals."""
 
     stage = "cleared texts"
-    unreadable = "predicts from the tokens of a text, not of a prompt; use lora, kv_prefix or full"
 
     def __init__(self, config: Config, data: TrainingData, spec: InputSpec, *, copies: int = 1) -> None:
-        """`copies` of a text must fit into the context together."""
+        """Pack the texts into excerpts so short that `copies` of one fit into `max_length` tokens."""
         require_token_states(config.name, spec)
         words = max(1, min(_MAX_WORDS, spec.max_length // (2 * copies)))  # so that hardly any excerpt is truncated
         packed = tuple(excerpts((text for text in data.texts if clear(text)), words))
@@ -78,6 +77,8 @@ class PunctuationObjective(ClearedTextObjective[PunctuationConfig]):
 
     names = ("punctuation",)
     config_class = PunctuationConfig
+    classifier: nn.Linear
+    """From the states of a word to its edit."""
 
     def __init__(self, config: PunctuationConfig, data: TrainingData, spec: InputSpec) -> None:
         super().__init__(config, data, spec)
@@ -86,32 +87,29 @@ class PunctuationObjective(ClearedTextObjective[PunctuationConfig]):
             raise InputError(
                 f"No change of a word occurs {_MIN_EDIT_COUNT} times in these texts, so there is nothing to learn."
             )
-        self._tagger: nn.Linear | None = None
-        self._dev_tags: EditTagger | None = None
 
     def extra_modules(self, context: TokenContext) -> nn.Module:
-        """The linear layer from states to edits."""
-        self._tagger = nn.Linear(2 * context.backbone.dim, len(self.vocabulary)).to(context.device)
-        return self._tagger
+        """A linear layer from states to edits."""
+        self.classifier = nn.Linear(2 * context.backbone.dim, len(self.vocabulary)).to(context.device)
+        return self.classifier
 
     def loss(self, context: TokenContext) -> Loss:
         """The mean over all words that have a label."""
-        tags = self._tags(context, self.train_texts)
+        tagger = self._tagger(context, self.train_texts)
 
         def loss(rows: Rows) -> Tensor:
-            return tags.mean_loss(rows.tolist())
+            return tagger.mean_loss(rows.tolist())
 
         return loss
 
     def dev_metric(self, context: TokenContext) -> Callable[[], float]:
         """Minus the loss on held-out texts."""
-        self._dev_tags = tags = self._tags(context, self.dev_texts)
-        return lambda: -float(tags.mean_loss(range(len(self.dev_texts))))
+        tagger = self._tagger(context, self.dev_texts)
+        return lambda: -float(tagger.mean_loss(range(len(self.dev_texts))))
 
     def report(self, context: TokenContext) -> dict[str, Any]:
         """Precision, recall and F1 on held-out texts, and how many words have no label."""
-        assert self._dev_tags is not None
-        restored = self._restoration_score(self._dev_tags)
+        restored = self._restoration_score(self._tagger(context, self.dev_texts))
         sizes = {
             "problems": restored.problems,
             "edits": len(self.vocabulary),
@@ -119,26 +117,34 @@ class PunctuationObjective(ClearedTextObjective[PunctuationConfig]):
         }
         return {"restoration": restored.rates() | sizes}
 
-    def _tags(self, context: TokenContext, texts: Sequence[str]) -> EditTagger:
-        assert self._tagger is not None
-        return EditTagger(context, self._tagger, self.vocabulary, texts)
+    def _tagger(self, context: TokenContext, texts: Sequence[str]) -> EditTagger:
+        return EditTagger(context, self.classifier, self.vocabulary, texts)
 
-    def _restoration_score(self, tags: EditTagger) -> RestorationScore:
-        words = [clear(text).split() for text in tags.texts]
+    def _restoration_score(self, tagger: EditTagger) -> RestorationScore:
+        words = [clear(text).split() for text in tagger.texts]
         restored = [
             [edit.apply(word) for word, edit in zip(words_of_text, chosen, strict=True)]
-            for words_of_text, chosen in zip(words, tags.predict(), strict=True)
+            for words_of_text, chosen in zip(words, tagger.predict(), strict=True)
         ]
-        return score(words, restored, [attached_words(text) for text in tags.texts])
+        return score(words, restored, [attached_words(text) for text in tagger.texts])
 
 
 class EditTagger:
     """Predicts the edit of every word of some texts."""
 
     def __init__(
-        self, context: TokenContext, tagger: nn.Linear, vocabulary: EditVocabulary, texts: Sequence[str]
+        self, context: TokenContext, classifier: nn.Linear, vocabulary: EditVocabulary, texts: Sequence[str]
     ) -> None:
-        self.context, self.tagger, self.vocabulary, self.texts = context, tagger, vocabulary, texts
+        """Find the tokens and the label of every word.
+
+        Args:
+            context: The model that reads the texts.
+            classifier: From the states of a word's first and last token to logits of its edit.
+            vocabulary: The edits that have a label.
+            texts: With punctuation and capitals.
+
+        """
+        self.context, self.classifier, self.vocabulary, self.texts = context, classifier, vocabulary, texts
         cleared = [clear(text) for text in texts]
         self.prompts = context.prompts_of(cleared)
         words = token_positions(cleared, self.prompts, context.backbone, _word_spans)
@@ -161,10 +167,10 @@ class EditTagger:
         """Mean cross-entropy over the labelled words of some texts."""
         costs = [len(self.prompts[index].ids) for index in indices]
         n_labels = sum(int((self.labels[index] != NO_LABEL).sum()) for index in indices)
-        total = sum_over_texts(self.context, costs, lambda chunk: self._loss([indices[i] for i in chunk]))
+        total = sum_over_texts(self.context, costs, lambda chunk: self._loss_sum([indices[i] for i in chunk]))
         return total / max(1, n_labels)
 
-    def _loss(self, indices: Sequence[int]) -> Tensor:
+    def _loss_sum(self, indices: Sequence[int]) -> Tensor:
         labels = torch.cat([self.labels[index] for index in indices]).long()
         logits = self._logits(indices)
         return functional.cross_entropy(
@@ -172,14 +178,14 @@ class EditTagger:
         )
 
     def _logits(self, indices: Sequence[int]) -> Tensor:
-        """[words, edits] of all words of some texts."""
+        """[words, edits] logits of all words of some texts."""
         states = self.states([self.prompts[index] for index in indices])
         ends = [self.ends[index] for index in indices]
         rows = torch.repeat_interleave(torch.arange(len(ends)), torch.tensor([len(words) for words in ends]))
         first, last = torch.cat(ends).clamp(min=0).to(states.device).unbind(1)
         rows = rows.to(states.device)
         features = torch.cat([states[rows, first], states[rows, last]], dim=1)
-        logits: Tensor = self.tagger(features.to(self.tagger.weight.dtype))
+        logits: Tensor = self.classifier(features.to(self.classifier.weight.dtype))
         return logits
 
     def predict(self) -> list[list[Edit]]:

@@ -55,41 +55,42 @@ class PunctuationLMObjective(ClearedTextObjective[PunctuationLMConfig]):
             raise InputError("punctuation_lm reads cleared texts in both directions; set attention to bidirectional.")
         if all(clear(text) == text for text in self.train_texts):
             raise InputError("No punctuation and no capital occurs in these texts, so there is nothing to learn.")
-        self._prepared: tuple[TokenContext, Generator, list[Example | None], list[Example | None]] | None = None
+        self._prepared: _Prepared | None = None
 
     def loss(self, context: TokenContext) -> Loss:
         """The mean over all generated tokens."""
         check_prefix_attention(context.backbone.model)
-        generator, examples, _ = self._prepare(context)
+        prepared = self._prepare(context)
+        restorer, examples = prepared.restorer, prepared.train
         usable = next((example for example in examples if example), None)
         if usable is None:
             raise InputError(f"{_NONE_FITS} Give shorter sentences, or raise read.max_length.")
 
         def loss(rows: Rows) -> Tensor:
-            return generator.mean_loss([example for row in rows if (example := examples[row])] or [usable])
+            return restorer.mean_loss([example for row in rows if (example := examples[row])] or [usable])
 
         return loss
 
     def dev_metric(self, context: TokenContext) -> Callable[[], float]:
         """Minus the loss on held-out texts."""
-        generator, _, dev = self._prepare(context)
-        examples = list(filter(None, dev))
+        prepared = self._prepare(context)
+        examples = list(filter(None, prepared.dev))
         if not examples:
             raise InputError(f"Of the held-out texts: {_NONE_FITS} Give more of them.")
-        return lambda: -float(generator.mean_loss(examples))
+        return lambda: -float(prepared.restorer.mean_loss(examples))
 
     def report(self, context: TokenContext) -> dict[str, Any]:
         """Precision, recall and F1 of held-out texts generated greedily."""
-        generator, train, dev = self._prepare(context)
-        usable = [(text, example) for text, example in zip(self.dev_texts, dev, strict=True) if example]
+        prepared = self._prepare(context)
+        usable = [(text, example) for text, example in zip(self.dev_texts, prepared.dev, strict=True) if example]
         usable = usable[:_MAX_GENERATED]
-        generated = generator.generate([example for _, example in usable])
+        generated = prepared.restorer.generate([example for _, example in usable])
         restored = self._restoration_score(context, [text for text, _ in usable[: len(generated)]], generated)
         sizes = {
             "texts": len(generated),
             "problems": restored.problems,
             "texts of another length": restored.mismatched,
-            "texts too long": [*train, *dev].count(None),
+            "texts too long": [*prepared.train, *prepared.dev].count(None),
         }
         return {"restoration": restored.rates() | sizes}
 
@@ -101,21 +102,27 @@ class PunctuationLMObjective(ClearedTextObjective[PunctuationLMConfig]):
         words = [attached_words(text) if clear(text) else [] for text in decoded]  # it may be nothing but punctuation
         return score([clear(text).split() for text in texts], words, [attached_words(text) for text in texts])
 
-    def _prepare(self, context: TokenContext) -> tuple[Generator, list[Example | None], list[Example | None]]:
-        """Made once per context, since a trained copy of the model has its own LM head."""
-        if self._prepared is None or self._prepared[0] is not context:
-            generator = Generator(context)
-            self._prepared = (
-                context,
-                generator,
-                generator.examples(self.train_texts),
-                generator.examples(self.dev_texts),
-            )
-        return self._prepared[1:]
+    def _prepare(self, context: TokenContext) -> _Prepared:
+        if self._prepared is None or self._prepared.context is not context:
+            restorer = TextRestorer(context)
+            examples = (restorer.examples(texts) for texts in (self.train_texts, self.dev_texts))
+            self._prepared = _Prepared(context, restorer, *examples)
+        return self._prepared
 
 
 @dataclass(frozen=True)
-class Example:
+class _Prepared:
+    """What is computed once per context, since a trained copy of the model has its own LM head."""
+
+    context: TokenContext
+    restorer: TextRestorer
+    train: list[RestorationExample | None]
+    """None for a text that does not fit."""
+    dev: list[RestorationExample | None]
+
+
+@dataclass(frozen=True)
+class RestorationExample:
     """A cleared text, and the tokens to generate behind it."""
 
     source: list[int]
@@ -130,8 +137,8 @@ class Example:
         return Prompt(ids, 0, len(ids))
 
 
-class Generator:
-    """The loss of examples, and greedy generation."""
+class TextRestorer:
+    """Computes the loss of examples, and generates their targets greedily."""
 
     def __init__(self, context: TokenContext) -> None:
         self.context, self.states, self.head = context, TokenStates(context), LMHead(context.backbone)
@@ -140,11 +147,11 @@ class Generator:
         self.separator = backbone.empty_text_token_id if eos is None else int(eos)
         self.encode = backbone.tokenizer.backend_tokenizer.encode
 
-    def examples(self, texts: Sequence[str]) -> list[Example | None]:
+    def examples(self, texts: Sequence[str]) -> list[RestorationExample | None]:
         """Examples of texts; None for a text that would be truncated: it could not be restored."""
         return [self._example(text) for text in texts]
 
-    def _example(self, text: str) -> Example | None:
+    def _example(self, text: str) -> RestorationExample | None:
         backbone = self.context.backbone
         prompt = self.context.prompts_of([clear(text)])[0]
         source = [*prompt.ids, self.separator]
@@ -152,20 +159,20 @@ class Generator:
         limit, bos = backbone.context_length, backbone.missing_bos_token_id
         truncated = len(self.encode(clear(text)).ids) + (bos is not None) > len(prompt.ids)
         too_long = limit is not None and len(source) + len(target) > limit
-        return None if truncated or too_long else Example(source, [*target, self.separator])
+        return None if truncated or too_long else RestorationExample(source, [*target, self.separator])
 
-    def mean_loss(self, examples: Sequence[Example]) -> Tensor:
+    def mean_loss(self, examples: Sequence[RestorationExample]) -> Tensor:
         """Mean cross-entropy of a target token."""
         costs = [len(example.prompt.ids) for example in examples]
-        total = sum_over_texts(self.context, costs, lambda chunk: self._loss([examples[index] for index in chunk]))
+        total = sum_over_texts(self.context, costs, lambda chunk: self._loss_sum([examples[index] for index in chunk]))
         return total / sum(len(example.target) for example in examples)
 
-    def _loss(self, examples: Sequence[Example]) -> Tensor:
+    def _loss_sum(self, examples: Sequence[RestorationExample]) -> Tensor:
         states = self._states_before_targets(examples)
         targets = torch.tensor([token for example in examples for token in example.target], device=states.device)
         return self.head.cross_entropy(states, targets)
 
-    def _states_before_targets(self, examples: Sequence[Example]) -> Tensor:
+    def _states_before_targets(self, examples: Sequence[RestorationExample]) -> Tensor:
         """[tokens, width] states before each target token, of all examples in a row."""
         source_lengths = torch.tensor([len(example.source) for example in examples])
         with prefix_attention(self.context.backbone.blocks, source_lengths):
@@ -177,7 +184,7 @@ class Generator:
             ]
         )
 
-    def generate(self, examples: Sequence[Example]) -> list[list[int]]:
+    def generate(self, examples: Sequence[RestorationExample]) -> list[list[int]]:
         """Greedy generations of the examples, or of the first ones where that takes too long."""
         generated: list[list[int]] = []
         budget = _MAX_TOKENS_READ
@@ -208,7 +215,7 @@ class Generator:
                     predicted = predicted[length:]
         return tokens_read
 
-    def _max_tokens(self, example: Example) -> int:
+    def _max_tokens(self, example: RestorationExample) -> int:
         limit = self.context.backbone.context_length
         max_tokens = len(example.target) + _EXTRA_TOKENS
         return max_tokens if limit is None else min(max_tokens, limit - len(example.source))
@@ -220,7 +227,7 @@ class Generator:
 class Draft:
     """Verified tokens of a generation, and a guess at the rest."""
 
-    def __init__(self, example: Example, max_tokens: int) -> None:
+    def __init__(self, example: RestorationExample, max_tokens: int) -> None:
         self.example, self.max_tokens, self.n_verified = example, max_tokens, 0
 
     def is_finished(self, separator: int) -> bool:
@@ -250,4 +257,4 @@ class Draft:
                 rest = draft[position:]
         self.n_verified = position + 1
         target = [*draft[:position], token, *(rest or [separator])][: self.max_tokens]
-        self.example = Example(self.example.source, target)
+        self.example = RestorationExample(self.example.source, target)

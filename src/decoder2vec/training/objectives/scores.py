@@ -26,7 +26,7 @@ class ScoresConfig(ObjectiveConfig):
     name: str = "cosent"
     """cosent, angle or cosine_mse."""
     dims: tuple[int, ...] = ()
-    """Matryoshka: prefixes of the vector that must be good vectors, too."""
+    """Matryoshka: lengths of prefixes of the vector that are trained as vectors, too."""
 
 
 class ScoresObjective(Objective[ScoresConfig, TrainingContext]):
@@ -52,7 +52,7 @@ class ScoresObjective(Objective[ScoresConfig, TrainingContext]):
         return len(self.pairs)
 
     def loss(self, context: TrainingContext) -> Loss:
-        """A text that occurs more than once in a batch is encoded once."""
+        """The loss of the vectors of a batch; a text that occurs more than once is encoded once."""
         left, right = context.rows(self.pairs.left), context.rows(self.pairs.right)
         scores = torch.from_numpy(self.data.unit_scores(self.pairs.scores))
         pair_loss = PAIR_OBJECTIVES[self.config.name]

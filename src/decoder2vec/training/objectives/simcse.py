@@ -38,7 +38,7 @@ class SimCSEConfig(ObjectiveConfig):
     symmetric: bool = False
     """Also let the second encoding find the first."""
     dims: tuple[int, ...] = ()
-    """Matryoshka: prefixes of the vector that must be good vectors, too."""
+    """Matryoshka: lengths of prefixes of the vector that are trained as vectors, too."""
     dropout: float = 0.3
     """Share of attention weights that is dropped."""
 
@@ -54,10 +54,15 @@ class SimCSEObjective(CorpusObjective[SimCSEConfig]):
     names = ("simcse",)
     config_class = SimCSEConfig
     stage = "texts"
-    unreadable = "encodes every token in every step, which soft prompts on cached texts do not; use lora or full"
+    unreadable = "encodes every token in every step, not only a soft prompt; use lora, kv_prefix or full"
 
     def loss(self, context: TokenContext) -> Loss:
-        """Both encodings of all texts are computed in one pass."""
+        """InfoNCE of two encodings of each text, which are computed in one pass.
+
+        Raises:
+            UnsupportedError: The two encodings are equal, since the model's attention drops no weights.
+
+        """
         rows_of_texts = context.rows(self.train_texts)
         longest = max(rows_of_texts.tolist(), key=lambda row: len(context.prompts[row].ids))  # short ones may lose none
         with self.step_context(context), torch.no_grad():

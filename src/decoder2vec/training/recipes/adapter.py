@@ -195,7 +195,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         module.requires_grad_(False)
         if context.backbone.model is not corpus.backbone.model:
             context.backbone.fingerprint = key  # a trained copy is not the model it was copied from
-        with torch.no_grad(), context.inference():
+        with torch.no_grad(), context.forward_context():
             result.notes |= corpus.objective.report(context)
         if not corpus.data.dev:
             result.own_score = history.best_score
