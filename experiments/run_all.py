@@ -34,7 +34,7 @@ GRIDS = {
 def extras(name: str, grid: str | None) -> list[str]:
     """What a plan is run with besides its own settings."""
     if name == "search":
-        return ["--search", "30"]
+        return ["--trials", "30"]
     if grid is None:
         grid = next((grid for start, grid in GRIDS.items() if name.startswith(start)), None)
     return ["--grid", grid] if grid else []
