@@ -182,7 +182,9 @@ def test_masks_equal_those_of_a_plain_loop(seed):
 def test_known_positives_hold_in_both_directions():
     examples = [Example("a", "b", ("n",), 0), Example("c", "d", ("a",), 1), Example("d", "a", (), 2)]
     mask = ContrastiveExamples.of(examples).known_positives([0, 1])
-    assert mask.tolist() == [[False, True, False, True], [False, False, False, False]], "d is a positive of a, n of no text"
+    assert mask.tolist() == [[False, True, False, True], [False, False, False, False]], (
+        "d is a positive of a, n of no text"
+    )
 
 
 def test_texts_that_share_256_groups_are_positives():
@@ -295,7 +297,9 @@ def test_records_give_one_example_per_positive(read):
     )
     known = contrastive.known_positives([1, 2, 3])
     assert known[0, :3].tolist() == [False, True, False], "texts of one label are positives of each other"
-    assert known[0, 3:].tolist() == [False, True, True, False, True, True], "x1 has the same label, the others are padding"
+    assert known[0, 3:].tolist() == [False, True, True, False, True, True], (
+        "x1 has the same label, the others are padding"
+    )
     assert known[2].tolist() == [False, False, False, False, True, False, False, True, True]
 
 

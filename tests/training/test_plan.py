@@ -24,7 +24,9 @@ from toys.training import small_recipe
 
 ROOT = Path(__file__).parents[2]
 PLANS = {
-    study: {name: file for file in sorted((ROOT / "experiments" / study).glob("*.toml")) for name in read_variants(file)}
+    study: {
+        name: file for file in sorted((ROOT / "experiments" / study).glob("*.toml")) for name in read_variants(file)
+    }
     for study in ("freeze", "spt", "llm2vec", "masking")
 }
 """By study: the file of each plan, by the name of its variant."""
@@ -448,7 +450,9 @@ def test_lists_of_the_base_are_replaced(write):
 
 def test_a_file_changes_stages_of_its_base_by_name(write):
     write("base.toml", STAGES)
-    text = 'extends = "base.toml"\n[stages.simcse]\nlora = {rank = 2, training = {batch = 5}}\ndata = {texts = "own.txt"}'
+    text = (
+        'extends = "base.toml"\n[stages.simcse]\nlora = {rank = 2, training = {batch = 5}}\ndata = {texts = "own.txt"}'
+    )
     first, second = load_plan(write("mine.toml", text)).stages
     assert [stage.recipe.rank for stage in (first, second)] == [4, 2]
     assert (second.recipe.training.steps, second.recipe.training.batch) == (3, 5)
@@ -516,7 +520,7 @@ def test_settings_take_precedence_over_the_variant(write):
 
 
 def test_variants_change_stages_by_name(write):
-    matrix = '[matrix.length]\nshort = {}\nlong = {stages = {mntp = {lora = {training = {steps = 500}}}}}\n'
+    matrix = "[matrix.length]\nshort = {}\nlong = {stages = {mntp = {lora = {training = {steps = 500}}}}}\n"
     file = write("many.toml", STAGES + matrix)
     steps = {
         variant: [stage.recipe.training.steps for stage in load_plan(file, variant=variant).stages]
@@ -528,7 +532,9 @@ def test_variants_change_stages_by_name(write):
 
 def test_variants_of_a_base_are_inherited(write):
     write("base.toml", MATRIX)
-    file = write("mine.toml", 'extends = "base.toml"\nfreeze = {loss = "mse"}\n[matrix.size.wide.freeze]\nwidths = [64]')
+    file = write(
+        "mine.toml", 'extends = "base.toml"\nfreeze = {loss = "mse"}\n[matrix.size.wide.freeze]\nwidths = [64]'
+    )
     assert list(read_variants(file)) == ["sum_small", "sum", "sum_wide", "mlp_small", "mlp", "mlp_wide"]
     stage = load_stage(file, variant="mlp_wide")
     assert (stage.recipe.head, stage.recipe.widths, stage.recipe.loss) == ("mlp", (64,), "mse")
@@ -547,13 +553,17 @@ def test_a_file_without_a_matrix_is_its_only_variant(file):
 
 def test_a_file_with_several_variants_needs_a_choice(write):
     file = write("many.toml", MATRIX)
-    with pytest.raises(InputError, match="describes 4 plans; choose one with --variant: sum_small, sum, mlp_small, mlp"):
+    with pytest.raises(
+        InputError, match="describes 4 plans; choose one with --variant: sum_small, sum, mlp_small, mlp"
+    ):
         load_plan(file)
     with pytest.raises(UnknownNameError, match=r"Unknown variant 'mlp_smal'\. Did you mean mlp_small"):
         load_plan(file, variant="mlp_smal")
 
 
-@pytest.mark.parametrize("source", [None, "lora", small_recipe("lora"), Plan.of(EMBEDDING)], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize(
+    "source", [None, "lora", small_recipe("lora"), Plan.of(EMBEDDING)], ids=lambda x: type(x).__name__
+)
 def test_a_variant_without_a_file_raises(source):
     with pytest.raises(InputError, match="--variant x chooses among the plans of a file; give the file"):
         load_plan(source, variant="x")

@@ -122,9 +122,7 @@ def train(
         The encoder of the best seed and the results of all.
 
     Raises:
-        InputError: The settings do not fit the data or the model, or `out` holds an encoder.
-        DataFileError: A data file is missing or malformed.
-        DivergedError: A loss or dev score is not finite.
+        InputError: The settings do not fit the data or the model, or `out` holds an encoder already.
 
     Example:
         >>> import decoder2vec as d2v
@@ -147,17 +145,7 @@ def train(
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
     prepared = _load_stage_data(loaded, DataSource.of(data, train, dev, test, columns), reporting)
     model = LoadedModel.of(backbone, device, dtype, notify)
-    extra: dict[str, Any] = {}
-    if trials or grid:
-        stage, stage_data = prepared[0]
-        if trials:
-            stage = choose_by_trials(stage, stage_data, model.backbone, trials, notify=notify, on_progress=on_progress)
-        if grid:
-            stage, tried = choose_from_grid(
-                stage, grid, stage_data, model.backbone, seed=seeds[0], notify=notify, on_progress=on_progress
-            )
-            extra["grid"] = tried
-        prepared = [(stage, stage_data)]
+    prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
     return _train_stages(prepared, model, out, seeds, overwrite, extra, reporting)
 
 
@@ -242,6 +230,27 @@ def _load_stage_data(plan: Plan, source: DataSource, reporting: Reporting) -> li
     return prepared
 
 
+def _choose_settings(
+    stages: list[tuple[Stage, TrainingData]],
+    backbone: Backbone,
+    grid: Grid | None,
+    trials: int,
+    seed: int,
+    reporting: Reporting,
+) -> tuple[list[tuple[Stage, TrainingData]], dict[str, Any]]:
+    """The only stage with the settings best on dev, and for the results file what the grid gave."""
+    if not (grid or trials):
+        return stages, {}
+    stage, data = stages[0]
+    extra = {}
+    callbacks: dict[str, Any] = {"notify": reporting.notify, "on_progress": reporting.on_progress}
+    if trials:
+        stage = choose_by_trials(stage, data, backbone, trials, **callbacks)
+    if grid:
+        stage, extra["grid"] = choose_from_grid(stage, grid, data, backbone, seed=seed, **callbacks)
+    return [(stage, data)], extra
+
+
 @dataclass(frozen=True)
 class LoadedModel:
     """A model to train, and where it came from."""
@@ -250,7 +259,7 @@ class LoadedModel:
     source: str | Path
     """What the user named."""
     stands_alone: bool = False
-    """Whether its weights must be saved with the encoder: nobody else has them."""
+    """Whether its weights must be saved with the encoder, since they are stored nowhere else."""
     device: str | torch.device | None = None
     dtype: str | torch.dtype | None = None
     notify: Notify = lambda _: None
@@ -265,7 +274,8 @@ class LoadedModel:
     ) -> LoadedModel:
         """Load a model, or the model of an encoder with LoRA merged."""
         if isinstance(source, Backbone):
-            return cls(source, source.name, device=source.device, dtype=FOUR_BIT if source.four_bit else source.dtype)
+            dtype = FOUR_BIT if source.four_bit else source.dtype
+            return cls(source, source.name, device=source.device, dtype=dtype, notify=notify)
         backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
         return cls(backbone, source, stands_alone, device, dtype, notify)
 
