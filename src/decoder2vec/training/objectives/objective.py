@@ -82,7 +82,7 @@ class Objective(ABC, Generic[Config, Context]):
 
     @abstractmethod
     def resume_key(self) -> list[Any]:
-        """Everything the objective depends on, as JSON: a checkpoint is resumed only if nothing of it has changed."""
+        """What the objective depends on besides its texts, as JSON: a checkpoint is resumed only if it is equal."""
 
     def batches(self, order: Rows, size: int) -> Iterator[Rows]:
         """Split the shuffled examples of an epoch into batches."""
