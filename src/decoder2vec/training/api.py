@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import Progress
-from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
@@ -31,7 +31,7 @@ from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.storage import atomic_file, cache_root, versions
 from decoder2vec.text.data_check import SEEN_FILE
 from decoder2vec.training.card import write_card
-from decoder2vec.training.data import TrainingData, load_data
+from decoder2vec.training.data import TrainingData, check_scores, load_data
 from decoder2vec.training.distributed import barrier, init_processes, is_main_process
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
 from decoder2vec.training.loop import OnProgress
@@ -42,7 +42,7 @@ from decoder2vec.training.results import SeedResult, result_notes, summarise
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
 _FILE_ROLES = {"contrastive": "triplets", "corpus": "texts"}
-"""Key in `[data]` of the one file to learn from, by what a recipe needs; else it is `train`."""
+"""Key in `[data]` of the file to learn from, by the first kind of data that a recipe needs; else it is `train`."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class TrainingResult:
     results: dict[str, Any]
     """What `results.json` in the encoder's folder holds."""
     record: dict[str, Any]
-    """What `run.json` holds: more about the best seed, for the training report."""
+    """What `run.json` holds: details of the best seed, for the training report."""
     trained: bool = True
     """False: the encoder was up to date, and nothing was trained."""
 
 
 @dataclass(frozen=True)
 class Reporting:
-    """Who is told what during training."""
+    """Callbacks of a training, and the command that started it."""
 
     notify: Notify = lambda _: None
     progress: Progress = lambda _: None
@@ -97,9 +97,9 @@ def train(
     Args:
         plan: What to train: a recipe or its name (`freeze`, `lora`, `soft_prompt`, `kv_prefix`, `full`,
             `bidirectional`), a TOML file, or a `Plan`. By default FREEZE on scored pairs.
-        data: The folder of the plan's files, one file to learn from, or a `TrainingData`.
-        backbone: The model: built-in name, folder, .gguf file, hub id, an encoder to train on, or a `Backbone`.
-        out: Folder for the encoder. Earlier stages are saved beside it.
+        data: The folder of the plan's files, one file to learn from, or a `TrainingData` for all stages.
+        backbone: The model: built-in name, folder, .gguf file, hub id, an encoder to train further, or a `Backbone`.
+        out: Folder for the encoder. The stages before the last are saved beside it, in `<out>-stages`.
         train: File to learn from, where `data` is a folder.
         dev: Files of scored pairs to select on.
         test: Files of scored pairs to evaluate once, at the end.
@@ -110,16 +110,19 @@ def train(
         seeds: Train with each; the seed best on dev is saved.
         grid: Values to try by setting; the best combination on dev is trained with all seeds.
         trials: Number of Optuna trials over the plan's `[search]` table.
-        overwrite: Replace an encoder in `out`.
-        device: cuda, mps or cpu; by default the best there is.
-        dtype: float32, bfloat16, or 4bit to train LoRA beside.
+        overwrite: Allow an encoder in `out` to be replaced; one that is up to date is kept and returned.
+        device: cuda, mps or cpu; by default the best there is. A `Backbone` has its own.
+        dtype: float32, bfloat16, or 4bit to train LoRA beside. A `Backbone` has its own.
         notify: Called with messages for the user.
         progress: Called with the number of texts read.
         on_progress: Called after every training step.
         command: The command line, for the results file.
 
     Returns:
-        The encoder and the results.
+        The encoder of the best seed and the results of all.
+
+    Raises:
+        InputError: The settings do not fit the data or the model, or `out` holds an encoder already.
 
     Example:
         >>> import decoder2vec as d2v
@@ -131,6 +134,8 @@ def train(
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
     out = Path(out).absolute()
+    if out.name == "..":  # which cannot name the folders beside it
+        out = out.resolve()
     if is_encoder_folder(out) and not overwrite:
         raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
     check_output_folder(out)
@@ -140,17 +145,7 @@ def train(
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
     prepared = _load_stage_data(loaded, DataSource.of(data, train, dev, test, columns), reporting)
     model = LoadedModel.of(backbone, device, dtype, notify)
-    extra: dict[str, Any] = {}
-    if trials or grid:
-        stage, stage_data = prepared[0]
-        if trials:
-            stage = choose_by_trials(stage, stage_data, model.backbone, trials, notify=notify, on_progress=on_progress)
-        if grid:
-            stage, tried = choose_from_grid(
-                stage, grid, stage_data, model.backbone, seed=seeds[0], notify=notify, on_progress=on_progress
-            )
-            extra["grid"] = tried
-        prepared = [(stage, stage_data)]
+    prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
     return _train_stages(prepared, model, out, seeds, overwrite, extra, reporting)
 
 
@@ -174,8 +169,12 @@ class DataSource:
         test: Sequence[str | Path],
         columns: Sequence[str] | None,
     ) -> DataSource:
-        """Check that files exist, before a model is loaded."""
+        """Raise if files are missing or data in memory cannot be used, before a model is loaded."""
         if isinstance(data, TrainingData):
+            if train or dev or test or columns:
+                raise InputError("Files and columns are for data in a folder; put the pairs into the TrainingData.")
+            if data.train:
+                check_scores(data.train, data.scale)
             return cls(data)
         folder = Path(data)
         if folder.is_file():
@@ -197,10 +196,13 @@ class DataSource:
             tuple(columns) if columns is not None else None,
         )
 
-    def load(self, stage: Stage, *, only_texts: bool) -> TrainingData:
-        """The data of a stage; with `only_texts`, the file to learn from is for stages on plain texts only."""
+    def load(self, stage: Stage, *, only_texts: bool) -> tuple[Stage, TrainingData]:
+        """The stage with the files named by the caller, and its data.
+
+        With `only_texts`, the file to learn from is for stages on plain texts only.
+        """
         if self.data is not None:
-            return self.data
+            return stage, self.data
         needs = stage.recipe.needs()
         role = _FILE_ROLES.get(next(iter(needs), ""), "train")
         files: dict[str, Any] = {}
@@ -211,7 +213,8 @@ class DataSource:
                 files[name] = tuple(os.path.relpath(path, self.folder) for path in paths)
         if self.columns is not None:
             files["columns"] = self.columns
-        return load_data(self.folder, replace(stage.data, **files), needs=needs)
+        stage = replace(stage, data=replace(stage.data, **files))
+        return stage, load_data(self.folder, stage.data, needs=needs)
 
 
 def _load_stage_data(plan: Plan, source: DataSource, reporting: Reporting) -> list[tuple[Stage, TrainingData]]:
@@ -219,12 +222,33 @@ def _load_stage_data(plan: Plan, source: DataSource, reporting: Reporting) -> li
     if several and source.train and not any("corpus" in stage.recipe.needs() for stage in plan.stages):
         raise InputError(f"No stage learns from plain texts, so {source.train} is for none; name files in [data].")
     prepared = []
-    for stage in plan.stages:
-        data = source.load(stage, only_texts=several)
+    for planned in plan.stages:
+        stage, data = source.load(planned, only_texts=several)
         for note in (*stage.recipe.data_notes(data), *data.notes):
             reporting.notify(note)
         prepared.append((stage, data))
     return prepared
+
+
+def _choose_settings(
+    stages: list[tuple[Stage, TrainingData]],
+    backbone: Backbone,
+    grid: Grid | None,
+    trials: int,
+    seed: int,
+    reporting: Reporting,
+) -> tuple[list[tuple[Stage, TrainingData]], dict[str, Any]]:
+    """The only stage with the settings best on dev, and for the results file what the grid gave."""
+    if not (grid or trials):
+        return stages, {}
+    stage, data = stages[0]
+    extra = {}
+    callbacks: dict[str, Any] = {"notify": reporting.notify, "on_progress": reporting.on_progress}
+    if trials:
+        stage = choose_by_trials(stage, data, backbone, trials, **callbacks)
+    if grid:
+        stage, extra["grid"] = choose_from_grid(stage, grid, data, backbone, seed=seed, **callbacks)
+    return [(stage, data)], extra
 
 
 @dataclass(frozen=True)
@@ -235,9 +259,9 @@ class LoadedModel:
     source: str | Path
     """What the user named."""
     stands_alone: bool = False
-    """Whether its weights must be saved with the encoder: nobody else has them."""
+    """Whether its weights must be saved with the encoder, since they are stored nowhere else."""
     device: str | torch.device | None = None
-    dtype: str | None = None
+    dtype: str | torch.dtype | None = None
     notify: Notify = lambda _: None
 
     @classmethod
@@ -245,12 +269,13 @@ class LoadedModel:
         cls,
         source: Backbone | str | Path,
         device: str | torch.device | None = None,
-        dtype: str | None = None,
+        dtype: str | torch.dtype | None = None,
         notify: Notify = lambda _: None,
     ) -> LoadedModel:
         """Load a model, or the model of an encoder with LoRA merged."""
         if isinstance(source, Backbone):
-            return cls(source, source.name)
+            dtype = FOUR_BIT if source.four_bit else source.dtype
+            return cls(source, source.name, device=source.device, dtype=dtype, notify=notify)
         backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
         return cls(backbone, source, stands_alone, device, dtype, notify)
 
@@ -384,7 +409,7 @@ def _check_stages(stages: Sequence[tuple[Stage, TrainingData]], backbone: Backbo
 
 
 def _check_folders(folders: Sequence[Path], *, overwrite: bool) -> None:
-    """Raise, before a stage is trained, if it or a later one must not be saved to its folder."""
+    """Raise, before a stage is trained, if the folder of that stage or of a later one must not be written."""
     for folder in folders:
         check_output_folder(folder)
         if is_encoder_folder(folder) and not (overwrite or _is_broken(folder)):
@@ -395,11 +420,11 @@ def _check_folders(folders: Sequence[Path], *, overwrite: bool) -> None:
 
 
 def _report_attention(recipe: Recipe[Any, Any], backbone: Backbone, reporting: Reporting) -> None:
-    """A bidirectional model, such as an encoder's, would otherwise be switched to causal silently."""
-    wanted = recipe.attention or backbone.attention
-    if backbone.attention not in ("causal", wanted):
+    """Tell the user if a bidirectional model, such as an encoder's, is trained with other attention."""
+    attention = recipe.attention or backbone.attention
+    if backbone.attention not in ("causal", attention):
         reporting.notify(
-            f"the model's attention is {backbone.attention}, this training's {wanted}; "
+            f"the model's attention is {backbone.attention}, this training's {attention}; "
             f"--set attention={backbone.attention} keeps it"
         )
 
@@ -412,13 +437,15 @@ def _stage_summary(stage: Stage, key: str) -> dict[str, Any]:
 
 
 def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequence[int]) -> str:
-    """Names everything that the result of a stage depends on, whatever the stage is called."""
-    settings = stage.recipe.name, to_table(stage.recipe), _data_key(data)
-    return fingerprint(*settings, backbone.identity, str(backbone.dtype), list(seeds))
+    """Hash of everything that the result of a stage depends on; its name and description are no part of it."""
+    parts = [stage.recipe.name, to_table(stage.recipe), _data_key(data), backbone.identity, str(backbone.dtype)]
+    if stage.recipe.attention is None:
+        parts.append(backbone.attention)
+    return fingerprint(*parts, list(seeds))
 
 
 def _data_key(data: TrainingData) -> list[Any]:
-    """Everything that may be learned from or selected on."""
+    """Everything that is learned from, selected on or evaluated."""
     pairs = [[vars(file) for file in files if file] for files in ([data.train], data.dev, data.test)]
     parts: list[Any] = [data.texts, pairs, data.triplets, data.nli, list(data.scale)]
     parts.append(sorted(data.concepts.concepts) if data.concepts else None)
@@ -429,7 +456,7 @@ def _data_key(data: TrainingData) -> list[Any]:
 
 
 def _find_trained(key: str, folder: Path, *, anywhere: bool) -> Path | None:
-    """The folder of a stage that was trained before: its own, or that of another encoder."""
+    """The folder of a stage that was trained before: `folder`, or (`anywhere`) that of another encoder."""
     note = cache_root() / "stages" / key
     elsewhere = [Path(note.read_text(encoding="utf-8"))] if anywhere and note.is_file() else []
     return next((path for path in (folder, *elsewhere) if _is_trained(path, key)), None)

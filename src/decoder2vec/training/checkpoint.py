@@ -84,7 +84,7 @@ class Checkpoint:
                 progress: dict[str, Any] = json.loads(handle.metadata()["progress"])
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
             current = _with_prefix(tensors, "now.")
-            if current.keys() != _trained_state(module).keys():
+            if _shapes(current) != _shapes(_trained_state(module)):  # loading would fail halfway
                 return None
             module.load_state_dict(current, strict=False)
         except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError):
@@ -118,6 +118,10 @@ def _trained_state(module: nn.Module) -> dict[str, Tensor]:
     """Trained parameters, and buffers."""
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

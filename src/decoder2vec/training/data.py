@@ -171,7 +171,7 @@ def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str
     """Raise if data cannot be learned from or evaluated on; infer the score scale; note overlaps with training."""
     messages = list(notes)
     if data.train:
-        train_scale, message = _check_scores(data.train, scale)
+        train_scale, message = check_scores(data.train, scale)
         data = replace(data, scale=train_scale)
         messages.append(message)
     seen = data.pair_hashes()
@@ -197,8 +197,8 @@ def guess_scale(low: float, high: float) -> tuple[float, float]:
     return min(fitting, key=lambda scale: scale[1] - scale[0], default=(low, high))
 
 
-def _check_scores(train: ScoredPairs, scale: Sequence[float]) -> tuple[tuple[float, float], str]:
-    """The scale of the training scores, and a sentence about it."""
+def check_scores(train: ScoredPairs, scale: Sequence[float]) -> tuple[tuple[float, float], str]:
+    """The scale of the training scores, guessed if empty, and a sentence about it; raises if scores lie outside."""
     scores = np.asarray(train.scores)
     if len(scores) < 2:
         raise InputError(

@@ -63,6 +63,13 @@ class Plan:
     stages: tuple[Stage, ...]
     about: str = ""
 
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        if not names:
+            raise InputError("The plan has no stage to train.")
+        if len(names) > 1 and (len(set(names)) < len(names) or not all(map(_is_stage_name, names))):
+            raise InputError(f"Stages need different names of letters, digits, - and _, not {', '.join(names)}.")
+
     @classmethod
     def of(cls, recipe: Recipe[Any, Any], name: str | None = None, data: DataFiles | None = None) -> Plan:
         """A plan of one stage."""
@@ -89,6 +96,10 @@ def load_plan(
         stages: Train only these stages.
 
     """
+    if isinstance(source, Recipe):
+        source = Plan.of(source)
+    if isinstance(source, Plan) and not (settings or stages or variant):
+        return source
     tables = _read_source(source, variant)
     if stages and not tables.staged:
         raise InputError(f"--stages {','.join(stages)!r} chooses among the stages of a plan, and this one has none.")
@@ -140,21 +151,21 @@ class _PlanTables:
     """Whether settings must name a stage."""
 
 
-def _read_source(source: Plan | Recipe[Any, Any] | str | Path | None, variant: str | None) -> _PlanTables:
+def _read_source(source: Plan | str | Path | None, variant: str | None) -> _PlanTables:
+    if source in STAGED_RECIPES:
+        return _read_file(Path(str(resources.files("decoder2vec.training.recipes") / f"{source}.toml")), variant)
+    if isinstance(source, Path) or (isinstance(source, str) and source.endswith(".toml")):
+        return _read_file(Path(source), variant)
+    if variant is not None:
+        raise InputError(f"--variant {variant} chooses among the plans of a file; give the file.")
     if isinstance(source, Plan):
         tables = {stage.name: stage.to_json() for stage in source.stages}
         return _PlanTables(source.name, tables, source.about, staged=len(tables) > 1)
-    if isinstance(source, Recipe):
-        return _PlanTables(source.name, {source.name: Stage(source.name, source).to_json()})
     if source is None or source == "freeze":
         return _PlanTables("embedding", {"embedding": {"freeze": to_table(EMBEDDING)}})
-    if source in recipes():
-        return _PlanTables(str(source), {str(source): {"recipe": source}})
-    if source in STAGED_RECIPES:
-        return _read_file(Path(str(resources.files("decoder2vec.training.recipes") / f"{source}.toml")), variant)
-    if isinstance(source, str) and not source.endswith(".toml"):
+    if source not in recipes():
         raise unknown_name("recipe", source, [*recipes(), *STAGED_RECIPES])
-    return _read_file(Path(source), variant)
+    return _PlanTables(source, {source: {"recipe": source}})
 
 
 def _read_file(file: Path, variant: str | None) -> _PlanTables:
@@ -185,14 +196,17 @@ def _stage_tables(table: Table) -> dict[str, Table]:
     stages: dict[str, Table] = {}
     for stage in table["stages"] if isinstance(table["stages"], list) else [{}]:
         name = stage.get("name") if isinstance(stage, dict) else None
-        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name) or name in stages:
+        if not isinstance(name, str) or not _is_stage_name(name) or name in stages:
             raise InputError(
                 "stages is a list of tables, [[stages]], each with a name of its own made of letters, digits, - and _."
             )
         stages[name] = {**stage, "data": {**_subtable(table, "data"), **_subtable(stage, "data")}}
-    if not stages:
-        raise InputError("The plan has no stage to train.")
     return stages
+
+
+def _is_stage_name(name: str) -> bool:
+    """Whether a name can be part of the name of a folder, and of a setting."""
+    return re.fullmatch(r"[\w-]+", name) is not None
 
 
 def _check_settings(settings: Sequence[str], tables: Mapping[str, Table]) -> None:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from decoder2vec.activations.latent_table import LatentTable
+from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet, CodeSpec, LayerwiseMLP
-from decoder2vec.training.context import LatentContext, Reads
+from decoder2vec.training.context import InputSpec, LatentContext, Reads
+from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.objective import Loss, Objective, ObjectiveConfig
 
@@ -36,7 +38,13 @@ class AutoencoderObjective(Objective[AutoencoderConfig, LatentContext]):
     stage = "autoencoders"
     reads = (Reads.LATENTS,)
     unreadable = "rebuilds cached latents; use the recipe freeze"
+    needs_dev = False
     decoders: Decoders
+
+    def __init__(self, config: AutoencoderConfig, data: TrainingData, spec: InputSpec) -> None:
+        super().__init__(config, data, spec)
+        if not data.texts:
+            raise InputError("Autoencoders learn from plain texts; give some, or set pretrain to none.")
 
     @property
     def texts(self) -> list[str]:

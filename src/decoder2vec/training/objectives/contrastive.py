@@ -116,6 +116,11 @@ class LatentTripletsObjective(Objective[LatentTripletsConfig, LatentContext]):
     reads = (Reads.LATENTS,)
     unreadable = "learns from cached latents; use the recipe freeze"
 
+    def __init__(self, config: LatentTripletsConfig, data: TrainingData, spec: InputSpec) -> None:
+        super().__init__(config, data, spec)
+        if not data.triplets:
+            raise InputError("Contrastive pre-training learns from triplets; give some, or set pretrain to none.")
+
     @property
     def texts(self) -> list[str]:
         """Texts of all triplets."""

@@ -20,6 +20,7 @@ class CorpusObjective(Objective[Config, TokenContext]):
 
     needs = "corpus"
     reads = (Reads.TOKENS,)
+    needs_dev = False
     train_texts: list[str]
     dev_texts: list[str]
     """Held out."""

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet, CodeSpec, LayerwiseLinear
-from decoder2vec.training.context import LatentContext, Reads
-from decoder2vec.training.data import NLI_LABELS
+from decoder2vec.training.context import InputSpec, LatentContext, Reads
+from decoder2vec.training.data import NLI_LABELS, TrainingData
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.objective import Loss, Objective, ObjectiveConfig
 
@@ -37,7 +38,13 @@ class InferenceObjective(Objective[InferenceConfig, LatentContext]):
     stage = "inference"
     reads = (Reads.LATENTS,)
     unreadable = "classifies the codes of cached latents; use the recipe freeze"
+    needs_dev = False
     classifiers: LayerwiseClassifiers
+
+    def __init__(self, config: InferenceConfig, data: TrainingData, spec: InputSpec) -> None:
+        super().__init__(config, data, spec)
+        if len(data.nli) < 2:  # the first is held out
+            raise InputError("Inference learns from labelled premises and hypotheses; give 2 or more.")
 
     @property
     def texts(self) -> list[str]:

@@ -56,6 +56,8 @@ class Objective(ABC, Generic[Config, Context]):
     """Which kinds of recipes can learn it."""
     unreadable: ClassVar[str] = "cannot be learned by this recipe"
     """Why other recipes cannot, for the error message."""
+    needs_dev: ClassVar[bool] = True
+    """Whether states are selected on dev pairs; else there is a metric on held-out examples."""
 
     def __init__(self, config: Config, data: TrainingData, spec: InputSpec) -> None:
         """Check the data, and how the recipe reads texts.
@@ -71,6 +73,8 @@ class Objective(ABC, Generic[Config, Context]):
         """
         if spec.reads not in self.reads:
             raise InputError(f"{config.name} {self.unreadable}.")
+        if self.needs_dev and not data.dev:
+            raise InputError(f"{config.name} needs scored pairs to select the best state on; give dev pairs.")
         self.config, self.data, self.spec = config, data, spec
 
     @property

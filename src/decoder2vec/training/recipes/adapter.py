@@ -19,7 +19,7 @@ from decoder2vec.backbone.attention import parse_attention
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.metrics import METRICS, cosine_pairs
 from decoder2vec.maths.pooling import POOLINGS
@@ -146,6 +146,11 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
 
     def check(self, data: TrainingData, backbone: Backbone) -> None:
         """Raise if reading, attention or objective do not fit; the model is switched to the recipe's attention."""
+        if backbone.adapter is not None:
+            raise UnsupportedError(
+                f"This backbone has a {backbone.adapter.kind} already; give the folder of its encoder, or "
+                "backbone.with_adapter(None)."
+            )
         self._reading(backbone)
         self._objective(data)
 

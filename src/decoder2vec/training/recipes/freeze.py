@@ -281,10 +281,16 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         return sources
 
     def check(self, data: TrainingData, backbone: Backbone) -> None:
-        """Raise if the layers do not exist on this model, or the truncation is none."""
+        """Raise if layers or dimensions do not exist on this model, or if data are missing."""
         self.readings(backbone)
         if self.dim >= (size := self.code_spec(backbone).size):
             raise InputError(f"dim = {self.dim} is no truncation: the vectors have {size} dimensions.")
+        if not data.dev:
+            raise InputError("freeze needs scored pairs to select and calibrate on; give dev pairs.")
+        if self.pretrain != "none":
+            self._pretraining_objective(data)
+        if self.loss != "none":
+            self._pairs_objective(data)
 
     def prepare(self, data: TrainingData, backbone: Backbone, progress: Progress) -> LatentCorpus:
         """Read the latents of all texts, from the cache or from the model."""
@@ -374,12 +380,14 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
 
     def _train_on_pairs(self, context: FreezeContext, corpus: LatentCorpus, run: SeedRun) -> dict[str, Any]:
         assert corpus.pairs is not None
-        config = PairHeadConfig(loss=self.loss, choose_by=self.choose_by)
-        objective = PairHeadObjective(config, replace(corpus.data, train=corpus.pairs), _LATENTS)
+        objective = self._pairs_objective(replace(corpus.data, train=corpus.pairs))
         key = fingerprint(context.table.fingerprint, to_table(self), vars(corpus.pairs), corpus.digests, run.seed)
         checkpoint = run.work / f"pairs-{key}.safetensors" if run.work else None
         history, _ = run.fit(objective, context, self.training, self.choose_by, checkpoint=checkpoint)
         return asdict(history)
+
+    def _pairs_objective(self, data: TrainingData) -> PairHeadObjective:
+        return PairHeadObjective(PairHeadConfig(loss=self.loss, choose_by=self.choose_by), data, _LATENTS)
 
     def _train_again(self, context: FreezeContext, corpus: LatentCorpus, run: SeedRun) -> dict[str, Any]:
         """Repeat the last stage with the selected readings."""
