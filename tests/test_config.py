@@ -196,4 +196,6 @@ def test_a_setting_of_something_that_is_no_table_is_refused(table, assignment):
 
 def test_a_part_given_in_part_keeps_the_rest_of_the_fields_own_default():
     assert from_table(FreezeRecipe, {"training": {"epochs": 2}}).training == Schedule(epochs=2, rate=3e-4)
-    assert from_table(FreezeRecipe, {"pretraining": {"rate": 0.5}}).pretraining == Schedule(epochs=6, batch=256, rate=0.5)
+    assert from_table(FreezeRecipe, {"pretraining": {"rate": 0.5}}).pretraining == Schedule(
+        epochs=6, batch=256, rate=0.5
+    )

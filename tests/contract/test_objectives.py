@@ -114,7 +114,7 @@ def test_missing_dev_pairs_raise_where_states_are_selected_on_them(name, toy, at
     objective = make(name, toy, without)
     context = attach().context
     trained_module(objective, context)
-    with context.inference(), torch.no_grad():
+    with context.forward_context(), torch.no_grad():
         assert math.isfinite(objective.dev_metric(context)())
 
 
@@ -185,7 +185,7 @@ def test_the_loss_falls(attach):
 def test_a_report_can_be_written_as_json(attach):
     run = attach()
     run.module.eval()
-    with torch.no_grad(), run.context.inference():
+    with torch.no_grad(), run.context.forward_context():
         report = run.objective.report(run.context)
     assert json.loads(json.dumps(report)) == report
 

@@ -27,9 +27,7 @@ from toys.regression import equal_states, state_of
 from toys.training import small_recipe, toy_data
 
 FAMILIES = ("tiny-llama", "tiny-gpt2", "tiny-mamba")
-CASES = [
-    (name, family) for family in FAMILIES for name in TOY_RECIPES if family not in TOY_RECIPES[name].unsupported
-]
+CASES = [(name, family) for family in FAMILIES for name in TOY_RECIPES if family not in TOY_RECIPES[name].unsupported]
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")
 
 
@@ -97,7 +95,7 @@ def test_an_impossible_setting_raises_before_reading(name, what, own_cache, no_r
 def test_missing_data_raise_before_reading(name, missing, backbone, no_reading):
     toy = TOY_RECIPES[name]
     data = TrainingData(None, toy.data.dev) if missing == "training data" else replace(toy.data, dev=())
-    with pytest.raises(InputError, match="give (some|dev pairs|triplets or pairs)") as error:
+    with pytest.raises(InputError, match=r"give (some|dev pairs|triplets or pairs)") as error:
         Trainer(toy.recipe, data, backbone("tiny-llama"))
     assert len(str(error.value).splitlines()) == 1
 

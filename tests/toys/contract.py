@@ -144,9 +144,7 @@ TOY_RECIPES = {
         },
         toy_data(contrastive=None, train=scored_pairs()),
     ),
-    "soft_prompt": _adapter(
-        "soft_prompt", lambda _: {"vectors": (4, 32)}, lambda _: 4 * 32, extra_tokens=4
-    ),
+    "soft_prompt": _adapter("soft_prompt", lambda _: {"vectors": (4, 32)}, lambda _: 4 * 32, extra_tokens=4),
     "kv_prefix": _adapter(
         "kv_prefix",
         lambda backbone: {f"layers.{layer}": (2, _kv_heads(backbone), 4, 8) for layer in range(4)},
@@ -193,7 +191,9 @@ def _latent_toy(config: ObjectiveConfig, data: TrainingData, **changed: Training
 
 
 def _scores_toy(name: str) -> ToyObjective:
-    return _token_toy(ScoresConfig(name), SCORED, scores=RESCORED, scale=replace(SCORED, scale=(0.0, 2.0)), texts=SWAPPED)
+    return _token_toy(
+        ScoresConfig(name), SCORED, scores=RESCORED, scale=replace(SCORED, scale=(0.0, 2.0)), texts=SWAPPED
+    )
 
 
 def _with_pairs(pairs: ScoredPairs) -> TrainingData:
@@ -203,9 +203,7 @@ def _with_pairs(pairs: ScoredPairs) -> TrainingData:
 def _other_negatives() -> TrainingData:
     """The toy examples with other negatives, without any other text."""
     examples = toy_examples()
-    shifted = [
-        example._replace(negatives=examples[index - 9].negatives) for index, example in enumerate(examples)
-    ]
+    shifted = [example._replace(negatives=examples[index - 9].negatives) for index, example in enumerate(examples)]
     return toy_data(contrastive=ContrastiveExamples.of(shifted))
 
 

@@ -302,7 +302,7 @@ def test_other_settings_of_other_objectives_raise(name, setting, message):
 
 
 def test_an_unknown_objective_is_named():
-    with pytest.raises(UnknownNameError, match="Unknown objective 'simsce'. Did you mean simcse"):
+    with pytest.raises(UnknownNameError, match=r"Unknown objective 'simsce'\. Did you mean simcse"):
         load_plan("lora", ["objective.name=simsce"])
 
 

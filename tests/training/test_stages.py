@@ -211,7 +211,7 @@ def test_a_file_to_learn_from_is_for_stages_on_plain_texts(backbone, plan_file, 
     file = tmp_path / "mine.tsv"
     file.write_text("".join("\t".join(row) + "\n" for row in examples), encoding="utf-8")
     contrastive = Stage("pull", small_recipe("lora", epochs=1))
-    with pytest.raises(InputError, match="No stage learns from plain texts, so .*mine.tsv is for none"):
+    with pytest.raises(InputError, match=r"No stage learns from plain texts, so .*mine.tsv is for none"):
         train(Plan("two", (contrastive, replace(contrastive, name="again"))), file, backbone("tiny-llama"))
     alone = train(Plan("one", (contrastive,)), file, backbone("tiny-llama"), tmp_path / "one")
     assert alone.results["config"]["data"]["triplets"] == "mine.tsv"
@@ -227,7 +227,10 @@ def test_a_file_to_learn_from_is_for_stages_on_plain_texts(backbone, plan_file, 
 # --- errors before the first step -----------------------------------------------------------------------------------
 
 IMPOSSIBLE = {
-    "no bidirectional layer": ("simcse.attention=bidirectional:99", "'bidirectional:99' leaves no.*: the model has 4 layers"),
+    "no bidirectional layer": (
+        "simcse.attention=bidirectional:99",
+        "'bidirectional:99' leaves no.*: the model has 4 layers",
+    ),
     "no such layer": ("simcse.read.layer=99", "there is no layer 99"),
     "embeddings": ("simcse.read.layer=0", "Layer 0 is the embeddings"),
     "not the top layer": ("mntp.read.layer=2", "mntp predicts from the top layer"),

@@ -117,7 +117,7 @@ def test_a_prompt_before_a_bidirectional_text_learns(own_cache, tmp_path):
 
 @pytest.fixture
 def run(model, tmp_path, monkeypatch):
-    """run(spoil=None) -> (notes, encoder) of six steps with a checkpoint after each; `spoil` changes the fourth loss."""
+    """run(spoil=None) -> (notes, encoder) of six steps, a checkpoint after each; `spoil` changes the fourth loss."""
     monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
     default_work = tmp_path / "work"
 
@@ -182,7 +182,9 @@ def test_a_full_disk_raises_and_keeps_the_last_checkpoint(run, monkeypatch, tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save_file", save_until_full)
-        with pytest.raises(StorageError, match=r"cannot be written \(.*No space left.*\); free some disk space and run"):
+        with pytest.raises(
+            StorageError, match=r"cannot be written \(.*No space left.*\); free some disk space and run"
+        ):
             run()
     assert len(run.checkpoints()) == 1, "and no half-written file beside it"
     steps = []
