@@ -1,8 +1,8 @@
-"""Tokens per second of training steps, against plain loops that pad a batch to its longest text: peft for LoRA.
+"""Tokens per second of training steps, against plain loops that pad a batch to its longest text (LoRA: with peft).
 
 A step is forward, InfoNCE and backward over triplets with the lengths of NLI sentences. Each way runs in a process of
-its own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding. Where others use the
-machine, too, --cpu counts the seconds that one thread computes.
+its own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding. On a machine that is
+shared with others, --cpu counts the CPU seconds of one thread.
 Run: python bench/adapter_training.py [--backbone smollm2-135m] [--triplets 16] [--cpu]
 """
 
@@ -21,7 +21,7 @@ WAYS = ("lora", "lora, peft", "soft prompt", "soft prompt, plain loop")
 
 
 def plain_loop(backbone, prompts):
-    """Pad everything to the longest text, one pass, last token."""
+    """A function from a model to last-token vectors of all texts, in one batch padded to the longest."""
     from decoder2vec.text.batches import collate
 
     batch = collate(prompts, backbone.pad_token_id).to(backbone.device)
@@ -35,18 +35,18 @@ def plain_loop(backbone, prompts):
 
 
 def step_of(way, backbone, prompts):
-    """A function that makes one step."""
+    """A function that computes the gradients of one step."""
     from decoder2vec.config import Reading
     from decoder2vec.maths.losses import info_nce
-    from decoder2vec.recipes.lora import LoraTuning
-    from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-    from decoder2vec.training.paths import Path, pick_path, token_part
+    from decoder2vec.training.batch_encoder import BatchEncoder, choose_batch_encoder, token_encoder
+    from decoder2vec.training.context import Reads
+    from decoder2vec.training.recipes.lora import LoraRecipe
+    from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
 
-    reading = Reading(backbone.n_layers, "lasttoken", True)
-    third = len(prompts) // 3
+    n_triplets = len(prompts) // 3
 
     def loss(vectors):
-        anchors, positives, negatives = vectors.split(third)
+        anchors, positives, negatives = vectors.split(n_triplets)
         return info_nce(anchors, positives, negatives[:, None])
 
     if way == "lora, peft":
@@ -56,21 +56,30 @@ def step_of(way, backbone, prompts):
         model = peft.get_peft_model(backbone.model, config)
         vectors = plain_loop(backbone, prompts)
         return lambda: loss(vectors(model)).backward()
-    recipe = LoraTuning() if way == "lora" else SoftPromptTuning(tokens=16)
-    adapted, _ = recipe.attach(backbone, backbone.n_layers)
-    path = pick_path(recipe, adapted, prompts, reading)
-    if way == "soft prompt, plain loop":  # all tokens, unsorted: what a library without the short cut must do
-        path = Path(token_part(adapted, prompts, reading), [1] * len(prompts), backbone, 0)
+    reading = Reading(backbone.n_layers, "lasttoken", True)
+    recipe = LoraRecipe() if way == "lora" else SoftPromptRecipe(tokens=16)
+    adapted, _ = recipe.adapt(backbone, reading.layer)
+    if way == "soft prompt, plain loop":  # all tokens, unsorted: what a library without the shortcut must do
+        encode = BatchEncoder(token_encoder(adapted, prompts, reading), [1] * len(prompts), backbone)
+    else:
+        encode = choose_batch_encoder(
+            adapted,
+            prompts,
+            reading,
+            extra_tokens=recipe.extra_tokens,
+            suffix_only=recipe.reads is Reads.PREFIX_KV,
+            cache_bytes=recipe.cache_bytes,
+        )
 
     def step():
         with adapted.adapter_enabled():
-            loss(path(range(len(prompts)))).backward()
+            loss(encode(range(len(prompts)))).backward()
 
     return step
 
 
 def measure(way: str, name: str, count: int, cpu: bool) -> None:
-    """One way in this process."""
+    """Measure one way in this process."""
     from decoder2vec.backbone.backbone import Backbone
 
     backbone = Backbone.load(name)
@@ -93,8 +102,8 @@ def main() -> None:
         measure(arguments.way, arguments.backbone, arguments.triplets, arguments.cpu)
         return
     options = ["--backbone", arguments.backbone, "--triplets", str(arguments.triplets), *["--cpu"] * arguments.cpu]
-    found = in_turn(__file__, WAYS, *options)
-    rows = [(way, f"{one['tokens'] / one['seconds']:.1f}", f"{one['peak']:.0f}") for way, one in found.items()]
+    runs = in_turn(__file__, WAYS, *options)
+    rows = [(way, f"{run['tokens'] / run['seconds']:.1f}", f"{run['peak']:.0f}") for way, run in runs.items()]
     report(
         "adapter_training",
         ("way", speed_column(arguments.cpu), "peak MB of the process"),

@@ -1,6 +1,6 @@
-"""What does it save to read fewer layers or fewer prompts? Seconds of the plans' encoders beside their scores.
+"""What does it save to read fewer layers or fewer prompts? Speed and scores of the encoders of several plans.
 
-The heads are untrained: how fast they are does not depend on what they learned. Scores come from results/freeze/.
+The heads are untrained, since their speed does not depend on what they have learned. Scores come from results/freeze/.
 Run: python bench/fewer_layers.py [model]
 """
 
@@ -15,7 +15,7 @@ from decoder2vec import Backbone, Encoder
 from decoder2vec.config import EncoderSpec
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.training.plan import read_plan
+from decoder2vec.training.plan import load_plan
 from measure import best_seconds, report
 
 ROOT = Path(__file__).parents[1]
@@ -30,14 +30,14 @@ PLANS = (
 
 
 def untrained(name: str, backbone: Backbone) -> Encoder:
-    recipe = read_plan(ROOT / "experiments" / "freeze" / f"{name}.toml").freeze
-    head = LayerwiseHead(CodeNet(recipe.codes(backbone)))
+    recipe = load_plan(ROOT / "experiments" / "freeze" / f"{name}.toml").stages[0].recipe
+    head = LayerwiseHead(CodeNet(recipe.code_spec(backbone)))
     return Encoder(backbone, EncoderSpec(backbone.name, recipe.readings(backbone)), head)
 
 
 def score(name: str) -> float:
-    found = json.loads((ROOT / "results" / "freeze" / f"{name}.json").read_text(encoding="utf-8"))
-    return found["mean"]["test"]["stsb-test"]["spearman"]
+    results = json.loads((ROOT / "results" / "freeze" / f"{name}.json").read_text(encoding="utf-8"))
+    return results["mean"]["test"]["stsb-test"]["spearman"]
 
 
 def main() -> None:

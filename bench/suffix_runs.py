@@ -1,7 +1,7 @@
-"""The wall time of whole trainings of a soft prompt, filling the store included, for one epoch and for four.
+"""The wall time of whole trainings of a soft prompt, filling the cache included, for one epoch and for four.
 
-Three ways to the same numbers: keys and values of the texts kept on disk, computed anew in every step (what happens
-above `cap_gb`), and every token read forward and backward, as without the short cut.
+Three ways to the same result: keys and values of the texts cached on disk, recomputed in every step (what happens
+above `cap_gb`), and every token forward and backward, as without the shortcut.
 Run: python bench/suffix_runs.py [--backbone smollm2-135m] [--triplets 64] [--tokens 8]
 """
 
@@ -14,34 +14,33 @@ import time
 from contextlib import nullcontext
 from unittest.mock import patch
 
-from gpu_training import texts_like_nli
+from gpu_training import random_triplets
 from measure import report
 
 WAYS = ("kept on disk", "computed anew", "every token")
 
 
-def seconds_of(way, epochs, arguments, backbone, data):
+def seconds_and_loss(way, epochs, arguments, backbone, data):
+    """Seconds of a whole training, and its last loss."""
     from decoder2vec.errors import UnsupportedError
-    from decoder2vec.recipes.schedule import Schedule
-    from decoder2vec.recipes.soft_prompt import SoftPromptTuning
-    from decoder2vec.training.adapting import AdapterTraining
+    from decoder2vec.training.loop import Schedule
+    from decoder2vec.training.recipes.recipe import Trainer
+    from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
 
     schedule = Schedule(epochs=epochs, batch=min(32, arguments.triplets), rate=1e-2, evaluate_every=10**6)
     cap = 10.0 if way == "kept on disk" else 0.0
-    recipe = SoftPromptTuning(tokens=arguments.tokens, cap_gb=cap, training=schedule)
-    no_memory = patch("decoder2vec.training.paths.cache_keys_values", side_effect=UnsupportedError("not in this run"))
+    recipe = SoftPromptRecipe(tokens=arguments.tokens, cap_gb=cap, training=schedule)
+    unsupported = UnsupportedError("not in this run")
+    no_cache = patch("decoder2vec.training.batch_encoder.prefix_memory", side_effect=unsupported)
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, D2V_CACHE=folder):
         started = time.perf_counter()
-        with no_memory if way == "every token" else nullcontext():
-            result = AdapterTraining(recipe, data, backbone).run(0)
+        with no_cache if way == "every token" else nullcontext():
+            result = Trainer(recipe, data, backbone).run(0)
         return time.perf_counter() - started, result.notes["training"]["losses"][-1]
 
 
 def main() -> None:
     from decoder2vec.backbone.backbone import Backbone
-    from decoder2vec.text.files import ScoredPairs
-    from decoder2vec.training.contrast import Contrast, Example
-    from decoder2vec.training.data import TrainingData
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", default="smollm2-135m")
@@ -49,16 +48,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8)
     arguments = parser.parse_args()
     backbone = Backbone.load(arguments.backbone)
-    texts = texts_like_nli(3 * arguments.triplets)
-    triplets = [Example(*texts[3 * n : 3 * n + 2], (texts[3 * n + 2],), n) for n in range(arguments.triplets)]
-    dev = ScoredPairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
-    data = TrainingData(None, (dev,), contrast=Contrast.of(triplets))
+    data = random_triplets(arguments.triplets)
     rows = []
     for epochs in (1, 4):
-        found = {way: seconds_of(way, epochs, arguments, backbone, data) for way in WAYS}
-        whole = found["every token"][0]
-        for way, (seconds, loss) in found.items():
-            rows.append((epochs, way, f"{seconds:.1f} s", f"{whole / seconds:.2f}x", f"{loss:.5f}"))
+        runs = {way: seconds_and_loss(way, epochs, arguments, backbone, data) for way in WAYS}
+        baseline = runs["every token"][0]
+        for way, (seconds, loss) in runs.items():
+            rows.append((epochs, way, f"{seconds:.1f} s", f"{baseline / seconds:.2f}x", f"{loss:.5f}"))
             print(rows[-1], flush=True)
     columns = ("epochs", "keys and values", "whole run", "against every token", "last loss")
     report("suffix_runs", columns, rows, backbone=arguments.backbone, triplets=arguments.triplets)

@@ -1,7 +1,8 @@
-"""What it saves to train a soft prompt on remembered keys and values instead of reading the whole text in every step.
+"""What it saves to train a soft prompt on cached keys and values instead of running the whole text in every step.
 
-A step is forward, loss and backward over a batch of texts; the naive one runs all tokens, sorted by length, the other
-only the k vectors behind them. The bound is (T + k) / k, T being the mean length; lengths are those of NLI sentences.
+A step is forward, loss and backward over a batch of texts; the naive one runs all tokens, sorted by length, the short
+one only the k vectors behind them. The bound is (T + k) / k, where T is the mean length; lengths are those of NLI
+sentences.
 Run: python bench/suffix_training.py [--backbone smollm2-135m] [--texts 96]
 """
 
@@ -21,11 +22,11 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import Reading
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.text.tokens import Prompt
-from decoder2vec.training.paths import Path, suffix_costs, suffix_part, token_part
+from decoder2vec.training.batch_encoder import BatchEncoder, suffix_costs, suffix_encoder, token_encoder
 from measure import best_seconds, report
 
 QUANTILES = (4, 5, 5, 6, 7, 7, 8, 8, 9, 9, 9, 10, 11, 12, 13, 15, 17, 19, 21, 29)
-"""Tokens of NLI sentences: every twentieth part of them, 10.4 on average."""
+"""Lengths of NLI sentences in tokens, by steps of 5 %; 10.4 on average."""
 
 
 def prompts_of(lengths: list[int], vocabulary: int) -> list[Prompt]:
@@ -34,7 +35,7 @@ def prompts_of(lengths: list[int], vocabulary: int) -> list[Prompt]:
 
 
 def measure(backbone: Backbone, lengths: list[int], tokens: int) -> tuple[float, float, float, float]:
-    """Seconds of a naive step and of a short one, seconds to fill the store, and how far their gradients are apart."""
+    """Seconds of a naive step, of a short one and of filling the cache; relative difference of their gradients."""
     prompts = prompts_of(lengths, backbone.model.config.vocab_size)
     torch.manual_seed(0)
     soft = SoftPrompt.initialise(backbone, tokens)
@@ -44,22 +45,22 @@ def measure(backbone: Backbone, lengths: list[int], tokens: int) -> tuple[float,
     memory = cache_keys_values(adapted, prompts, backbone.n_layers)
     filling = time.perf_counter() - started
     gradients, seconds = [], []
-    for part, costs in (
-        (token_part(adapted, prompts, reading), [length + tokens for length in lengths]),
-        (suffix_part(adapted, memory, reading), suffix_costs(prompts, tokens)),
+    for encode_chunk, costs in (
+        (token_encoder(adapted, prompts, reading), [length + tokens for length in lengths]),
+        (suffix_encoder(adapted, memory, reading), suffix_costs(prompts, tokens)),
     ):
-        path = Path(part, costs, backbone, 0)
+        encoder = BatchEncoder(encode_chunk, costs, backbone)
 
-        def step(path: Path = path) -> None:
+        def step(encode: BatchEncoder = encoder) -> None:
             soft.zero_grad()
-            vectors = path(range(len(lengths)))
+            vectors = encode(range(len(lengths)))
             half = len(lengths) // 2
             info_nce(vectors[:half], vectors[half : 2 * half]).backward()
 
         seconds.append(best_seconds(step, 3))
         gradients.append(soft.vectors.grad.clone())
-    apart = ((gradients[0] - gradients[1]).norm() / gradients[0].norm()).item()
-    return seconds[0], seconds[1], filling, apart
+    difference = ((gradients[0] - gradients[1]).norm() / gradients[0].norm()).item()
+    return seconds[0], seconds[1], filling, difference
 
 
 def main() -> None:
@@ -78,7 +79,7 @@ def main() -> None:
             ("NLI lengths", mixed, 8),
             ("NLI lengths", mixed, 16),
         ):
-            naive, short, filling, apart = measure(backbone, [int(length) for length in lengths], tokens)
+            naive, short, filling, difference = measure(backbone, [int(length) for length in lengths], tokens)
             bound = (float(np.mean(lengths)) + tokens) / tokens
             ratio = naive / short
             rows.append(
@@ -91,7 +92,7 @@ def main() -> None:
                     f"{ratio:.2f}x",
                     f"{bound:.2f}x",
                     f"{100 * ratio / bound:.0f} %",
-                    f"{apart:.0e}",
+                    f"{difference:.0e}",
                 )
             )
             print(rows[-1], flush=True)

@@ -1,9 +1,9 @@
 """Tokens per second of MNTP and SimCSE steps on plain sentences, against the same steps in plain transformers + peft.
 
-The plain loops pad a batch to its longest text, mask 20 % of its tokens and send every state through the language-model
-head; ours sorts by length and sends only the states before masked tokens through it. Each way runs in a process of its
-own, twice, in turn; the faster run counts. Tokens are those of the texts, without padding. Where others use the
-machine, too, --cpu counts the seconds that one thread computes.
+The plain loops pad a batch to its longest text, mask 20 % of its tokens and run the LM head on every state; ours sorts
+by length and runs the head only on the states before masked tokens. Each way runs in a process of its own, twice, in
+turn; the faster run counts. Tokens are those of the texts, without padding. On a machine that is shared with others,
+--cpu counts the CPU seconds of one thread.
 Run: python bench/text_objectives.py [--backbone smollm2-135m] [--texts 24] [--cpu]
 """
 
@@ -23,28 +23,31 @@ WAYS = ("mntp", "mntp, peft", "mntp, all logits", "simcse", "simcse, peft")
 
 
 def our_step(objective, backbone, texts):
-    """A step of the training loop on all texts at once."""
-    from decoder2vec.recipes.adapting import ReadAs
-    from decoder2vec.recipes.lora import LoraTuning
-    from decoder2vec.recipes.objective import Objective
-    from decoder2vec.training.adapting import AdapterTraining
+    """(step, tokens) of the training loop, with all texts in one batch."""
     from decoder2vec.training.data import TrainingData
+    from decoder2vec.training.objectives import objective_config
+    from decoder2vec.training.objectives.objective import training_task
+    from decoder2vec.training.recipes.adapter import ReadSettings
+    from decoder2vec.training.recipes.lora import LoraRecipe
+    from decoder2vec.training.recipes.recipe import Trainer
 
-    recipe = LoraTuning(attention="bidirectional", read=ReadAs(pooling="mean"), objective=Objective(name=objective))
-    training = AdapterTraining(recipe, TrainingData(None, (), texts=tuple(texts)), backbone)
-    rows = np.arange(len(training.lesson))
-    tokens = sum(len(training.prompts[row].ids) for row in rows)
-    _, _, task = training.prepare(0)
+    config = objective_config({"name": objective})
+    recipe = LoraRecipe(attention="bidirectional", read=ReadSettings(pooling="mean"), objective=config)
+    corpus = Trainer(recipe, TrainingData(None, (), texts=tuple(texts)), backbone).corpus
+    rows = np.arange(len(corpus.objective))
+    tokens = sum(len(corpus.prompts[row].ids) for row in rows)
+    torch.manual_seed(0)
+    task = training_task(corpus.objective, recipe.attach(corpus), recipe.training, recipe.choose_by)
 
     def step():
-        with task.around():
+        with task.step_context():
             task.loss(rows).backward()
 
     return step, tokens
 
 
 def plain_step(objective, backbone, texts):
-    """The same with the stock classes and peft's LoRA."""
+    """(step, tokens) of the same training with the stock classes and peft's LoRA."""
     import peft
     from transformers import AutoModelForCausalLM
 
@@ -75,28 +78,28 @@ def plain_step(objective, backbone, texts):
         ids, mask = (batch[name].repeat(2, 1) for name in ("input_ids", "attention_mask"))
         states = model.get_base_model().model(input_ids=ids, attention_mask=mask).last_hidden_state
         vectors = functional.normalize((states * mask[:, :, None]).sum(1) / mask.sum(1, keepdim=True), dim=1)
-        one, other = vectors.chunk(2)
-        functional.cross_entropy(one @ other.T / 0.05, torch.arange(len(one))).backward()
+        first, second = vectors.chunk(2)
+        functional.cross_entropy(first @ second.T / 0.05, torch.arange(len(first))).backward()
 
     return (mntp if objective == "mntp" else simcse), tokens
 
 
 def all_logits_step(backbone, texts):
-    """Ours, with every state through the head: what only masked positions save."""
-    from decoder2vec.training.lessons import masked
+    """Our step with the LM head on every state: the difference is what masked positions alone save."""
+    from decoder2vec.backbone.lm_head import LMHead
 
-    plain = masked.LMHead.__call__
+    logits = LMHead.__call__
 
-    def every(self, states):
-        # the states of all tokens, five for each masked one at a rate of 20 %
-        return plain(self, states.repeat_interleave(5, dim=0))[::5]
+    def logits_of_all_tokens(head, states):
+        # as many states as there are tokens: five for each masked one at a rate of 20 %
+        return logits(head, states.repeat_interleave(5, dim=0))[::5]
 
-    masked.LMHead.__call__ = every
+    LMHead.__call__ = logits_of_all_tokens
     return our_step("mntp", backbone, texts)
 
 
 def measure(way: str, name: str, count: int, cpu: bool) -> None:
-    """One way in this process."""
+    """Measure one way in this process."""
     from decoder2vec.backbone.backbone import Backbone
 
     backbone = Backbone.load(name)
@@ -124,10 +127,15 @@ def main() -> None:
         measure(arguments.way, arguments.backbone, arguments.texts, arguments.cpu)
         return
     options = ["--backbone", arguments.backbone, "--texts", str(arguments.texts), *["--cpu"] * arguments.cpu]
-    found = in_turn(__file__, WAYS, *options)
-    rows = [(way, f"{one['tokens'] / one['seconds']:.1f}", f"{one['peak']:.0f}") for way, one in found.items()]
-    said = {"backbone": arguments.backbone, "texts": arguments.texts}
-    report("text_objectives", ("way", speed_column(arguments.cpu), "peak MB of the process"), rows, **said)
+    runs = in_turn(__file__, WAYS, *options)
+    rows = [(way, f"{run['tokens'] / run['seconds']:.1f}", f"{run['peak']:.0f}") for way, run in runs.items()]
+    report(
+        "text_objectives",
+        ("way", speed_column(arguments.cpu), "peak MB of the process"),
+        rows,
+        backbone=arguments.backbone,
+        texts=arguments.texts,
+    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import pytest
 
 from decoder2vec.config import from_table, override, to_table
 from decoder2vec.errors import InputError
-from decoder2vec.recipes.freeze import Freeze, Source
-from decoder2vec.recipes.schedule import Schedule
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.recipes.freeze import FreezeRecipe, Source
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ def test_round_trip_through_json(settings):
 @pytest.mark.parametrize(
     "recipe",
     [
-        Freeze(),
-        Freeze(
+        FreezeRecipe(),
+        FreezeRecipe(
             latents=(Source("prompteol", "mean", (0, 3, -1), True), Source(layers="0.5:1.0")),
             widths=(0.25, 512, 1.0),
             hidden=0,
@@ -95,7 +95,7 @@ def test_round_trip_through_json(settings):
     ],
 )
 def test_recipe_round_trip_through_json(recipe):
-    loaded = from_table(Freeze, json.loads(json.dumps(to_table(recipe))))
+    loaded = from_table(FreezeRecipe, json.loads(json.dumps(to_table(recipe))))
     assert loaded == recipe
     assert [type(width) for width in loaded.widths] == [type(width) for width in recipe.widths]
 
@@ -195,5 +195,7 @@ def test_setting_of_a_value_that_is_not_a_table_is_refused(table, assignment):
 
 
 def test_partial_table_is_completed_from_the_field_default():
-    assert from_table(Freeze, {"training": {"epochs": 2}}).training == Schedule(epochs=2, rate=3e-4)
-    assert from_table(Freeze, {"pretraining": {"rate": 0.5}}).pretraining == Schedule(epochs=6, batch=256, rate=0.5)
+    assert from_table(FreezeRecipe, {"training": {"epochs": 2}}).training == Schedule(epochs=2, rate=3e-4)
+    assert from_table(FreezeRecipe, {"pretraining": {"rate": 0.5}}).pretraining == Schedule(
+        epochs=6, batch=256, rate=0.5
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from decoder2vec.encoder import Encoder
     from decoder2vec.errors import Decoder2VecError
     from decoder2vec.text.template import Template
+    from decoder2vec.training.api import train
 
 _HOMES = {
     "Backbone": "decoder2vec.backbone.backbone",
@@ -27,6 +28,7 @@ _HOMES = {
     "Reading": "decoder2vec.config",
     "Store": "decoder2vec.activations.store",
     "Template": "decoder2vec.text.template",
+    "train": "decoder2vec.training.api",
 }
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
     "Store",
     "Template",
     "__version__",
+    "train",
 ]
 
 

@@ -155,7 +155,9 @@ def _with_defaults(kind: type[Any], name: str, value: Any) -> Any:
     if field.default_factory is MISSING or not isinstance(value, Mapping):
         return value
     default = field.default_factory()
-    return {**to_table(default), **value} if is_dataclass(default) else value
+    if not is_dataclass(default) or hasattr(default, "from_table"):  # which chooses a class by the table itself
+        return value
+    return {**to_table(default), **value}
 
 
 def _nested_names(hints: Mapping[str, Any]) -> set[str]:
@@ -176,7 +178,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if is_dataclass(hint):
         if not isinstance(value, Mapping):
             raise InputError(f"{where} must be a table, not {value!r}.")
-        return from_table(cast(type, hint), value, where)
+        parse = getattr(hint, "from_table", None)
+        return parse(value, where) if parse else from_table(cast(type, hint), value, where)
     if get_origin(hint) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         return tuple(_convert(get_args(hint)[0], item, where) for item in items)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from toys.training import toy_examples
 
 from decoder2vec.analysis.pruning import (
     LossCurve,
@@ -28,7 +29,6 @@ from decoder2vec.errors import DataFileError, EncoderError, InputError, Unsuppor
 from decoder2vec.report.analysis_figures import draw_loss_curve
 from decoder2vec.text.files import Triplets
 from toys.command import d2v
-from toys.contrast import toy_examples
 from toys.docstrings import run_examples
 from toys.texts import built
 

@@ -13,8 +13,8 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
-from decoder2vec.training.adapting import AdapterTraining
-from toys.contrast import small, toy_data
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.training import small_recipe, toy_data
 
 
 def test_missing_bitsandbytes_is_reported_with_the_extra(monkeypatch):
@@ -71,11 +71,13 @@ def test_vectors_are_close_but_the_fingerprint_differs(quantised):
 
 def test_lora_on_4_bit_weights_also_fits_the_full_ones(quantised, tmp_path):
     before = {name: weight.clone() for name, weight in quantised.model.named_parameters()}
-    result = AdapterTraining(small("lora"), toy_data(), quantised).run(0)
+    trainer = Trainer(small_recipe("lora"), toy_data(), quantised)
+    result = trainer.run(0)
     assert result.notes["training"]["losses"][-1] < result.notes["training"]["losses"][0]
     assert all(torch.equal(before[name], weight) for name, weight in quantised.model.named_parameters())
-    folder = result.encoder.save(tmp_path / "e")
-    expected = result.encoder.encode(["cats sleep"])
+    encoder, _ = trainer.export(result, tmp_path)
+    folder = encoder.save(tmp_path / "e")
+    expected = encoder.encode(["cats sleep"])
     assert np.array_equal(Encoder.load(folder, dtype="4bit").encode(["cats sleep"]), expected)
     full = peft.PeftModel.from_pretrained(AutoModel.from_pretrained(tiny_folder("tiny-llama")), folder / "adapter")
     ids = torch.tensor([quantised.tokenizer("cats sleep")["input_ids"]])
@@ -86,4 +88,4 @@ def test_lora_on_4_bit_weights_also_fits_the_full_ones(quantised, tmp_path):
 
 def test_full_training_of_4_bit_weights_is_refused(quantised):
     with pytest.raises(UnsupportedError, match="cannot be trained themselves"):
-        AdapterTraining(small("full"), toy_data(), quantised).run(0)
+        Trainer(small_recipe("full"), toy_data(), quantised).run(0)

@@ -12,7 +12,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError, UnsupportedError
 from toys.command import d2v
-from toys.contrast import toy_examples
+from toys.training import toy_examples
 
 CURVE = ["--triplets", "triplets.tsv", "--samples", "24", "--batch", "8", "--device", "cpu"]
 

@@ -11,7 +11,7 @@ import pytest
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from toys.command import d2v
-from toys.contrast import toy_examples, toy_pairs
+from toys.training import toy_examples, toy_pairs
 
 QUICK = ["--set", "training.epochs=1", "--set", "training.batch=8"]
 TINY = ["--backbone", "tiny-llama", "--device", "cpu"]

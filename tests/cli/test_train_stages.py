@@ -17,8 +17,8 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
 from decoder2vec.training.loop import History
 from toys.command import d2v
-from toys.contrast import toy_examples, toy_pairs
 from toys.texts import sentences
+from toys.training import toy_examples, toy_pairs
 
 TINY = ["--backbone", "tiny-llama", "--device", "cpu"]
 QUICK = ["--set", "mntp.training.steps=6", "--set", "simcse.training.steps=1", "--set", "mntp.training.rate=0.01"]
@@ -48,7 +48,7 @@ def place(tmp_path, monkeypatch):
     """A folder with plain texts, triplets, pairs to choose on and a plan; stages done elsewhere are not heard of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("decoder2vec.training.pipeline.cache_root", lambda: tmp_path / "notes")
+    monkeypatch.setattr("decoder2vec.training.api.cache_root", lambda: tmp_path / "notes")
     pairs = toy_pairs()
     files = {
         "texts.txt": sentences(24),
@@ -98,7 +98,7 @@ def test_the_folder_one_stands_in_may_hold_the_encoder(place, monkeypatch):
 @pytest.mark.parametrize(("steps", "told"), [(121, True), (120, False)])
 def test_steps_that_are_too_many_for_a_small_file_are_told(steps, told, monkeypatch):
     """The recipe has enough for a hundred thousand texts: with a few hundred, hours would go into the same ones."""
-    monkeypatch.setattr("decoder2vec.training.adapting.fit", lambda *_, **__: History(start=0.0))
+    monkeypatch.setattr("decoder2vec.training.recipes.recipe.fit", lambda *_, **__: History(start=0.0))
     settings = ["--set", "objective.name=mntp", "--set", "training.batch=4", "--set", f"training.steps={steps}"]
     settings += ["--set", "attention=bidirectional"]
     out = " ".join(printed("--recipe", "lora", "--data", "texts.txt", "--out", "enc", *settings).split())

@@ -1,7 +1,8 @@
-"""Every recipe trained once on toy data, on each of three families; the tests look at what came of it."""
+"""Every recipe trained once on toy data, on each of three families; the tests inspect the run and its result."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -19,17 +20,18 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
-from decoder2vec.training import adapting, checkpoint
-from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import Outcome, train
-from toys.contrast import small, toy_data
+from decoder2vec.training import checkpoint
+from decoder2vec.training.api import TrainingResult, train
+from decoder2vec.training.recipes import recipe as recipe_module
+from toys.contract import TOY_RECIPES
+from toys.regression import state_of
 
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")
 
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet():
-    """No remarks about missing kernels; and one thread, since several only wait for each other on models so small."""
+    """No messages about missing kernels, and one thread: all models here are tiny."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with quiet_transformers():
@@ -38,29 +40,31 @@ def quiet():
 
 
 @dataclass
-class Trained:
-    """What a run was given and what it came to."""
+class RecipeRun:
+    """A model, and what training it with a recipe did."""
 
     backbone: Backbone
     weights: dict[str, torch.Tensor]
-    """Those of the model before the run."""
+    """Of the model before training."""
     plain: Encoder
-    """The model as it is."""
-    vectors: np.ndarray
-    """Of the texts, read by the plain model before the run."""
+    """The model without adapter."""
+    plain_vectors: np.ndarray
+    """Of `TEXTS`, before training."""
     folder: Path
-    outcome: Outcome | None = None
+    """Of the trained encoder."""
+    result: TrainingResult | None = None
     start: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What is trained, before the first step."""
+    """Trained parameters before the first step."""
     gradients: list[dict[str, torch.Tensor | None]] = field(default_factory=list)
-    later: dict[str, torch.Tensor] = field(default_factory=dict)
-    """What is trained, after three steps."""
-    others: set[str] = field(default_factory=set)
-    """Parameters of the given model that got a gradient and are not the adapter's."""
+    """Of the trained parameters, after each of the first three steps."""
+    after_three: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Trained parameters after three steps."""
+    others_with_gradient: set[str] = field(default_factory=set)
+    """Parameters of the model that got a gradient and are not among those trained."""
 
     @property
     def encoder(self) -> Encoder:
-        return self.outcome.encoder
+        return self.result.encoder
 
     @cached_property
     def loaded(self) -> Encoder:
@@ -68,96 +72,81 @@ class Trained:
 
     @property
     def history(self) -> dict[str, Any]:
-        return self.outcome.results["seeds"][0]["notes"]["training"]
+        return self.result.results["seeds"][0]["notes"]["training"]
+
+    def train(self, name: str, on_progress: Callable[..., object] = lambda _: None) -> None:
+        """Train with the toy recipe of that name, and record the parameters and gradients of the first steps."""
+        module = None
+        original = recipe_module.fit
+
+        def fit(trained, *args, **options):
+            nonlocal module
+            module = trained
+            self.start = _copy(trained)
+            return original(trained, *args, **options)
+
+        def record(state):
+            if state.step <= 3:
+                self.gradients.append({name: parameter.grad for name, parameter in module.named_parameters()})
+                self.after_three = _copy(module)
+                trained = {id(parameter) for parameter in module.parameters()}
+                self.others_with_gradient |= {
+                    name
+                    for name, parameter in self.backbone.model.named_parameters()
+                    if parameter.grad is not None and id(parameter) not in trained
+                }
+            on_progress(state)
+
+        toy = TOY_RECIPES[name]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(recipe_module, "fit", fit)
+            patch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
+            self.result = train(toy.recipe, toy.data, self.backbone, self.folder, on_progress=record)
 
 
-def weights_of(backbone):
-    return {name: tensor.clone() for name, tensor in backbone.model.state_dict().items()}
-
-
-def plain_encoder(backbone):
-    return Encoder(backbone.with_adapter(None), EncoderSpec(backbone.name, (Reading(-1, "lasttoken", True),)))
-
-
-def run_watched(run, recipe, on_progress=lambda _: None):
-    """Train, and note start, gradients and the state after three steps on the way."""
-    seen = {}
-    plain_fit = adapting.fit
-
-    def fit(module, task, seed, **options):
-        seen["module"] = module
-        run.start = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
-        return plain_fit(module, task, seed, **options)
-
-    def look(note):
-        module = seen["module"]
-        if note.step <= 3:
-            run.gradients.append({name: tensor.grad for name, tensor in module.named_parameters()})
-            run.later = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
-            own = {id(parameter) for parameter in module.parameters()}
-            given = run.backbone.model.named_parameters()
-            run.others |= {name for name, tensor in given if tensor.grad is not None and id(tensor) not in own}
-        on_progress(note)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapting, "fit", fit)
-        patch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
-        run.outcome = train(Plan("toy", recipe=recipe), toy_data(), run.backbone, run.folder, on_progress=look)
-    return run
+def _copy(module):
+    return {name: parameter.detach().clone() for name, parameter in module.named_parameters()}
 
 
 @pytest.fixture(scope="session")
-def begin(tmp_path_factory, own_cache):
-    """begin(family) -> a run that has not begun, on a model of its own."""
+def new_run(tmp_path_factory, own_cache):
+    """new_run(family) -> RecipeRun that is not trained yet, on a model of its own."""
 
     def make(family):
         backbone = Backbone.load(family, device="cpu", dtype="float32")
-        plain = plain_encoder(backbone)
+        spec = EncoderSpec(backbone.name, (Reading(-1, "lasttoken", True),))
+        plain = Encoder(backbone.with_adapter(None), spec)
         folder = tmp_path_factory.mktemp("run") / "encoder"
-        return Trained(backbone, weights_of(backbone), plain, plain.encode(TEXTS), folder)
+        return RecipeRun(backbone, state_of(backbone.model), plain, plain.encode(TEXTS), folder)
 
     return make
 
 
 @pytest.fixture(scope="session")
-def recipe_for():
-    """recipe_for(name) -> the small recipe that `trained` has run: six steps, with a look at dev after every second."""
-    return lambda name: small(name, epochs=2, every=2)
-
-
-@pytest.fixture(scope="session")
-def trained(begin, recipe_for):
-    """trained(name, family) -> Trained; each is run once, so do not change what it returns."""
+def trained_run(new_run):
+    """trained_run(name, family) -> RecipeRun of a toy recipe; each is trained once, so do not change it."""
 
     @cache
-    def go(name, family):
-        return run_watched(begin(family), recipe_for(name))
+    def make(name, family):
+        run = new_run(family)
+        run.train(name)
+        return run
 
-    return go
-
-
-@pytest.fixture(scope="session")
-def rewatch():
-    """rewatch(run, recipe, watch): train a run that was begun, as `trained` does."""
-    return run_watched
+    return make
 
 
 @pytest.fixture(scope="session")
-def state_of():
-    """state_of(backbone) -> its weights by name."""
-    return weights_of
-
-
-@pytest.fixture(scope="session")
-def padded():
-    """padded(encoder, texts, side) -> vectors of all texts in one batch padded on that side."""
+def encode_padded():
+    """encode_padded(encoder, texts, side) -> vectors of all texts in one batch padded on that side."""
 
     @torch.inference_mode()
-    def read(encoder, texts, side):
+    def encode(encoder, texts, side):
         backbone, spec = encoder.backbone, encoder.spec
         prompts = Tokeniser(backbone, Template(spec.template), encoder.max_seq_length)(list(texts)).prompts
         batch = collate(prompts, backbone.pad_token_id, side=side)
         assert batch.padding == side
-        return Capture(backbone, spec.readings)(batch)[:, 0].numpy()
+        latents = Capture(backbone, spec.readings)(batch)
+        vectors = latents.flatten(1).numpy()
+        return encoder.head(vectors) if encoder.head else vectors
 
-    return read
+    return encode

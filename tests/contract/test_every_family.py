@@ -1,4 +1,4 @@
-"""On every family: an adapter reads a text the same way however it is batched and padded, and after save and load."""
+"""On every family: an adapted model gives a text one vector, however it is batched, padded, saved and loaded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from decoder2vec.backbone.tiny import TINY
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.training.adapting import AdapterTraining
-from decoder2vec.training.contrast import Contrast
-from toys.contrast import small, toy_data, toy_examples
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.contract import TOY_RECIPES
+from toys.training import perturbed, small_recipe, toy_data, toy_examples
 
 TEXTS = ("the dogs run over the long road in the rain and sing of boats that sail", "a", "cats sleep")
 WINDOWED = ("mistral", "gemma2", "gemma3_text", "gpt_neo")
-"""Left padding moves a prefix away from the text, out of the window of some layers; no text is ever padded there."""
-NO_PREFIX = ("mamba", "mamba2")
+"""Left padding moves a prefix away from the text, out of the window of some layers; texts are never padded there."""
+WITHOUT_KEYS_AND_VALUES = ("mamba", "mamba2")
 
 
 @pytest.fixture(scope="module", params=TINY)
@@ -26,47 +27,59 @@ def model(request, own_cache):
     return Backbone.load(request.param, device="cpu", dtype="float32")
 
 
-def encoder_of(adapted):
-    return Encoder(adapted, EncoderSpec(adapted.name, (Reading(-1, "lasttoken", True),)))
+def encoder_of(backbone):
+    return Encoder(backbone, EncoderSpec(backbone.name, (Reading(-1, "lasttoken", True),)))
 
 
-def checked(encoder, loaded, padded, gap):
-    """One vector for a text, whatever stands beside it."""
+def padding_sides(backbone):
+    """On which sides texts may be padded."""
+    prefix = backbone.adapter is not None and backbone.adapter.kind == "kv_prefix"
+    return ("right",) if prefix and backbone.family in WINDOWED else ("right", "left")
+
+
+def check_one_vector_per_text(encoder, loaded, encode_padded, gap):
+    """Compare vectors of texts encoded alone, together, padded, and by the loaded encoder; returns those alone."""
     alone = np.concatenate([encoder.encode([text]) for text in TEXTS])
-    sides = ("right",) if encoder.backbone.adapter and _leaves_the_window(encoder.backbone) else ("right", "left")
-    vectors = encoder.encode(TEXTS)
-    assert gap(vectors, alone) < 1e-4
-    assert all(gap(padded(encoder, TEXTS, side), alone) < 1e-4 for side in sides)
+    together = encoder.encode(TEXTS)
+    assert gap(together, alone) < 1e-4
+    assert all(gap(encode_padded(encoder, TEXTS, side), alone) < 1e-4 for side in padding_sides(encoder.backbone))
     assert loaded.fingerprint == encoder.fingerprint
-    assert (loaded.encode(TEXTS) == vectors).all()
+    assert (loaded.encode(TEXTS) == together).all()
     return alone
 
 
-def _leaves_the_window(backbone):
-    return backbone.adapter.kind == "kv_prefix" and backbone.family in WINDOWED
-
-
 @pytest.mark.parametrize("name", ["soft_prompt", "kv_prefix", "lora"])
-def test_an_adapter_reads_a_text_one_way(name, model, padded, gap, tmp_path):
+def test_an_adapter_gives_one_vector_per_text(name, model, encode_padded, gap, tmp_path):
     torch.manual_seed(0)
-    if name == "kv_prefix" and model.family in NO_PREFIX:
-        with pytest.raises(UnsupportedError, match=f"{model.family} has no keys and values"):
-            small(name).attach(model, model.n_layers)
+    if name == "kv_prefix" and model.family in WITHOUT_KEYS_AND_VALUES:
+        with pytest.raises(UnsupportedError, match=f"{model.family} keeps no keys and values"):
+            small_recipe(name).adapt(model, model.n_layers)
         return
-    adapted, module = small(name).attach(model, model.n_layers)
-    for parameter in module.requires_grad_(False).parameters():
-        parameter += 0.1 * torch.randn_like(parameter)
+    adapted, module = small_recipe(name).adapt(model, model.n_layers)
+    perturbed(module).requires_grad_(False)
     encoder = encoder_of(adapted)
     encoder.save(tmp_path / "encoder")
-    found = checked(encoder, Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32"), padded, gap)
-    assert gap(found, encoder_of(model).encode(TEXTS)) > 1e-2, "the adapter does something"
+    loaded = Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32")
+    vectors = check_one_vector_per_text(encoder, loaded, encode_padded, gap)
+    assert gap(vectors, encoder_of(model).encode(TEXTS)) > 1e-2, "the adapter changes them"
 
 
-def test_a_fine_tuned_model_reads_a_text_one_way(model, padded, gap, tmp_path):
-    few = toy_data(contrast=Contrast.of(toy_examples()[:6]))
-    training = AdapterTraining(small("full", epochs=1), few, model)
-    result = training.run(0)
-    alone = training.saved_alone(result, tmp_path)[0]
-    assert alone.fingerprint != result.encoder.fingerprint, "which is that of a run, and not of weights"
-    result.encoder.backbone.fingerprint = alone.backbone.fingerprint
-    checked(result.encoder, alone, padded, gap)
+def test_a_fine_tuned_model_gives_one_vector_per_text(model, encode_padded, gap, tmp_path):
+    few = toy_data(contrastive=ContrastiveExamples.of(toy_examples()[:6]))
+    trainer = Trainer(small_recipe("full", epochs=1), few, model)
+    result = trainer.run(0)
+    exported, has_own_weights = trainer.export(result, tmp_path)
+    assert has_own_weights
+    encoder = Encoder(result.model.backbone, exported.spec)
+    assert exported.fingerprint != encoder.fingerprint, "which is that of a run, not of weights"
+    encoder.backbone.fingerprint = exported.backbone.fingerprint
+    check_one_vector_per_text(encoder, exported, encode_padded, gap)
+
+
+def test_freeze_gives_one_vector_per_text(model, encode_padded, gap, tmp_path):
+    toy = TOY_RECIPES["freeze"]
+    trainer = Trainer(toy.one_step(), toy.data, model)
+    encoder, _ = trainer.export(trainer.run(0), tmp_path)
+    encoder.save(tmp_path / "encoder")
+    loaded = Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32")
+    check_one_vector_per_text(encoder, loaded, encode_padded, gap)

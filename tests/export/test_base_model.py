@@ -19,13 +19,13 @@ from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export import base_model
 from decoder2vec.export.base_model import describe_base_model, load_base_model
-from decoder2vec.recipes.adapting import ReadAs
-from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.storage import cache_root
+from decoder2vec.training.api import train
+from decoder2vec.training.loop import Schedule
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import train
-from toys.contrast import small, toy_data, toy_pairs
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.freeze import FreezeRecipe
+from toys.training import small_recipe, toy_data, toy_pairs
 
 TEXTS = ["cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", ""]
 
@@ -166,8 +166,8 @@ def test_weights_merged_in_a_coarser_dtype_are_not_reused(with_lora, monkeypatch
 
 
 def test_fully_trained_encoder_gives_its_own_weights(backbone, tmp_path, gap):
-    recipe = small("full", epochs=1, read=ReadAs(pooling="mean"))
-    trained = train(Plan("toy", recipe=recipe), toy_data(), backbone("tiny-llama"), tmp_path / "first").encoder
+    recipe = small_recipe("full", epochs=1, read=ReadSettings(pooling="mean"))
+    trained = train(Plan.of(recipe, "toy"), toy_data(), backbone("tiny-llama"), tmp_path / "first").encoder
     model, must_copy = load_base_model(tmp_path / "first", device="cpu")
     assert must_copy and model.fingerprint == trained.backbone.fingerprint != backbone("tiny-llama").fingerprint
     assert gap(Encoder(model, trained.spec).encode(TEXTS), trained.encode(TEXTS)) == 0
@@ -196,8 +196,8 @@ def test_results_name_the_model_as_the_user_did(is_later_stage, backbone, with_l
 def recipe_for(name):
     if name == "freeze":
         short = Schedule(epochs=1, batch=8)
-        return Freeze(widths=(8,), head="sum", pretrain="none", training=short, pretraining=short)
-    return small(name, epochs=1, **({"read": ReadAs(pooling="mean")} if name in ("lora", "full") else {}))
+        return FreezeRecipe(widths=(8,), head="sum", pretrain="none", training=short, pretraining=short)
+    return small_recipe(name, epochs=1, **({"read": ReadSettings(pooling="mean")} if name in ("lora", "full") else {}))
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +213,7 @@ def continued(with_lora, tmp_path_factory):
             first, out = with_lora(seed=5), tmp_path_factory.mktemp("second") / "encoder"
             model, must_copy = load_base_model(first, device="cpu")
             data = toy_data(train=toy_pairs("train")) if name == "freeze" else toy_data()
-            trained = train(Plan("toy", recipe=recipe_for(name)), data, model, out, copy_backbone=must_copy).encoder
+            trained = train(Plan.of(recipe_for(name), "toy"), data, model, out, copy_backbone=must_copy).encoder
             results[name] = first, out, trained.encode(TEXTS), trained.fingerprint
             shutil.rmtree(model.name)
         return results[name]

@@ -20,11 +20,11 @@ from decoder2vec.errors import InputError, MissingExtraError, StorageError, Unsu
 from decoder2vec.export import pruned
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.pruned import write_pruned
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.api import train
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import train
-from toys.contrast import ADAPTING, small, toy_data
+from decoder2vec.training.recipes.adapter import ReadSettings
 from toys.texts import built, plain_data
+from toys.training import ADAPTER_RECIPES, small_recipe, toy_data
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}
 TEXTS = ["A long, slow rise in the fridge gives sourdough its tangy flavour.", "Short one.", "A red card, early"]
@@ -147,29 +147,29 @@ def pruned_folder(own_cache, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("recipe", ADAPTING)
+@pytest.mark.parametrize("recipe", ADAPTER_RECIPES)
 def test_every_recipe_trains_a_pruned_model(recipe, pruned_folder, tmp_path):
     model = Backbone.load(pruned_folder, device="cpu", dtype="float32")
-    outcome = train(Plan("toy", recipe=small(recipe, epochs=1)), toy_data(), model, tmp_path / "enc")
+    outcome = train(Plan.of(small_recipe(recipe, epochs=1), "toy"), toy_data(), model, tmp_path / "enc")
     again = Encoder.load(tmp_path / "enc", device="cpu")
     assert again.backbone.n_layers == 2 and again.spec.readings[0].layer == 2
     np.testing.assert_allclose(again.encode(TEXTS), outcome.encoder.encode(TEXTS), rtol=1e-4, atol=1e-5)
 
 
 def test_mntp_trains_a_pruned_model(pruned_folder, tmp_path):
-    from decoder2vec.recipes.objective import Objective
+    from decoder2vec.training.objectives.mntp import MNTPConfig
 
     model = Backbone.load(pruned_folder, device="cpu", dtype="float32")
-    recipe = small(
-        "lora", epochs=1, objective=Objective("mntp"), attention="bidirectional", read=ReadAs(pooling="mean")
+    recipe = small_recipe(
+        "lora", epochs=1, objective=MNTPConfig(), attention="bidirectional", read=ReadSettings(pooling="mean")
     )
-    train(Plan("toy", recipe=recipe), plain_data(), model, tmp_path / "enc")
+    train(Plan.of(recipe, "toy"), plain_data(), model, tmp_path / "enc")
     assert Encoder.load(tmp_path / "enc", device="cpu").backbone.n_layers == 2
 
 
 def test_trained_lora_is_merged_before_pruning(backbone, tmp_path, gap):
     """A model can also be pruned after training."""
-    outcome = train(Plan("toy", recipe=small("lora")), toy_data(), backbone("tiny-llama"), tmp_path / "enc")
+    outcome = train(Plan.of(small_recipe("lora"), "toy"), toy_data(), backbone("tiny-llama"), tmp_path / "enc")
     merged, _ = load_base_model(tmp_path / "enc", device="cpu", dtype="float32")
     write_pruned(merged, 2, tmp_path / "pruned")
     trained = outcome.encoder.backbone

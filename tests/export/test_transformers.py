@@ -21,11 +21,11 @@ from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.export import transformers as transformers_format
 from decoder2vec.export.formats import export
-from decoder2vec.recipes.adapting import ReadAs
+from decoder2vec.training.api import train
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import train
-from toys.contrast import small, toy_data
+from decoder2vec.training.recipes.adapter import ReadSettings
 from toys.texts import SIZES, built
+from toys.training import small_recipe, toy_data
 
 ATTENTIONS = ["causal", "bidirectional"]
 IDS = torch.tensor([[30, 400, 95, 7, 88, 311], [5, 6, 300, 41, 41, 222]])
@@ -71,9 +71,9 @@ def encoder_of(with_lora, make_encoder, tmp_path_factory):
         if kind == "lora":
             return with_attention(with_lora(family), attention)
         backbone = Backbone.load(family, device="cpu", dtype="float32")
-        recipe = small("full", epochs=1, attention=attention, read=ReadAs(pooling="mean"))
+        recipe = small_recipe("full", epochs=1, attention=attention, read=ReadSettings(pooling="mean"))
         out = tmp_path_factory.mktemp("full") / "encoder"
-        return train(Plan("toy", recipe=recipe), toy_data(), backbone, out).encoder
+        return train(Plan.of(recipe, "toy"), toy_data(), backbone, out).encoder
 
     return make
 
@@ -206,9 +206,9 @@ def test_trained_embeddings_stay_tied_to_the_lm_head(encoder_of, tmp_path):
 
 
 def test_model_with_fewer_layers_is_written_unchanged(tmp_path, gap):
-    recipe = small("full", epochs=1, read=ReadAs(layer=2, pooling="mean"))
+    recipe = small_recipe("full", epochs=1, read=ReadSettings(layer=2, pooling="mean"))
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    encoder = train(Plan("toy", recipe=recipe), toy_data(), backbone, tmp_path / "encoder").encoder
+    encoder = train(Plan.of(recipe, "toy"), toy_data(), backbone, tmp_path / "encoder").encoder
     export(tmp_path / "encoder", "transformers", tmp_path / "out", device="cpu")
     assert config_of(tmp_path / "out")["num_hidden_layers"] == 2
     assert gap(states_of(stock(tmp_path / "out")[0]), adapted_states(encoder)) < 1e-5

@@ -9,7 +9,7 @@ from torch import nn
 
 from decoder2vec.errors import InputError
 from decoder2vec.heads.codes import CodeNet, CodeSpec
-from decoder2vec.recipes.freeze import Freeze
+from decoder2vec.training.recipes.freeze import FreezeRecipe
 
 DIM, TEXTS = 6, 8
 MIXED = (3, 5, 3, 0, 5, 3)
@@ -242,7 +242,7 @@ def test_invalid_specs_are_refused(choices, hint):
 def freeze_parameters(**choices):
     """Number of parameters for gpt2-medium; nothing is allocated."""
     with torch.device("meta"):
-        return CodeNet(Freeze(**choices).codes_of([24], 1024)).count_parameters()
+        return CodeNet(FreezeRecipe(**choices).codes_of([24], 1024)).count_parameters()
 
 
 @pytest.mark.parametrize(("hidden", "percent"), [(0, 2.7), (512, 4.9), (0.5, 4.9), (640, 6.1)])

@@ -11,11 +11,11 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError, StorageError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.recipes.freeze import Freeze
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
 from decoder2vec.search.rerank import PairReranker, WeightedCosineReranker
 from decoder2vec.text.files import ScoredPairs
+from decoder2vec.training.recipes.freeze import FreezeRecipe
 from toys.encoder import WordEncoder
 
 TEXTS = ["A cat sleeps on the sofa.", "Stocks fell sharply.", "The kitten is napping.", "Rain in the afternoon."]
@@ -47,7 +47,7 @@ def test_any_reranker_decides_the_order(index):
 
 
 def test_pair_reranker_returns_scores_of_the_encoder(index, backbone):
-    recipe = Freeze(head="gated")
+    recipe = FreezeRecipe(head="gated")
     model = backbone("tiny-llama")
     encoder = Encoder(
         model, EncoderSpec("tiny-llama", recipe.readings(model)), LayerwiseHead(CodeNet(recipe.codes(model)))

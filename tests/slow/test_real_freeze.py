@@ -9,11 +9,11 @@ import pytest
 from decoder2vec import Backbone, Encoder
 from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.similarity import evaluate_sts
-from decoder2vec.recipes.freeze import EMBEDDING, Source
 from decoder2vec.text.files import read_pairs
+from decoder2vec.training.api import train
 from decoder2vec.training.data import TrainingData, check_data
 from decoder2vec.training.plan import Plan
-from decoder2vec.training.run import train
+from decoder2vec.training.recipes.freeze import EMBEDDING, Source
 
 pytestmark = pytest.mark.slow
 

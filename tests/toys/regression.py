@@ -1,4 +1,4 @@
-"""A regression that the training loop learns in a few steps, and runs of it that are killed."""
+"""A linear regression that the training loop learns in a few steps, and runs of it that are killed."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from decoder2vec.recipes.schedule import Schedule
-from decoder2vec.training.loop import Task
+from decoder2vec.training.loop import Schedule, TrainingTask
 
 X = torch.from_numpy(np.random.default_rng(0).normal(size=(50, 6)).astype(np.float32))
 Y = X @ torch.linspace(-1, 1, 6) + 0.3
 
 
 class Killed(Exception):
-    pass
+    """Ends a run as a crash would."""
 
 
 class Line(nn.Module):
-    """A regression with dropout, so that epochs use random numbers."""
+    """A linear regression with dropout, so that training draws random numbers."""
 
     def __init__(self, start=0.1):
         super().__init__()
@@ -30,30 +29,41 @@ class Line(nn.Module):
         return self.line(nn.functional.dropout(x, 0.2, self.training))[:, 0]
 
 
-def task_for(module, schedule=None, scores=None, kill_after=None, seen=None):
-    """Mean squared error; `scores` are given out one by one instead of the real ones."""
-    script = iter(scores) if scores is not None else None
-    batches = 0
+def regression_task(module, schedule=None, scores=None, kill_after=None, seen=None):
+    """Training by mean squared error: 4 batches per epoch, 24 steps by default.
+
+    Args:
+        module: A `Line`.
+        schedule: By default 6 epochs of batches of 16.
+        scores: Dev scores to return one by one, instead of the real ones.
+        kill_after: Raise `Killed` in the step after this many.
+        seen: A list that collects the rows of every batch.
+
+    """
+    scripted = iter(scores) if scores is not None else None
+    n_batches = 0
 
     def loss(rows):
-        nonlocal batches
-        batches += 1
-        if kill_after is not None and batches > kill_after:
+        nonlocal n_batches
+        n_batches += 1
+        if kill_after is not None and n_batches > kill_after:
             raise Killed
         if seen is not None:
             seen.append(rows.copy())
         return (module(X[rows]) - Y[rows]).pow(2).mean()
 
     @torch.no_grad()
-    def score():
-        return next(script) if script is not None else -float((module(X) - Y).pow(2).mean())
+    def dev_metric():
+        return next(scripted) if scripted is not None else -float((module(X) - Y).pow(2).mean())
 
-    return Task("line", 50, loss, score, schedule or Schedule(epochs=6, batch=16, rate=0.05, patience=6))
+    return TrainingTask("line", 50, loss, dev_metric, schedule or Schedule(epochs=6, batch=16, rate=0.05, patience=6))
 
 
-def state(module):
+def state_of(module):
+    """A copy of all parameters by name."""
     return {name: tensor.clone() for name, tensor in module.state_dict().items()}
 
 
-def same(one, other):
-    return all(torch.equal(one[name], other[name]) for name in one)
+def equal_states(a, b):
+    """Whether two states are equal bit for bit."""
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)

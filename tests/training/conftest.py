@@ -1,4 +1,4 @@
-"""Shared by the tests of training: toy pairs that can be learned, and a cache for pre-trained encoders of its own."""
+"""Fixtures of the training tests: toy data that can be learned, and a cache of pre-trained networks per test."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import replace
 
 import pytest
 
-from decoder2vec.recipes.freeze import Freeze
-from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.frozen.training import FreezeTraining
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.recipes.freeze import FreezeRecipe
+from decoder2vec.training.recipes.recipe import Trainer
 from toys.sentences import NOUNS, VERBS
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_models(one_thread):
-    """Everything here is tiny."""
+    """One thread: all models here are tiny."""
 
 
 @pytest.fixture(autouse=True)
 def own_pretrained(tmp_path, monkeypatch):
-    """No test takes over what another has pre-trained."""
-    folder = tmp_path / "pretrained-cache"
-    monkeypatch.setattr("decoder2vec.training.frozen.training.pretrained_root", lambda: folder / "pretrained")
-    return folder / "pretrained"
+    """The folder of pre-trained networks, so that no test reuses those of another."""
+    folder = tmp_path / "pretrained-cache" / "pretrained"
+    monkeypatch.setattr("decoder2vec.training.recipes.freeze.pretrained_root", lambda: folder)
+    return folder
 
 
 def sentence(rng):
@@ -33,28 +33,29 @@ def sentence(rng):
 
 
 def toy_pairs(name="train", count=40, seed=0):
-    """Scores from 0 to 5: how many of its three words the second sentence has from the first, and a little chance."""
+    """Pairs scored from 0 to 5 by the number of words they share, out of three, plus some noise."""
     rng = random.Random(seed)
     left, right, scores = [], [], []
-    for number in range(count):
+    for index in range(count):
         first = [rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS)]
         other = [rng.choice(NOUNS), rng.choice(VERBS), rng.choice(NOUNS)]
         second = [a if rng.random() < 0.5 else b for a, b in zip(first, other, strict=True)]
         shared = sum(a == b for a, b in zip(first, second, strict=True))
         left.append("The {} {} near the {}.".format(*first))
         right.append("The {} {} near the {}.".format(*second))
-        scores.append(5.0 if shared == 3 else round(1.5 * shared + (number % 7) / 10, 2))
+        scores.append(5.0 if shared == 3 else round(1.5 * shared + (index % 7) / 10, 2))
     return ScoredPairs(name, left, right, scores)
 
 
 @pytest.fixture
 def make_pairs():
+    """make(name, count, seed) -> ScoredPairs"""
     return toy_pairs
 
 
 @pytest.fixture
 def data():
-    """40 pairs to train on, 20 to choose on, 20 to test on, 30 texts, 20 triplets and 30 inferences."""
+    """40 training, 20 dev and 20 test pairs, 30 texts, 20 triplets and 30 NLI rows."""
     rng = random.Random(9)
     texts = tuple(dict.fromkeys(sentence(rng) for _ in range(30)))
     triplets = []
@@ -80,21 +81,21 @@ def data():
 
 @pytest.fixture
 def training(backbone, data):
-    """make(data=data, **changes): a small FREEZE training on tiny-llama, with the head "sum" and no pre-training."""
+    """make(data=data, **changes) -> Trainer of a small FREEZE recipe (head "sum", no pre-training) on tiny-llama."""
     short = Schedule(epochs=3, batch=16, rate=3e-3, patience=3)
-    recipe = Freeze(
+    recipe = FreezeRecipe(
         widths=(8, 16), hidden=12, head="sum", pretrain="none", loss="mse", training=short, pretraining=short
     )
 
     def make(data=data, **changes):
-        return FreezeTraining(replace(recipe, **changes), data, backbone("tiny-llama"))
+        return Trainer(replace(recipe, **changes), data, backbone("tiny-llama"))
 
     return make
 
 
 @pytest.fixture
 def write_pairs():
-    """write(file, pairs): as a TSV with a header."""
+    """write(file, pairs) -> the file, a TSV with a header."""
 
     def write(file, pairs):
         rows = zip(pairs.left, pairs.right, pairs.scores, strict=True)

@@ -1,4 +1,4 @@
-"""Data for training: scales, sizes, overlaps, what is set aside, and files by their role."""
+"""Training data: score scales, checks, overlaps with dev and test, the dev split, and files by name or role."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ DEV = ScoredPairs("dev", ["d1", "d2"], ["e1", "e2"], [0.0, 1.0])
 
 
 def pairs_with(scores, name="train"):
-    count = range(len(scores))
-    return ScoredPairs(name, [f"a{n}" for n in count], [f"b{n}" for n in count], list(map(float, scores)))
+    """Different pairs with these scores."""
+    rows = range(len(scores))
+    return ScoredPairs(name, [f"a{row}" for row in rows], [f"b{row}" for row in rows], list(map(float, scores)))
 
 
 @pytest.fixture
 def folder(tmp_path, make_pairs, write_pairs):
     """A folder with one file for every role."""
-    for number, role in enumerate(("train", "dev", "test")):
-        write_pairs(tmp_path / f"{role}.tsv", make_pairs(role, 30, number))
+    for seed, role in enumerate(("train", "dev", "test")):
+        write_pairs(tmp_path / f"{role}.tsv", make_pairs(role, 30, seed))
     (tmp_path / "texts.txt").write_text("one\ntwo\none\nthree\n")
     (tmp_path / "triplets.tsv").write_text("anchor\tpositive\tnegative\na\tp\tn\n")
     (tmp_path / "nli.tsv").write_text("label\tpremise\thypothesis\nneutral\tp\th\n-\tq\ti\nentailment\tr\tj\n")
@@ -49,22 +50,22 @@ def folder(tmp_path, make_pairs, write_pairs):
         (0.0, 1000.0, (0, 1000)),
     ],
 )
-def test_the_smallest_usual_scale_is_found(low, high, scale):
+def test_the_narrowest_common_scale_is_guessed(low, high, scale):
     assert guess_scale(low, high) == scale
 
 
-def test_the_scale_found_is_said_and_scores_become_fractions_of_it():
+def test_the_guessed_scale_is_noted_and_maps_scores_to_0_1():
     data = check_data(TrainingData(pairs_with([1, 3, 5]), (DEV,)))
     assert data.scale == (1, 5)
     assert data.notes[0] == "scores of train are read on a scale of 1 to 5"
     assert data.notes[1] == "scores of dev are read on a scale of 0 to 1, unlike the training scores"
-    assert data.fraction([1, 2, 5]).tolist() == [0, 0.25, 1]
-    assert data.fraction([1]).dtype == np.float32
+    assert data.unit_scores([1, 2, 5]).tolist() == [0, 0.25, 1]
+    assert data.unit_scores([1]).dtype == np.float32
 
 
-def test_a_given_scale_is_taken():
+def test_an_explicit_scale_is_used():
     data = check_data(TrainingData(pairs_with([1, 3, 5]), (DEV,)), (0, 10))
-    assert data.fraction([5]).tolist() == [0.5]
+    assert data.unit_scores([5]).tolist() == [0.5]
 
 
 @pytest.mark.parametrize(
@@ -79,14 +80,14 @@ def test_a_given_scale_is_taken():
         ([0, 1], (0, 1, 2), "lowest and the highest"),
     ],
 )
-def test_scores_that_teach_nothing_are_refused(scores, scale, message):
+def test_training_scores_that_teach_nothing_raise(scores, scale, message):
     with pytest.raises(InputError, match=message):
         check_data(TrainingData(pairs_with(scores), (DEV,)), scale)
 
 
 @pytest.mark.parametrize("scores", [[1], [2, 2, 2]])
 @pytest.mark.parametrize("role", ["dev", "test"])
-def test_pairs_that_cannot_be_ranked_are_refused(scores, role):
+def test_dev_or_test_pairs_that_cannot_be_ranked_raise(scores, role):
     data = TrainingData(pairs_with([0, 1]), (DEV,))
     bad = pairs_with(scores, "mine")
     data = replace(data, dev=(bad,)) if role == "dev" else replace(data, test=(bad,))
@@ -97,27 +98,27 @@ def test_pairs_that_cannot_be_ranked_are_refused(scores, role):
 # --- overlaps -------------------------------------------------------------------------------------------------------
 
 
-def test_pairs_that_stand_in_training_too_are_counted_and_said():
+def test_pairs_that_are_also_in_the_training_data_are_noted():
     train = pairs_with([0, 1, 2, 3])
     test = ScoredPairs("test", ["b1", "A2 ", "new"], ["a1", "b2", "b3"], [1, 2, 3])
     data = check_data(TrainingData(train, (DEV,), (test,)))
-    assert "2 of 3 pairs of test also stand in the training data" in data.notes
+    assert "2 of 3 pairs of test are also in the training data" in data.notes
     assert not any("pairs of dev" in note for note in data.notes)
 
 
-def test_triplets_and_inferences_were_seen_too():
+def test_triplets_and_nli_rows_count_as_training_pairs():
     data = TrainingData(None, (DEV,), triplets=(("a", "p", "n"),), nli=(("neutral", "x", "y"),))
-    assert count_overlap(["a", "x", "a", "p"], ["p", "y", "n", "n"], data.seen()) == 2
+    assert count_overlap(["a", "x", "a", "p"], ["p", "y", "n", "n"], data.hash_pairs()) == 2
     assert check_data(replace(data, test=(ScoredPairs("test", ["y", "q"], ["x", "r"], [0, 1]),))).notes
 
 
-def test_every_text_is_named_once(data):
-    found = data.all_texts()
-    assert len(found) == len(set(found))
+def test_all_texts_lists_every_text_once(data):
+    texts = data.all_texts()
+    assert len(texts) == len(set(texts))
     for text in (data.train.left[0], data.dev[0].right[-1], data.test[0].left[3], data.texts[5]):
-        assert text in found
-    assert data.triplets[3][2] in found and data.nli[2][1] in found
-    assert "neutral" not in found
+        assert text in texts
+    assert data.triplets[3][2] in texts and data.nli[2][1] in texts
+    assert "neutral" not in texts
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -126,18 +127,18 @@ def test_every_text_is_named_once(data):
 def test_files_are_found_by_name(folder, make_pairs, write_pairs):
     (folder / "sts").mkdir()
     write_pairs(folder / "sts" / "mine.tsv", make_pairs("mine", 25, 5))
-    data = load_data(folder, DataFiles(train="sts/mine.tsv", dev=("dev.tsv",), test=("test.tsv",)), wants=["pairs"])
+    data = load_data(folder, DataFiles(train="sts/mine.tsv", dev=("dev.tsv",), test=("test.tsv",)), needs=["pairs"])
     assert (data.train.name, len(data.train)) == ("mine", 25)
     assert [pairs.name for pairs in (*data.dev, *data.test)] == ["dev", "test"]
 
 
-def test_files_are_found_by_their_role(folder):
-    data = load_data(folder, DataFiles(train="sts/none.tsv", dev=("sts/none.tsv",)), wants=["pairs"])
+def test_a_missing_file_is_replaced_by_the_one_of_its_role(folder):
+    data = load_data(folder, DataFiles(train="sts/none.tsv", dev=("sts/none.tsv",)), needs=["pairs"])
     assert (data.train.name, data.dev[0].name, data.test[0].name) == ("train", "dev", "test")
 
 
-def test_without_any_names_the_files_of_a_folder_are_used(folder):
-    data = load_data(folder, DataFiles(), wants=["pairs"])
+def test_files_without_names_are_found_by_their_role(folder):
+    data = load_data(folder, DataFiles(), needs=["pairs"])
     assert [pairs.name for pairs in (data.train, *data.dev, *data.test)] == ["train", "dev", "test"]
 
 
@@ -145,104 +146,104 @@ def test_without_any_names_the_files_of_a_folder_are_used(folder):
     ("scores", "scale"),
     [([0, 2.5, 5], (0, 5)), ([1, 5], (0, 5)), ([2, 3], (0, 5)), ([0, 0.4, 1], (0, 1)), ([0, 80], (0, 100))],
 )
-def test_a_file_is_on_the_training_scale_unless_its_scores_speak_against_it(scores, scale):
+def test_a_file_has_the_training_scale_unless_it_does_not_fit(scores, scale):
     data = check_data(TrainingData(pairs_with([0, 3, 5]), (DEV,)))
     assert data.scale_of(pairs_with(scores, "mine")) == scale
 
 
 @pytest.fixture
-def alone(tmp_path, make_pairs, write_pairs):
-    """A folder with nothing but 30 pairs to train on."""
+def train_only(tmp_path, make_pairs, write_pairs):
+    """A folder with 30 training pairs and nothing else."""
     (tmp_path / "alone").mkdir()
     return write_pairs(tmp_path / "alone" / "train.tsv", make_pairs("train", 30, 0)).parent
 
 
-def test_one_file_of_pairs_is_enough(alone):
-    data = load_data(alone, DataFiles(), wants=["pairs", "texts"])
+def test_one_file_of_pairs_is_enough(train_only):
+    data = load_data(train_only, DataFiles(), needs=["pairs", "texts"])
     assert (len(data.train), len(data.dev[0])) == (27, 3)
     assert set(data.texts) == set(data.train.texts())
     assert "no plain texts were given: autoencoders learn from the training sentences" in data.notes
 
 
-def test_every_tenth_pair_is_set_aside_and_no_longer_trained_on(alone, make_pairs):
-    data = load_data(alone, DataFiles(), wants=["pairs"])
+def test_every_tenth_training_pair_becomes_a_dev_pair(train_only, make_pairs):
+    data = load_data(train_only, DataFiles(), needs=["pairs"])
     whole = make_pairs("train", 30, 0)
     assert data.dev[0].name == "train-dev"
     assert data.dev[0].left == whole.left[::10] and data.dev[0].scores == pytest.approx(whole.scores[::10])
-    assert data.train.right == [text for number, text in enumerate(whole.right) if number % 10]
+    assert data.train.right == [text for row, text in enumerate(whole.right) if row % 10]
     assert "no dev pairs were given: 3 of the training pairs were set aside to choose on" in data.notes
 
 
-def test_too_few_pairs_to_set_some_aside_are_refused(tmp_path, make_pairs, write_pairs):
+def test_too_few_pairs_to_set_some_aside_raise(tmp_path, make_pairs, write_pairs):
     write_pairs(tmp_path / "few.tsv", make_pairs(count=19))
     with pytest.raises(InputError, match="few has 19 pairs, too few to set some aside; give dev pairs"):
-        load_data(tmp_path, DataFiles(train="few.tsv"), wants=["pairs"])
+        load_data(tmp_path, DataFiles(train="few.tsv"), needs=["pairs"])
 
 
-def test_only_what_is_wanted_is_read(folder):
+def test_only_what_is_needed_is_read(folder):
     files = DataFiles(dev=("dev.tsv",))
-    data = load_data(folder, files, wants=[])
+    data = load_data(folder, files, needs=[])
     assert (data.train, data.texts, data.triplets, data.nli) == (None, (), (), ())
-    data = load_data(folder, files, wants=["texts", "triplets", "nli"])
+    data = load_data(folder, files, needs=["texts", "triplets", "nli"])
     assert data.texts == ("one", "two", "three")
     assert data.triplets == (("a", "p", "n"),)
-    assert data.nli == (("neutral", "p", "h"), ("entailment", "r", "j")), "rows without a label are left out"
+    assert data.nli == (("neutral", "p", "h"), ("entailment", "r", "j")), "rows without a label are skipped"
 
 
 def test_plain_texts_are_read_up_to_the_limit(folder):
-    data = load_data(folder, DataFiles(dev=("dev.tsv",), texts_limit=2), wants=["texts"])
+    data = load_data(folder, DataFiles(dev=("dev.tsv",), texts_limit=2), needs=["texts"])
     assert data.texts == ("one", "two")
 
 
 def test_columns_may_have_other_names(tmp_path, make_pairs, write_pairs):
     file = write_pairs(tmp_path / "train.tsv", make_pairs(count=25))
     file.write_text(file.read_text().replace("sentence1\tsentence2\tscore", "a\tb\tgrade"))
-    assert len(load_data(tmp_path, DataFiles(columns=("a", "b", "grade")), wants=["pairs"]).train) == 22
+    assert len(load_data(tmp_path, DataFiles(columns=("a", "b", "grade")), needs=["pairs"]).train) == 22
 
 
-@pytest.mark.parametrize("wants", [[], ["texts"]])
-def test_pairs_to_choose_on_are_needed(wants, folder):
+@pytest.mark.parametrize("needs", [[], ["texts"]])
+def test_missing_dev_pairs_raise(needs, folder):
     (folder / "dev.tsv").unlink()
     with pytest.raises(DataFileError, match="Give scored pairs to choose on"):
-        load_data(folder, DataFiles(), wants=wants)
+        load_data(folder, DataFiles(), needs=needs)
 
 
-def test_files_of_a_plan_that_the_folder_lacks_are_left_out_and_said(alone):
-    data = load_data(alone, DataFiles(dev=("sts/dev.tsv",), test=("sts/a.tsv", "sts/b.tsv")), wants=["pairs"])
+def test_missing_dev_and_test_files_are_skipped_and_noted(train_only):
+    data = load_data(train_only, DataFiles(dev=("sts/dev.tsv",), test=("sts/a.tsv", "sts/b.tsv")), needs=["pairs"])
     assert (data.test, data.dev[0].name) == ((), "train-dev")
-    assert sum("it is left out" in note for note in data.notes) == 3
+    assert sum("it is skipped" in note for note in data.notes) == 3
 
 
-def test_one_file_by_its_role_stands_in_for_several_only_once(folder):
-    data = load_data(folder, DataFiles(dev=("dev.tsv",), test=("sts/a.tsv", "sts/b.tsv")), wants=["pairs"])
+def test_one_file_replaces_several_missing_files_only_once(folder):
+    data = load_data(folder, DataFiles(dev=("dev.tsv",), test=("sts/a.tsv", "sts/b.tsv")), needs=["pairs"])
     assert [pairs.name for pairs in data.test] == ["test"]
 
 
 @pytest.mark.parametrize("role", ["train", "triplets", "nli", "texts"])
-def test_a_file_that_is_not_there_is_named_with_what_would_do(role, folder):
+def test_a_missing_file_raises_with_the_names_that_would_do(role, folder):
     next(folder.glob(f"{role}.*")).unlink()
     files = DataFiles(dev=("dev.tsv",))
-    with pytest.raises(DataFileError, match=rf"has no file '{role}\.tsv', nor one called {role} with one of"):
-        load_data(folder, files, wants=["pairs" if role == "train" else role])
+    with pytest.raises(DataFileError, match=rf"has no file '{role}\.tsv', nor one named {role} with an ext"):
+        load_data(folder, files, needs=["pairs" if role == "train" else role])
 
 
-def test_inferences_without_a_known_label_are_refused(folder):
+def test_nli_rows_without_a_known_label_raise(folder):
     (folder / "nli.tsv").write_text("label\tpremise\thypothesis\n1\tp\th\n")
     with pytest.raises(DataFileError, match="none of the labels entailment, neutral, contradiction"):
-        load_data(folder, DataFiles(dev=("dev.tsv",)), wants=["nli"])
+        load_data(folder, DataFiles(dev=("dev.tsv",)), needs=["nli"])
 
 
-def test_what_is_read_in_the_place_of_a_named_file_or_without_being_named_is_told(folder):
-    data = load_data(folder, DataFiles(train="mine.tsv"), wants=["pairs"])
-    assert any(note.endswith("train.tsv is read in its place") and "mine.tsv" in note for note in data.notes)
-    assert "dev.tsv, which lies beside the data, serves as dev" in data.notes
-    told = load_data(folder, DataFiles(dev=("dev.tsv",), test=("test.tsv",)), wants=["pairs"]).notes
-    assert not any("place" in note or "beside" in note for note in told)
+def test_files_that_were_not_named_are_noted(folder):
+    data = load_data(folder, DataFiles(train="mine.tsv"), needs=["pairs"])
+    assert any(note.endswith("train.tsv is used instead") and "mine.tsv" in note for note in data.notes)
+    assert "dev.tsv in the data folder is used as dev" in data.notes
+    notes = load_data(folder, DataFiles(dev=("dev.tsv",), test=("test.tsv",)), needs=["pairs"]).notes
+    assert not any("instead" in note or "is used as" in note for note in notes)
 
 
-def test_concepts_are_those_of_the_file_that_is_named_and_of_no_other(folder):
+def test_concepts_are_read_from_the_named_file_only(folder):
     (folder / "concepts.txt").write_text("1 cell\n")
     with pytest.raises(DataFileError, match=r"There is no file .*nope\.txt"):
-        load_data(folder, DataFiles(dev=("dev.tsv",), concepts="nope.txt"), wants=["corpus"])
+        load_data(folder, DataFiles(dev=("dev.tsv",), concepts="nope.txt"), needs=["corpus"])
     files = DataFiles(dev=("dev.tsv",), concepts="concepts.txt")
-    assert len(load_data(folder, files, wants=["corpus"]).concepts) == 1
+    assert len(load_data(folder, files, needs=["corpus"]).concepts) == 1

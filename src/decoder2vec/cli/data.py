@@ -52,18 +52,17 @@ def mine(
     """Find hard negatives in the data itself: near to the anchor, and not known to belong to it."""
     from decoder2vec.encoder import Encoder
     from decoder2vec.storage import atomic_file
-    from decoder2vec.training.contrast import read_contrast
-    from decoder2vec.training.mine import as_jsonl
-    from decoder2vec.training.mine import mine as find
+    from decoder2vec.training.contrastive_examples import read_contrastive_examples
+    from decoder2vec.training.mining import mine_hard_negatives, to_jsonl
 
     check_output_file(out, ".jsonl", sources=[file])
-    contrast = read_contrast(file)
-    for note in contrast.notes:
+    examples = read_contrastive_examples(file)
+    for note in examples.notes:
         info(note)
     model = Encoder.from_pretrained(encoder, device=device)
-    rows = find(model, contrast, count=count, margin=margin, skip=skip, show_progress_bar=True)
+    rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip, show_progress_bar=True)
     with atomic_file(out) as temporary:
-        temporary.write_text(as_jsonl(rows), encoding="utf-8")
+        temporary.write_text(to_jsonl(rows), encoding="utf-8")
     found = sum(len(row) - 2 for row in rows)
     info(f"{found:,} negatives for {len(rows):,} examples ({sum(len(row) == 2 for row in rows):,} have none): {out}")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from decoder2vec.training.loop import Note
+    from decoder2vec.training.loop import TrainingProgress
 
 
 def info(message: str) -> None:
@@ -76,39 +76,39 @@ def labelled_bars() -> Iterator[Callable[[str, int, int], None]]:
         yield advance
 
 
-_SAY_EVERY = 20.0
+_LINE_EVERY = 20.0
 
 
-class TrainingWatch:
-    """One bar for each stage of each seed, with the last epoch's loss and dev score."""
+class TrainingBars:
+    """Progress of a training: one bar per stage and seed with the last loss and dev score, or a line now and then."""
 
     def __init__(self, progress: Any) -> None:
         self.progress = progress
         self.reading = progress.add_task("reading texts", total=None)
-        self.texts, self.said = 0, time.monotonic()
+        self.n_texts, self.last_line = 0, time.monotonic()
         self.stage, self.step, self.task = "", 0, None
 
-    def read(self, count: int) -> None:
-        """So many more texts are in the store."""
-        self.texts += count
+    def texts_read(self, count: int) -> None:
+        """More texts have been read."""
+        self.n_texts += count
         self.progress.advance(self.reading, count)
-        self._say(f"reading: {self.texts:,} texts")
+        self._print_line(f"reading: {self.n_texts:,} texts")
 
-    def __call__(self, note: Note) -> None:
-        """A step was made."""
-        if note.stage != self.stage or note.step < self.step:
-            self.stage, self.task = note.stage, self.progress.add_task(note.stage, total=note.steps)
-            if 1 < note.step < note.steps:
-                info(f"{note.stage}: going on from step {note.step - 1} of {note.steps}")
-        self.step = note.step
-        text = note.stage
-        if note.loss is not None and note.score is not None:
-            text += f"  loss {note.loss:.4f}  dev {note.score:.2f}"
-        self.progress.update(self.task, completed=note.step, description=text)
-        self._say(f"{text}  step {note.step}/{note.steps}")
+    def __call__(self, state: TrainingProgress) -> None:
+        """A training step is done."""
+        if state.stage != self.stage or state.step < self.step:
+            self.stage, self.task = state.stage, self.progress.add_task(state.stage, total=state.steps)
+            if 1 < state.step < state.steps:
+                info(f"{state.stage}: resuming from step {state.step - 1} of {state.steps}")
+        self.step = state.step
+        text = state.stage
+        if state.loss is not None and state.score is not None:
+            text += f"  loss {state.loss:.4f}  dev {state.score:.2f}"
+        self.progress.update(self.task, completed=state.step, description=text)
+        self._print_line(f"{text}  step {state.step}/{state.steps}")
 
-    def _say(self, line: str) -> None:
-        """A plain line now and then where no bar is drawn: a log should not stay silent for minutes."""
-        if not sys.stderr.isatty() and time.monotonic() - self.said > _SAY_EVERY:
-            self.said = time.monotonic()
+    def _print_line(self, line: str) -> None:
+        """Print a line every 20 seconds where no bar is drawn, so that a log is not silent for minutes."""
+        if not sys.stderr.isatty() and time.monotonic() - self.last_line > _LINE_EVERY:
+            self.last_line = time.monotonic()
             info(line)

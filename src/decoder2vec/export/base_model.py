@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.sources import Notify
@@ -15,7 +17,7 @@ from decoder2vec.storage import atomic_folder, cache_root
 
 
 def load_base_model(
-    name: str | Path, *, device: Any = None, dtype: str | None = None, notify: Notify = lambda _: None
+    name: str | Path, *, device: Any = None, dtype: str | torch.dtype | None = None, notify: Notify = lambda _: None
 ) -> tuple[Backbone, bool]:
     """Load the backbone to train from a language model or from a saved encoder.
 

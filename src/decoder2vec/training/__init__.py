@@ -1,1 +1,1 @@
-"""Learning: data by column name, one training loop, the stages of each recipe."""
+"""Training: recipes say what is trained of a model, objectives what it learns; one loop, one entry (`api.train`)."""

@@ -1,4 +1,4 @@
-"""The states of a training run: now, best, the optimiser's and the random numbers', in memory and in one file."""
+"""The state of a training run, in memory and in one safetensors file: current, best, optimizer, random numbers."""
 
 from __future__ import annotations
 
@@ -16,35 +16,36 @@ from decoder2vec.errors import StorageError
 from decoder2vec.storage import atomic_file
 
 _SAVE_EVERY = 10.0
-"""Seconds between checkpoints: what a kill can cost, where they are quickly written."""
-_QUICKLY = _SAVE_EVERY / 20
-"""Seconds. One that takes longer to write comes that much less often: writing is a twentieth of the time at most."""
+"""Seconds between checkpoints, where writing one is fast; a kill loses at most this much work."""
+_FAST_WRITE = _SAVE_EVERY / 20
+"""Seconds. Checkpoints that take longer to write are written proportionally less often: at most 5 % of the time."""
 
 
 class Checkpoint:
-    """What a run can be taken up from; without a file, only the best state is kept, in memory."""
+    """Saves and restores a run. Without a file, only the best state is kept, in memory."""
 
     def __init__(self, file: Path | None, *, writes: bool = True) -> None:
-        self.file, self.writes = file, writes  # of several processes all read, and one writes
+        """Of several processes all read the file and one `writes` it."""
+        self.file, self.writes = file, writes
         self.best: dict[str, Tensor] = {}
-        self.saved, self.took = time.monotonic(), 0.0
+        self.last_written, self.write_seconds = time.monotonic(), 0.0
 
     def keep_best(self, module: nn.Module) -> None:
-        """Remember the present state as the best."""
+        """Keep a copy of the current state as the best."""
         self.best = {name: tensor.detach().clone() for name, tensor in _trained_state(module).items()}
 
     def restore_best(self, module: nn.Module) -> None:
-        """Put the best state back."""
+        """Load the best state into the module."""
         module.load_state_dict(self.best, strict=False)
 
-    def where(self) -> str:
-        """For messages: where the last good state lies."""
-        return f"; the state before it is kept in {self.file}" if self.file and self.file.is_file() else ""
+    def hint(self) -> str:
+        """For error messages: where the last good state is."""
+        return f"; the last good state is in {self.file}" if self.file and self.file.is_file() else ""
 
     def is_due(self) -> bool:
-        """Is there something to write to, and the last checkpoint no longer young?"""
-        wait = _SAVE_EVERY * max(1.0, self.took / _QUICKLY)
-        return self.file is not None and self.writes and time.monotonic() - self.saved >= wait
+        """Whether it is time to write the file again."""
+        interval = _SAVE_EVERY * max(1.0, self.write_seconds / _FAST_WRITE)
+        return self.file is not None and self.writes and time.monotonic() - self.last_written >= interval
 
     def write(
         self,
@@ -53,60 +54,54 @@ class Checkpoint:
         progress: dict[str, Any],
         random: dict[str, Tensor],
     ) -> None:
-        """Write everything that is needed to go on; the old file stays until the new one is whole."""
+        """Write everything a run resumes from; the old file stays until the new one is complete."""
         if self.file is None or not self.writes:
             return
-        began = time.monotonic()
+        started = time.monotonic()
         tensors = {f"best.{name}": tensor for name, tensor in self.best.items()}
         tensors |= {f"now.{name}": tensor for name, tensor in _trained_state(module).items()}
         tensors |= {f"random.{name}": state for name, state in random.items()}
-        for number, state in optimizer.state_dict()["state"].items():
-            tensors |= {f"adam.{number}.{name}": value for name, value in state.items()}
-        whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        for index, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
             with atomic_file(self.file) as temporary:
-                save_file(whole, temporary, metadata={"progress": json.dumps(progress)})
+                save_file(copies, temporary, metadata={"progress": json.dumps(progress)})
         except (OSError, SafetensorError) as error:
             raise StorageError(
-                f"The checkpoint {self.file} cannot be written ({error}); make room and start again: the run goes on "
-                "from the checkpoint before."
+                f"The checkpoint {self.file} cannot be written ({error}); free some disk space and run the same "
+                "command again: training resumes from the previous checkpoint."
             ) from error
-        self.saved = time.monotonic()
-        self.took = self.saved - began
+        self.last_written = time.monotonic()
+        self.write_seconds = self.last_written - started
 
     def resume(self, module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any] | None:
-        """Take up a checkpoint if there is a sound one: what `write` was told."""
+        """Restore module, optimizer and random numbers; returns the written `progress`, None without a valid file."""
         if self.file is None or not self.file.is_file():
             return None
         try:
             with safe_open(self.file, framework="pt") as handle:
                 progress: dict[str, Any] = json.loads(handle.metadata()["progress"])
                 tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-            now = _part(tensors, "now.")
-            if now.keys() != _trained_state(module).keys():
+            current = _with_prefix(tensors, "now.")
+            if _shapes(current) != _shapes(_trained_state(module)):  # loading would fail halfway
                 return None
-            module.load_state_dict(now, strict=False)
+            module.load_state_dict(current, strict=False)
         except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError):
             return None
         device = next(module.parameters()).device
-        self.best = {name: tensor.to(device) for name, tensor in _part(tensors, "best.").items()}
+        self.best = {name: tensor.to(device) for name, tensor in _with_prefix(tensors, "best.").items()}
         states: dict[int, dict[str, Any]] = {}
-        for name, tensor in _part(tensors, "adam.").items():
-            number, key = name.split(".", 1)
-            states.setdefault(int(number), {})[key] = tensor
+        for name, tensor in _with_prefix(tensors, "adam.").items():
+            index, key = name.split(".", 1)
+            states.setdefault(int(index), {})[key] = tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-        _set_random_states(_part(tensors, "random."))
+        _set_random_states(_with_prefix(tensors, "random."))
         return progress
 
 
-def _trained_state(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters that are trained, and buffers."""
-    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
-    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
-
-
 def random_states() -> dict[str, Tensor]:
-    """Where torch's random numbers stand."""
+    """The states of torch's random number generators."""
     states = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         states["cuda"] = torch.cuda.get_rng_state()
@@ -119,5 +114,15 @@ def _set_random_states(states: dict[str, Tensor]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def _trained_state(module: nn.Module) -> dict[str, Tensor]:
+    """Trained parameters, and buffers."""
+    frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
+
+
+def _with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

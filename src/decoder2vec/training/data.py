@@ -1,8 +1,7 @@
-"""What a recipe learns from: scored pairs, triplets, labelled inferences and plain texts, from files by column name."""
+"""Training data: scored pairs, contrastive examples, triplets, NLI rows and plain texts, from files by column name."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,160 +13,168 @@ from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.data_check import count_overlap, hash_pairs
 from decoder2vec.text.files import PAIR_COLUMNS, TEXT_COLUMN_HINT, ScoredPairs, read_columns, read_pairs, read_texts
-from decoder2vec.training.contrast import Contrast, read_contrast
+from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
 
-log = logging.getLogger(__name__)
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+DATA_KINDS = ("pairs", "contrastive", "corpus", "texts", "triplets", "nli")
+"""What an objective may need. `corpus` and `texts` are both plain texts: all of a file, or a limited number."""
 
 _SCALES = ((0.0, 1.0), (1.0, 5.0), (0.0, 5.0), (-1.0, 1.0), (0.0, 10.0), (0.0, 100.0))
-NLI_LABELS = ("entailment", "neutral", "contradiction")
-_ENDINGS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".txt")
+_EXTENSIONS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".txt")
+_TRIPLET_COLUMNS = ("anchor", "positive", "negative")
+_MIN_PAIRS_TO_SPLIT = 20
 
 
 @dataclass(frozen=True)
 class DataFiles:
-    """File names, relative to the data folder.
+    """File names relative to the data folder: the table `[data]` of a plan.
 
-    Where a folder has none of that name, train.*, dev.*, test.*, texts.*, triplets.* and nli.* are looked for.
+    If the folder has no file of that name, train.*, dev.*, test.*, texts.*, triplets.* and nli.* are looked for.
     """
 
     train: str = "train.tsv"
     """Scored pairs to train on."""
     dev: tuple[str, ...] = ()
-    """Scored pairs to choose on; without any, every tenth training pair is set aside."""
+    """Scored pairs to select on; if there are none, every tenth training pair is set aside."""
     test: tuple[str, ...] = ()
-    """Scored pairs that are scored once, at the end."""
+    """Scored pairs that are evaluated once, at the end."""
     texts: str = ""
-    """Plain texts for autoencoders; without any, the texts of the training pairs."""
+    """Plain texts; autoencoders use the texts of the training pairs if there are none."""
     texts_limit: int = 20_000
+    """Maximum number of texts for autoencoders."""
     triplets: str = ""
     """Columns anchor, positive, negative; recipes that adapt the model also take pairs, labelled texts and records."""
     nli: str = ""
     """Columns label, premise, hypothesis."""
     concepts: str = ""
-    """Concepts to mask, one a line; `d2v data concepts` makes such a list."""
+    """Concepts to mask, one per line; `d2v data concepts` makes such a list."""
     columns: tuple[str, ...] = PAIR_COLUMNS
+    """Columns of the two texts and the score in files of scored pairs."""
     scale: tuple[float, ...] = ()
-    """Lowest and highest possible score; by default found out from the training scores and said."""
+    """Lowest and highest possible score; by default inferred from the training scores, and reported."""
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Everything in memory but the latents. Scores of the training pairs are still on their own scale."""
+    """Everything a recipe learns from and is evaluated on, in memory."""
 
     train: ScoredPairs | None
+    """Scores are on their original scale; see `unit_scores`."""
     dev: tuple[ScoredPairs, ...]
     test: tuple[ScoredPairs, ...] = ()
     texts: tuple[str, ...] = ()
     triplets: tuple[tuple[str, ...], ...] = ()
     nli: tuple[tuple[str, ...], ...] = ()
-    contrast: Contrast | None = None
-    """What belongs together, for recipes that adapt the model."""
+    contrastive: ContrastiveExamples | None = None
     concepts: ConceptSet | None = None
-    """What is masked, where that is not left to chance."""
+    """What is masked, where masking is not random."""
     scale: tuple[float, float] = (0.0, 1.0)
     notes: tuple[str, ...] = field(default=())
-    """What a user should know about the data: the scale that was found, overlaps, what was set aside."""
+    """What a user should know about the data: inferred scale, overlaps, what was set aside."""
 
     def all_texts(self) -> list[str]:
         """Every different text."""
         groups: list[Sequence[str]] = [self.texts]
         groups += [pairs.texts() for pairs in (self.train, *self.dev, *self.test) if pairs]
-        groups += [row for row in self.triplets]
+        groups += list(self.triplets)
         groups += [row[1:] for row in self.nli]
-        groups += [self.contrast.texts] if self.contrast else []
+        groups += [self.contrastive.texts] if self.contrastive else []
         return list(dict.fromkeys(text for group in groups for text in group))
 
-    def seen(self) -> NDArray[np.uint64]:
-        """Hashes of every pair that training looks at."""
+    def hash_pairs(self) -> NDArray[np.uint64]:
+        """Hashes of every pair of texts that training sees."""
         rows = [row[:2] for row in self.triplets] + [row[1:] for row in self.nli]
         if self.train:
             rows += list(zip(self.train.left, self.train.right, strict=True))
-        if self.contrast:
-            rows += self.contrast.pairs()
+        if self.contrastive:
+            rows += self.contrastive.pairs()
         return np.unique(hash_pairs([row[0] for row in rows], [row[1] for row in rows]))
 
-    def facts(self) -> dict[str, str]:
-        """What there is of each kind, for people."""
-        found = {
+    def describe(self) -> dict[str, str]:
+        """What there is of each kind, for the card and the results file."""
+        files = {
             "scored pairs": [self.train] if self.train else [],
             "chosen on": list(self.dev),
             "scored once on": list(self.test),
         }
-        said = {
-            what: ", ".join(f"{p.name} ({len(p):,} pairs)" for p in files) for what, files in found.items() if files
+        description = {
+            kind: ", ".join(f"{pairs.name} ({len(pairs):,} pairs)" for pairs in members)
+            for kind, members in files.items()
+            if members
         }
-        for what, rows in (("plain texts", self.texts), ("triplets", self.triplets), ("inference labels", self.nli)):
+        for kind, rows in (("plain texts", self.texts), ("triplets", self.triplets), ("inference labels", self.nli)):
             if rows:
-                said[what] = f"{len(rows):,}"
-        if self.contrast:
-            said["examples"] = f"{len(self.contrast):,}"
-        return said
+                description[kind] = f"{len(rows):,}"
+        if self.contrastive:
+            description["examples"] = f"{len(self.contrastive):,}"
+        return description
 
     def scale_of(self, pairs: ScoredPairs) -> tuple[float, float]:
-        """The scale of a file: the training pairs' (else the first dev file's), unless its scores speak against it.
+        """The score scale of a file: that of the training pairs (else of the first dev file), unless it does not fit.
 
-        They do when they leave it, or when they all fit a usual scale less than half as wide.
+        It does not fit if scores exceed it, or if they all fit a common scale less than half as wide.
         """
         base = self.scale if self.train else guess_scale(min(self.dev[0].scores), max(self.dev[0].scores))
         low, high = guess_scale(min(pairs.scores), max(pairs.scores))
         inside = base[0] <= min(pairs.scores) and max(pairs.scores) <= base[1]
         return base if inside and high - low >= 0.5 * (base[1] - base[0]) else (low, high)
 
-    def fraction(self, scores: Sequence[float]) -> NDArray[np.float32]:
-        """Scores as parts of the scale."""
+    def unit_scores(self, scores: Sequence[float]) -> NDArray[np.float32]:
+        """Training scores mapped from their scale to 0-1."""
         low, high = self.scale
         return ((np.asarray(scores) - low) / (high - low)).astype(np.float32)
 
 
-def load_data(folder: Path, files: DataFiles, *, wants: Sequence[str]) -> TrainingData:
-    """Read what a recipe `wants`: pairs, contrast, triplets, nli, texts, or a corpus (texts without a limit).
+def load_data(folder: Path, files: DataFiles, *, needs: Sequence[str]) -> TrainingData:
+    """Read what a recipe needs from a folder. Dev pairs are always read, test pairs if named.
 
-    Dev pairs are always read, test pairs if named.
+    Args:
+        folder: The data folder.
+        files: File names.
+        needs: Some of `DATA_KINDS`.
+
     """
     notes: list[str] = []
-    train = _read_train(folder, files, notes) if "pairs" in wants else None
-    dev = tuple(read_pairs(place, files.columns) for place in _present(folder, files.dev, "dev", notes))
+    train = read_pairs(_find(folder, files.train, "train", notes), files.columns) if "pairs" in needs else None
+    dev = tuple(read_pairs(path, files.columns) for path in _existing(folder, files.dev, "dev", notes))
     if train and not dev:
-        train, dev = _set_aside(train)
+        train, dev = _split_dev(train)
         notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
-    contrast = None
-    if "contrast" in wants:
-        place = _find(folder, files.triplets, "triplets", notes)
-        contrast = read_contrast(place)
-        notes += contrast.notes
+    contrastive = None
+    if "contrastive" in needs:
+        path = _find(folder, files.triplets, "triplets", notes)
+        contrastive = read_contrastive_examples(path)
+        notes += contrastive.notes
         if not dev:
-            contrast, apart = contrast.set_aside(place.name.split(".")[0])
-            dev = (apart,)
-            notes.append(f"no dev pairs were given: {len(apart) // 2} of the examples were set aside to choose on")
-    if not dev and "corpus" not in wants:
+            contrastive, dev_pairs = contrastive.split_dev(path.name.split(".")[0])
+            dev = (dev_pairs,)
+            notes.append(f"no dev pairs were given: {len(dev_pairs) // 2} of the examples were set aside to choose on")
+    if not dev and "corpus" not in needs:
         raise DataFileError("Give scored pairs to choose on: `dev` in the configuration, or --dev.")
-    test = tuple(read_pairs(place, files.columns) for place in _present(folder, files.test, "test", notes))
-    data = TrainingData(train, dev, test, contrast=contrast)
-    if "corpus" in wants:
-        place = _find(folder, files.texts, "texts", notes)
-        concepts = ConceptSet.read(_named(folder, files.concepts)) if files.concepts else None
-        data = replace(data, texts=tuple(dict.fromkeys(read_texts(place, hint=TEXT_COLUMN_HINT))), concepts=concepts)
-    if "texts" in wants:
-        data = replace(data, texts=_read_plain(folder, files, train, notes))
-    if "triplets" in wants:
-        rows = read_columns(_find(folder, files.triplets, "triplets", notes), _TRIPLET)
+    test = tuple(read_pairs(path, files.columns) for path in _existing(folder, files.test, "test", notes))
+    data = TrainingData(train, dev, test, contrastive=contrastive)
+    if "corpus" in needs:
+        texts = read_texts(_find(folder, files.texts, "texts", notes), hint=TEXT_COLUMN_HINT)
+        concepts = ConceptSet.read(_require(folder / files.concepts)) if files.concepts else None
+        data = replace(data, texts=tuple(dict.fromkeys(texts)), concepts=concepts)
+    if "texts" in needs:
+        data = replace(data, texts=_read_texts_or_pairs(folder, files, train, notes))
+    if "triplets" in needs:
+        rows = read_columns(_find(folder, files.triplets, "triplets", notes), _TRIPLET_COLUMNS)
         data = replace(data, triplets=tuple(rows))
-    if "nli" in wants:
+    if "nli" in needs:
         data = replace(data, nli=_read_nli(_find(folder, files.nli, "nli", notes)))
     return check_data(data, files.scale, tuple(notes))
 
 
-_TRIPLET = ("anchor", "positive", "negative")
-
-
 def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str, ...] = ()) -> TrainingData:
-    """Refuse what cannot be learned from; find the scale of the scores; count pairs that training has seen."""
-    said = list(notes)
+    """Raise if data cannot be learned from or evaluated on; infer the score scale; note overlaps with training."""
+    messages = list(notes)
     if data.train:
-        found, line = _check_scores(data.train, scale)
-        data = replace(data, scale=found)
-        said.append(line)
-    seen = data.seen()
+        train_scale, message = check_scores(data.train, scale)
+        data = replace(data, scale=train_scale)
+        messages.append(message)
+    seen = data.hash_pairs()
     for files in (data.dev, data.test):
         if len({pairs.name for pairs in files}) < len(files):
             raise InputError("Two dev or two test files have the same name; rename one, results go by name.")
@@ -176,15 +183,22 @@ def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str
             raise InputError(f"{pairs.name} needs at least 2 pairs with different scores: nothing can be ranked.")
         if data.train and data.scale_of(pairs) != data.scale:
             low, high = data.scale_of(pairs)
-            said.append(
+            messages.append(
                 f"scores of {pairs.name} are read on a scale of {low:g} to {high:g}, unlike the training scores"
             )
         if count := count_overlap(pairs.left, pairs.right, seen):
-            said.append(f"{count} of {len(pairs)} pairs of {pairs.name} also stand in the training data")
-    return replace(data, notes=tuple(said))
+            messages.append(f"{count} of {len(pairs)} pairs of {pairs.name} are also in the training data")
+    return replace(data, notes=tuple(messages))
 
 
-def _check_scores(train: ScoredPairs, scale: Sequence[float]) -> tuple[tuple[float, float], str]:
+def guess_scale(low: float, high: float) -> tuple[float, float]:
+    """The narrowest common scale that holds both values, else the values themselves."""
+    fitting = [scale for scale in _SCALES if scale[0] <= low and high <= scale[1]]
+    return min(fitting, key=lambda scale: scale[1] - scale[0], default=(low, high))
+
+
+def check_scores(train: ScoredPairs, scale: Sequence[float]) -> tuple[tuple[float, float], str]:
+    """The scale of the training scores, guessed if empty, and a sentence about it; raises if scores lie outside."""
     scores = np.asarray(train.scores)
     if len(scores) < 2:
         raise InputError(
@@ -204,90 +218,84 @@ def _check_scores(train: ScoredPairs, scale: Sequence[float]) -> tuple[tuple[flo
     return (low, high), f"scores of {train.name} are read on a scale of {low:g} to {high:g}"
 
 
-def guess_scale(low: float, high: float) -> tuple[float, float]:
-    """The smallest usual scale that holds them all, else their own range."""
-    fitting = [scale for scale in _SCALES if scale[0] <= low and high <= scale[1]]
-    return min(fitting, key=lambda scale: scale[1] - scale[0], default=(low, high))
-
-
-def _set_aside(train: ScoredPairs) -> tuple[ScoredPairs, tuple[ScoredPairs, ...]]:
-    if len(train) < 20:
+def _split_dev(train: ScoredPairs) -> tuple[ScoredPairs, tuple[ScoredPairs, ...]]:
+    """Set every tenth training pair aside."""
+    if len(train) < _MIN_PAIRS_TO_SPLIT:
         raise InputError(f"{train.name} has {len(train)} pairs, too few to set some aside; give dev pairs.")
 
-    def part(name: str, numbers: list[int]) -> ScoredPairs:
+    def subset(name: str, rows: Sequence[int]) -> ScoredPairs:
         return ScoredPairs(
             name,
-            [train.left[n] for n in numbers],
-            [train.right[n] for n in numbers],
-            [train.scores[n] for n in numbers],
+            [train.left[row] for row in rows],
+            [train.right[row] for row in rows],
+            [train.scores[row] for row in rows],
         )
 
-    numbers = range(len(train))
-    return part(train.name, [n for n in numbers if n % 10]), (part(f"{train.name}-dev", list(numbers[::10])),)
+    rows = range(len(train))
+    return subset(train.name, [row for row in rows if row % 10]), (subset(f"{train.name}-dev", rows[::10]),)
 
 
-def _read_train(folder: Path, files: DataFiles, notes: list[str]) -> ScoredPairs:
-    return read_pairs(_find(folder, files.train, "train", notes), files.columns)
-
-
-def _read_plain(folder: Path, files: DataFiles, train: ScoredPairs | None, notes: list[str]) -> tuple[str, ...]:
+def _read_texts_or_pairs(
+    folder: Path, files: DataFiles, train: ScoredPairs | None, notes: list[str]
+) -> tuple[str, ...]:
+    """Plain texts up to the limit; without such a file, the texts of the training pairs."""
     try:
-        place = _find(folder, files.texts, "texts", notes)
+        path = _find(folder, files.texts, "texts", notes)
     except DataFileError:
         if train is None:
             raise
         notes.append("no plain texts were given: autoencoders learn from the training sentences")
         return tuple(train.texts())
     texts = []
-    for text in read_texts(place, hint=TEXT_COLUMN_HINT):
+    for text in read_texts(path, hint=TEXT_COLUMN_HINT):
         texts.append(text)
         if len(texts) == files.texts_limit:
             break
     return tuple(dict.fromkeys(texts))
 
 
-def _read_nli(place: Path) -> tuple[tuple[str, ...], ...]:
-    rows = [row for row in read_columns(place, ("label", "premise", "hypothesis")) if row[0] in NLI_LABELS]
+def _read_nli(path: Path) -> tuple[tuple[str, ...], ...]:
+    rows = [row for row in read_columns(path, ("label", "premise", "hypothesis")) if row[0] in NLI_LABELS]
     if not rows:
-        raise DataFileError(f"{place} holds none of the labels {', '.join(NLI_LABELS)}.")
+        raise DataFileError(f"{path} holds none of the labels {', '.join(NLI_LABELS)}.")
     return tuple(rows)
 
 
-def _present(folder: Path, names: Sequence[str], role: str, notes: list[str]) -> list[Path]:
+def _existing(folder: Path, names: Sequence[str], role: str, notes: list[str]) -> list[Path]:
     """Those files that the folder has: a plan made for other data names files that a user's own folder lacks."""
-    found: list[Path] = []
-    if not names:  # a file called by its role is meant to be used
-        beside = [path for path in _by_role(folder, role) if path.is_file()][:1]
-        notes += [f"{path.name}, which lies beside the data, serves as {role}" for path in beside]
-        return beside
+    if not names:  # a file named after its role is meant to be used
+        paths = [path for path in _named_by_role(folder, role) if path.is_file()][:1]
+        notes += [f"{path.name} in the data folder is used as {role}" for path in paths]
+        return paths
+    existing: list[Path] = []
     for name in names:
         try:
-            place = _find(folder, name, role, notes)
+            path = _find(folder, name, role, notes)
         except DataFileError:
-            notes.append(f"there is no {role} file {name} in {folder}; it is left out")
+            notes.append(f"there is no {role} file {name} in {folder}; it is skipped")
             continue
-        if place not in found:
-            found.append(place)
-    return found
-
-
-def _by_role(folder: Path, role: str) -> list[Path]:
-    return [folder / f"{role}{ending}" for ending in _ENDINGS]
+        if path not in existing:
+            existing.append(path)
+    return existing
 
 
 def _find(folder: Path, name: str, role: str, notes: list[str]) -> Path:
-    """The file of that name in the folder, else the one called by its role, which is said."""
-    asked = name or f"{role}.tsv"
-    for path in (folder / asked, *_by_role(folder, role)):
+    """The file of that name in the folder, else the one named after its role, which is noted."""
+    requested = name or f"{role}.tsv"
+    for path in (folder / requested, *_named_by_role(folder, role)):
         if path.is_file():
             if name and path.name.split(".")[0] != Path(name).name.split(".")[0]:
-                notes.append(f"there is no {name} in {folder}; {path.name} is read in its place")
+                notes.append(f"there is no {name} in {folder}; {path.name} is used instead")
             return path
-    endings = ", ".join(_ENDINGS)
-    raise DataFileError(f"{folder} has no file {asked!r}, nor one called {role} with one of the endings {endings}.")
+    extensions = ", ".join(_EXTENSIONS)
+    raise DataFileError(f"{folder} has no file {requested!r}, nor one named {role} with an extension of {extensions}.")
 
 
-def _named(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise DataFileError(f"There is no file {folder / name}.")
-    return folder / name
+def _named_by_role(folder: Path, role: str) -> list[Path]:
+    return [folder / f"{role}{extension}" for extension in _EXTENSIONS]
+
+
+def _require(path: Path) -> Path:
+    if not path.is_file():
+        raise DataFileError(f"There is no file {path}.")
+    return path

@@ -1,14 +1,15 @@
-"""The one training loop: batches, dev scores, the best state kept, early stop, resume after a kill.
+"""The training loop: batches, learning rate, evaluations on dev, early stopping, the best state, resuming.
 
-Everything random in an epoch comes from the seed and the epoch's number, and a checkpoint holds the state of the random
-numbers, so a run that was killed and resumed ends with the same numbers as one that was not. Checkpoints are written
-between any two steps, when it is time, and when a run is interrupted.
+All randomness of an epoch derives from the seed and the epoch's index, and a checkpoint stores the random number
+generators, so a resumed run gives the same numbers as an uninterrupted one. Checkpoints are written between any two
+steps: at intervals, and when the run is interrupted.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -22,20 +23,56 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from decoder2vec.errors import DivergedError, InputError
-from decoder2vec.recipes.schedule import Schedule
 from decoder2vec.training.checkpoint import Checkpoint, random_states
-from decoder2vec.training.processes import add_up_gradients, is_first, score_of_first
-from decoder2vec.training.steps import Steps, rate_factor
+from decoder2vec.training.distributed import broadcast_score, is_main_process, sum_gradients
 
 Rows = NDArray[np.intp]
+"""Indices of examples or texts."""
 
-_LOOK_EVERY = 50
-"""Steps between looks at the losses: a look makes a GPU wait, but a loss that is not finite should be seen soon."""
+_WARM_UP = 0.1
+"""Share of the steps over which the learning rate rises."""
+_CHECK_EVERY = 50
+"""Steps between checks that losses are finite. Reading a loss makes a GPU wait, so not every step is checked."""
 
 
 @dataclass(frozen=True)
-class Note:
-    """What the loop says while it works; loss and score are the last that were taken."""
+class Schedule:
+    """How long and how fast something is trained; a table such as `[lora.training]` of a plan."""
+
+    epochs: int = 12
+    steps: int = 0
+    """Train this many steps, over as many epochs as that takes; 0: train `epochs`."""
+    batch: int = 64
+    """Examples per batch."""
+    rate: float = 1e-3
+    """Peak learning rate: it rises linearly over the first tenth of the steps, then follows a cosine to zero."""
+    weight_decay: float = 0.01
+    patience: int = 4
+    """Stop after this many evaluations on dev in a row without improvement."""
+    evaluate_every: int = 0
+    """Steps between evaluations on dev; 0: evaluate at the end of each epoch."""
+    clip: float = 0.0
+    """Maximum norm of the gradient; 0: no clipping."""
+
+    def __post_init__(self) -> None:
+        minimum = {
+            "epochs": 0,
+            "steps": 0,
+            "batch": 1,
+            "patience": 1,
+            "rate": 0,
+            "weight_decay": 0,
+            "evaluate_every": 0,
+            "clip": 0,
+        }
+        for name, lowest in minimum.items():
+            if getattr(self, name) < lowest:
+                raise InputError(f"{name} must be {lowest} or more, not {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class TrainingProgress:
+    """The state of training after a step; loss and score are those of the last evaluation."""
 
     stage: str
     step: int
@@ -44,252 +81,305 @@ class Note:
     score: float | None
 
 
-OnProgress = Callable[[Note], object]
+OnProgress = Callable[[TrainingProgress], object]
 
 
-def batches_of(order: Rows, size: int) -> Iterator[Rows]:
-    """Batches of `size`; a rest of one example joins the batch before it, since some losses need two."""
-    begin = 0
-    while begin < len(order):
-        end = begin + size if len(order) - begin - size > 1 else len(order)
-        yield order[begin:end]
-        begin = end
+def fixed_size_batches(order: Rows, size: int) -> Iterator[Rows]:
+    """Batches of `size`; a single example left over joins the last batch, since some losses need two."""
+    start = 0
+    while start < len(order):
+        end = start + size if len(order) - start - size > 1 else len(order)
+        yield order[start:end]
+        start = end
 
 
 @dataclass(frozen=True)
-class Task:
-    """What is trained: which batches, which loss, which score says that it got better (higher is better)."""
+class TrainingTask:
+    """What the loop needs to know of an objective."""
 
     stage: str
-    count: int
-    """How many examples there are."""
+    """Name in logs and progress bars."""
+    n_examples: int
     loss: Callable[[Rows], Tensor]
-    """The loss of a batch, given its examples' numbers."""
-    score: Callable[[], float]
+    """The loss of a batch, given the indices of its examples."""
+    dev_metric: Callable[[], float]
+    """Higher is better."""
     schedule: Schedule
-    batches: Callable[[Rows, int], Iterator[Rows]] = batches_of
-    """Examples in the order of an epoch, and the size of a batch, to batches."""
-    around: Callable[[], AbstractContextManager[Any]] = nullcontext
-    """Open around each step, forward and backward."""
+    batches: Callable[[Rows, int], Iterator[Rows]] = fixed_size_batches
+    """Splits the shuffled examples of an epoch into batches of about the given size."""
+    step_context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """Active during the forward and backward pass of each step."""
 
 
 @dataclass
 class History:
-    """Loss and score at each look at dev, and which was best."""
+    """Mean loss and dev score at each evaluation, and which evaluation was best."""
 
     losses: list[float] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     best: int = -1
+    """Index of the best evaluation; -1 if none was better than the start."""
     start: float = -math.inf
-    """The score before the first step."""
+    """Dev score before the first step."""
 
     @property
     def best_score(self) -> float:
-        """The best score so far; the untrained state counts."""
+        """The best score so far, the untrained state included."""
         return self.scores[self.best] if self.best >= 0 else self.start
 
-    def stopped_rising(self, patience: int) -> bool:
-        """Were so many scores in a row no better?"""
-        return len(self.scores) - 1 - self.best >= patience
+    def is_stale(self, patience: int) -> bool:
+        """Whether the last `patience` evaluations brought no improvement."""
+        return bool(self.scores) and len(self.scores) - 1 - self.best >= patience
 
 
 def fit(
     module: nn.Module,
-    task: Task,
+    task: TrainingTask,
     seed: int,
     *,
     checkpoint: Path | None = None,
     log: Path | None = None,
     on_progress: OnProgress = lambda _: None,
 ) -> History:
-    """Train the module's parameters; it ends in the state that scored best.
+    """Train the parameters of a module and leave it in the state that scored best on dev.
 
-    `log` is a file that gets one line of JSON for each look at dev.
+    Args:
+        module: Its parameters with `requires_grad` are trained.
+        task: Loss, batches, dev metric and schedule.
+        seed: Determines the order of the examples and all other randomness.
+        checkpoint: File to resume from, and to write the state of the run to.
+        log: File that gets one JSON line per evaluation.
+        on_progress: Called after every step.
+
+    Raises:
+        DivergedError: A loss or dev score is not finite.
+
     """
-    if task.count < 1 or task.schedule.batch < 1:
+    if task.n_examples < 1 or task.schedule.batch < 1:
         raise InputError(
-            f"The stage {task.stage} has {task.count} examples in batches of {task.schedule.batch}: give more."
+            f"The stage {task.stage} has {task.n_examples} examples in batches of {task.schedule.batch}: give more."
         )
-    return _Run(module, task, seed, Checkpoint(checkpoint, writes=is_first()), log)(on_progress)
+    return TrainingLoop(module, task, seed, Checkpoint(checkpoint, writes=is_main_process()), log).run(on_progress)
 
 
-class _Run:
-    """One run of the loop."""
+class TrainingLoop:
+    """One run of `fit`."""
 
-    def __init__(self, module: nn.Module, task: Task, seed: int, checkpoint: Checkpoint, log: Path | None) -> None:
+    def __init__(
+        self, module: nn.Module, task: TrainingTask, seed: int, checkpoint: Checkpoint, log: Path | None
+    ) -> None:
         self.module, self.task, self.checkpoint, self.log = module, task, checkpoint, log
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         schedule = task.schedule
-        self.trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.optimizer = torch.optim.AdamW(
-            self.trained, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
+            self.parameters, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
         )
-        self.steps = Steps(task, seed)
-        self.total = self.steps.total
+        self.steps = TrainingSteps(task, seed)
         self.history = History()
         self.step = 0
-        self.since: list[float] = []
-        """The losses since the last look at dev, but for those that were not read yet."""
-        self.unread: list[Tensor] = []
-        self.lines: list[dict[str, Any]] = []
-        """Of the log."""
+        """Steps done."""
+        self.losses: list[float] = []
+        """Losses since the last evaluation that were read from the device."""
+        self.pending_losses: list[Tensor] = []
+        """Later losses, still on the device."""
+        self.log_lines: list[dict[str, Any]] = []
         self.random: dict[str, Tensor] = {}
-        """Where random numbers stood when the state was last whole; an interrupted step has drawn some already."""
-        self.whole = False
+        """Random number generators at the last consistent state; an interrupted step has advanced them already."""
+        self.is_consistent = False
+        """False while parameters, step and losses are being changed together."""
         self.started = time.perf_counter()
 
-    def __call__(self, on_progress: OnProgress) -> History:
+    def run(self, on_progress: OnProgress) -> History:
+        """Train until the last step, or until dev scores stop improving."""
         self.module.eval()
-        self._begin()
+        self._resume_or_start()
         try:
-            self._go_on(on_progress)
+            self._run_steps(on_progress)
         except KeyboardInterrupt:
-            if self.whole and self.step:
-                self._write_if_sound()
+            if self.is_consistent and self.step:
+                self._save_if_finite()
             raise
-        self._write()  # a stage that is done is not done again
-        on_progress(Note(self.task.stage, self.total, self.total, _last(self.history.losses), self.history.best_score))
+        self._save()  # so that a finished stage is not trained again
+        on_progress(self._progress(self.steps.total, self.history.best_score))
         self.checkpoint.restore_best(self.module)
         self.module.eval()
         return self.history
 
-    def _begin(self) -> None:
-        """Take up a checkpoint, or score the start."""
-        with self._as_one():
-            found = self.checkpoint.resume(self.module, self.optimizer)
-            if found is None:
-                self.history.start = self._score()
+    def _resume_or_start(self) -> None:
+        with self._consistent_state():
+            saved = self.checkpoint.resume(self.module, self.optimizer)
+            if saved is None:
+                self.history.start = self._dev_score()
                 self.checkpoint.keep_best(self.module)
             else:
-                self.step, self.since, self.lines = found.pop("step"), found.pop("since", []), found.pop("log", [])
-                self.started -= found.pop("seconds", 0.0)
-                self.history = History(**found)
-        self._write_log(self.lines, "w")  # the file may tell of steps that will be made again, or of another run
+                self.step, self.losses, self.log_lines = saved.pop("step"), saved.pop("losses_read"), saved.pop("log")
+                self.started -= saved.pop("seconds")
+                self.history = History(**saved)
+        self._write_log(self.log_lines, "w")  # the file may hold steps that will be repeated, or another run's
 
-    def _go_on(self, on_progress: OnProgress) -> None:
-        """All steps that are left."""
-        if self.since and self.steps.is_look(self.step):  # the run was interrupted in the middle of it
-            self._look()
-        for step, rows, seed_of_epoch in self.steps.after(self.step):
-            if self._is_over():
+    def _run_steps(self, on_progress: OnProgress) -> None:
+        if self.losses and self.steps.is_eval_step(self.step):  # the run was interrupted during this evaluation
+            self._evaluate()
+        for step, rows, epoch_seed in self.steps.remaining(self.step):
+            if self.step == self.steps.total or self.history.is_stale(self.task.schedule.patience):
                 return
-            if seed_of_epoch is not None:
-                torch.manual_seed(seed_of_epoch)
-            self._train_on(step, rows)
-            if self.steps.is_look(self.step):
-                self._look()
-            elif len(self.unread) == _LOOK_EVERY:
+            if epoch_seed is not None:
+                torch.manual_seed(epoch_seed)
+            self._train_step(step, rows)
+            if self.steps.is_eval_step(self.step):
+                self._evaluate()
+            elif len(self.pending_losses) == _CHECK_EVERY:
                 self._check_losses()
             if self.checkpoint.is_due():
-                self._write_if_sound()
-            on_progress(
-                Note(self.task.stage, step + 1, self.total, _last(self.history.losses), _last(self.history.scores))
-            )
+                self._save_if_finite()
+            on_progress(self._progress(step + 1, _last(self.history.scores)))
 
-    def _is_over(self) -> bool:
-        tired = bool(self.history.scores) and self.history.stopped_rising(self.task.schedule.patience)
-        return tired or self.step == self.total
-
-    @contextmanager
-    def _as_one(self) -> Iterator[None]:
-        """Around changes that belong together: between them there is no state that a run could go on from."""
-        self.whole = False
-        yield
-        self.random = random_states()
-        self.whole = True
-
-    def _train_on(self, step: int, rows: Rows) -> None:
-        schedule = self.task.schedule
+    def _train_step(self, step: int, rows: Rows) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate(step)
+            group["lr"] = self._learning_rate(step)
         self.module.train()
         self.optimizer.zero_grad(set_to_none=True)
-        with self.task.around():
+        with self.task.step_context():
             loss = self.task.loss(rows)
             loss.backward()  # type: ignore[no-untyped-call]
-        add_up_gradients(self.trained)
-        if schedule.clip:
-            nn.utils.clip_grad_norm_(self.trained, schedule.clip)
-        with self._as_one():
+        sum_gradients(self.parameters)
+        if self.task.schedule.clip:
+            nn.utils.clip_grad_norm_(self.parameters, self.task.schedule.clip)
+        with self._consistent_state():
             self.optimizer.step()
-            self.unread.append(loss.detach())
+            self.pending_losses.append(loss.detach())
             self.step = step + 1
 
-    def _losses(self) -> list[float]:
-        """All since the last look at dev."""
-        return self.since + (torch.stack(self.unread).tolist() if self.unread else [])
-
-    def _check_losses(self) -> None:
-        """Read the losses; one that is not finite ends the run, and names its step."""
-        losses = self._losses()
-        for number, loss in enumerate(losses):
-            if not math.isfinite(loss):
-                step = self.step - len(losses) + number + 1
-                raise DivergedError(
-                    f"The loss of {self.task.stage} is not finite in step {step} of {self.total}; try a lower learning "
-                    f"rate{self.checkpoint.where()}."
-                )
-        with self._as_one():
-            self.since, self.unread = losses, []
-
-    def _score(self) -> float:
-        """The score on dev; one that is not finite ends the run, as a loss would."""
-        score = score_of_first(self.task.score)
-        if not math.isfinite(score):
-            raise DivergedError(
-                f"The dev score of {self.task.stage} is not finite after step {self.step} of {self.total}; try a lower "
-                f"learning rate{self.checkpoint.where()}."
-            )
-        return score
-
-    def _look(self) -> None:
-        """Mean loss and score since the last look; the state is kept if it is the best so far."""
+    def _evaluate(self) -> None:
+        """Record mean loss and dev score since the last evaluation; keep the state if it is the best so far."""
         self._check_losses()
         self.module.eval()
-        score, history = self._score(), self.history
-        with self._as_one():
-            history.losses.append(sum(self.since) / len(self.since))
+        score, history = self._dev_score(), self.history
+        with self._consistent_state():
+            history.losses.append(sum(self.losses) / len(self.losses))
             history.scores.append(score)
-            self.since = []
+            self.losses = []
             if score > history.best_score:
                 history.best = len(history.scores) - 1
                 self.checkpoint.keep_best(self.module)
-            self.lines.append(self._line())
-            self._write_log(self.lines[-1:])
+            self.log_lines.append(self._log_line())
+            self._write_log(self.log_lines[-1:])
 
-    def _write(self) -> None:
-        progress = {**vars(self.history), "step": self.step, "since": self._losses(), "log": self.lines}
+    def _dev_score(self) -> float:
+        score = broadcast_score(self.task.dev_metric)
+        if not math.isfinite(score):
+            raise DivergedError(
+                f"The dev score of {self.task.stage} is not finite after step {self.step} of {self.steps.total}; try a "
+                f"lower learning rate{self.checkpoint.hint()}."
+            )
+        return score
+
+    def _all_losses(self) -> list[float]:
+        """Losses since the last evaluation, those on the device included."""
+        return self.losses + (torch.stack(self.pending_losses).tolist() if self.pending_losses else [])
+
+    def _check_losses(self) -> None:
+        """Read the pending losses; raise if one is not finite, naming its step."""
+        losses = self._all_losses()
+        for index, loss in enumerate(losses):
+            if not math.isfinite(loss):
+                step = self.step - len(losses) + index + 1
+                raise DivergedError(
+                    f"The loss of {self.task.stage} is not finite in step {step} of {self.steps.total}; try a lower "
+                    f"learning rate{self.checkpoint.hint()}."
+                )
+        with self._consistent_state():
+            self.losses, self.pending_losses = losses, []
+
+    @contextmanager
+    def _consistent_state(self) -> Iterator[None]:
+        """Mark changes that belong together: an interrupt inside the block must not write a checkpoint."""
+        self.is_consistent = False
+        yield
+        self.random = random_states()
+        self.is_consistent = True
+
+    def _save(self) -> None:
+        progress = {**vars(self.history), "step": self.step, "losses_read": self._all_losses(), "log": self.log_lines}
         progress["seconds"] = self._seconds()
         self.checkpoint.write(self.module, self.optimizer, progress, self.random)
 
-    def _write_if_sound(self) -> None:
-        """Write, but nothing that went wrong since the last look: of that the next one will tell."""
-        finite = all(map(math.isfinite, self._losses()))
-        if finite and all(bool(parameter.isfinite().all()) for parameter in self.trained):
-            self._write()
+    def _save_if_finite(self) -> None:
+        """Skip the checkpoint if a loss or a parameter is not finite: the next evaluation will raise."""
+        finite = all(map(math.isfinite, self._all_losses()))
+        if finite and all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+            self._save()
 
     def _write_log(self, lines: list[dict[str, Any]], mode: str = "a") -> None:
-        if self.log and is_first():
+        if self.log and is_main_process():
             self.log.parent.mkdir(parents=True, exist_ok=True)
             with self.log.open(mode, encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
-    def _line(self) -> dict[str, Any]:
-        """What the log says of the last look."""
+    def _log_line(self) -> dict[str, Any]:
         return {
             "stage": self.task.stage,
             "step": self.step,
-            "of": self.total,
+            "of": self.steps.total,
             "loss": round(self.history.losses[-1], 6),
             "dev": round(self.history.scores[-1], 4),
-            "rate": self._rate(self.step - 1),
+            "rate": self._learning_rate(self.step - 1),
             "seconds": round(self._seconds(), 2),
         }
 
-    def _rate(self, step: int) -> float:
-        return self.task.schedule.rate * rate_factor(step, self.total)
+    def _progress(self, step: int, score: float | None) -> TrainingProgress:
+        return TrainingProgress(self.task.stage, step, self.steps.total, _last(self.history.losses), score)
+
+    def _learning_rate(self, step: int) -> float:
+        return self.task.schedule.rate * learning_rate_factor(step, self.steps.total)
 
     def _seconds(self) -> float:
         return time.perf_counter() - self.started
+
+
+class TrainingSteps:
+    """The batches of all epochs, in the order that a seed gives, and the steps after which dev is evaluated."""
+
+    def __init__(self, task: TrainingTask, seed: int) -> None:
+        schedule = task.schedule
+        limit = schedule.steps or sys.maxsize
+        self.seed, self.evaluate_every = seed, schedule.evaluate_every
+        self.epochs: list[list[Rows]] = []
+        self.epoch_ends: set[int] = set()
+        self.total = 0
+        while self.total < limit and (schedule.steps or len(self.epochs) < schedule.epochs):
+            order = np.random.default_rng([seed, len(self.epochs)]).permutation(task.n_examples)
+            self.epochs.append(list(task.batches(order, schedule.batch)))
+            if not self.epochs[-1]:
+                break
+            self.total = min(self.total + len(self.epochs[-1]), limit)
+            self.epoch_ends.add(self.total)
+
+    def remaining(self, done: int) -> Iterator[tuple[int, Rows, int | None]]:
+        """(step, rows, seed) of each step after the first `done`; the seed is None except at the start of an epoch."""
+        step = 0
+        for epoch, batches in enumerate(self.epochs):
+            for index, rows in enumerate(batches):
+                if done <= step < self.total:
+                    yield step, rows, None if index else self._epoch_seed(epoch)
+                step += 1
+
+    def is_eval_step(self, done: int) -> bool:
+        """Whether dev is evaluated after `done` steps."""
+        if done == self.total:
+            return True
+        return done % self.evaluate_every == 0 if self.evaluate_every else done in self.epoch_ends
+
+    def _epoch_seed(self, epoch: int) -> int:
+        return int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0])
+
+
+def learning_rate_factor(step: int, total: int) -> float:
+    """The learning rate as a fraction of its peak: linear warm-up, then a cosine to zero."""
+    warm_up = max(1, round(_WARM_UP * total))
+    if step < warm_up:
+        return (step + 1) / warm_up
+    return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, total - warm_up)))
 
 
 def _last(values: list[float]) -> float | None:

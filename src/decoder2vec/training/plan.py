@@ -1,132 +1,287 @@
-"""A training plan: one TOML file that names the recipe, its settings and its data."""
+"""Training plans: a TOML file names the recipe, its settings and its data, in one stage or several.
+
+A plan file may extend another (`extends = "base.toml"`), and may describe many plans at once: each axis of its table
+`[matrix]` has named values, each a table of overrides, and every combination is a variant named after its values.
+"""
 
 from __future__ import annotations
 
-import math
+import copy
+import itertools
+import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from decoder2vec.config import from_table, override, to_table
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.recipes.adapting import Adapting
-from decoder2vec.recipes.freeze import EMBEDDING, Freeze
-from decoder2vec.recipes.objective import FROM_TEXTS
-from decoder2vec.recipes.registry import recipe_named, recipes
-from decoder2vec.training.data import DataFiles, TrainingData
+from decoder2vec.training.data import DataFiles
+from decoder2vec.training.recipes import recipe_class, recipes
+from decoder2vec.training.recipes.freeze import EMBEDDING
+from decoder2vec.training.recipes.recipe import Recipe
 
-Recipe = Freeze | Adapting
+STAGED_RECIPES = ("bidirectional",)
+"""Recipes of several stages, as TOML files beside the others."""
+_PLAN_KEYS = {"name", "about", "data", "stages"}
+_MAX_EXTENDS = 10
 
-_ONE_SIDED = (
-    "mntp under causal attention tells hidden tokens from what stands before them only; "
-    "attention=bidirectional shows it both sides"
-)
+Table = dict[str, Any]
 
-_OFTEN = 20
-"""Who reads plain texts more often than that has settings for a larger file."""
+
+@dataclass(frozen=True)
+class Stage:
+    """One training: a recipe with its settings, and the files it learns from."""
+
+    name: str
+    recipe: Recipe[Any, Any]
+    data: DataFiles = field(default_factory=DataFiles)
+    about: str = ""
+    """One sentence: what this is for."""
+    search: Table = field(default_factory=dict)
+    """Ranges for hyperparameter search: setting = [low, high] or a list of choices."""
+
+    def to_json(self) -> Table:
+        """The whole stage, defaults included, as a plan of one stage."""
+        table: Table = {"name": self.name, "about": self.about, "recipe": self.recipe.name}
+        table |= {self.recipe.name: to_table(self.recipe), "data": to_table(self.data)}
+        return {**table, "search": self.search} if self.search else table
+
+    @classmethod
+    def from_json(cls, table: Table) -> Stage:
+        """The inverse of `to_json`, also for results files of earlier versions."""
+        return _parse_stage(table.get("name", ""), table, ())
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train, on which files."""
+    """Stages that are trained one after the other, each on the model that the previous one made."""
 
-    name: str = "freeze"
+    name: str
+    stages: tuple[Stage, ...]
     about: str = ""
-    """One sentence: what this file is for."""
-    recipe: Recipe = field(default_factory=Freeze)
-    data: DataFiles = field(default_factory=DataFiles)
-    search: dict[str, Any] = field(default_factory=dict)
-    """Ranges for `--search`: setting = [low, high] or a list of choices."""
 
-    @property
-    def recipe_name(self) -> str:
-        """The name of the recipe's table in the file."""
-        return next(name for name, kind in recipes().items() if type(self.recipe) is kind)
+    def __post_init__(self) -> None:
+        names = [stage.name for stage in self.stages]
+        if not names:
+            raise InputError("The plan has no stage to train.")
+        if len(names) > 1 and (len(set(names)) < len(names) or not all(map(_is_stage_name, names))):
+            raise InputError(f"Stages need different names of letters, digits, - and _, not {', '.join(names)}.")
 
-    def wants(self) -> list[str]:
-        """Which kinds of data the recipe reads."""
-        if isinstance(self.recipe, Adapting):
-            name = self.recipe.objective.name
-            return ["contrast"] if name == "info_nce" else ["corpus"] if name in FROM_TEXTS else ["pairs"]
-        kinds = {"autoencoder": "texts", "contrastive": "triplets", "snli": "nli"}
-        found = [] if self.recipe.loss == "none" else ["pairs"]
-        if self.recipe.pretrain in kinds:
-            found.append(kinds[self.recipe.pretrain])
-        return found
-
-    def notes(self, data: TrainingData) -> list[str]:
-        """What a user should know about the settings: they are allowed, but seldom meant."""
-        recipe, found = self.recipe, []
-        if not isinstance(recipe, Adapting) or recipe.objective.name not in FROM_TEXTS:
-            return []
-        if recipe.objective.name == "mntp" and recipe.attention == "causal":
-            found.append(_ONE_SIDED)
-        steps, batch, texts = recipe.training.steps, recipe.training.batch, len(data.texts)
-        packed = recipe.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
-        if steps * batch > _OFTEN * texts > 0 and not packed:
-            found.append(
-                f"{steps} steps of {batch} read each of {texts:,} texts {steps * batch / texts:.0f} times; "
-                f"training.steps={math.ceil(_OFTEN * texts / batch)} would read it {_OFTEN} times"
-            )
-        return found
-
-    def to_json(self) -> dict[str, Any]:
-        """The whole plan, defaults included."""
-        table: dict[str, Any] = {"name": self.name, "about": self.about, "recipe": self.recipe_name}
-        table |= {self.recipe_name: to_table(self.recipe), "data": to_table(self.data)}
-        return {**table, "search": self.search} if self.search else table
+    @classmethod
+    def of(cls, recipe: Recipe[Any, Any], name: str | None = None, data: DataFiles | None = None) -> Plan:
+        """A plan of one stage."""
+        name = name or recipe.name
+        return cls(name, (Stage(name, recipe, data or DataFiles()),))
 
 
-def read_plan(
-    file: Path | None, settings: Sequence[str] = (), data: dict[str, Any] | None = None, recipe: str | None = None
+def load_plan(
+    source: Plan | Recipe[Any, Any] | str | Path | None = None,
+    settings: Sequence[str] = (),
+    *,
+    variant: str | None = None,
+    stages: Sequence[str] = (),
 ) -> Plan:
-    """The plan of a file with `key=value` settings put over it; without a file, a good start for any pairs.
+    """A plan from a file, a recipe or the name of one.
 
-    A setting without a dot belongs to the recipe: `loss=mse`; with dots it names a table: `freeze.training.epochs=3`.
-    Without a file, `recipe` names one to take with its defaults.
+    Args:
+        source: A plan, a recipe, the name of a recipe, or a TOML file. By default FREEZE with settings that suit any
+            scored pairs.
+        settings: `key=value` over the plan. A key without a dot, or one that begins with none of the plan's tables,
+            belongs to the recipe: `loss=mse`, `training.epochs=3`. In a plan with stages a key begins with the name of
+            a stage: `mntp.training.steps=100`.
+        variant: Which plan of a file with a `[matrix]`.
+        stages: Train only these stages.
+
     """
-    table = read_table(file) if file else _start(recipe)
-    return plan_of(table, file.stem if file else None, settings, data)
+    if isinstance(source, Recipe):
+        source = Plan.of(source)
+    if isinstance(source, Plan) and not (settings or stages or variant):
+        return source
+    tables = _read_source(source, variant)
+    if stages and not tables.staged:
+        raise InputError(f"--stages {','.join(stages)!r} chooses among the stages of a plan, and this one has none.")
+    for stage in stages:
+        if stage not in tables.stages:
+            raise unknown_name("stage", stage, tables.stages)
+    if tables.staged:
+        _check_settings(settings, tables.stages)
+    parsed = [
+        _parse_stage(name, table, _settings_of(settings, name) if tables.staged else settings)
+        for name, table in tables.stages.items()
+    ]
+    return Plan(tables.name, tuple(stage for stage in parsed if not stages or stage.name in stages), tables.about)
 
 
-def plan_of(
-    table: dict[str, Any], name: str | None = None, settings: Sequence[str] = (), data: dict[str, Any] | None = None
-) -> Plan:
-    """The plan that a table describes, which is called `name` unless the table says otherwise."""
-    chosen = table.pop("recipe", "freeze")
-    kind = recipe_named(chosen)
-    named = [one if one.partition("=")[0].split(".")[0] in (chosen, "data") else f"{chosen}.{one}" for one in settings]
-    override(table, named)
-    for part in ("data", "search", chosen):
-        if not isinstance(table.setdefault(part, {}), dict):
-            raise InputError(f"{part} must be a table, not {table[part]!r}.")
-    table["data"].update(data or {})
-    known = {"name", "about", "data", "search", chosen}
+def read_variants(file: Path) -> dict[str, Table]:
+    """The tables of all plans in a file by name: one, or the combinations of its `[matrix]`."""
+    table = _read_toml(file)
+    matrix = table.pop("matrix", None)
+    if matrix is None:
+        return {file.stem: table}
+    axes = matrix.values() if isinstance(matrix, dict) else []
+    if not axes or not all(isinstance(axis, dict) and axis for axis in axes):
+        raise InputError(
+            f"[matrix] of {file} needs tables of named values: [matrix.rank] with 16 = {{lora.rank = 16}}."
+        )
+    variants: dict[str, Table] = {}
+    for combination in itertools.product(*(axis.items() for axis in axes)):
+        name = "_".join(value for value, _ in combination if value)
+        merged = table
+        for value, overrides in combination:
+            if not isinstance(overrides, dict):
+                raise InputError(f"{value!r} in [matrix] of {file} must be a table of settings, not {overrides!r}.")
+            merged = _merge(merged, overrides)
+        if name in variants:
+            raise InputError(f"Two combinations of [matrix] in {file} have the name {name!r}.")
+        variants[name] = merged
+    return variants
+
+
+@dataclass(frozen=True)
+class _PlanTables:
+    """A plan before its tables are parsed."""
+
+    name: str
+    stages: dict[str, Table]
+    about: str = ""
+    staged: bool = False
+    """Whether settings must name a stage."""
+
+
+def _read_source(source: Plan | str | Path | None, variant: str | None) -> _PlanTables:
+    if source in STAGED_RECIPES:
+        return _read_file(Path(str(resources.files("decoder2vec.training.recipes") / f"{source}.toml")), variant)
+    if isinstance(source, Path) or (isinstance(source, str) and source.endswith(".toml")):
+        return _read_file(Path(source), variant)
+    if variant is not None:
+        raise InputError(f"--variant {variant} chooses among the plans of a file; give the file.")
+    if isinstance(source, Plan):
+        tables = {stage.name: stage.to_json() for stage in source.stages}
+        return _PlanTables(source.name, tables, source.about, staged=len(tables) > 1)
+    if source is None or source == "freeze":
+        return _PlanTables("embedding", {"embedding": {"freeze": to_table(EMBEDDING)}})
+    if source not in recipes():
+        raise unknown_name("recipe", source, [*recipes(), *STAGED_RECIPES])
+    return _PlanTables(source, {source: {"recipe": source}})
+
+
+def _read_file(file: Path, variant: str | None) -> _PlanTables:
+    variants = read_variants(file)
+    if variant is None and len(variants) > 1:
+        raise InputError(f"{file} describes {len(variants)} plans; choose one with --variant: {', '.join(variants)}.")
+    if variant is not None and variant not in variants:
+        raise unknown_name("variant", variant, variants)
+    name = variant or next(iter(variants))
+    table = variants[name]
+    name, about = _text(table, "name", name), _text(table, "about")
+    if "stages" in table:
+        return _PlanTables(name, _stage_tables(table), about, staged=True)
+    return _PlanTables(name, {name: table}, about)
+
+
+def _text(table: Table, key: str, default: str = "") -> str:
+    value = table.get(key, default)
+    if not isinstance(value, str):
+        raise InputError(f"{key} must be a text, not {value!r}.")
+    return value
+
+
+def _stage_tables(table: Table) -> dict[str, Table]:
+    """The tables of a file's stages by name; the data named beside the stages hold for all of them."""
+    if unknown := table.keys() - _PLAN_KEYS:
+        raise unknown_name("setting beside the stages", sorted(unknown)[0], _PLAN_KEYS)
+    stages: dict[str, Table] = {}
+    for stage in table["stages"] if isinstance(table["stages"], list) else [{}]:
+        name = stage.get("name") if isinstance(stage, dict) else None
+        if not isinstance(name, str) or not _is_stage_name(name) or name in stages:
+            raise InputError(
+                "stages is a list of tables, [[stages]], each with a name of its own made of letters, digits, - and _."
+            )
+        stages[name] = {**stage, "data": {**_subtable(table, "data"), **_subtable(stage, "data")}}
+    return stages
+
+
+def _is_stage_name(name: str) -> bool:
+    """Whether a name can be part of the name of a folder, and of a setting."""
+    return re.fullmatch(r"[\w-]+", name) is not None
+
+
+def _check_settings(settings: Sequence[str], tables: Mapping[str, Table]) -> None:
+    """Raise unless every setting names a stage and a key."""
+    for setting in settings:
+        stage, _, key = setting.partition("=")[0].partition(".")
+        if stage not in tables:
+            raise InputError(f"--set {setting} must begin with the name of a stage: {', '.join(tables)}.")
+        if not key:
+            raise InputError(f"--set {setting} names a stage but no setting of it: {stage}.training.steps=3.")
+
+
+def _settings_of(settings: Sequence[str], stage: str) -> list[str]:
+    return [setting.removeprefix(f"{stage}.") for setting in settings if setting.startswith(f"{stage}.")]
+
+
+def _parse_stage(name: str, table: Table, settings: Sequence[str]) -> Stage:
+    """A stage from its table, with settings over it."""
+    table = copy.deepcopy(table)
+    recipe = table.pop("recipe", "freeze")
+    kind = recipe_class(recipe)
+    own_tables = (recipe, "data")
+    qualified = [
+        setting if setting.partition("=")[0].split(".")[0] in own_tables else f"{recipe}.{setting}"
+        for setting in settings
+    ]
+    override(table, qualified)
+    parts = {part: _subtable(table, part) for part in ("data", "search", recipe)}
+    known = {"name", "about", *parts}
     if unknown := table.keys() - known:
         raise unknown_name("setting", sorted(unknown)[0], known | {"recipe"})
-    for key in ("name", "about"):
-        if not isinstance(table.get(key, ""), str):
-            raise InputError(f"{key} must be a text, not {table[key]!r}.")
-    return Plan(
-        table.get("name", name or chosen),
-        table.get("about", ""),
-        from_table(kind, table[chosen], chosen),
-        from_table(DataFiles, table["data"], "data"),
-        table["search"],
+    return Stage(
+        _text(table, "name", name),
+        from_table(kind, parts[recipe], recipe),
+        from_table(DataFiles, parts["data"], "data"),
+        _text(table, "about"),
+        parts["search"],
     )
 
 
-def read_table(file: Path) -> dict[str, Any]:
-    """What a TOML file says."""
+def _subtable(table: Table, key: str) -> Table:
+    subtable = table.get(key, {})
+    if not isinstance(subtable, dict):
+        raise InputError(f"{key} must be a table, not {subtable!r}.")
+    return subtable
+
+
+def _read_toml(file: Path, depth: int = 0) -> Table:
+    """The table of a file, merged over that of the file it extends."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"Cannot read the plan {file}: {error}") from None
+    base = table.pop("extends", None)
+    if base is None:
+        return table
+    if not isinstance(base, str):
+        raise InputError(f"extends in {file} must be the name of a file, not {base!r}.")
+    if depth == _MAX_EXTENDS:
+        raise InputError(f"{file} extends {base}, and so on without end; remove one of the `extends`.")
+    return _merge(_read_toml(file.parent / base, depth + 1), table)
 
 
-def _start(recipe: str | None) -> dict[str, Any]:
-    if recipe in (None, "freeze"):
-        return {"freeze": to_table(EMBEDDING), "name": "embedding"}
-    return {"recipe": recipe, "name": recipe}
+def _merge(base: Table, overrides: Mapping[str, Any]) -> Table:
+    """Overrides over a table, table by table; `stages` of the overrides may be a table by the names of the stages."""
+    merged = dict(base)
+    for key, value in overrides.items():
+        old = merged.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            merged[key] = _merge(old, value)
+        elif key == "stages" and isinstance(old, list) and isinstance(value, dict):
+            names = [stage.get("name") for stage in old]
+            if unknown := value.keys() - set(names):
+                raise unknown_name("stage", sorted(unknown)[0], map(str, names))
+            merged[key] = [_merge(stage, value.get(name, {})) for name, stage in zip(names, old, strict=True)]
+        else:
+            merged[key] = copy.deepcopy(value)
+    return merged

@@ -1,0 +1,533 @@
+"""`train`: from a plan to a saved encoder. Stages run one after the other, each with one or several seeds.
+
+A stage that was trained before with the same settings, data, weights, dtype and seeds is not trained again, even if
+that was for another encoder: many plans share their first stage.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from decoder2vec.activations.extract import Progress
+from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
+from decoder2vec.backbone.blocks import trained_share
+from decoder2vec.backbone.sources import Notify
+from decoder2vec.config import fingerprint, to_table
+from decoder2vec.encoder import Encoder, check_output_folder, is_encoder_folder
+from decoder2vec.errors import DataFileError, InputError, UnsupportedError
+from decoder2vec.export.base_model import describe_base_model, load_base_model
+from decoder2vec.storage import atomic_file, cache_root, versions
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE
+from decoder2vec.training.card import write_card
+from decoder2vec.training.data import TrainingData, check_scores, load_data
+from decoder2vec.training.distributed import barrier, init_processes, is_main_process
+from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
+from decoder2vec.training.loop import OnProgress
+from decoder2vec.training.plan import Plan, Stage, load_plan
+from decoder2vec.training.recipes.recipe import Recipe, Trainer
+from decoder2vec.training.results import SeedResult, result_notes, summarise
+
+RUN_FILE = "run.json"
+RESULTS_FILE = "results.json"
+_FILE_ROLES = {"contrastive": "triplets", "corpus": "texts"}
+"""Key in `[data]` of the file to learn from, by the first kind of data that a recipe needs; else it is `train`."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The encoder of the seed that was best on dev, and the results of all seeds."""
+
+    encoder: Encoder
+    results: dict[str, Any]
+    """What `results.json` in the encoder's folder holds."""
+    record: dict[str, Any]
+    """What `run.json` holds: details of the best seed, for the training report."""
+    trained: bool = True
+    """False: the encoder was up to date, and nothing was trained."""
+
+
+@dataclass(frozen=True)
+class Reporting:
+    """Callbacks of a training, and the command that started it."""
+
+    notify: Notify = lambda _: None
+    progress: Progress = lambda _: None
+    on_progress: OnProgress = lambda _: None
+    command: str = ""
+
+
+def train(
+    plan: Plan | Recipe[Any, Any] | str | Path | None = None,
+    data: TrainingData | str | Path = ".",
+    backbone: Backbone | str | Path = "smollm2-135m",
+    out: str | Path = "encoder",
+    *,
+    train: str | Path | None = None,
+    dev: Sequence[str | Path] = (),
+    test: Sequence[str | Path] = (),
+    columns: Sequence[str] | None = None,
+    settings: Sequence[str] = (),
+    variant: str | None = None,
+    stages: Sequence[str] = (),
+    seeds: Sequence[int] = (0,),
+    grid: Grid | None = None,
+    trials: int = 0,
+    overwrite: bool = False,
+    device: str | torch.device | None = None,
+    dtype: str | None = None,
+    notify: Notify = lambda _: None,
+    progress: Progress = lambda _: None,
+    on_progress: OnProgress = lambda _: None,
+    command: str = "",
+) -> TrainingResult:
+    """Train an encoder and save it; an interrupted run resumes when it is called again.
+
+    Args:
+        plan: What to train: a recipe or its name (`freeze`, `lora`, `soft_prompt`, `kv_prefix`, `full`,
+            `bidirectional`), a TOML file, or a `Plan`. By default FREEZE on scored pairs.
+        data: The folder of the plan's files, one file to learn from, or a `TrainingData` for all stages.
+        backbone: The model: built-in name, folder, .gguf file, hub id, an encoder to train further, or a `Backbone`.
+        out: Folder for the encoder. The stages before the last are saved beside it, in `<out>-stages`.
+        train: File to learn from, where `data` is a folder.
+        dev: Files of scored pairs to select on.
+        test: Files of scored pairs to evaluate once, at the end.
+        columns: Columns of the two texts and the score.
+        settings: `key=value` over the plan, such as `training.rate=1e-3`.
+        variant: Which plan of a file that describes several.
+        stages: Train only these stages of the plan.
+        seeds: Train with each; the seed best on dev is saved.
+        grid: Values to try by setting; the best combination on dev is trained with all seeds.
+        trials: Number of Optuna trials over the plan's `[search]` table.
+        overwrite: Allow an encoder in `out` to be replaced; one that is up to date is kept and returned.
+        device: cuda, mps or cpu; by default the best there is. A `Backbone` has its own.
+        dtype: float32, bfloat16, or 4bit to train LoRA beside. A `Backbone` has its own.
+        notify: Called with messages for the user.
+        progress: Called with the number of texts read.
+        on_progress: Called after every training step.
+        command: The command line, for the results file.
+
+    Returns:
+        The encoder of the best seed and the results of all.
+
+    Raises:
+        InputError: The settings do not fit the data or the model, or `out` holds an encoder already.
+
+    Example:
+        >>> import decoder2vec as d2v
+        >>> result = d2v.train("lora", "triplets.tsv", "tiny-llama", "my-encoder", settings=["training.steps=10"])
+        >>> result.encoder.encode("A cat sleeps.").shape
+        (32,)
+
+    """
+    if not seeds or min(seeds) < 0:
+        raise InputError("Give at least one seed, and none below 0.")
+    out = Path(out).absolute()
+    if out.name == "..":  # which cannot name the folders beside it
+        out = out.resolve()
+    if is_encoder_folder(out) and not overwrite:
+        raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
+    check_output_folder(out)
+    reporting = Reporting(notify, progress, on_progress, command)
+    loaded = load_plan(plan, settings, variant=variant, stages=stages)
+    if len(loaded.stages) > 1 and (grid or trials):
+        raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
+    prepared = _load_stage_data(loaded, DataSource.of(data, train, dev, test, columns), reporting)
+    model = LoadedModel.of(backbone, device, dtype, notify)
+    prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
+    return _train_stages(prepared, model, out, seeds, overwrite, extra, reporting)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Data in memory, or files named by the caller: paths from the working directory."""
+
+    data: TrainingData | None
+    folder: Path = Path(".")
+    train: Path | None = None
+    dev: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    columns: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        data: TrainingData | str | Path,
+        train: str | Path | None,
+        dev: Sequence[str | Path],
+        test: Sequence[str | Path],
+        columns: Sequence[str] | None,
+    ) -> DataSource:
+        """Raise if files are missing or data in memory cannot be used, before a model is loaded."""
+        if isinstance(data, TrainingData):
+            if train or dev or test or columns:
+                raise InputError("Files and columns are for data in a folder; put the pairs into the TrainingData.")
+            if data.train:
+                check_scores(data.train, data.scale)
+            return cls(data)
+        folder = Path(data)
+        if folder.is_file():
+            if train:
+                raise InputError(f"--data {folder} and --train {train} both name what to train on; give one of them.")
+            train, folder = folder, folder.parent
+        elif not folder.is_dir():
+            raise DataFileError(f"There is no file or folder {folder}.")
+        files = [Path(file) for file in (*([train] if train else []), *dev, *test)]
+        for file in files:
+            if not file.is_file():
+                raise DataFileError(f"There is no file {file}.")
+        return cls(
+            None,
+            folder,
+            Path(train) if train else None,
+            tuple(map(Path, dev)),
+            tuple(map(Path, test)),
+            tuple(columns) if columns is not None else None,
+        )
+
+    def load(self, stage: Stage, *, only_texts: bool) -> tuple[Stage, TrainingData]:
+        """The stage with the files named by the caller, and its data.
+
+        With `only_texts`, the file to learn from is for stages on plain texts only.
+        """
+        if self.data is not None:
+            return stage, self.data
+        needs = stage.recipe.needs()
+        role = _FILE_ROLES.get(next(iter(needs), ""), "train")
+        files: dict[str, Any] = {}
+        if self.train and (role == "texts" or not only_texts):
+            files[role] = os.path.relpath(self.train, self.folder)
+        for name, paths in (("dev", self.dev), ("test", self.test)):
+            if paths:
+                files[name] = tuple(os.path.relpath(path, self.folder) for path in paths)
+        if self.columns is not None:
+            files["columns"] = self.columns
+        stage = replace(stage, data=replace(stage.data, **files))
+        return stage, load_data(self.folder, stage.data, needs=needs)
+
+
+def _load_stage_data(plan: Plan, source: DataSource, reporting: Reporting) -> list[tuple[Stage, TrainingData]]:
+    several = len(plan.stages) > 1
+    if several and source.train and not any("corpus" in stage.recipe.needs() for stage in plan.stages):
+        raise InputError(f"No stage learns from plain texts, so {source.train} is for none; name files in [data].")
+    prepared = []
+    for planned in plan.stages:
+        stage, data = source.load(planned, only_texts=several)
+        for note in (*stage.recipe.data_notes(data), *data.notes):
+            reporting.notify(note)
+        prepared.append((stage, data))
+    return prepared
+
+
+def _choose_settings(
+    stages: list[tuple[Stage, TrainingData]],
+    backbone: Backbone,
+    grid: Grid | None,
+    trials: int,
+    seed: int,
+    reporting: Reporting,
+) -> tuple[list[tuple[Stage, TrainingData]], dict[str, Any]]:
+    """The only stage with the settings best on dev, and for the results file what the grid gave."""
+    if not (grid or trials):
+        return stages, {}
+    stage, data = stages[0]
+    extra = {}
+    callbacks: dict[str, Any] = {"notify": reporting.notify, "on_progress": reporting.on_progress}
+    if trials:
+        stage = choose_by_trials(stage, data, backbone, trials, **callbacks)
+    if grid:
+        stage, extra["grid"] = choose_from_grid(stage, grid, data, backbone, seed=seed, **callbacks)
+    return [(stage, data)], extra
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model to train, and where it came from."""
+
+    backbone: Backbone
+    source: str | Path
+    """What the user named."""
+    stands_alone: bool = False
+    """Whether its weights must be saved with the encoder, since they are stored nowhere else."""
+    device: str | torch.device | None = None
+    dtype: str | torch.dtype | None = None
+    notify: Notify = lambda _: None
+
+    @classmethod
+    def of(
+        cls,
+        source: Backbone | str | Path,
+        device: str | torch.device | None = None,
+        dtype: str | torch.dtype | None = None,
+        notify: Notify = lambda _: None,
+    ) -> LoadedModel:
+        """Load a model, or the model of an encoder with LoRA merged."""
+        if isinstance(source, Backbone):
+            dtype = FOUR_BIT if source.four_bit else source.dtype
+            return cls(source, source.name, device=source.device, dtype=dtype, notify=notify)
+        backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
+        return cls(backbone, source, stands_alone, device, dtype, notify)
+
+    def next(self, folder: Path) -> LoadedModel:
+        """The model that a stage has made."""
+        return LoadedModel.of(folder, self.device or self.backbone.device, self.dtype, self.notify)
+
+
+def _train_stages(
+    stages: Sequence[tuple[Stage, TrainingData]],
+    model: LoadedModel,
+    out: Path,
+    seeds: Sequence[int],
+    overwrite: bool,
+    extra: dict[str, Any],
+    reporting: Reporting,
+) -> TrainingResult:
+    """Train every stage that is not up to date; the last is saved to `out`, the others beside it."""
+    init_processes()
+    _check_stages(stages, model.backbone)
+    folders = [*(stage_folder(out, i, stage.name) for i, (stage, _) in enumerate(stages[:-1], 1)), out]
+    original = model.source
+    summaries: list[dict[str, Any]] = []
+    result: TrainingResult | None = None
+    for number, ((stage, data), folder) in enumerate(zip(stages, folders, strict=True), 1):
+        _report_attention(stage.recipe, model.backbone, reporting)
+        key = _stage_key(stage, data, model.backbone, seeds)
+        summaries.append(_stage_summary(stage, key))
+        is_last = number == len(stages)
+        if done := _find_trained(key, folder, anywhere=not is_last):
+            reporting.notify(f"{stage.name}: found in {done}")
+            result = None
+            model = model if is_last else model.next(done)
+            continue
+        _check_folders(folders[number - 1 :], overwrite=overwrite)
+        if len(stages) > 1:
+            reporting.notify(f"{stage.name}: {stage.about or stage.recipe.name}")
+        about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(summaries)}
+        about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
+        result = _train_stage(stage, data, model, folder, seeds, extra | about, reporting)
+        _remember_trained(key, folder)
+        model = model if is_last else model.next(folder)
+    return result or _load_result(out, model)
+
+
+def _train_stage(
+    stage: Stage,
+    data: TrainingData,
+    model: LoadedModel,
+    out: Path,
+    seeds: Sequence[int],
+    extra: dict[str, Any],
+    reporting: Reporting,
+) -> TrainingResult:
+    """Train every seed and save the one best on dev."""
+    work = out.with_name(f"{out.name}.unfinished")
+    if is_encoder_folder(work):
+        raise InputError(f"{work} holds an encoder, and is where this run would keep its state; choose another --out.")
+    _remove_logs(work)
+    started = time.perf_counter()
+    trainer = Trainer(stage.recipe, data, model.backbone, reporting.progress)
+    seconds_reading = time.perf_counter() - started
+    seed_results, best = _run_seeds(trainer, seeds, work, reporting.on_progress)
+    results = {
+        "config": stage.to_json(),
+        "command": reporting.command,
+        "backbone": {"name": model.backbone.name, "fingerprint": model.backbone.fingerprint},
+        **summarise(seed_results),
+        "versions": versions(),
+        "best_seed": best.seed,
+        "seconds_reading": round(seconds_reading, 2),
+        "seconds": round(sum(seed["seconds"] for seed in seed_results), 2),
+        "data": data.describe(),
+        "notes": [*stage.recipe.data_notes(data), *data.notes, *result_notes(seed_results)],
+        **extra,
+    }
+    encoder, has_own_weights = trainer.export(best, work)
+    record = {"parameters": trained_share(best.n_trained, model.backbone.model), **trainer.record(best)}
+    record |= {"recipe": stage.recipe.name, "name": stage.name}
+    files = {
+        **_logs(work),
+        RESULTS_FILE: _json_bytes(results),
+        RUN_FILE: _json_bytes(record),
+        TRAINING_PAIRS_FILE: _npy_bytes(_seen_pairs(data, model.source)),
+        "README.md": write_card(encoder, stage, results, record).encode(),
+    }
+    if is_main_process():
+        encoder.save(out, copy_backbone=has_own_weights or model.stands_alone, extra_files=files)
+    barrier()
+    if is_main_process():
+        shutil.rmtree(work, ignore_errors=True)
+    if has_own_weights:
+        encoder = Encoder.load(out, device=model.backbone.device, dtype=model.backbone.dtype)
+    return TrainingResult(encoder, results, record)
+
+
+def _run_seeds(
+    trainer: Trainer[Any, Any], seeds: Sequence[int], work: Path, on_progress: OnProgress
+) -> tuple[list[dict[str, Any]], SeedResult]:
+    """The results of all seeds as JSON, and the seed best on dev. Only that one is kept in memory."""
+    documents: list[dict[str, Any]] = []
+    best: SeedResult | None = None
+    metric = trainer.recipe.choose_by
+    for seed in seeds:
+        result = trainer.run(seed, work=work, on_progress=on_progress)
+        documents.append(result.to_json())
+        if best is None or result.selection_score(metric) > best.selection_score(metric):
+            best = result
+    assert best is not None
+    return documents, best
+
+
+def stage_folder(out: Path, number: int, name: str) -> Path:
+    """Where a stage before the last is saved."""
+    return out.with_name(f"{out.name}-stages") / f"{number}-{name}"
+
+
+def _check_stages(stages: Sequence[tuple[Stage, TrainingData]], backbone: Backbone) -> None:
+    """Raise, before any stage is trained, if one of them cannot be; only `full` may make the model shorter later."""
+    for stage, _ in stages[:-1]:
+        if not stage.recipe.mergeable:
+            raise UnsupportedError(
+                f"{stage.name} trains a {stage.recipe.name}, which cannot be merged into the weights; "
+                "only the last stage may do that."
+            )
+    attention = backbone.attention
+    for stage, data in stages:
+        stage.recipe.check(data, backbone)
+    if backbone.attention != attention:
+        backbone.set_attention(attention)
+
+
+def _check_folders(folders: Sequence[Path], *, overwrite: bool) -> None:
+    """Raise, before a stage is trained, if the folder of that stage or of a later one must not be written."""
+    for folder in folders:
+        check_output_folder(folder)
+        if is_encoder_folder(folder) and not (overwrite or _is_broken(folder)):
+            raise InputError(
+                f"{folder} holds an encoder that was trained with other settings, data or weights; "
+                "choose another --out, or add --overwrite to replace it."
+            )
+
+
+def _report_attention(recipe: Recipe[Any, Any], backbone: Backbone, reporting: Reporting) -> None:
+    """Tell the user if a bidirectional model, such as an encoder's, is trained with other attention."""
+    attention = recipe.attention or backbone.attention
+    if backbone.attention not in ("causal", attention):
+        reporting.notify(
+            f"the model's attention is {backbone.attention}, this training's {attention}; "
+            f"--set attention={backbone.attention} keeps it"
+        )
+
+
+def _stage_summary(stage: Stage, key: str) -> dict[str, Any]:
+    """A stage in the results of those that follow it."""
+    recipe = stage.recipe
+    schedule = {name: getattr(recipe.training, name) for name in ("steps", "epochs", "batch", "rate")}
+    return {"name": stage.name, "recipe": recipe.name, "objective": recipe.objective_name, **schedule, "key": key}
+
+
+def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequence[int]) -> str:
+    """Hash of everything that the result of a stage depends on; its name and description are no part of it."""
+    parts = [
+        stage.recipe.name,
+        to_table(stage.recipe),
+        _data_key(data),
+        backbone.effective_fingerprint,
+        str(backbone.dtype),
+    ]
+    if stage.recipe.attention is None:
+        parts.append(backbone.attention)
+    return fingerprint(*parts, list(seeds))
+
+
+def _data_key(data: TrainingData) -> list[Any]:
+    """Everything that is learned from, selected on or evaluated."""
+    pairs = [[vars(file) for file in files if file] for files in ([data.train], data.dev, data.test)]
+    parts: list[Any] = [data.texts, pairs, data.triplets, data.nli, list(data.scale)]
+    parts.append(sorted(data.concepts.concepts) if data.concepts else None)
+    if examples := data.contrastive:
+        arrays = (examples.anchors, examples.positives, examples.negatives, *examples.groups.nonzero())
+        parts += [examples.texts, [array.tolist() for array in arrays]]
+    return parts
+
+
+def _find_trained(key: str, folder: Path, *, anywhere: bool) -> Path | None:
+    """The folder of a stage that was trained before: `folder`, or (`anywhere`) that of another encoder."""
+    note = cache_root() / "stages" / key
+    elsewhere = [Path(note.read_text(encoding="utf-8"))] if anywhere and note.is_file() else []
+    return next((path for path in (folder, *elsewhere) if _is_trained(path, key)), None)
+
+
+def _remember_trained(key: str, folder: Path) -> None:
+    with atomic_file(cache_root() / "stages" / key) as note:
+        note.write_text(str(folder.absolute()), encoding="utf-8")
+
+
+def _is_trained(folder: Path, key: str) -> bool:
+    """Whether the folder holds the result of the stage with that key."""
+    try:
+        return is_encoder_folder(folder) and bool(_read_documents(folder)[0]["stage"]["key"] == key)
+    except (OSError, ValueError, KeyError, TypeError):  # damaged, or of a version that wrote no key
+        return False
+
+
+def _is_broken(folder: Path) -> bool:
+    """Whether the results of a training cannot be read."""
+    try:
+        _read_documents(folder)
+    except FileNotFoundError:
+        return False  # an encoder that was not trained has none
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def _read_documents(folder: Path) -> list[dict[str, Any]]:
+    """Results and record of a training."""
+    documents = [json.loads((folder / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE)]
+    if not all(isinstance(document, dict) for document in documents):
+        raise ValueError(f"{folder} has results of another shape")
+    return documents
+
+
+def _load_result(folder: Path, model: LoadedModel) -> TrainingResult:
+    results, record = _read_documents(folder)
+    device = model.device or model.backbone.device
+    return TrainingResult(Encoder.load(folder, device=device, dtype=model.dtype), results, record, trained=False)
+
+
+def _seen_pairs(data: TrainingData, source: str | Path) -> NDArray[np.uint64]:
+    """Hashes of the pairs that training has seen, also those of the encoder it started from."""
+    file = Path(source) / TRAINING_PAIRS_FILE
+    return np.union1d(data.hash_pairs(), np.load(file)) if file.is_file() else data.hash_pairs()
+
+
+def _remove_logs(work: Path) -> None:
+    """Remove logs of an interrupted run, which may have been another; checkpoints hold the lines that count."""
+    if is_main_process():
+        for file in work.glob("log-*.jsonl"):
+            file.unlink()
+
+
+def _logs(work: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in sorted(work.glob("log-*.jsonl"))} if work.is_dir() else {}
+
+
+def _json_bytes(document: dict[str, Any]) -> bytes:
+    return (json.dumps(document, indent=1) + "\n").encode()
+
+
+def _npy_bytes(array: NDArray[Any]) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()

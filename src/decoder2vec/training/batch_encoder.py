@@ -1,0 +1,141 @@
+"""Texts to vectors with gradients, in the cheapest way that a recipe allows.
+
+A batch is encoded in chunks of similar length. Where their activations together would not fit into memory, each chunk
+is computed twice: once for its vectors, and again, with the same dropout, when the gradients of the vectors are known
+(GradCache).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from decoder2vec.activations.capture import Capture
+from decoder2vec.activations.prefix_kv import KeysValuesLookup, cache_keys_values
+from decoder2vec.adapters.soft_prompt import SoftPrompt
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import TokenBatch
+from decoder2vec.backbone.machine import batch_overhead, training_token_budget
+from decoder2vec.config import Reading
+from decoder2vec.errors import UnsupportedError
+from decoder2vec.text.batches import collate, plan_batches
+from decoder2vec.text.tokens import Prompt
+from decoder2vec.training.distributed import gather_rows, local_share
+
+log = logging.getLogger(__name__)
+
+_CACHED_PER_COMPUTED = 16
+"""Attending to this many cached tokens takes as long as computing one."""
+
+EncodeChunk = Callable[[Sequence[int]], Tensor]
+"""Rows of texts of similar length to their vectors [texts, dim]."""
+
+
+class BatchEncoder:
+    """Rows of texts in, vectors with gradients out."""
+
+    def __init__(self, encode_chunk: EncodeChunk, costs: Sequence[int], backbone: Backbone, budget: int = 0) -> None:
+        """Wrap a function that encodes one chunk.
+
+        Args:
+            encode_chunk: Encodes some rows.
+            costs: Cost of each text, in tokens.
+            backbone: Determines device and memory.
+            budget: Tokens whose activations are held in memory at once; 0: what fits.
+
+        """
+        self.encode_chunk, self.costs = encode_chunk, np.asarray(costs)
+        self.device = backbone.device
+        self.overhead = batch_overhead(backbone.device, backbone.dim)
+        self.budget = budget or training_token_budget(backbone.device, backbone.dim, backbone.n_layers)
+
+    def __call__(self, rows: Sequence[int]) -> Tensor:
+        """[texts, dim] vectors; with gradients enabled, each process computes its share and gathers the rest."""
+        training = torch.is_grad_enabled()
+        # all processes must gather equally many rows, so the last one may repeat the last row
+        local = [int(rows[min(index, len(rows) - 1)]) for index in local_share(len(rows))] if training else list(rows)
+        costs = self.costs[local]
+        recompute = bool(training and costs.sum() > self.budget)
+        vectors, order = [], []
+        for chunk in plan_batches(costs.tolist(), self.budget, self.overhead):
+            texts = [local[index] for index in chunk]
+            encode = self.encode_chunk
+            vectors.append(checkpoint(encode, texts, use_reentrant=False) if recompute else encode(texts))
+            order += chunk
+        restored = torch.cat(vectors)[torch.from_numpy(np.argsort(order)).to(self.device)]
+        return gather_rows(restored, len(rows)) if training else restored
+
+
+def choose_batch_encoder(
+    backbone: Backbone,
+    prompts: Sequence[Prompt],
+    reading: Reading,
+    *,
+    extra_tokens: int = 0,
+    suffix_only: bool = False,
+    cache_bytes: int = 0,
+    budget: int = 0,
+) -> BatchEncoder:
+    """The cheapest encoder of the prompts that is exact for an adapted backbone.
+
+    Args:
+        backbone: With its adapter attached.
+        prompts: Tokenised texts; rows refer to these.
+        reading: The vector that is trained.
+        extra_tokens: Positions the adapter adds to each text.
+        suffix_only: The adapter is a soft prompt behind causal texts, so only the prompt must run in every step, on
+            cached keys and values of the texts; models without keys and values still run every token.
+        cache_bytes: Keys and values are cached on disk up to this size, and recomputed beyond it.
+        budget: Tokens whose activations are held in memory at once; 0: what fits.
+
+    """
+    costs = [len(prompt.ids) + extra_tokens for prompt in prompts]
+    encode_chunk = token_encoder(backbone, prompts, reading)
+    if suffix_only:
+        try:
+            memory = cache_keys_values(backbone, prompts, reading.layer, cache_bytes)
+        except UnsupportedError as error:
+            log.info("Every token is encoded in every step: %s", error)
+        else:
+            encode_chunk, costs = suffix_encoder(backbone, memory, reading), suffix_costs(prompts, extra_tokens)
+    return BatchEncoder(encode_chunk, costs, backbone, budget)
+
+
+def token_encoder(backbone: Backbone, prompts: Sequence[Prompt], reading: Reading) -> EncodeChunk:
+    """Return an encoder that runs every token, forward and backward."""
+    capture = Capture(backbone, [reading])
+
+    def encode(rows: Sequence[int]) -> Tensor:
+        return capture(collate([prompts[row] for row in rows], backbone.pad_token_id).to(backbone.device))[:, 0]
+
+    return encode
+
+
+def suffix_encoder(backbone: Backbone, memory: KeysValuesLookup, reading: Reading) -> EncodeChunk:
+    """Return an encoder that runs only the tokens of an appended soft prompt, on keys and values of the texts."""
+    prompt = backbone.adapter
+    assert isinstance(prompt, SoftPrompt) and prompt.position == "append"
+    capture = Capture(backbone.with_adapter(None), [reading])
+
+    def encode(rows: Sequence[int]) -> Tensor:
+        n_texts, tokens = len(rows), len(prompt.vectors)
+        past = memory(rows).as_past(tokens)
+        start = torch.zeros(n_texts, dtype=torch.long, device=backbone.device)
+        mask = torch.ones(n_texts, tokens, dtype=torch.long, device=backbone.device)
+        embeds = prompt.vectors.to(backbone.dtype).expand(n_texts, -1, -1)
+        return capture(TokenBatch(mask, mask, start, start + tokens, embeds=embeds, past=past))[:, 0]
+
+    return encode
+
+
+def suffix_costs(prompts: Sequence[Prompt], tokens: int) -> list[int]:
+    """Cost of each text if only `tokens` run behind its cached keys and values.
+
+    Cached padding costs next to nothing, so texts of rather different lengths share a chunk.
+    """
+    return [tokens + -(-len(prompt.ids) // _CACHED_PER_COMPUTED) for prompt in prompts]

@@ -1,0 +1,236 @@
+"""Examples for contrastive learning: pairs, triplets, labelled texts and records, all in one form."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.text.files import DataRow, ScoredPairs, read_data_file
+
+Rows = NDArray[np.intp]
+
+_MIN_TO_SPLIT = 20
+_MAX_DEV_EXAMPLES = 1000
+_ANCHORS_CHECKED = 100
+"""If none of these anchors has a possible negative, hardly any other will."""
+
+
+class Example(NamedTuple):
+    """An anchor, a positive, and hard negatives."""
+
+    anchor: str
+    positive: str
+    negatives: tuple[str, ...]
+    group: Hashable
+    """Anchors and positives of the same group are all positives of each other."""
+
+
+@dataclass(frozen=True)
+class ContrastiveExamples:
+    """Examples as indices into a list of different texts."""
+
+    texts: list[str]
+    anchors: Rows
+    """[examples]"""
+    positives: Rows
+    """[examples]"""
+    negatives: Rows
+    """[examples, negatives]; -1 where an example has fewer negatives than others."""
+    groups: sparse.csr_array[np.int32, tuple[int, int]]
+    """[texts, groups], nonzero where the text is in the group; texts that share a group are known positives."""
+    notes: tuple[str, ...] = ()
+    """What a user should know: what the file held, and what was skipped and why."""
+
+    @classmethod
+    def of(
+        cls, examples: Sequence[Example], notes: tuple[str, ...] = (), name: str = "The data"
+    ) -> ContrastiveExamples:
+        """Index the texts of some examples; raises if no anchor has a possible negative."""
+        if len(examples) < 2:
+            raise InputError(f"{name} has {len(examples)} usable example; contrastive training needs at least 2.")
+        indices: dict[str, int] = {}
+        group_indices: dict[Hashable, int] = {}
+
+        def index_of(text: str) -> int:
+            return indices.setdefault(text, len(indices))
+
+        width = max(len(example.negatives) for example in examples)
+        anchors = np.array([index_of(example.anchor) for example in examples], np.intp)
+        positives = np.array([index_of(example.positive) for example in examples], np.intp)
+        padded = [[*map(index_of, example.negatives), *[-1] * (width - len(example.negatives))] for example in examples]
+        negatives = np.array(padded, np.intp)
+        group = np.array([group_indices.setdefault(example.group, len(group_indices)) for example in examples])
+        members = np.concatenate([anchors, positives]), np.tile(group, 2)
+        shape = len(indices), len(group_indices)
+        groups = sparse.csr_array((np.ones(2 * len(examples), np.int32), members), shape=shape)
+        indexed = cls(list(indices), anchors, positives, negatives, groups, notes)
+        if not indexed._has_negatives():
+            raise InputError(f"{name} has nothing to contrast with: every text is a known positive of every anchor.")
+        return indexed
+
+    def __len__(self) -> int:
+        return len(self.anchors)
+
+    def pairs(self) -> list[tuple[str, str]]:
+        """Each anchor with its positive."""
+        return [(self.texts[a], self.texts[b]) for a, b in zip(self.anchors, self.positives, strict=True)]
+
+    def split_dev(self, name: str) -> tuple[ContrastiveExamples, ScoredPairs]:
+        """Set every tenth example aside as dev pairs, at most a thousand; returns the others and the dev pairs.
+
+        An anchor with its positive scores 1; with its hard negative, or else with another example's positive, 0.
+        """
+        if len(self) < _MIN_TO_SPLIT:
+            raise InputError(f"{name} has {len(self)} examples, too few to set some aside; give dev pairs.")
+        rows = np.arange(len(self))
+        dev = rows[:: max(10, -(-len(self) // _MAX_DEV_EXAMPLES))]
+        unrelated = np.roll(self.positives[dev], 1)
+        if self.negatives.shape[1]:
+            unrelated = np.where(self.negatives[dev, 0] >= 0, self.negatives[dev, 0], unrelated)
+        left = [self.texts[index] for index in [*self.anchors[dev], *self.anchors[dev]]]
+        right = [self.texts[index] for index in [*self.positives[dev], *unrelated]]
+        train = np.setdiff1d(rows, dev)
+        remaining = replace(
+            self, anchors=self.anchors[train], positives=self.positives[train], negatives=self.negatives[train]
+        )
+        return remaining, ScoredPairs(f"{name}-dev", left, right, [1.0] * len(dev) + [0.0] * len(dev))
+
+    def batches(self, order: Sequence[int] | Rows, size: int) -> Iterator[Rows]:
+        """Batches of at most `size` examples in which no text occurs twice among anchors and positives.
+
+        Each example goes into the first batch with room that comes after all batches that hold one of its texts. So
+        every example occurs once, and the last batches may be small where many examples share a text.
+        """
+        if size < 1:
+            raise InputError(f"A batch of {size} examples is empty; give 1 or more.")
+        anchors, positives = self.anchors.tolist(), self.positives.tolist()
+        next_batch = [0] * len(self.texts)  # of each text: the first batch after all that hold it
+        batches: list[list[int]] = []
+        with_room = [0]  # of each batch: itself while it has room, else where to look next (union-find)
+        for example in np.asarray(order, np.intp).tolist():
+            anchor, positive = anchors[example], positives[example]
+            index = _find_room(with_room, max(next_batch[anchor], next_batch[positive]))
+            if index == len(batches):
+                batches.append([])
+                with_room.append(index + 1)
+            batches[index].append(example)
+            next_batch[anchor] = next_batch[positive] = index + 1
+            if len(batches[index]) == size:
+                with_room[index] = index + 1
+        for batch in batches:
+            yield np.array(batch, np.intp)
+
+    def known_positives(self, rows: Sequence[int] | Rows) -> NDArray[np.bool_]:
+        """[rows, candidates] mask of the candidates that must not count as negatives of a row's anchor.
+
+        Candidates are the positives of all rows, then their first negatives, their second ... Masked are padding and
+        every text known to be a positive of the anchor, wherever it occurs; the row's own positive is not masked in
+        its own column.
+        """
+        rows = np.asarray(rows, np.intp)
+        candidates = np.concatenate([self.positives[rows], self.negatives[rows].T.ravel()])
+        shared = self.groups[self.anchors[rows]] @ self.groups[candidates.clip(min=0)].T
+        masked = (shared.toarray() > 0) | (candidates < 0)
+        np.fill_diagonal(masked[:, : len(rows)], False)
+        return np.asarray(masked, np.bool_)
+
+    def are_positives(self, text: int, others: Rows) -> NDArray[np.bool_]:
+        """[others] Whether each is the text itself or a known positive of it."""
+        shared = (self.groups[[text]] @ self.groups[others].T).toarray()[0] > 0
+        return np.asarray(shared | (others == text), np.bool_)
+
+    def _has_negatives(self) -> bool:
+        """Whether any of some anchors, spread over all, has a candidate that is not a known positive."""
+        candidates = np.unique(np.concatenate([self.positives, self.negatives[self.negatives >= 0]]))
+        anchors = np.unique(self.anchors)
+        sample = anchors[np.linspace(0, len(anchors) - 1, min(len(anchors), _ANCHORS_CHECKED)).astype(np.intp)]
+        by_group = self.groups[candidates].T.tocsr()
+        return any((self.groups[[anchor]] @ by_group).nnz < len(candidates) for anchor in sample)
+
+
+def read_contrastive_examples(path: str | Path, *, seed: int = 0) -> ContrastiveExamples:
+    """Read examples from a file, according to its columns.
+
+    Args:
+        path: Columns anchor, positive and any number of negatives; text, label; or JSONL records with description,
+            pos, neg and perhaps a label.
+        seed: Texts of one label are shuffled, and each is paired with the next.
+
+    Returns:
+        The examples; their notes count what could not be used.
+
+    """
+    file = read_data_file(path)
+    if file.kind in ("scored pairs", "inferences", "plain texts"):
+        plain = " Plain texts are enough for --recipe bidirectional and --set objective.name=simcse."
+        raise DataFileError(
+            f"{path} holds {file.kind}, which do not say what belongs together; "
+            "give columns anchor and positive (and negative), text and label, or records with description and pos."
+            + (plain if file.kind == "plain texts" else "")
+        )
+    counts: Counter[str] = Counter()
+    rows = _without_duplicates(file.rows, counts)
+    if file.kind == "labelled texts":
+        examples = _examples_by_label(rows, np.random.default_rng(seed), counts)
+    else:
+        examples = [example for row in rows for example in _examples_of_row(row, counts)]
+        if any(example.negatives for example in examples):
+            counts["examples without a hard negative"] = sum(not example.negatives for example in examples)
+    skipped = tuple(f"{reason}: {count:,}" for reason, count in sorted(counts.items()) if count)
+    if not examples:
+        raise DataFileError(f"{path} holds no usable example ({'; '.join(skipped)}); give different texts.")
+    note = f"{file.source.name} holds {file.kind}: {len(examples):,} examples from {len(file.rows):,} rows"
+    return ContrastiveExamples.of(examples, (note, *skipped), str(path))
+
+
+def _without_duplicates(rows: list[DataRow], counts: Counter[str]) -> list[DataRow]:
+    unique = {row[1:]: row for row in reversed(rows)}  # reversed, so that the first of equal rows is kept
+    counts["duplicate rows dropped"] = len(rows) - len(unique)
+    return list(reversed(unique.values()))
+
+
+def _examples_of_row(row: DataRow, counts: Counter[str]) -> Iterator[Example]:
+    """Each positive of a row with all its negatives."""
+    positives = [text for text in dict.fromkeys(row.positives) if text.strip()]
+    if not row.text.strip() or not positives:
+        counts["rows skipped without a text"] += 1
+        return
+    counts["positives dropped that equal their anchor"] += positives.count(row.text)
+    counts["negatives removed that equal their anchor"] += row.negatives.count(row.text)
+    negatives = tuple(text for text in dict.fromkeys(row.negatives) if text != row.text)
+    for positive in positives:
+        if positive != row.text:
+            yield Example(row.text, positive, negatives, row.label.strip() or row.line)
+
+
+def _examples_by_label(rows: list[DataRow], rng: np.random.Generator, counts: Counter[str]) -> list[Example]:
+    """Each text with the next of its label, the last with the first, in random order."""
+    labels: dict[str, list[str]] = {}
+    for row in rows:
+        if row.text.strip() and row.label.strip():
+            labels.setdefault(row.label, []).append(row.text)
+        else:
+            counts["rows skipped without a text or label"] += 1
+    counts["labels skipped that have one text only"] = sum(len(texts) == 1 for texts in labels.values())
+    examples = []
+    for label, texts in labels.items():
+        ring = [texts[index] for index in rng.permutation(len(texts))]
+        if len(ring) > 1:
+            examples += [Example(*pair, (), label) for pair in zip(ring, ring[1:] + ring[:1], strict=True)]
+    return examples
+
+
+def _find_room(with_room: list[int], index: int) -> int:
+    """The first batch with room from `index` on; paths are shortened for later searches."""
+    while with_room[index] != index:
+        with_room[index] = with_room[with_room[index]]
+        index = with_room[index]
+    return index

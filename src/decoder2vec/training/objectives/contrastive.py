@@ -1,0 +1,167 @@
+"""Contrastive learning: an anchor must find its positive among the texts of its batch (InfoNCE)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decoder2vec.errors import InputError
+from decoder2vec.maths.losses import info_nce, matryoshka_loss
+from decoder2vec.training.context import InputSpec, LatentContext, Reads, TrainingContext, correlation
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Rows
+from decoder2vec.training.objectives.objective import Loss, Objective, ObjectiveConfig
+
+
+@dataclass(frozen=True)
+class ContrastiveConfig(ObjectiveConfig):
+    """InfoNCE with in-batch negatives and hard negatives."""
+
+    name: str = "info_nce"
+    temperature: float = 0.05
+    symmetric: bool = False
+    """Also let each positive find its anchor."""
+    dims: tuple[int, ...] = ()
+    """Matryoshka: lengths of prefixes of the vector that are trained as vectors, too."""
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
+
+class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
+    """Pairs, triplets, labelled texts or records, by InfoNCE; known positives in the batch are masked."""
+
+    names = ("info_nce",)
+    config_class = ContrastiveConfig
+    needs = "contrastive"
+    stage = "triplets"
+
+    def __init__(self, config: ContrastiveConfig, data: TrainingData, spec: InputSpec) -> None:
+        super().__init__(config, data, spec)
+        if data.contrastive is None:
+            raise InputError("info_nce learns from texts that belong together; give triplets or pairs of such texts.")
+        self.examples = data.contrastive
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts of all examples."""
+        return self.examples.texts
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def loss(self, context: TrainingContext) -> Loss:
+        """InfoNCE; a text that occurs more than once in a batch is encoded once."""
+        examples, config = self.examples, self.config
+        text_rows = context.rows(examples.texts)
+        contrast = matryoshka_loss(info_nce, config.dims) if config.dims else info_nce
+
+        def loss(rows: Rows) -> Tensor:
+            indices = np.concatenate(
+                [examples.anchors[rows], examples.positives[rows], examples.negatives[rows].T.ravel()]
+            )
+            unique, inverse = np.unique(text_rows[indices.clip(min=0)], return_inverse=True)
+            vectors = context.encode(unique.tolist())[torch.from_numpy(inverse)]
+            anchors, positives, hard = vectors.tensor_split([len(rows), 2 * len(rows)])
+            negatives = hard.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(hard) else None
+            masked = torch.from_numpy(examples.known_positives(rows)).to(vectors.device)
+            return contrast(
+                anchors,
+                positives,
+                negatives,
+                temperature=config.temperature,
+                symmetric=config.symmetric,
+                masked=masked,
+            )
+
+        return loss
+
+    def batches(self, order: Rows, size: int) -> Iterator[Rows]:
+        """Batches in which no text occurs twice; batches smaller than size // 8 are dropped."""
+        batches = list(self.examples.batches(order, size))
+        yield from [rows for rows in batches if len(rows) >= max(2, size // 8)] or batches
+
+    def resume_key(self) -> list[Any]:
+        """Indices of all examples and groups."""
+        examples = self.examples
+        indices = (examples.anchors, examples.positives, examples.negatives, *examples.groups.nonzero())
+        return [array.tolist() for array in indices]
+
+
+@dataclass(frozen=True)
+class LatentTripletsConfig(ObjectiveConfig):
+    """Settings of `LatentTripletsObjective`."""
+
+    name: str = "latent_triplets"
+    temperature: float = 0.05
+    choose_by: str = "spearman"
+    """The dev correlation of the vectors' cosines by which states are selected."""
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+
+
+class LatentTripletsObjective(Objective[LatentTripletsConfig, LatentContext]):
+    """Triplets on cached latents, as FREEZE's pre-training: every other positive and negative is a negative."""
+
+    names = ("latent_triplets",)
+    config_class = LatentTripletsConfig
+    needs = "triplets"
+    stage = "triplets"
+    reads = (Reads.LATENTS,)
+    unreadable = "learns from cached latents; use the recipe freeze"
+
+    def __init__(self, config: LatentTripletsConfig, data: TrainingData, spec: InputSpec) -> None:
+        super().__init__(config, data, spec)
+        if not data.triplets:
+            raise InputError("Contrastive pre-training learns from triplets; give some, or set pretrain to none.")
+
+    @property
+    def texts(self) -> list[str]:
+        """Texts of all triplets."""
+        return list(dict.fromkeys(text for row in self.data.triplets for text in row))
+
+    def __len__(self) -> int:
+        return len(self.data.triplets)
+
+    def loss(self, context: LatentContext) -> Loss:
+        """InfoNCE with one hard negative per anchor."""
+        text_rows = np.stack([context.rows(column) for column in zip(*self.data.triplets, strict=True)])
+
+        def loss(rows: Rows) -> Tensor:
+            anchors, positives, negatives = context.encode(text_rows[:, rows].ravel()).chunk(3)
+            return info_nce(anchors, positives, negatives[:, None], temperature=self.config.temperature)
+
+        return loss
+
+    def dev_metric(self, context: LatentContext) -> Callable[[], float]:
+        """Correlation of the vectors' cosines, whichever pair head is trained later."""
+        dev = [context.pair_rows(pairs) for pairs in self.data.dev]
+        net, metric = context.net, self.config.choose_by
+
+        def cosine(left: Tensor, right: Tensor) -> Tensor:
+            products: Tensor = (net(left) * net(right)).sum(dim=-1)
+            return products
+
+        def score() -> float:
+            net.eval()
+            return float(
+                np.mean([correlation(metric, context.map_pairs(pairs, cosine), pairs.scores) for pairs in dev])
+            )
+
+        return score
+
+    def resume_key(self) -> list[Any]:
+        """The triplets."""
+        return [self.data.triplets]
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise unless a temperature is positive."""
+    if temperature <= 0:
+        raise InputError("temperature must be above 0.")

@@ -1,0 +1,313 @@
+"""What recipes that adapt a model share: soft prompts, prefixes, LoRA and full fine-tuning train vectors of texts."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from decoder2vec.activations.extract import Progress, check_texts
+from decoder2vec.backbone.attention import parse_attention
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError, UnsupportedError, unknown_name
+from decoder2vec.export.transformers import write_model
+from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
+from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.text.template import Template
+from decoder2vec.text.tokens import Prompt, Tokeniser
+from decoder2vec.training.batch_encoder import choose_batch_encoder
+from decoder2vec.training.context import InputSpec, Reads, TokenContext
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.distributed import barrier, is_main_process
+from decoder2vec.training.loop import Schedule
+from decoder2vec.training.objectives import OBJECTIVES
+from decoder2vec.training.objectives.contrastive import ContrastiveConfig
+from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig
+from decoder2vec.training.recipes.recipe import Recipe, SeedRun
+from decoder2vec.training.results import SeedResult, TextPairs, correlations, sanity_checks
+
+_FORMAT = 1
+_CHECKED_TEXTS = 1000
+_MANY_REPETITIONS = 20
+"""A text that is seen more often than this suggests settings made for a larger file."""
+
+
+@dataclass(frozen=True)
+class ReadSettings:
+    """Which vector of a text is trained: the table `read` of a recipe."""
+
+    template: str = "plain"
+    layer: int = -1
+    pooling: str = "lasttoken"
+    normed: bool = True
+    """After the model's final norm."""
+    max_length: int = DEFAULT_MAX_LENGTH
+    on_overflow: str = "truncate"
+
+    def __post_init__(self) -> None:
+        Template.of(self.template)
+        if self.pooling not in POOLINGS:
+            raise unknown_name("pooling", self.pooling, POOLINGS)
+
+    def reading(self, backbone: Backbone) -> Reading:
+        """The reading on a model."""
+        return Reading(backbone.resolve_layer(self.layer), self.pooling, self.normed)
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """The tokenised texts of a training."""
+
+    data: TrainingData
+    backbone: Backbone
+    reading: Reading
+    objective: Objective[Any, TokenContext]
+    prompts: list[Prompt]
+    index: dict[str, int]
+    """Position of each text in `prompts`."""
+    n_truncated: int
+
+
+def adapter_schedule(rate: float = 1e-3) -> Schedule:
+    """The default schedule of recipes that adapt a model."""
+    return Schedule(epochs=1, rate=rate, patience=1000, evaluate_every=125, clip=1.0)
+
+
+@dataclass(frozen=True)
+class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
+    """Settings and methods that all of them share."""
+
+    read: ReadSettings = field(default_factory=ReadSettings)
+    objective: ObjectiveConfig = field(default_factory=ContrastiveConfig)
+    training: Schedule = field(default_factory=adapter_schedule)
+    attention: str = "causal"
+    """causal, bidirectional, or bidirectional:12 (above layer 12 only); the model is proved to attend that way."""
+    choose_by: str = "spearman"
+    """The dev correlation by which states and seeds are selected."""
+    chunk: int = 0
+    """Tokens whose activations are held in memory at once; a larger batch is computed twice, in chunks, with the same
+    result (GradCache). 0: what fits."""
+    checkpoint_blocks: bool = False
+    """Activation checkpointing of the model's blocks: less memory, a third more time."""
+    compile_blocks: bool = False
+    """Compile the model's blocks: a minute at the start, then faster steps on a GPU."""
+
+    def __post_init__(self) -> None:
+        if self.choose_by not in METRICS:
+            raise unknown_name("metric", self.choose_by, METRICS)
+        parse_attention(self.attention)
+        if self.chunk < 0:
+            raise InputError("chunk must be 0 or more tokens.")
+        if self.checkpoint_blocks and self.compile_blocks:
+            raise InputError("Blocks are either compiled or checkpointed; set one of the two.")
+
+    @abstractmethod
+    def adapt(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
+        """The backbone with something new to train in its first `depth` blocks, and the module that is trained."""
+
+    @property
+    def reads(self) -> Reads:
+        """Every token, unless a recipe can do with less."""
+        return Reads.TOKENS
+
+    @property
+    def extra_tokens(self) -> int:
+        """Positions of the context that the adapter takes."""
+        return 0
+
+    @property
+    def cache_bytes(self) -> int:
+        """How much of the keys and values of texts may be cached on disk, where a recipe reads them."""
+        return 0
+
+    @property
+    def keeps_positions(self) -> bool:
+        """Whether the states of a text stand at the positions of its tokens."""
+        return True
+
+    @property
+    def objective_name(self) -> str:
+        """The name of the objective."""
+        return self.objective.name
+
+    def needs(self) -> Sequence[str]:
+        """What the objective learns from."""
+        return [OBJECTIVES[self.objective.name].needs]
+
+    def check(self, data: TrainingData, backbone: Backbone) -> None:
+        """Raise if reading, attention or objective do not fit; the model is switched to the recipe's attention."""
+        if backbone.adapter is not None:
+            raise UnsupportedError(
+                f"This backbone has a {backbone.adapter.kind} already; give the folder of its encoder, or "
+                "backbone.with_adapter(None)."
+            )
+        self._reading(backbone)
+        self._objective(data)
+
+    def prepare(self, data: TrainingData, backbone: Backbone, progress: Progress) -> TokenCorpus:
+        """Tokenise all texts of the objective and of the dev pairs."""
+        reading, objective = self._reading(backbone), self._objective(data)
+        dev_texts = [text for pairs in data.dev for text in pairs.texts()]
+        texts = list(dict.fromkeys([*objective.texts, *dev_texts]))
+        index = {text: row for row, text in enumerate(check_texts(texts))}
+        prompts, n_truncated = self._tokenise(texts, backbone)
+        progress(len(texts))
+        return TokenCorpus(data, backbone, reading, objective, prompts, index, n_truncated)
+
+    def attach(self, corpus: TokenCorpus) -> TokenContext:
+        """The adapted model with the texts it is trained on."""
+        backbone, module = self.adapt(corpus.backbone, corpus.reading.layer)
+        encoder = choose_batch_encoder(
+            backbone,
+            corpus.prompts,
+            corpus.reading,
+            extra_tokens=self.extra_tokens,
+            suffix_only=self.reads is Reads.PREFIX_KV,
+            cache_bytes=self.cache_bytes,
+            budget=self.chunk,
+        )
+        return TokenContext(
+            backbone,
+            module,
+            encoder,
+            corpus.prompts,
+            corpus.index,
+            compute_dtype=corpus.backbone.dtype,
+            checkpoint_blocks=self.checkpoint_blocks,
+            compile_blocks=self.compile_blocks,
+        )
+
+    def train(self, context: TokenContext, corpus: TokenCorpus, run: SeedRun) -> SeedResult:
+        """Train the adapter on the objective."""
+        key = self._resume_key(corpus, run.seed)
+        checkpoint = run.work / f"{key}.safetensors" if run.work else None
+        log = run.work / f"log-{run.seed}.jsonl" if run.work else None
+        history, module = run.fit(
+            corpus.objective, context, self.training, self.choose_by, checkpoint=checkpoint, log=log
+        )
+        result = SeedResult(seed=run.seed, notes={"training": asdict(history)}, model=context)
+        result.n_trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        module.requires_grad_(False)
+        if context.backbone.model is not corpus.backbone.model:
+            context.backbone.fingerprint = key  # a trained copy is not the model it was copied from
+        with torch.no_grad(), context.forward_context():
+            result.notes |= corpus.objective.report(context)
+        if not corpus.data.dev:
+            result.own_score = history.best_score
+        if corpus.n_truncated:
+            result.notes["texts cut"] = corpus.n_truncated
+        return result
+
+    def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
+        """Score dev and test files with the encoder itself."""
+        encoder = Encoder(result.model.backbone, self._encoder_spec(corpus))
+
+        def cosines(pairs: TextPairs) -> NDArray[np.floating[Any]]:
+            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+            vectors = dict(zip(texts, encoder.encode(texts, show_progress_bar=False), strict=True))
+            left, right = (np.stack([vectors[pair[side]] for pair in pairs]) for side in (0, 1))
+            return pairwise_cos_sim(left, right)
+
+        result.dev = correlations(corpus.data.dev, cosines)
+        result.test = correlations(corpus.data.test, cosines)
+        data = corpus.data
+        texts = data.dev[0].texts() if data.dev else corpus.objective.texts[:_CHECKED_TEXTS]
+        result.checks = sanity_checks(texts, cosines)
+
+    def export(self, result: SeedResult, corpus: TokenCorpus, work: Path) -> tuple[Encoder, bool]:
+        """The encoder; of a trained copy of the model, the weights are written to `work` and must be saved with it."""
+        trained, original = result.model.backbone, corpus.backbone
+        spec = self._encoder_spec(corpus)
+        if trained.model is original.model:
+            return Encoder(trained, spec), False
+        folder = work / "model"
+        if is_main_process():
+            trained.model.to(original.dtype)
+            write_model(trained, folder)
+        barrier()
+        backbone = Backbone.load(folder, attention=self.attention, device=str(original.device), dtype=original.dtype)
+        return Encoder(backbone, spec), True
+
+    def data_notes(self, data: TrainingData) -> list[str]:
+        """Warn of masked token prediction with causal attention, and of a small corpus that is seen very often."""
+        notes: list[str] = []
+        if self.needs() != ["corpus"]:
+            return notes
+        if self.objective.name == "mntp" and self.attention == "causal":
+            notes.append(
+                "mntp under causal attention predicts masked tokens from the tokens before them only; "
+                "attention=bidirectional shows both sides"
+            )
+        steps, batch, n_texts = self.training.steps, self.training.batch, len(data.texts)
+        packed = self.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
+        if steps * batch > _MANY_REPETITIONS * n_texts > 0 and not packed:
+            notes.append(
+                f"{steps} steps of {batch} see each of {n_texts:,} texts {steps * batch / n_texts:.0f} times; "
+                f"training.steps={math.ceil(_MANY_REPETITIONS * n_texts / batch)} would see it "
+                f"{_MANY_REPETITIONS} times"
+            )
+        return notes
+
+    def _reading(self, backbone: Backbone) -> Reading:
+        """The reading on a model, which is switched to the recipe's attention."""
+        if self.attention != backbone.attention:
+            backbone.set_attention(self.attention)
+        reading = self.read.reading(backbone)
+        if reading.layer == 0:
+            raise InputError("Layer 0 is the embeddings, which nothing here trains; read a layer above it.")
+        if reading.layer <= parse_attention(self.attention)[1]:
+            raise InputError(f"Layer {reading.layer} is causal with {self.attention}; read a layer above that.")
+        return reading
+
+    def _objective(self, data: TrainingData) -> Objective[Any, TokenContext]:
+        spec = InputSpec(
+            self.reads,
+            self.read.template,
+            self.read.layer,
+            self.read.max_length,
+            self.attention,
+            keeps_positions=self.keeps_positions,
+        )
+        return OBJECTIVES[self.objective.name](self.objective, data, spec)
+
+    def _tokenise(self, texts: list[str], backbone: Backbone) -> tuple[list[Prompt], int]:
+        """Prompts of all texts, and how many were truncated."""
+        context = backbone.context_length
+        if self.read.on_overflow == "chunk":
+            raise InputError("A text is trained on as a whole; set on_overflow to truncate or error.")
+        if context is not None and self.extra_tokens >= context:
+            raise InputError(
+                f"{self.extra_tokens} trained tokens leave no room for a text: the model takes {context} in all."
+            )
+        max_length = self.read.max_length if context is None else min(self.read.max_length, context - self.extra_tokens)
+        tokenise = Tokeniser(backbone, Template.of(self.read.template), max_length, self.read.on_overflow)
+        tokenised = tokenise(texts)
+        return tokenised.prompts, len(tokenised.overlong)
+
+    def _encoder_spec(self, corpus: TokenCorpus) -> EncoderSpec:
+        return EncoderSpec(
+            corpus.backbone.name,
+            (corpus.reading,),
+            Template.of(self.read.template).string,
+            self.attention,
+            self.read.max_length,
+            self.read.on_overflow,
+        )
+
+    def _resume_key(self, corpus: TokenCorpus, seed: int) -> str:
+        """Names everything that a run depends on: a checkpoint of another key is not resumed."""
+        dev = [vars(pairs) for pairs in corpus.data.dev]
+        data = [list(corpus.index), dev, *corpus.objective.resume_key()]
+        recipe = [self.name, to_table(self)]
+        backbone = corpus.backbone
+        return fingerprint(_FORMAT, backbone.effective_fingerprint, str(backbone.dtype), recipe, data, seed)

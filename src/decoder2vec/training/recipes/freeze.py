@@ -1,0 +1,483 @@
+"""FREEZE: the model is frozen; small encoders learn to read its layers.
+
+Every layer of the frozen model is read once per text. Each reading gets a small encoder of its own, two texts are
+compared by cosine, reading by reading, and a head turns the cosines into one score. Training sees cached latents only
+and takes seconds. McDonald, Marsano and McLaughlin, "FREEZE!: Pretrained Language Models as Frozen Feature
+Extractors for Semantic Tasks", 2024; the defaults of `FreezeRecipe` are the paper's final model (step 5 of its ladder),
+`EMBEDDING` is ours.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from decoder2vec.activations.extract import Progress, Reader
+from decoder2vec.activations.latent_table import LatentTable
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.heads.codes import MIXINGS, CodeNet, CodeSpec, spread_widths
+from decoder2vec.heads.pair import PAIR_HEADS, SumHead
+from decoder2vec.maths.losses import SCORE_LOSSES
+from decoder2vec.maths.metrics import METRICS
+from decoder2vec.storage import pretrained_root
+from decoder2vec.text.augmentation import AUGMENTATIONS, augment_pairs
+from decoder2vec.text.files import ScoredPairs
+from decoder2vec.text.template import Template
+from decoder2vec.training.context import InputSpec, Reads
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Rows, Schedule
+from decoder2vec.training.objectives.autoencoder import AutoencoderConfig, AutoencoderObjective
+from decoder2vec.training.objectives.contrastive import LatentTripletsConfig, LatentTripletsObjective
+from decoder2vec.training.objectives.inference import InferenceConfig, InferenceObjective
+from decoder2vec.training.objectives.objective import Objective
+from decoder2vec.training.objectives.scores import PairHeadConfig, PairHeadObjective
+from decoder2vec.training.recipes.freeze_results import (
+    FreezeContext,
+    evaluate_freeze,
+    freeze_record,
+    load_pretrained,
+    save_pretrained,
+)
+from decoder2vec.training.recipes.recipe import Recipe, SeedRun
+from decoder2vec.training.results import SeedResult, sanity_texts
+
+PRETRAININGS = {
+    "none": None,
+    "autoencoder": AutoencoderObjective,
+    "snli": InferenceObjective,
+    "contrastive": LatentTripletsObjective,
+}
+_FORMAT = 1
+"""Increased when pre-training changes, so that networks of an older version are not reused."""
+_MAX_FITTED_TEXTS = 20_000
+"""Number of texts that statistics and truncations are fitted on."""
+_MAX_FRACTION = 8.0
+_LATENTS = InputSpec(Reads.LATENTS)
+
+
+@dataclass(frozen=True)
+class LatentSource:
+    """Latents to read: under which prompt, how pooled, which layers."""
+
+    template: str = "plain"
+    pooling: str = "lasttoken"
+    layers: str | tuple[int, ...] = "all"
+    """all (after every block), layer numbers, or a range: "20:30" is eleven layers, "0.67:1.0" the upper third."""
+    normed: bool = False
+
+    def readings(self, depth: int) -> list[Reading]:
+        """The readings on a model of that depth."""
+        template = Template.of(self.template).string
+        return [Reading(layer, self.pooling, self.normed, template) for layer in layer_numbers(self.layers, depth)]
+
+
+@dataclass(frozen=True)
+class LatentCorpus:
+    """The latents of a training, read once for all seeds."""
+
+    data: TrainingData
+    backbone: Backbone
+    readings: tuple[Reading, ...]
+    table: LatentTable
+    pairs: ScoredPairs | None
+    """Training pairs, augmented."""
+    fitted_texts: list[str]
+    """Texts that statistics are fitted on."""
+
+    @cached_property
+    def fitted_rows(self) -> Rows:
+        """Rows of the texts that statistics are fitted on."""
+        return self.table.rows(self.fitted_texts)
+
+    @cached_property
+    def moments(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of each dimension."""
+        return self.table.moments(self.fitted_rows)
+
+    @cached_property
+    def digests(self) -> dict[str, str]:
+        """Hashes of the parts of the data, for checkpoints and pre-trained networks."""
+        data = self.data
+        return {
+            "autoencoder": fingerprint(data.texts),
+            "snli": fingerprint(data.nli),
+            "contrastive": fingerprint(data.triplets),
+            "dev": fingerprint([vars(pairs) for pairs in data.dev]),
+            "scale": fingerprint(data.scale),
+            "statistics": fingerprint(self.fitted_texts),
+        }
+
+
+@dataclass(frozen=True)
+class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
+    """Train small encoders on the cached latents of a frozen model."""
+
+    name = "freeze"
+    about = "Trained with the FREEZE recipe: the model is frozen, small encoders read its layers."
+    attention = None
+
+    latents: tuple[LatentSource, ...] = (LatentSource(),)
+    standardise: bool = False
+    """Centre and scale each dimension over the training texts; else one factor for each layer."""
+    unit_latents: bool = False
+    """Scale each latent to unit length."""
+    widths: tuple[int | float, ...] = (256, 512)
+    """Width of the codes, spread over the layers of each source from the bottom; fractions are parts of the model's
+    width; 0 compares the latents themselves."""
+    hidden: int | float = 0.5
+    """Width of a hidden layer, absolute or a fraction; 0: linear encoders."""
+    depth: int = 1
+    """Number of hidden layers."""
+    shortcut: bool = False
+    """Add a linear path around the hidden layers, and start from it alone."""
+    dropout: float = 0.0
+    noise: float = 0.0
+    """Noise on the latents in training, in standard deviations of each dimension."""
+    mixing: str = "none"
+    """none, attention_latents, attention_codes or unified: what happens across layers before texts are compared."""
+    mixed_width: int = 0
+    """Width of the unified vector, or the number of attention queries."""
+    head: str = "mlp"
+    """sum (an embedding), gated (a pair scorer with f(1) = 1), mlp (the paper's), each (every layer for itself)."""
+    pretrain: str = "autoencoder"
+    """none, autoencoder (on plain texts), snli (three-way inference), contrastive (on triplets)."""
+    pretraining: Schedule = field(default_factory=lambda: Schedule(epochs=6, batch=256))
+    temperature: float = 0.05
+    """Of the contrastive loss."""
+    loss: str = "log_variance"
+    """mse, log_variance, pearson or cosent on scored pairs; none: stop after pre-training."""
+    training: Schedule = field(default_factory=lambda: Schedule(rate=3e-4))
+    choose_by: str = "pearson"
+    """The dev correlation by which epochs and seeds are selected."""
+    changes: tuple[str, ...] = ()
+    """Augmentations of the training pairs: identical, punctuation (with and without the full stop), case, words."""
+    max_length: int = DEFAULT_MAX_LENGTH
+    """Maximum number of tokens of a prompt."""
+    on_overflow: str = "truncate"
+    """What happens to longer prompts: truncate, chunk (read in parts and average) or error."""
+    keep: int = 0
+    """Keep only this many readings, those with the largest weights, and train on; 0: all."""
+    dim: int = 0
+    """Truncate the embedding to this many dimensions; 0: all."""
+
+    def __post_init__(self) -> None:
+        for kind, name, known in (
+            ("head", self.head, PAIR_HEADS),
+            ("mixing", self.mixing, MIXINGS),
+            ("pretraining", self.pretrain, PRETRAININGS),
+            ("loss", self.loss, ("none", *SCORE_LOSSES)),
+            ("metric", self.choose_by, METRICS),
+            *(("change", change, AUGMENTATIONS) for change in self.changes),
+        ):
+            if name not in known:
+                raise unknown_name(kind, name, known)
+        for conflicts, reason in self._conflicts():
+            if conflicts:
+                raise InputError(reason)
+
+    def _conflicts(self) -> list[tuple[bool, str]]:
+        """Which settings do not go together, and why."""
+        has_codes, mixed = any(self.widths), self.mixing != "none"
+        pretrains_codes = self.pretrain in ("autoencoder", "snli")
+        trains_nothing = (
+            self.loss == "none" and self.pretrain != "contrastive" and (has_codes or self.pretrain != "none")
+        )
+        return [
+            (not self.widths, "widths is empty; give a width for the codes, or 0 for none."),
+            (trains_nothing, "Without a loss on scored pairs only contrastive pre-training makes an encoder."),
+            (not 0 <= self.dropout < 1, "dropout must be 0 or more and below 1."),
+            (self.temperature <= 0 or self.depth < 1, "temperature must be above 0, and depth 1 or more."),
+            (
+                self.loss in ("log_variance", "pearson") and self.training.batch < 2,
+                f"The loss {self.loss} needs batches of 2 pairs or more.",
+            ),
+            (
+                self.loss == "none" and self.head in ("mlp", "gated"),
+                f"The head {self.head!r} learns from scored pairs only; without a loss use sum or each.",
+            ),
+            (min(self.noise, self.keep, self.dim) < 0, "noise, keep and dim must be 0 or more."),
+            (
+                pretrains_codes and not has_codes,
+                "Without encoders (widths = [0]) there is nothing to pre-train; set pretrain to none.",
+            ),
+            (
+                pretrains_codes and self.mixing.startswith("attention"),
+                "Attention over layers is trained from the start; set pretrain to none or contrastive.",
+            ),
+            (
+                bool(self.keep) and (self.head != "sum" or mixed),
+                "Readings are selected by the weights of the head 'sum' without mixing.",
+            ),
+            (
+                self.head == "each" and mixed,
+                "The head 'each' chooses one layer, which mixed layers no longer are; set mixing to none.",
+            ),
+            (
+                bool(self.dim) and self.head != "sum",
+                "Only the vectors of the head 'sum' can be truncated: other heads read their blocks.",
+            ),
+        ]
+
+    @property
+    def reads(self) -> Reads:
+        """Cached latents: the model does not run in training."""
+        return Reads.LATENTS
+
+    @property
+    def objective_name(self) -> str:
+        """The loss on scored pairs."""
+        return self.loss
+
+    def needs(self) -> Sequence[str]:
+        """Scored pairs, and what pre-training learns from."""
+        kinds = [] if self.loss == "none" else [PairHeadObjective.needs]
+        pretraining = PRETRAININGS[self.pretrain]
+        return kinds + ([pretraining.needs] if pretraining else [])
+
+    def readings(self, backbone: Backbone) -> tuple[Reading, ...]:
+        """Everything that is read from a model, in order."""
+        readings = tuple(reading for source in self._readings_by_source(backbone.n_layers) for reading in source)
+        if not readings:
+            raise InputError("The recipe reads nothing; give at least one [[freeze.latents]] with layers.")
+        return readings
+
+    def code_spec(self, backbone: Backbone) -> CodeSpec:
+        """The shape of the network for a model."""
+        return self.code_spec_for([len(source) for source in self._readings_by_source(backbone.n_layers)], backbone.dim)
+
+    def code_spec_for(self, counts: Sequence[int], dim: int) -> CodeSpec:
+        """The shape of the network for latents of width `dim`, with `counts` layers in the sources."""
+        widths = tuple(_absolute(width, dim) for width in self.widths)
+        return CodeSpec(
+            dim=dim,
+            widths=tuple(width for count in counts for width in spread_widths(widths, count)),
+            hidden=_absolute(self.hidden, dim),
+            depth=self.depth,
+            shortcut=self.shortcut,
+            mixing=self.mixing,
+            mixed_width=self.mixed_width,
+            head=self.head,
+            unit=self.unit_latents,
+            dropout=self.dropout,
+            noise=self.noise,
+        )
+
+    def _readings_by_source(self, depth: int) -> list[list[Reading]]:
+        """The readings of each source, without those of an earlier one."""
+        sources: list[list[Reading]] = []
+        for source in self.latents:
+            earlier = {reading for readings in sources for reading in readings}
+            sources.append([reading for reading in dict.fromkeys(source.readings(depth)) if reading not in earlier])
+        return sources
+
+    def check(self, data: TrainingData, backbone: Backbone) -> None:
+        """Raise if layers or dimensions do not exist on this model, or if data are missing."""
+        self.readings(backbone)
+        if self.dim >= (size := self.code_spec(backbone).size):
+            raise InputError(f"dim = {self.dim} is no truncation: the vectors have {size} dimensions.")
+        if not data.dev:
+            raise InputError("freeze needs scored pairs to select and calibrate on; give dev pairs.")
+        if self.pretrain != "none":
+            self._pretraining_objective(data)
+        if self.loss != "none":
+            self._pairs_objective(data)
+
+    def prepare(self, data: TrainingData, backbone: Backbone, progress: Progress) -> LatentCorpus:
+        """Read the latents of all texts, from the cache or from the model."""
+        readings = self.readings(backbone)
+        reader = Reader(backbone, readings, Template("{text}"), self.max_length, self.on_overflow)
+        pairs = augment_pairs(data.train, self.changes, data.scale) if data.train else None
+        texts = data.all_texts() + (pairs.texts() if pairs else []) + sanity_texts(data.dev[0].texts())
+        fitted_texts = self._training_texts(data, pairs)[:_MAX_FITTED_TEXTS]
+        corpus = LatentCorpus(data, backbone, readings, LatentTable(reader, texts, progress), pairs, fitted_texts)
+        _ = corpus.moments  # latents that are not finite are found before any training
+        for evaluated in (*data.dev, *data.test):
+            corpus.table.check_finite(corpus.table.rows(evaluated.texts()))
+        return corpus
+
+    def _training_texts(self, data: TrainingData, pairs: ScoredPairs | None) -> list[str]:
+        """Texts to fit statistics on: not those of dev or test."""
+        rows = [text for row in data.triplets for text in row] + [text for row in data.nli for text in row[1:]]
+        texts = list(dict.fromkeys((pairs.texts() if pairs else []) + rows + list(data.texts)))
+        if not texts and (self.standardise or self.dim):
+            raise InputError(
+                "Statistics need texts to be fitted on, and not those of dev: give pairs, triplets or texts."
+            )
+        return texts or data.dev[0].texts()  # nothing is trained, and a common factor changes no cosine
+
+    def attach(self, corpus: LatentCorpus) -> FreezeContext:
+        """A new code network on the latents."""
+        net = CodeNet(self.code_spec(corpus.backbone)).to(corpus.backbone.device)
+        mean, deviation = (moment.to(corpus.backbone.device) for moment in corpus.moments)
+        net.set_statistics(mean, deviation, standardise=self.standardise)
+        return FreezeContext(net, corpus.table, corpus.readings)
+
+    def train(self, context: FreezeContext, corpus: LatentCorpus, run: SeedRun) -> SeedResult:
+        """Pre-train, train on scored pairs, select readings and train those again."""
+        notes: dict[str, Any] = {}
+        if self.pretrain != "none":
+            notes["pretraining"] = self._pretrain(context, corpus, run)
+        if self.loss != "none":
+            notes["training"] = self._train_on_pairs(context, corpus, run)
+        if self.head == "each":
+            notes["each layer"] = self._scores_by_layer(context, corpus.data)
+        if self.keep or self.head == "each":
+            context = self._select(context, corpus.data)
+            notes["kept"] = [str(reading) for reading in context.readings]
+            if self.keep:
+                notes["training after selection"] = self._train_again(context, corpus, run)
+        result = SeedResult(seed=run.seed, notes=notes, model=context, n_trained=context.net.count_parameters())
+        if notes.get("pretraining", {}).get("reused"):
+            result.seconds = notes["pretraining"]["seconds"]  # as if nothing had been cached
+        return result
+
+    def _pretrain(self, context: FreezeContext, corpus: LatentCorpus, run: SeedRun) -> dict[str, Any]:
+        """Pre-train, or reuse the network of an earlier run with the same pre-training."""
+        key = self._pretraining_key(context, corpus, run.seed)
+        file = pretrained_root() / f"{key}.safetensors"
+        if (note := load_pretrained(context.net, file)) is not None:
+            return {**note, "reused": True}
+        torch.manual_seed(int(key[:15], 16))  # so that the cached network depends on nothing outside its key
+        objective = self._pretraining_objective(corpus.data)
+        started = time.perf_counter()
+        checkpoint = file.with_suffix(".checkpoint")
+        history, _ = run.fit(objective, context, self.pretraining, self.choose_by, checkpoint=checkpoint)
+        note = {"stage": objective.stage, "seconds": round(time.perf_counter() - started, 1), **asdict(history)}
+        note |= objective.report(context)
+        save_pretrained(context.net, file, note, with_head=self.pretrain == "contrastive")
+        checkpoint.unlink(missing_ok=True)
+        return note
+
+    def _pretraining_objective(self, data: TrainingData) -> Objective[Any, Any]:
+        if self.pretrain == "autoencoder":
+            return AutoencoderObjective(AutoencoderConfig(), data, _LATENTS)
+        if self.pretrain == "snli":
+            return InferenceObjective(InferenceConfig(), data, _LATENTS)
+        config = LatentTripletsConfig(temperature=self.temperature, choose_by=self.choose_by)
+        return LatentTripletsObjective(config, data, _LATENTS)
+
+    def _pretraining_key(self, context: FreezeContext, corpus: LatentCorpus, seed: int) -> str:
+        """Everything that pre-training depends on; neither the pair head nor the loss on pairs is part of it."""
+        kind, digests = self.pretrain, corpus.digests
+        uses_head = kind == "contrastive"
+        extra = [digests["dev"], self.temperature, self.choose_by] if uses_head else []
+        shape = {**asdict(context.net.spec), "head": context.net.spec.head if uses_head else ""}
+        statistics = [self.standardise, digests["statistics"]]
+        schedule = to_table(self.pretraining)
+        return fingerprint(
+            _FORMAT, context.table.fingerprint, shape, statistics, schedule, kind, digests[kind], extra, seed
+        )
+
+    def _train_on_pairs(self, context: FreezeContext, corpus: LatentCorpus, run: SeedRun) -> dict[str, Any]:
+        assert corpus.pairs is not None
+        objective = self._pairs_objective(replace(corpus.data, train=corpus.pairs))
+        key = fingerprint(context.table.fingerprint, to_table(self), vars(corpus.pairs), corpus.digests, run.seed)
+        checkpoint = run.work / f"pairs-{key}.safetensors" if run.work else None
+        history, _ = run.fit(objective, context, self.training, self.choose_by, checkpoint=checkpoint)
+        return asdict(history)
+
+    def _pairs_objective(self, data: TrainingData) -> PairHeadObjective:
+        return PairHeadObjective(PairHeadConfig(loss=self.loss, choose_by=self.choose_by), data, _LATENTS)
+
+    def _train_again(self, context: FreezeContext, corpus: LatentCorpus, run: SeedRun) -> dict[str, Any]:
+        """Repeat the last stage with the selected readings."""
+        if self.loss != "none":
+            return self._train_on_pairs(context, corpus, run)
+        history, _ = run.fit(self._pretraining_objective(corpus.data), context, self.pretraining, self.choose_by)
+        return asdict(history)
+
+    def _select(self, context: FreezeContext, data: TrainingData) -> FreezeContext:
+        """The readings with the largest weights or, with the head "each", the one that is best on dev."""
+        head = context.net.pair
+        if isinstance(head, SumHead):
+            kept = sorted(head.weights().argsort(descending=True)[: self.keep].tolist())
+        else:
+            kept = [int(np.argmax(self._scores_by_layer(context, data)[self.choose_by]))]
+        readings = tuple(context.readings[index] for index in kept)
+        return FreezeContext(context.net.select_readings(kept), context.table.select_readings(kept), readings)
+
+    def _scores_by_layer(self, context: FreezeContext, data: TrainingData) -> dict[str, list[float]]:
+        """With the head "each": the dev scores of every layer for itself."""
+        dev = [context.pair_rows(pairs) for pairs in data.dev]
+        return {metric: context.dev_scores(dev, metric).round(2).tolist() for metric in METRICS}
+
+    def evaluate(self, result: SeedResult, corpus: LatentCorpus) -> None:
+        """Truncate, calibrate on the first dev file, then score dev and test."""
+        evaluate_freeze(result, corpus.data, dim=self.dim, has_exact_top=self.head != "mlp", rows=corpus.fitted_rows)
+
+    def export(self, result: SeedResult, corpus: LatentCorpus, work: Path) -> tuple[Encoder, bool]:
+        """The encoder; where all readings share a prompt, it is the encoder's template."""
+        readings: tuple[Reading, ...] = result.model.readings
+        templates = {reading.template for reading in readings}
+        template = "{text}"
+        if len(templates) == 1:
+            template = templates.pop()
+            readings = tuple(replace(reading, template="") for reading in readings)
+        backbone = corpus.backbone
+        spec = EncoderSpec(backbone.name, readings, template, backbone.attention, self.max_length, self.on_overflow)
+        return Encoder(backbone, spec, result.model.head), False
+
+    def record(self, result: SeedResult, corpus: LatentCorpus) -> dict[str, Any]:
+        """What every layer contributes, example pairs and errors."""
+        return freeze_record(result, corpus.data)
+
+    def card_rows(self) -> dict[str, str]:
+        """The pair head."""
+        return {"head": self.head}
+
+
+_UPPER_THIRD = "0.67:1.0"
+
+EMBEDDING = FreezeRecipe(
+    latents=(LatentSource("prompteol_tight", "lasttoken", _UPPER_THIRD), LatentSource("echo", "mean", _UPPER_THIRD)),
+    standardise=True,
+    widths=(128,),
+    shortcut=True,
+    dropout=0.1,
+    head="sum",
+    pretrain="none",
+    training=Schedule(epochs=8, rate=3e-4),
+    choose_by="spearman",
+)
+"""What `d2v train` trains without a plan: one vector per text from scored pairs alone; selected on STS-B dev."""
+
+
+def layer_numbers(layers: str | tuple[int, ...], depth: int) -> list[int]:
+    """Layer numbers on a model of that depth; 0 is the embeddings."""
+    if isinstance(layers, tuple):
+        numbers = [layer + depth + 1 if layer < 0 else layer for layer in layers]
+    elif layers == "all":
+        numbers = list(range(1, depth + 1))
+    else:
+        numbers = _layer_range(layers, depth)
+    if not numbers or min(numbers) < 0 or max(numbers) > depth:
+        raise InputError(f"layers = {layers!r} is not within 0 to {depth}, the layers of this model.")
+    return numbers
+
+
+def _layer_range(layers: str, depth: int) -> list[int]:
+    first, colon, last = layers.partition(":")
+    try:
+        bounds = [round(float(bound) * depth) if "." in bound else int(bound) for bound in (first, last)]
+    except ValueError:
+        bounds = []
+    if not colon or not bounds:
+        raise InputError(f'layers = {layers!r} is not understood; write "all", [1, 2], "20:30" or "0.67:1.0".')
+    return list(range(bounds[0], bounds[1] + 1))
+
+
+def _absolute(width: int | float, dim: int) -> int:
+    """A width in dimensions, from an absolute width or a fraction of `dim`."""
+    if width < 0 or (isinstance(width, float) and width > _MAX_FRACTION):
+        raise InputError(f"A width is a whole number or a fraction of the model's width such as 0.5, not {width}.")
+    return max(1, round(width * dim)) if isinstance(width, float) and width else int(width)

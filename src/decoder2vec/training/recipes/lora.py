@@ -1,0 +1,36 @@
+"""LoRA: low-rank changes of the model's linear layers, found by structure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from decoder2vec.adapters.lora import Lora
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.errors import InputError
+from decoder2vec.training.recipes.adapter import AdapterRecipe
+
+
+@dataclass(frozen=True)
+class LoraRecipe(AdapterRecipe):
+    """Train two matrices of that rank beside every linear layer of the blocks that run."""
+
+    name = "lora"
+    about = "Low-rank changes of the model's weights were trained."
+
+    rank: int = 16
+    alpha: float = 32
+    """The change is scaled by alpha / rank."""
+    dropout: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rank < 1 or not 0 <= self.dropout < 1:
+            raise InputError("rank must be 1 or more, dropout 0 or more and below 1.")
+
+    def adapt(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
+        """New matrices, which change nothing yet."""
+        lora = Lora.initialise(backbone, self.rank, self.alpha, self.dropout, depth)
+        lora.compiled = self.compile_blocks
+        return backbone.with_adapter(lora.to(backbone.device)), lora

@@ -1,0 +1,156 @@
+"""The protocol of recipes: what is trained of a model, what must be read for it, how it is attached and exported."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import nn
+
+from decoder2vec.activations.extract import Progress
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.encoder import Encoder
+from decoder2vec.training.context import Reads, TrainingContext
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import History, OnProgress, Schedule, fit
+from decoder2vec.training.objectives.objective import Objective, trained_module, training_task
+from decoder2vec.training.results import SeedResult
+
+Corpus = TypeVar("Corpus")
+Context = TypeVar("Context", bound=TrainingContext)
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One seed of a training: where its checkpoints and log go, and what is called with its progress."""
+
+    seed: int
+    work: Path | None = None
+    """Folder for checkpoints; None: nothing is written."""
+    on_progress: OnProgress = lambda _: None
+
+    def fit(
+        self,
+        objective: Objective[Any, Any],
+        context: TrainingContext,
+        schedule: Schedule,
+        metric: str,
+        *,
+        checkpoint: Path | None = None,
+        log: Path | None = None,
+    ) -> tuple[History, nn.Module]:
+        """Train until dev stops improving; returns the history, and all that was trained, extra modules included."""
+        module = trained_module(objective, context)
+        task = training_task(objective, context, schedule, metric)
+        history = fit(module, task, self.seed, checkpoint=checkpoint, log=log, on_progress=self.on_progress)
+        return history, module
+
+
+class Recipe(ABC, Generic[Corpus, Context]):
+    """A way to make an encoder of a model.
+
+    Each recipe is a frozen dataclass in a file of its own: its fields are at once the Python API, the table in a plan
+    and the `--set` options. Training calls its methods in this order: `check`, `prepare`, then for each seed `attach`,
+    `train` and `evaluate`, and for the best seed `export`.
+    """
+
+    name: ClassVar[str]
+    """Of its table in a plan."""
+    about: ClassVar[str]
+    """One sentence for the card of an encoder."""
+    mergeable: ClassVar[bool] = True
+    """Whether what it trains can be merged into the weights, so that a later stage can train on."""
+
+    training: Schedule
+    choose_by: str
+    """The dev correlation by which states and seeds are selected."""
+    attention: str | None = None
+    """The attention it sets on the model; None: the model's own."""
+
+    @property
+    @abstractmethod
+    def reads(self) -> Reads:
+        """What it must read in order to learn."""
+
+    @property
+    @abstractmethod
+    def objective_name(self) -> str:
+        """What it learns, for tables."""
+
+    @abstractmethod
+    def needs(self) -> Sequence[str]:
+        """Which kinds of data it learns from, some of `DATA_KINDS`."""
+
+    @abstractmethod
+    def check(self, data: TrainingData, backbone: Backbone) -> None:
+        """Raise if the recipe does not fit the data or the model, before any text is read."""
+
+    @abstractmethod
+    def prepare(self, data: TrainingData, backbone: Backbone, progress: Progress) -> Corpus:
+        """Read the texts, once for all seeds."""
+
+    @abstractmethod
+    def attach(self, corpus: Corpus) -> Context:
+        """What is trained, newly initialised with torch's random numbers, attached to the model."""
+
+    @abstractmethod
+    def train(self, context: Context, corpus: Corpus, run: SeedRun) -> SeedResult:
+        """Train one seed; the result holds the trained context, and notes for the results file."""
+
+    @abstractmethod
+    def evaluate(self, result: SeedResult, corpus: Corpus) -> None:
+        """Fill in dev, test and check scores of a trained seed, as the exported encoder gives them."""
+
+    @abstractmethod
+    def export(self, result: SeedResult, corpus: Corpus, work: Path) -> tuple[Encoder, bool]:
+        """The encoder of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
+
+    def record(self, result: SeedResult, corpus: Corpus) -> dict[str, Any]:
+        """More about the best seed, for the training report."""
+        return {}
+
+    def data_notes(self, data: TrainingData) -> list[str]:
+        """What a user should know about these settings on this data."""
+        return []
+
+    def card_rows(self) -> dict[str, str]:
+        """Rows of the encoder card's table."""
+        return {}
+
+
+class Trainer(Generic[Corpus, Context]):
+    """One recipe on one model and one data set: texts are read once, then seeds run one by one."""
+
+    def __init__(
+        self,
+        recipe: Recipe[Corpus, Context],
+        data: TrainingData,
+        backbone: Backbone,
+        progress: Progress = lambda _: None,
+    ) -> None:
+        self.recipe, self.data, self.backbone = recipe, data, backbone
+        recipe.check(data, backbone)
+        self.corpus = recipe.prepare(data, backbone, progress)
+
+    def run(self, seed: int, *, work: Path | None = None, on_progress: OnProgress = lambda _: None) -> SeedResult:
+        """Train and evaluate one seed; `work` is the folder for checkpoints."""
+        started = time.perf_counter()
+        torch.manual_seed(seed)
+        context = self.recipe.attach(self.corpus)
+        result = self.recipe.train(context, self.corpus, SeedRun(seed, work, on_progress))
+        result.seconds += time.perf_counter() - started
+        self.recipe.evaluate(result, self.corpus)
+        return result
+
+    def export(self, result: SeedResult, work: Path) -> tuple[Encoder, bool]:
+        """The encoder of a seed, and whether its weights must be saved with it."""
+        return self.recipe.export(result, self.corpus, work)
+
+    def record(self, result: SeedResult) -> dict[str, Any]:
+        """More about a seed, for the training report."""
+        return self.recipe.record(result, self.corpus)

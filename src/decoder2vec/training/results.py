@@ -1,0 +1,147 @@
+"""What training came to: scores and sanity checks of each seed, and their summary over seeds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from decoder2vec.maths.metrics import METRICS
+from decoder2vec.text.augmentation import full_stop_pairs
+from decoder2vec.text.files import ScoredPairs
+
+PAPER_EXAMPLES: tuple[tuple[str, str, float, float], ...] = (
+    ("Not 'hiding the ball' on Russia: Obama", "Obama says he's not 'hiding the ball' on Russia", 0.88, 0.21),
+    (
+        "Taiwan's economy grows 2.27% in April-June quarter",
+        "China's economic growth rebounds to 7.8% in latest quarter",
+        0.20,
+        0.90,
+    ),
+    ("A man is laughing with a woman", "A man and a woman laughing.", 0.96, 0.26),
+    ("Supreme Court to Hear Voting Rights Act Case", "Supreme Court to hear corporate human rights case", 0.28, 0.99),
+    ("Hassan Rouhani wins Iran's presidential election", "Maduro wins Venezuelan presidential vote", 0.04, 0.82),
+    ("Hawaii passes gay marriage bill", "US Senate passes gay workers bill", 0.20, 0.76),
+    ("You will want to clean the area first.", "You will also want to remove the seeds.", 0.0, 0.56),
+    ("A brown dog is jumping.", "A brown dog is jumping", 1.0, 0.47),
+)
+"""The examples of the FREEZE paper: two texts, the human score, and the score of the paper's final model."""
+
+_SAMPLE = 200
+
+TextPairs = Sequence[tuple[str, str]]
+
+
+@dataclass(kw_only=True)
+class SeedResult:
+    """Scores of one seed, and how they came about."""
+
+    seed: int
+    dev: dict[str, dict[str, float]] = field(default_factory=dict)
+    """By file and metric, in points."""
+    test: dict[str, dict[str, float]] = field(default_factory=dict)
+    checks: dict[str, float] = field(default_factory=dict)
+    """Mean scores of pairs with a known answer: equal texts, with and without full stop, random pairs."""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """Training histories, reconstruction errors, the cost of a truncation."""
+    seconds: float = 0.0
+    own_score: float | None = None
+    """The objective's own dev metric, by which a seed is selected where there are no dev pairs."""
+    n_trained: int = 0
+    """Number of trained parameters."""
+    model: Any = None
+    """The trained context, from which the recipe exports an encoder."""
+
+    def selection_score(self, metric: str) -> float:
+        """The score by which a seed is selected."""
+        if self.own_score is not None:
+            return self.own_score
+        return float(np.mean([scores[metric] for scores in self.dev.values()]))
+
+    def to_json(self) -> dict[str, Any]:
+        """For the results file."""
+        names = ("seed", "dev", "test", "checks", "notes")
+        document = {name: getattr(self, name) for name in names} | {"seconds": round(self.seconds, 2)}
+        return document if self.own_score is None else document | {"own_score": round(self.own_score, 4)}
+
+
+def correlations(files: Sequence[ScoredPairs], similarity: Callable[[TextPairs], Any]) -> dict[str, dict[str, float]]:
+    """Every correlation of a similarity with human scores, by file and metric, in points."""
+    scores = {}
+    for pairs in files:
+        predicted = similarity(list(zip(pairs.left, pairs.right, strict=True)))
+        truth = np.asarray(pairs.scores)
+        scores[pairs.name] = {name: round(100 * metric(predicted, truth), 2) for name, metric in METRICS.items()}
+    return scores
+
+
+def sanity_checks(
+    texts: Sequence[str], similarity: Callable[[TextPairs], Any], *, equal: bool = False
+) -> dict[str, Any]:
+    """Mean similarity of texts with and without their full stop, of random pairs and, if wanted, of equal texts."""
+    pairs = {"full stop": full_stop_sample(texts), "random pairs": random_pairs(texts)}
+    if equal:
+        pairs = {"equal texts": [(text, text) for text in texts[:_SAMPLE]], **pairs}
+    return {name: round(float(similarity(sample).mean()), 4) for name, sample in pairs.items() if sample}
+
+
+def full_stop_sample(texts: Sequence[str]) -> list[tuple[str, str]]:
+    """Some texts, each with itself without its full stop."""
+    return full_stop_pairs(texts)[:_SAMPLE]
+
+
+def random_pairs(texts: Sequence[str], seed: int = 0) -> list[tuple[str, str]]:
+    """Random pairs of different texts."""
+    rng = random.Random(seed)
+    return [(a, b) for a, b in ((rng.choice(texts), rng.choice(texts)) for _ in range(5 * _SAMPLE)) if a != b]
+
+
+def sanity_texts(texts: Sequence[str]) -> list[str]:
+    """Texts of the sanity checks and paper examples that are not among the given texts."""
+    examples = [text for left, right, *_ in PAPER_EXAMPLES for text in (left, right)]
+    return examples + [text for _, text in full_stop_sample(texts)]
+
+
+def summarise(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Mean and standard deviation of the scores over seeds, given as JSON documents."""
+
+    def deviation(values: Sequence[float]) -> float:
+        return float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+
+    return {"seeds": list(seeds), "mean": _statistic(seeds, np.mean), "sd": _statistic(seeds, deviation)}
+
+
+def _statistic(seeds: Sequence[dict[str, Any]], statistic: Callable[..., Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for part in ("dev", "test"):
+        names = seeds[0][part]
+        result[part] = {
+            name: {
+                metric: round(float(statistic([seed[part][name][metric] for seed in seeds])), 2)
+                for metric in ("spearman", "pearson")
+            }
+            for name in names
+        }
+        if len(names) > 1:
+            means = [np.mean([scores["spearman"] for scores in seed[part].values()]) for seed in seeds]
+            result[part]["all files"] = {"spearman": round(float(statistic(means)), 2)}
+    result["checks"] = {
+        name: round(float(statistic([seed["checks"][name] for seed in seeds])), 4) for name in seeds[0]["checks"]
+    }
+    return result
+
+
+def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
+    """What a user should know of the seeds: training without improvement, and how well punctuation was restored."""
+    notes = [
+        f"seed {seed['seed']}: no state of {stage} was better than the start, which was kept"
+        for seed in seeds
+        for stage, history in seed["notes"].items()
+        if isinstance(history, dict) and history.get("best") == -1 and history.get("scores")
+    ]
+    line = "seed {}: punctuation and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
+    restored = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]
+    return notes + [line.format(number, **rates) for number, rates in restored if rates]

@@ -1,0 +1,79 @@
+"""Mined hard negatives equal those of a plain loop over all candidates."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import numpy as np
+import pytest
+
+from decoder2vec.errors import InputError
+from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example, read_contrastive_examples
+from decoder2vec.training.mining import mine_hard_negatives, to_jsonl
+
+
+class HashEncoder:
+    """Random vectors, the same for the same text."""
+
+    def encode(self, texts, show_progress_bar=False):
+        return np.stack([np.random.default_rng(zlib.crc32(text.encode())).normal(size=4) for text in texts])
+
+
+def toy_examples(seed, count=60):
+    """Random examples over few texts and groups."""
+    rng = np.random.default_rng(seed)
+    return ContrastiveExamples.of(
+        [
+            Example(f"a{rng.integers(15)}", f"p{rng.integers(30)}", (f"n{rng.integers(9)}",), int(rng.integers(12)))
+            for _ in range(count)
+        ]
+    )
+
+
+def mine_plainly(examples, vectors, example, count, margin, skip):
+    """The negatives of one example, by comparing its anchor with every candidate."""
+    groups = examples.groups.toarray() > 0
+    anchor, positive = examples.anchors[example], examples.positives[example]
+
+    def cosine(a, b):
+        return float(vectors[a] @ vectors[b] / np.linalg.norm(vectors[a]) / np.linalg.norm(vectors[b]))
+
+    candidates = sorted({*examples.positives.tolist(), *examples.negatives.ravel().tolist()} - {-1})
+    allowed = [
+        (cosine(anchor, other), other)
+        for other in candidates
+        if other != anchor
+        and not (groups[anchor] & groups[other]).any()
+        and cosine(anchor, other) < margin * cosine(anchor, positive)
+    ]
+    nearest_first = sorted(allowed, key=lambda candidate: -candidate[0])
+    return [examples.texts[other] for _, other in nearest_first[skip : skip + count]]
+
+
+@pytest.mark.parametrize(("count", "margin", "skip"), [(1, 1.0, 0), (3, 0.95, 0), (2, 0.9, 2), (40, 1.0, 0)])
+def test_negatives_are_the_nearest_that_are_no_known_positives(count, margin, skip):
+    examples = toy_examples(count)
+    vectors = np.asarray(HashEncoder().encode(examples.texts), np.float32)
+    mined = mine_hard_negatives(HashEncoder(), examples, count=count, margin=margin, skip=skip)
+    assert len(mined) == len(examples)
+    for example, (anchor, positive, *negatives) in enumerate(mined):
+        assert anchor == examples.texts[examples.anchors[example]]
+        assert positive == examples.texts[examples.positives[example]]
+        assert negatives == mine_plainly(examples, vectors, example, count, margin, skip)
+
+
+def test_mined_examples_can_be_read_for_training(tmp_path):
+    file = tmp_path / "mined.jsonl"
+    rows = [["a", "b", "c\td", 'e "f"'], ["g", "h"]]
+    file.write_text(to_jsonl(rows), encoding="utf-8")
+    assert json.loads(file.read_text(encoding="utf-8").splitlines()[0])["negative"] == ["c\td", 'e "f"']
+    examples = read_contrastive_examples(file)
+    assert [examples.texts[text] for text in examples.negatives[0]] == ["c\td", 'e "f"']
+    assert (examples.negatives[1] == -1).all()
+
+
+@pytest.mark.parametrize("wrong", [{"count": 0}, {"margin": 0.0}, {"margin": 1.5}, {"skip": -1}])
+def test_impossible_settings_raise(wrong):
+    with pytest.raises(InputError, match="Give 1 negative"):
+        mine_hard_negatives(HashEncoder(), toy_examples(0), **wrong)
