@@ -12,8 +12,7 @@ from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.text.files import read_pairs
 from decoder2vec.training.api import train
 from decoder2vec.training.data import TrainingData, check_data
-from decoder2vec.training.plan import Plan
-from decoder2vec.training.recipes.freeze import EMBEDDING, Source
+from decoder2vec.training.recipes.freeze import EMBEDDING, LatentSource
 
 pytestmark = pytest.mark.slow
 
@@ -28,8 +27,8 @@ def test_trained_encoder_beats_the_layer_it_reads(tmp_path):
         pytest.skip(f"the built-in model cannot be pulled: {error}")
     pairs = read_pairs(folder / "stsb-train.tsv", limit=600)
     dev = read_pairs(folder / "stsb-dev.tsv", limit=200)
-    recipe = replace(EMBEDDING, latents=(Source("prompteol_tight", "lasttoken", "0.8:1.0"),))
-    outcome = train(Plan(recipe=recipe), check_data(TrainingData(pairs, (dev,))), backbone, tmp_path / "enc")
+    recipe = replace(EMBEDDING, latents=(LatentSource("prompteol_tight", "lasttoken", "0.8:1.0"),))
+    outcome = train(recipe, check_data(TrainingData(pairs, (dev,))), backbone, tmp_path / "enc")
     untrained = evaluate_sts(Encoder.from_pretrained("smollm2-135m", layer=28), dev)["spearman"]
     trained = evaluate_sts(outcome.encoder, dev)["spearman"]
     assert trained > untrained + 2
