@@ -1,47 +1,165 @@
 """decoder2vec: turn any decoder-only language model into a text encoder.
 
-The public names are imported on first use, so that `import decoder2vec` is quick and does not load torch.
+Everything public is imported from here: `import decoder2vec as d2v`. Names are resolved on first use, so that the
+import itself is quick and does not load torch.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from decoder2vec.version import __version__
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from decoder2vec.activations.extract import Extractor
-    from decoder2vec.activations.store import Store
+    from decoder2vec.activations.store import Store, text_key
+    from decoder2vec.analysis.doctor import doctor
+    from decoder2vec.analysis.geometry import measure_geometry
+    from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, estimate_dimension, measure_dimension
+    from decoder2vec.analysis.pruning import prune
     from decoder2vec.backbone.backbone import Backbone
-    from decoder2vec.config import Reading
+    from decoder2vec.config import EncoderSpec, Reading
     from decoder2vec.encoder import Encoder
-    from decoder2vec.errors import Decoder2VecError
+    from decoder2vec.errors import (
+        BackboneError,
+        DataFileError,
+        Decoder2VecError,
+        DivergedError,
+        EncoderError,
+        InputError,
+        MissingExtraError,
+        StorageError,
+        UnknownNameError,
+        UnsupportedError,
+    )
+    from decoder2vec.evaluation.api import evaluate
+    from decoder2vec.evaluation.baselines import load_encoder
+    from decoder2vec.evaluation.mteb import MTEBCrossEncoder, as_mteb_model, evaluate_mteb
+    from decoder2vec.export.formats import export
+    from decoder2vec.matching.match import MatchConfig, match
+    from decoder2vec.matching.sides import Side, SideDocument
+    from decoder2vec.report.api import match_report, report
+    from decoder2vec.report.sweep import sweep
+    from decoder2vec.search.documents import Document
+    from decoder2vec.search.index import Index
+    from decoder2vec.search.rerank import PairReranker
+    from decoder2vec.serving.app import ServerConfig, create_app
+    from decoder2vec.text.files import ScoredPairs, Triplets, read_pairs, read_triplets
     from decoder2vec.text.template import Template
-    from decoder2vec.training.api import train
+    from decoder2vec.training.api import TrainingResult, train
+    from decoder2vec.training.data import TrainingData
+    from decoder2vec.training.loop import Schedule
+    from decoder2vec.training.plan import Plan, load_plan
+    from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
 
-_HOMES = {
-    "Backbone": "decoder2vec.backbone.backbone",
-    "Decoder2VecError": "decoder2vec.errors",
-    "Encoder": "decoder2vec.encoder",
-    "Extractor": "decoder2vec.activations.extract",
-    "Reading": "decoder2vec.config",
-    "Store": "decoder2vec.activations.store",
-    "Template": "decoder2vec.text.template",
-    "train": "decoder2vec.training.api",
+_MODULES = {
+    "activations.extract": ("Extractor",),
+    "activations.store": ("Store", "text_key"),
+    "analysis.doctor": ("doctor",),
+    "analysis.geometry": ("measure_geometry",),
+    "analysis.intrinsic_dimension": ("DimensionPlan", "estimate_dimension", "measure_dimension"),
+    "analysis.pruning": ("prune",),
+    "backbone.backbone": ("Backbone",),
+    "config": ("EncoderSpec", "Reading"),
+    "encoder": ("Encoder",),
+    "errors": (
+        "BackboneError",
+        "DataFileError",
+        "Decoder2VecError",
+        "DivergedError",
+        "EncoderError",
+        "InputError",
+        "MissingExtraError",
+        "StorageError",
+        "UnknownNameError",
+        "UnsupportedError",
+    ),
+    "evaluation.api": ("evaluate",),
+    "evaluation.baselines": ("load_encoder",),
+    "evaluation.mteb": ("MTEBCrossEncoder", "as_mteb_model", "evaluate_mteb"),
+    "export.formats": ("export",),
+    "matching.match": ("MatchConfig", "match"),
+    "matching.sides": ("Side", "SideDocument"),
+    "report.api": ("match_report", "report"),
+    "report.sweep": ("sweep",),
+    "search.documents": ("Document",),
+    "search.index": ("Index",),
+    "search.rerank": ("PairReranker",),
+    "serving.app": ("ServerConfig", "create_app"),
+    "text.files": ("ScoredPairs", "Triplets", "read_pairs", "read_triplets"),
+    "text.template": ("Template",),
+    "training.api": ("TrainingResult", "train"),
+    "training.data": ("TrainingData",),
+    "training.loop": ("Schedule",),
+    "training.plan": ("Plan", "load_plan"),
+    "training.recipes.freeze": ("FreezeRecipe", "LatentSource"),
 }
+_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Backbone",
+    "BackboneError",
+    "DataFileError",
     "Decoder2VecError",
+    "DimensionPlan",
+    "DivergedError",
+    "Document",
     "Encoder",
+    "EncoderError",
+    "EncoderSpec",
     "Extractor",
+    "FreezeRecipe",
+    "Index",
+    "InputError",
+    "LatentSource",
+    "MTEBCrossEncoder",
+    "MatchConfig",
+    "MissingExtraError",
+    "PairReranker",
+    "Plan",
     "Reading",
+    "Schedule",
+    "ScoredPairs",
+    "ServerConfig",
+    "Side",
+    "SideDocument",
+    "StorageError",
     "Store",
     "Template",
+    "TrainingData",
+    "TrainingResult",
+    "Triplets",
+    "UnknownNameError",
+    "UnsupportedError",
     "__version__",
+    "as_mteb_model",
+    "create_app",
+    "doctor",
+    "estimate_dimension",
+    "evaluate",
+    "evaluate_mteb",
+    "export",
+    "load_encoder",
+    "load_plan",
+    "match",
+    "match_report",
+    "measure_dimension",
+    "measure_geometry",
+    "prune",
+    "read_pairs",
+    "read_triplets",
+    "report",
+    "sweep",
+    "text_key",
     "train",
 ]
+
+
+def home_of(name: str) -> str:
+    """Return the module that defines a public name."""
+    return _HOMES[name]
 
 
 def __getattr__(name: str) -> Any:
@@ -52,3 +170,14 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+class CallablePackage(ModuleType):
+    """A subpackage with the name of a public function.
+
+    Importing any module of `decoder2vec.export` binds `decoder2vec.export` to the package, and the function of that
+    name must still be callable: the package forwards the call.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return __getattr__(self.__name__.rpartition(".")[2])(*args, **kwargs)

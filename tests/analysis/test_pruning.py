@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
-from toys.training import toy_examples
 
 from decoder2vec.analysis.pruning import (
     LossCurve,
@@ -31,6 +30,7 @@ from decoder2vec.text.files import Triplets
 from toys.command import d2v
 from toys.docstrings import run_examples
 from toys.texts import built
+from toys.training import toy_examples
 
 NORMS = {"tiny-llama": "norm", "tiny-qwen3": "norm", "tiny-gpt2": "ln_f", "tiny-gpt_neox": "final_layer_norm"}
 TRIPLETS = Triplets("toy", [(example.anchor, example.positive, example.negatives[0]) for example in toy_examples()])

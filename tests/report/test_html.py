@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from decoder2vec import __version__
 from decoder2vec.report.figures import Figure
 from decoder2vec.report.html import (
     SCRIPT,
@@ -26,7 +27,6 @@ from decoder2vec.report.html import (
     table,
     tag,
 )
-from decoder2vec.version import __version__
 from toys.html_page import HOSTILE_TEXT, Page
 
 ESCAPED = "&lt;script&gt;alert(&#x27;x&#x27;)&lt;/script&gt; &amp; &quot;quotes&quot;"

@@ -12,7 +12,7 @@ import pytest
 from decoder2vec.errors import InputError, StorageError
 from decoder2vec.matching.match import MatchConfig, match_sides
 from decoder2vec.matching.sides import Side, SideDocument
-from decoder2vec.report import match_report
+from decoder2vec.report.api import match_report
 from toys.html_page import HOSTILE_TEXT, Page
 
 LEFT = Side("jobs", [SideDocument("a", "Bake bread at night.", "Baker"), SideDocument("b", HOSTILE_TEXT, HOSTILE_TEXT)])

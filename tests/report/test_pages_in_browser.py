@@ -14,7 +14,7 @@ from PIL import Image
 
 from decoder2vec.matching.match import match_sides
 from decoder2vec.matching.sides import Side, SideDocument
-from decoder2vec.report import match_report
+from decoder2vec.report.api import match_report
 from decoder2vec.report.comparison_page import write_comparison
 from decoder2vec.report.result_files import find_results
 from decoder2vec.report.run_page import write_run_page

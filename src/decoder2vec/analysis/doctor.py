@@ -54,8 +54,8 @@ def doctor(
     """Check that a model is read correctly: batches, padding, layers, attention direction, saving and loading.
 
     Example:
-        >>> from decoder2vec.analysis.doctor import doctor
-        >>> [check.name for check in doctor("tiny-llama") if not check.passed]
+        >>> import decoder2vec as d2v
+        >>> [check.name for check in d2v.doctor("tiny-llama") if not check.passed]
         []
 
     Args:

@@ -48,8 +48,8 @@ def measure_geometry(
     """Measure the geometry of every layer of one or several encoders.
 
     Example:
-        >>> from decoder2vec.analysis.geometry import measure_geometry
-        >>> document = measure_geometry(["tiny-llama"], [f"Item {n} costs {n % 5} coins." for n in range(20)])
+        >>> import decoder2vec as d2v
+        >>> document = d2v.measure_geometry(["tiny-llama"], [f"Item {n} costs {n % 5} coins." for n in range(20)])
         >>> [row["layer"] for row in document["layers"]]
         [0, 1, 2, 3, 4, 4]
 

@@ -95,9 +95,9 @@ def measure_dimension(
     """Estimate the intrinsic dimension of every layer of one or several encoders, and compare their areas.
 
     Example:
-        >>> from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, measure_dimension
+        >>> import decoder2vec as d2v
         >>> texts = [f"Item {n} costs {n * 7 % 13} coins." for n in range(30)]
-        >>> document = measure_dimension(["tiny-llama"], texts, plan=DimensionPlan(neighbours=5))
+        >>> document = d2v.measure_dimension(["tiny-llama"], texts, plan=d2v.DimensionPlan(neighbours=5))
         >>> [row["layer"] for row in document["layers"]], document["texts"]["count"]
         ([0, 1, 2, 3, 4, 4], 30)
 

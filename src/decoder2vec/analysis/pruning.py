@@ -75,9 +75,9 @@ def prune(
 
     Example:
         >>> import tempfile
-        >>> from decoder2vec.analysis.pruning import prune
+        >>> import decoder2vec as d2v
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     result = prune("tiny-llama", f"{folder}/cut", keep="50%")
+        ...     result = d2v.prune("tiny-llama", f"{folder}/cut", keep="50%")
         >>> result.depth, result.cut.layers_before
         (2, 4)
 

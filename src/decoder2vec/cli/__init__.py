@@ -1,13 +1,15 @@
-"""The command `d2v`: one file per verb; each parses, calls one function and prints."""
+"""The command line `d2v`: one file per command; each parses its options, calls one function and prints the result."""
 
 from __future__ import annotations
 
 import logging
 import sys
 from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
+from decoder2vec import __version__
 from decoder2vec.cli.analyze import analyze
 from decoder2vec.cli.cache import cache
 from decoder2vec.cli.data import data
@@ -31,22 +33,34 @@ from decoder2vec.errors import Decoder2VecError
 
 app = typer.Typer(
     name="d2v",
-    help="Turn any decoder-only language model into a text encoder.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
-_VERBS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Make an encoder": (demo, pull, doctor, sweep, prune, train, export),
-    "Measure it": (evaluate, mteb, report),
-    "Put it to use": (similarity, embed, index, search, match, serve),
+_COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
+    "Start": (demo, pull, data, cache),
+    "Look": (doctor, sweep, analyze, report),
+    "Make": (train, prune, export),
+    "Measure": (evaluate, mteb),
+    "Use": (similarity, embed, index, search, match, serve),
 }
-for panel, verbs in _VERBS.items():
-    for verb in verbs:
-        app.command("eval" if verb is evaluate else None, rich_help_panel=panel)(verb)
-app.add_typer(analyze, name="analyze", rich_help_panel="Measure it")
-app.add_typer(data, name="data", rich_help_panel="Make an encoder")
-app.add_typer(cache, name="cache", rich_help_panel="Make an encoder")
+
+
+@app.callback()
+def version_option(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Turn any decoder-only language model into a text encoder."""
+    if version:
+        typer.echo(f"decoder2vec {__version__}")
+        raise typer.Exit
+
+
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, rich_help_panel=panel)
+        else:
+            app.command("eval" if command is evaluate else None, rich_help_panel=panel)(command)
 
 
 def main() -> None:
@@ -58,10 +72,10 @@ def main() -> None:
         app()
     except Decoder2VecError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
-    except (KeyboardInterrupt, SystemExit) as left:  # typer turns Ctrl-C into exit code 130, without a word
-        if isinstance(left, SystemExit) and left.code != 130:
+    except (KeyboardInterrupt, SystemExit) as end:  # typer turns Ctrl-C into exit code 130 without a message
+        if isinstance(end, SystemExit) and end.code != 130:
             raise
-        typer.echo("stopped; what was finished is kept and will be reused", err=True)
+        typer.echo("interrupted; finished work is kept and reused by the next run", err=True)
         sys.exit(130)
     except OSError as error:
         sys.exit(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "))

@@ -13,7 +13,9 @@ from decoder2vec.storage import check_output_file
 
 Document = dict[str, Any]
 
-analyze = typer.Typer(help="Measure the vectors of every layer, from texts alone.", no_args_is_help=True)
+analyze = typer.Typer(
+    name="analyze", help="Measure the vectors of every layer on texts without labels.", no_args_is_help=True
+)
 
 Texts = Annotated[Path | None, typer.Option(help="Texts: a .txt file, or any data file, of which all texts are taken.")]
 Out = Annotated[Path, typer.Option(help="Where the result goes (.json).")]

@@ -1,4 +1,4 @@
-"""`d2v cache`: what the latents store holds."""
+"""`d2v cache`: list, verify and delete cached latents, vectors and pre-trained networks."""
 
 from __future__ import annotations
 
@@ -8,29 +8,28 @@ import typer
 
 from decoder2vec.cli.output import info, table
 
-_OTHERS = {
-    "pretrained": "sets of encoders before their training on pairs",
+_OTHER_CACHES = {
+    "pretrained": "pre-trained FREEZE networks",
     "vectors": "sets of vectors of evaluated texts",
     "prefix_kv": "sets of keys and values of texts, for soft prompts",
 }
-"""What is kept besides latents, by the name of its folder."""
+"""Caches besides the latents store, by folder name."""
 
-cache = typer.Typer(help="List, check and clear what is kept on disk.", no_args_is_help=True)
+cache = typer.Typer(name="cache", help="List, verify and delete cached data.", no_args_is_help=True)
 
 
 @cache.command("ls")
 def list_spaces() -> None:
-    """List what is kept, and how large it is."""
+    """List cached data and its size."""
     from decoder2vec.activations.store import iter_spaces, store_root
     from decoder2vec.storage import cache_root
 
-    found = list(iter_spaces())
-    rows = [_row(report) for report in found]
-    for name, what in _OTHERS.items():
+    rows = [_row(report) for report in iter_spaces()]
+    for name, what in _OTHER_CACHES.items():
         if files := list((cache_root() / name).glob("*")):
             size = sum(file.stat().st_size for file in files)
             rows.append((name, "", f"{size / 1e6:.1f}", f"{len(files)} {what}"))
-    table(("name", "texts", "MB", "what"), rows, str(store_root()))
+    table(("name", "texts", "MB", "content"), rows, str(store_root()))
 
 
 @cache.command("rm")
@@ -41,25 +40,25 @@ def remove_space(name: Annotated[str, typer.Argument(help="A name from `d2v cach
     from decoder2vec.activations.store import delete_space
     from decoder2vec.storage import cache_root
 
-    for other in _OTHERS if name == "all" else {name} & _OTHERS.keys():
+    for other in _OTHER_CACHES if name == "all" else {name} & _OTHER_CACHES.keys():
         shutil.rmtree(cache_root() / other, ignore_errors=True)
-    if name not in _OTHERS:
+    if name not in _OTHER_CACHES:
         delete_space(name)
     info(f"removed {name}")
 
 
 @cache.command("verify")
 def verify_spaces() -> None:
-    """Make every checksum again; damaged pieces are dropped and computed anew when needed (exit code 1)."""
+    """Verify all checksums; damaged segments are deleted, and recomputed when needed (exit code 1)."""
     from decoder2vec.activations.store import delete_damaged_segments, iter_spaces
 
     damaged = 0
     for report in iter_spaces(verify=True):
         delete_damaged_segments(report)
         damaged += len(report.damaged)
-        typer.echo(f"{report.name}: {report.texts} texts, {len(report.damaged)} damaged pieces")
+        typer.echo(f"{report.name}: {report.texts} texts, {len(report.damaged)} damaged segments")
     if damaged:
-        info(f"{damaged} damaged pieces were dropped")
+        info(f"{damaged} damaged segments were deleted")
         raise typer.Exit(1)
 
 

@@ -40,7 +40,7 @@ def demo(
     _search(result.encoder(), sentences)
     typer.echo(f"\nThe curves are in {out / 'sweep.png'}; the encoder is in {out / 'encoder'}. Try:")
     typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping." --encoder {out / "encoder"}')
-    if _indexed(result.encoder(), sentences, out / "index"):
+    if _write_index(result.encoder(), sentences, out / "index"):
         typer.echo(f'  d2v search {out / "index"} "{_QUERIES[0]}"')
 
 
@@ -53,12 +53,12 @@ def _model() -> str:
         pull_builtin("smollm2-135m", notify=info)
         return "smollm2-135m"
     except BackboneError as error:
-        info(f"{error}\nGoing on with tiny-llama, a random model: its scores and answers are MEANINGLESS.")
+        info(f"{error}\nUsing tiny-llama instead, a random model: its scores and results are MEANINGLESS.")
         return "tiny-llama"
 
 
 def _print_curve(result: Sweep) -> None:
-    """The winner's prompt and pooling over all layers, as a row of bars."""
+    """Print the score of the best template and pooling at every layer, as a row of bars."""
     from decoder2vec.analysis.sweep import layer_curve
     from decoder2vec.report.sweep_figures import describe_sweep_row
 
@@ -68,7 +68,7 @@ def _print_curve(result: Sweep) -> None:
     top = max(points.values())
     bars = "".join("▁▂▃▄▅▆▇█"[max(0, min(7, int(8 * value / top)))] for value in points.values())
     reading = describe_sweep_row(best)
-    typer.echo(f"Best: {reading}, Spearman {best.spearman:.1f}. Its curve over layers 0 to {max(points)}:")
+    typer.echo(f"Best: {reading}, Spearman {best.spearman:.1f}. By layer, 0 to {max(points)}:")
     typer.echo(f"  {bars}  ({min(points.values()):.0f} to {top:.0f})")
 
 
@@ -77,20 +77,20 @@ def _search(encoder: Encoder, sentences: list[str]) -> None:
     scores = encoder.similarity(encoder.encode(list(_QUERIES)), vectors)
     rows = []
     for query, row in zip(_QUERIES, scores, strict=True):
-        for rank, place in enumerate(row.argsort(descending=True)[:3].tolist()):
-            rows.append((query if rank == 0 else "", f"{float(row[place]):.2f}", sentences[place]))
-    table(("search", "score", "found"), rows, f"{len(sentences)} sentences embedded, three searches")
+        for rank, index in enumerate(row.argsort(descending=True)[:3].tolist()):
+            rows.append((query if rank == 0 else "", f"{float(row[index]):.2f}", sentences[index]))
+    table(("query", "score", "sentence"), rows, f"{len(sentences)} sentences, three queries")
 
 
-def _indexed(encoder: Encoder, sentences: list[str], place: Path) -> bool:
-    """Make an index of the sentences to search on one's own; without the extra packages there is none."""
+def _write_index(encoder: Encoder, sentences: list[str], folder: Path) -> bool:
+    """Index the sentences for `d2v search`; False if the packages for that are not installed."""
     from decoder2vec.errors import MissingExtraError
     from decoder2vec.search.documents import Document
     from decoder2vec.search.index import Index
 
-    shutil.rmtree(place, ignore_errors=True)  # of an earlier demo, perhaps of another model
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo, perhaps with another model
     try:
-        index = Index.create(place, encoder)
+        index = Index.create(folder, encoder)
     except MissingExtraError as error:
         info(str(error))
         return False

@@ -1,4 +1,4 @@
-"""`d2v embed`: texts from a file or stdin to vectors on disk."""
+"""`d2v embed`: encode texts from a file or stdin to a file of vectors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from decoder2vec.storage import check_output_file
 
 def embed(
     source: Annotated[str, typer.Argument(metavar="FILE", help="txt, jsonl, csv or tsv file; - for stdin.")],
-    out: Annotated[Path, typer.Option(help="Where to: .npy, .jsonl or .parquet.")],
+    out: Annotated[Path, typer.Option(help="Output file: .npy, .jsonl or .parquet.")],
     column: Annotated[str | None, typer.Option(help="Column or field that holds the text.")] = None,
     encoder: EncoderOption = "smollm2-135m",
     layer: Layer = None,
@@ -32,7 +32,7 @@ def embed(
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
     device: Device = None,
 ) -> None:
-    """Embed a file of texts; if it is stopped, the same command goes on where it was."""
+    """Encode a file of texts; the same command resumes an interrupted run."""
     from decoder2vec.bulk import embed_texts, get_writer
     from decoder2vec.text.files import read_texts
 
@@ -44,4 +44,4 @@ def embed(
         count = embed_texts(
             model, read_texts(source, column), out, normalize=normalize, progress=lambda n: progress.advance(task, n)
         )
-    info(f"wrote {count} vectors of {model.dim} numbers to {out}")
+    info(f"wrote {count} vectors of dimension {model.dim} to {out}")

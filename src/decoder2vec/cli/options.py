@@ -1,4 +1,4 @@
-"""Options that several verbs share, so that they mean the same everywhere."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="Built-in name, model folder, .gguf file or hub id.")]
 EncoderArgument = Annotated[
-    str, typer.Argument(help="Saved encoder folder, or any model (then see --layer and so on).")
+    str, typer.Argument(help="Saved encoder folder, or any model (then see --layer, --pooling, ...).")
 ]
 EncoderOption = Annotated[
-    str, typer.Option("--encoder", "-e", help="Saved encoder folder, or any model (then see --layer and so on).")
+    str, typer.Option("--encoder", "-e", help="Saved encoder folder, or any model (then see --layer, --pooling, ...).")
 ]
 Layer = Annotated[int | None, typer.Option(help="Layer to read: 0 = embeddings; negative counts from the top.")]
 PoolingOption = Annotated[str | None, typer.Option(help="lasttoken, mean, weightedmean, max, cls or sum.")]
 TemplateOption = Annotated[str | None, typer.Option(help="plain, prompteol, echo, ... or any string with {text}.")]
 AttentionOption = Annotated[str | None, typer.Option(help="causal or bidirectional.")]
-Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best there is.")]
+Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best available.")]
 Columns = Annotated[str, typer.Option(help="Column names of the two texts and the score.")]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out lines that cannot be used instead of stopping.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip lines that cannot be used instead of stopping.")]
 Limit = Annotated[int | None, typer.Option(help="Use only this many pairs, spread evenly over the file.")]
 
 
-def open_encoder(name: str, device: str | None = None, **choices: Any) -> Encoder:
-    """The saved encoder in a folder, or an encoder made of a model with the choices given."""
+def open_encoder(name: str, device: str | None = None, **options: Any) -> Encoder:
+    """Load a saved encoder, or make one of a model with these options; None means the default."""
     from decoder2vec.encoder import Encoder
 
-    return Encoder.from_pretrained(name, device=device, **choices)
+    return Encoder.from_pretrained(name, device=device, **options)
 
 
 def split_names(names: str) -> tuple[str, ...]:
-    """A comma-separated list of names."""
+    """Split a comma-separated list of names."""
     return tuple(name.strip() for name in names.split(",") if name.strip())

@@ -1,4 +1,4 @@
-"""How the verbs print: tables, bars and short lines, all in one manner."""
+"""Tables, progress bars and messages of all commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def info(message: str) -> None:
-    """One line for the user, on stderr, so that stdout holds results only."""
+    """Print a message on stderr, so that stdout has results only."""
     import typer
 
     typer.echo(message, err=True)
@@ -28,7 +28,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     from rich.table import Table
     from rich.text import Text
 
-    shown = Table(
+    printed = Table(
         title=title and Text(title),
         title_justify="left",
         header_style="bold",
@@ -36,10 +36,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         padding=(0, 1, 0, 0),
     )
     for name in columns:
-        shown.add_column(name, overflow="fold")
+        printed.add_column(name, overflow="fold")
     for row in rows:
-        shown.add_row(*map(Text, row))  # as text: square brackets in a template are not markup
-    Console(width=None if sys.stdout.isatty() else 120).print(shown)
+        printed.add_row(*map(Text, row))  # as text: square brackets in a template are not markup
+    Console(width=None if sys.stdout.isatty() else 120).print(printed)
 
 
 @contextmanager
@@ -77,6 +77,7 @@ def labelled_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 
 _LINE_EVERY = 20.0
+"""Seconds between lines where no bar can be drawn."""
 
 
 class TrainingBars:
@@ -89,13 +90,13 @@ class TrainingBars:
         self.stage, self.step, self.task = "", 0, None
 
     def texts_read(self, count: int) -> None:
-        """More texts have been read."""
+        """Count texts that have been read."""
         self.n_texts += count
         self.progress.advance(self.reading, count)
         self._print_line(f"reading: {self.n_texts:,} texts")
 
     def __call__(self, state: TrainingProgress) -> None:
-        """A training step is done."""
+        """Show the state after a training step."""
         if state.stage != self.stage or state.step < self.step:
             self.stage, self.task = state.stage, self.progress.add_task(state.stage, total=state.steps)
             if 1 < state.step < state.steps:
@@ -108,7 +109,7 @@ class TrainingBars:
         self._print_line(f"{text}  step {state.step}/{state.steps}")
 
     def _print_line(self, line: str) -> None:
-        """Print a line every 20 seconds where no bar is drawn, so that a log is not silent for minutes."""
+        """Print a line now and then where no bar is drawn, so that a log is not silent for minutes."""
         if not sys.stderr.isatty() and time.monotonic() - self.last_line > _LINE_EVERY:
             self.last_line = time.monotonic()
             info(line)

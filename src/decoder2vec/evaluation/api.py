@@ -44,10 +44,9 @@ def evaluate(
     """Score an encoder on a folder of tasks, or on scored pairs.
 
     Example:
-        >>> from decoder2vec.evaluation.api import evaluate
-        >>> from decoder2vec.text.files import ScoredPairs
+        >>> import decoder2vec as d2v
         >>> left, right = ["A cat sleeps.", "It rains.", "A dog runs."], ["A cat naps.", "Bread is warm.", "A dog."]
-        >>> document = evaluate("tiny-llama", ScoredPairs("mine", left, right, [5.0, 0.5, 3.0]), layer=2)
+        >>> document = d2v.evaluate("tiny-llama", d2v.ScoredPairs("mine", left, right, [5.0, 0.5, 3.0]), layer=2)
         >>> document["encoder"], document["results"][0]["pairs"], -100 <= document["mean_spearman"] <= 100
         ('tiny-llama', 3, True)
 

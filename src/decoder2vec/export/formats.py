@@ -44,11 +44,10 @@ def export(
 
     Example:
         >>> import tempfile
-        >>> from decoder2vec import Encoder
-        >>> from decoder2vec.export.formats import export
-        >>> encoder = Encoder.from_pretrained("tiny-llama", template="plain", device="cpu", dtype="float32")
+        >>> import decoder2vec as d2v
+        >>> encoder = d2v.Encoder.from_pretrained("tiny-llama", template="plain", device="cpu", dtype="float32")
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     print(export(encoder, "transformers", f"{folder}/exported").split(";")[0])
+        ...     print(d2v.export(encoder, "transformers", f"{folder}/exported").split(";")[0])
         llama, causal
     """
     if format not in FORMATS:

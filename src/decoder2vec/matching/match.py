@@ -68,10 +68,10 @@ def match(
         DataFileError: A file or folder has no usable document.
 
     Example:
-        >>> from decoder2vec.matching.match import match
+        >>> import decoder2vec as d2v
         >>> jobs = [{"id": "baker", "title": "Baker", "text": "Bake bread at night."}]
         >>> resumes = ["I repair pumps.", "I bake bread and rolls."]
-        >>> matching = match(jobs, resumes, "tiny-llama", weight=0.2)
+        >>> matching = d2v.match(jobs, resumes, "tiny-llama", weight=0.2)
         >>> [resumes[best.right] for best in matching.for_left[0]]
         ['I bake bread and rolls.', 'I repair pumps.']
         >>> matching.reasons[0, 1].terms.matched

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+from decoder2vec import __version__
 from decoder2vec.errors import StorageError
 from decoder2vec.report.figures import COLOURS, Figure
 from decoder2vec.storage import atomic_file
-from decoder2vec.version import __version__
 
 STYLE = """
 :root { color-scheme: light dark; --paper: #fdfdfc; --ink: #1d1f21; --muted: #5c6166; --line: #dcdedb;

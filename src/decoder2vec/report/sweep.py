@@ -39,11 +39,10 @@ def sweep(
     """Score every combination of layer, pooling, template, attention and head of a model on scored pairs.
 
     Example:
-        >>> from decoder2vec.report.sweep import sweep
-        >>> from decoder2vec.text.files import ScoredPairs
+        >>> import decoder2vec as d2v
         >>> left, right = ["A cat sleeps.", "It rains.", "A dog runs."], ["A cat naps.", "Bread is warm.", "A dog."]
-        >>> pairs = ScoredPairs("mine", left, right, [5.0, 0.5, 3.0])
-        >>> result = sweep("tiny-llama", pairs, templates=["plain"], poolings=["mean"], attentions=["causal"])
+        >>> pairs = d2v.ScoredPairs("mine", left, right, [5.0, 0.5, 3.0])
+        >>> result = d2v.sweep("tiny-llama", pairs, templates=["plain"], poolings=["mean"], attentions=["causal"])
         >>> len(result.rows), result.winner.pooling, result.encoder().dim
         (12, 'mean', 32)
 

@@ -102,15 +102,15 @@ class Index:
         encoder: The encoder of documents and queries.
 
     Example:
-        >>> from decoder2vec.search.index import Index
-        >>> index = Index.create("library", "tiny-llama")
+        >>> import decoder2vec as d2v
+        >>> index = d2v.Index.create("library", "tiny-llama")
         >>> changes = index.add([
         ...     "A kitten naps on the red sofa. It is raining.",
         ...     {"id": "news", "text": "Stocks fell sharply on Monday.", "year": 2025},
         ... ])
         >>> changes.added
         2
-        >>> [hit.id for hit in Index.open("library").search("stocks", mode="lexical", filter={"year": "2025"})]
+        >>> [hit.id for hit in d2v.Index.open("library").search("stocks", mode="lexical", filter={"year": "2025"})]
         ['news']
         >>> index.search("kitten on a sofa", top=1, mode="lexical")[0].snippet.marked()
         '**A kitten naps on the red sofa.** It is raining.'

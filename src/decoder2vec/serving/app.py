@@ -12,12 +12,12 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
+from decoder2vec import __version__
 from decoder2vec.errors import InputError
 from decoder2vec.serving import openai_routes, page_routes, search_routes
 from decoder2vec.serving.api_errors import handle_exception
 from decoder2vec.serving.middleware import AdmissionMiddleware, APIKeys
 from decoder2vec.serving.service import ServerConfig, Service
-from decoder2vec.version import __version__
 
 __all__ = ["ServerConfig", "bind", "build_server", "create_app", "is_loopback", "serve"]
 
@@ -45,10 +45,9 @@ def create_app(config: ServerConfig, api_keys: Iterable[str] = (), *, local_only
 
     Example:
         >>> from fastapi.testclient import TestClient
-        >>> from decoder2vec import Encoder
-        >>> from decoder2vec.serving.app import ServerConfig, create_app
-        >>> encoder = Encoder.from_pretrained("tiny-llama", device="cpu")
-        >>> with TestClient(create_app(ServerConfig(encoder, name="tiny")), "http://localhost") as client:
+        >>> import decoder2vec as d2v
+        >>> encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu")
+        >>> with TestClient(d2v.create_app(d2v.ServerConfig(encoder, name="tiny")), "http://localhost") as client:
         ...     response = client.post("/v1/embeddings", json={"model": "tiny", "input": "A cat sleeps."})
         >>> len(response.json()["data"][0]["embedding"]) == encoder.dim
         True
