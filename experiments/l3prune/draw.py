@@ -1,6 +1,6 @@
 """Quality against depth, seconds and memory from results/l3prune/*.json: a table for people, and a figure.
 
-Run: python experiments/l3prune/draw.py [--results results/l3prune] [--out docs/l3prune.png]
+Run: python experiments/l3prune/draw.py [--results results/l3prune] [--out docs/images/l3prune.png]
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def main() -> None:
     """Read, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results/l3prune"))
-    parser.add_argument("--out", type=Path, default=Path("docs/l3prune.png"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/l3prune.png"))
     arguments = parser.parse_args()
     points = read(arguments.results)
     if not points:

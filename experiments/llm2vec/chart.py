@@ -1,6 +1,6 @@
 """The pooling study from results/llm2vec/*.json: a table for people, and bars.
 
-Run: python experiments/llm2vec/chart.py [--results results/llm2vec] [--out docs/llm2vec.png]
+Run: python experiments/llm2vec/chart.py [--results results/llm2vec] [--out docs/images/llm2vec.png]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main() -> None:
     """Read, print, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results/llm2vec"))
-    parser.add_argument("--out", type=Path, default=Path("docs/llm2vec.png"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/llm2vec.png"))
     arguments = parser.parse_args()
     print("| | " + " | ".join(POOLINGS.values()) + " |\n|" + "---|" * (len(POOLINGS) + 1))
     figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")

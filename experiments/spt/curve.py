@@ -1,6 +1,6 @@
 """Quality against the number of soft tokens, from results/spt/soft_prompt_*.json, as a figure.
 
-Run: python experiments/spt/curve.py [--results results/spt] [--out docs/soft_tokens.png]
+Run: python experiments/spt/curve.py [--results results/spt] [--out docs/images/soft_tokens.png]
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     """Read, draw."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results/spt"))
-    parser.add_argument("--out", type=Path, default=Path("docs/soft_tokens.png"))
+    parser.add_argument("--out", type=Path, default=Path("docs/images/soft_tokens.png"))
     arguments = parser.parse_args()
     tokens, scores, spreads = zip(*points(arguments.results), strict=True)
     figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")

@@ -45,14 +45,19 @@ _COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
 }
 
 
-@app.callback()
-def version_option(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", is_eager=True)] = False,
-) -> None:
-    """Turn any decoder-only language model into a text encoder."""
-    if version:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"decoder2vec {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Turn any decoder-only language model into a text encoder."""
 
 
 for panel, commands in _COMMANDS.items():
