@@ -60,6 +60,15 @@ class Encoder:
         backbone: The language model.
         spec: Everything that defines the encoder apart from weights: layers, pooling, template, limits, prompts.
         head: What follows pooling: an affine map fitted on unlabelled texts, a trained layerwise head, or nothing.
+
+    Example:
+        >>> import decoder2vec as d2v
+        >>> encoder = d2v.Encoder.from_pretrained("tiny-llama", layer=3, pooling="mean")
+        >>> vectors = encoder.encode(["A cat sleeps.", "A kitten is napping.", "Stocks fell."])
+        >>> vectors.shape, encoder.similarity(vectors, vectors).shape
+        ((3, 32), torch.Size([3, 3]))
+        >>> d2v.Encoder.load(encoder.save("my-encoder")).fingerprint == encoder.fingerprint
+        True
     """
 
     def __init__(self, backbone: Backbone, spec: EncoderSpec, head: AnyHead | None = None) -> None:

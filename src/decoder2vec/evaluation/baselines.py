@@ -58,6 +58,11 @@ def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any)
 
     Raises:
         InputError: `choices` are given for a baseline, which has no layers to choose from.
+
+    Example:
+        >>> import decoder2vec as d2v
+        >>> d2v.load_encoder("random:8").encode(["A cat sleeps."]).shape
+        (1, 8)
     """
     choices = {key: value for key, value in choices.items() if value is not None}
     load_baseline = _baseline_loader(str(name), device)

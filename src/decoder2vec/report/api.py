@@ -37,6 +37,14 @@ def report(
         InputError: There is no path.
         DataFileError: A path does not exist or holds nothing to report, or a file named in `paths` is damaged.
         StorageError: The folder cannot be written.
+
+    Example:
+        >>> import decoder2vec as d2v
+        >>> pairs = d2v.ScoredPairs("mine", ["A cat.", "Rain.", "A dog."], ["A kitten.", "Bread.", "A dog."], [4, 0, 5])
+        >>> d2v.sweep("tiny-llama", pairs, out="sweep", templates=["plain"], attentions=["causal"]).winner.template
+        'plain'
+        >>> d2v.report("sweep", "page").name
+        'index.html'
     """
     from decoder2vec.report.comparison_page import write_comparison
     from decoder2vec.report.figures import plural

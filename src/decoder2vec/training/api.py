@@ -126,10 +126,11 @@ def train(
 
     Example:
         >>> import decoder2vec as d2v
-        >>> result = d2v.train("lora", "triplets.tsv", "tiny-llama", "my-encoder", settings=["training.steps=10"])
-        >>> result.encoder.encode("A cat sleeps.").shape
-        (32,)
-
+        >>> pairs = d2v.ScoredPairs("toy", ["A cat sleeps.", "It rains."], ["A cat naps.", "Stocks fell."], [1.0, 0.0])
+        >>> data = d2v.TrainingData(train=pairs, dev=(pairs,))
+        >>> result = d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=cosent"])
+        >>> result.encoder.encode("A cat sleeps.").shape, "best_seed" in result.results
+        ((32,), True)
     """
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
