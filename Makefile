@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 TORCH ?= torch==2.13.0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow soak lint types bench docs clean
+.PHONY: help setup demo test test-slow soak lint types bench docs site wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -34,8 +34,8 @@ soak: $(READY)  ## run the long versions of the tests of reliability
 	$(BIN)/python -m pytest -m soak
 
 lint: $(READY)  ## ruff: rules and format
-	$(BIN)/ruff check src tests bench experiments
-	$(BIN)/ruff format --check src tests bench experiments
+	$(BIN)/ruff check src tests bench experiments docs
+	$(BIN)/ruff format --check src tests bench experiments docs
 
 types: $(READY)  ## mypy on the package
 	$(BIN)/mypy
@@ -49,8 +49,21 @@ bench: $(READY)  ## measure the speed claims on this machine; results go to benc
 	  echo "== $$name"; $(BIN)/python bench/$$name.py | tee /tmp/d2v-bench.txt; \
 	  tail -n 1 /tmp/d2v-bench.txt > bench/results/$$name.json; done
 
-docs: $(READY)  ## write the generated parts of docs/ again
-	D2V_WRITE_DOCS=1 $(BIN)/python -m pytest tests/backbone/test_families.py tests/test_docs.py
+docs: $(READY)  ## write the generated parts of docs/: architecture, CLI, API, supported models
+	$(BIN)/python docs/generate.py
+	D2V_WRITE_DOCS=1 $(BIN)/python -m pytest -q tests/backbone/test_families.py
+
+SITE := $(VENV)/.site
+$(SITE): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	@touch $(SITE)
+
+site: $(SITE)  ## build the documentation site in site/ and check it for dead links
+	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/linkchecker --no-status --no-warnings --check-extern --ignore-url '^https?://' site/index.html
+
+wheel: $(READY)  ## build the wheel in dist/
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:  ## remove the virtual environment and outputs
-	rm -rf $(VENV) demo-out out
+	rm -rf $(VENV) demo-out out site dist

@@ -1,6 +1,8 @@
-"""The documentation is executed: Python blocks run, command lines parse, and the help text is the real one."""
+"""The documentation is run: Python blocks, command lines, links; generated pages are up to date."""
 
-import os
+from __future__ import annotations
+
+import importlib.util
 import re
 import shlex
 from pathlib import Path
@@ -12,15 +14,31 @@ from typer.testing import CliRunner
 from decoder2vec.cli import app
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-VERBS = tuple(get_command(app).commands)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+COMMANDS = tuple(get_command(app).commands)
+GROUPS = ("analyze", "data", "cache")
 
 
-def blocks(page: Path, language: str) -> list[str]:
+def path_of(page):
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+def load_generator():
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+generate = load_generator()
+PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
+
+
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=path_of)
 def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source = "\n".join(blocks(page, "python"))
@@ -28,33 +46,33 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
     exec(compile(small, page.name, "exec"), {})
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_command_lines_name_real_verbs_and_options(page):
-    text = page.read_text(encoding="utf-8")
-    for line in re.findall(r"^(?:\$ )?d2v ([a-z].*)$", text, re.M):
+@pytest.mark.parametrize("page", PYTHON_PAGES, ids=path_of)
+def test_examples_import_from_the_top_level(page):
+    assert not re.findall(r"^\s*(?:from|import) decoder2vec\..*", "\n".join(blocks(page, "python")), re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=path_of)
+def test_command_lines_name_existing_commands_and_options(page):
+    for line in re.findall(r"^(?:\$ )?d2v ([a-z].*)$", page.read_text(encoding="utf-8"), re.M):
         words = shlex.split(line, comments=True)
-        assert words[0] in VERBS, line
-        verb = words[: 2 if words[0] in ("analyze", "data", "cache") else 1]
-        shown = CliRunner().invoke(app, [*verb, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+        assert words[0] in COMMANDS, line
+        command = words[: 2 if words[0] in GROUPS else 1]
+        help_text = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
         for word in words:
             if word.startswith("--"):
-                assert word in shown, f"{page.name}: {line}: no option {word}"
+                assert word in help_text, f"{page.name}: {line}: no option {word}"
 
 
-def test_help_page_is_current():
-    """docs/cli.md lists every verb, argument and option; D2V_WRITE_DOCS=1 writes it anew."""
-    page, expected = ROOT / "docs" / "cli.md", "\n".join(help_page(get_command(app), "d2v"))
-    if os.environ.get("D2V_WRITE_DOCS"):
-        page.write_text(expected, encoding="utf-8")
-    assert page.read_text(encoding="utf-8") == expected
+@pytest.mark.parametrize("page", PAGES, ids=path_of)
+def test_relative_links_lead_to_files(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not target.startswith(("http:", "https:", "mailto:", "#")):
+            assert (page.parent / target.partition("#")[0]).exists(), f"{path_of(page)} links to {target}"
 
 
-def help_page(command, name):
-    """Markdown from the commands themselves, so that it does not depend on how a terminal draws them."""
-    yield f"{'#' if name == 'd2v' else '##'} {name}\n\n{command.help}\n"
-    for parameter in getattr(command, "params", []):
-        if parameter.name != "help":
-            yield f"- `{parameter.opts[0]}`: {getattr(parameter, 'help', None) or ''}"
-    yield ""
-    for child, verb in getattr(command, "commands", {}).items():
-        yield from help_page(verb, f"{name} {child}")
+@pytest.mark.parametrize("name", generate.PAGES)
+def test_generated_pages_are_current(name):
+    """`make docs` writes them."""
+    page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    assert page == generate.PAGES[name](page)
