@@ -18,7 +18,7 @@ $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "mteb>=2.10,<3"  # docs/mteb.md says why
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "mteb>=2.10,<3"  # docs/guide/mteb.md says why
 	@touch $(READY)
 
 demo: $(READY)  ## find the best layer of a real model, embed, search: a few minutes on two cores

@@ -11,7 +11,7 @@ import pytest
 from decoder2vec.config import from_table, override, to_table
 from decoder2vec.errors import InputError
 from decoder2vec.training.loop import Schedule
-from decoder2vec.training.recipes.freeze import FreezeRecipe, Source
+from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def test_round_trip_through_json(settings):
     [
         FreezeRecipe(),
         FreezeRecipe(
-            latents=(Source("prompteol", "mean", (0, 3, -1), True), Source(layers="0.5:1.0")),
+            latents=(LatentSource("prompteol", "mean", (0, 3, -1), True), LatentSource(layers="0.5:1.0")),
             widths=(0.25, 512, 1.0),
             hidden=0,
             pretrain="none",

@@ -126,7 +126,7 @@ def test_pooling_the_token_before_the_last_is_detected(monkeypatch):
 
 def test_positions_that_count_padding_are_detected(monkeypatch):
     """GPT-2's learned positions count from the left edge unless position ids are passed."""
-    monkeypatch.setattr(capture_module, "_takes_positions", lambda model: False)
+    monkeypatch.setattr(capture_module, "_accepts_position_ids", lambda model: False)
     assert set(failed(load("tiny-gpt2"))) == {"padding side does not matter"}
 
 
@@ -159,12 +159,12 @@ def test_layers_counted_from_one_are_detected(monkeypatch):
     assert "layers match a plain forward pass" in failed(load("tiny-gpt2"))
 
 
-@pytest.mark.parametrize(("attention", "moves"), [("causal", "moves"), ("bidirectional", "does not move")])
-def test_wrong_attention_direction_is_detected(attention, moves):
+@pytest.mark.parametrize(("attention", "effect"), [("causal", "still changes"), ("bidirectional", "does not change")])
+def test_wrong_attention_direction_is_detected(attention, effect):
     model = load("tiny-llama", attention)
     model.model.config.is_causal = attention != "causal"
     detail = failed(model)["attention direction"]
-    assert detail.startswith(f"read as {attention}, but changing a later token {moves} an earlier one")
+    assert detail.startswith(f"read as {attention}, but changing a later token {effect} an earlier one")
 
 
 def test_bidirectional_above_a_layer_passes():
@@ -176,7 +176,7 @@ def test_truncation_of_the_suffix_is_detected(monkeypatch):
         ids = encoding.ids[: self.max_length]
         return [Prompt(ids, 0, len(ids))]
 
-    monkeypatch.setattr(Tokeniser, "_fit", cut)
+    monkeypatch.setattr(Tokeniser, "_shorten", cut)
     assert set(failed(load("tiny-llama"))) == {"suffix survives truncation"}
 
 

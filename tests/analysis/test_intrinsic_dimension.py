@@ -28,7 +28,7 @@ from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import intrinsic_dimension as dimension
-from decoder2vec.maths.intrinsic_dimension import nearest
+from decoder2vec.maths.intrinsic_dimension import nearest_neighbours
 from toys.docstrings import run_examples
 
 TEXTS = [
@@ -65,7 +65,7 @@ def random_points(rows=400, columns=5, seed=0):
 def test_every_layer_has_the_estimates_of_its_vectors(layers, document):
     assert [row["layer"] for row in document["layers"]] == [0, 1, 2, 3, 4, 4]
     for index, row in enumerate(document["layers"]):
-        distances = nearest(layers.layer(index), 5).distances
+        distances = nearest_neighbours(layers.layer(index), 5).distances
         expected = dimension.two_nn(dimension.log_distance_ratios(distances))
         assert row["twonn"] == pytest.approx(expected, rel=1e-5)
         assert row["mle"] == pytest.approx(dimension.local_dimensions(distances).mean(), rel=1e-5)
@@ -91,8 +91,8 @@ def test_subsamples_are_estimates_of_random_halves():
     points = random_points(600)
     plan = DimensionPlan(halves=10, quarters=4)
     halves = []
-    for half in dimension.parts(600, 0.5, 10, plan.seed):
-        halves.append(dimension.two_nn(dimension.log_distance_ratios(nearest(points[half], 2).distances)))
+    for half in dimension.random_subsets(600, 0.5, 10, plan.seed):
+        halves.append(dimension.two_nn(dimension.log_distance_ratios(nearest_neighbours(points[half], 2).distances)))
     result = estimate_dimension(points, plan)
     assert result.subsamples[0]["mean"] == pytest.approx(np.mean(halves), rel=1e-9)
     assert result.subsamples[0]["std"] == pytest.approx(np.std(halves), rel=1e-9)
@@ -200,7 +200,7 @@ def test_encoder_does_not_differ_from_itself(document):
 
 def variants(encoder):
     """The same model with an adapter, with bidirectional attention, and cut."""
-    adapter = Lora.start(encoder.backbone, rank=4, alpha=8)
+    adapter = Lora.initialise(encoder.backbone, rank=4, alpha=8)
     torch.manual_seed(1)
     for parameter in adapter.requires_grad_(False).parameters():
         parameter += 0.3 * torch.randn_like(parameter)

@@ -76,7 +76,7 @@ def test_loss_equals_sentence_transformers(scale):
 @pytest.mark.parametrize("name", NORMS)
 def test_curve_equals_losses_of_reference_vectors(name, backbone):
     model = backbone(name)
-    sample = TRIPLETS.drawn(PLAN.samples, PLAN.seed)
+    sample = TRIPLETS.sample(PLAN.samples, PLAN.seed)
     row_of = {text: row for row, text in enumerate(sample.texts())}
     by_layer = reference_vectors(model, sample.texts())
     curve = loss_curve(model, TRIPLETS, PLAN)
@@ -91,7 +91,7 @@ def test_curve_equals_losses_of_reference_vectors(name, backbone):
 def test_template_prefix_is_read_but_not_pooled(backbone):
     model = backbone("tiny-gpt2")
     plan = replace(PLAN, template="Represent this: {text}", samples=8)
-    sample = TRIPLETS.drawn(8, plan.seed)
+    sample = TRIPLETS.sample(8, plan.seed)
     columns = [[f" {text}" for text in column] for column in zip(*sample.rows, strict=True)]
     expected = reference_loss([reference_vectors(model, column, "Represent this:")[2] for column in columns], 50.0)
     assert loss_curve(model, TRIPLETS, plan).losses[2] == pytest.approx(expected, rel=3e-3)

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
-from decoder2vec.activations.store import spaces
+from decoder2vec.activations.store import iter_spaces
 from decoder2vec.analysis.sweep import SweepPlan, SweepRow, best_by, layer_curve, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
@@ -215,7 +215,7 @@ def test_interrupted_sweep_keeps_finished_windows(model, fresh_store, passes, mo
         "many", [f"l {i}" for i in range(count)], [f"r {i}" for i in range(count)], list(rng.random(count))
     )
     plan = SweepPlan(("plain",), ("mean",), ("causal", "bidirectional"), ("none",))
-    real_run, runs = Extractor._run, []
+    real_run, runs = Extractor._compute, []
 
     def stop_at_the_fifth(self, *args):
         runs.append(self)
@@ -224,9 +224,9 @@ def test_interrupted_sweep_keeps_finished_windows(model, fresh_store, passes, mo
         return real_run(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Extractor, "_run", stop_at_the_fifth)
+        patch.setattr(Extractor, "_compute", stop_at_the_fifth)
         run_sweep("tiny-llama", pairs, plan, backbone=model)
-    stored = {report.space["attention"]: report.texts for report in spaces(root=fresh_store)}
+    stored = {report.space["attention"]: report.texts for report in iter_spaces(root=fresh_store)}
     assert stored == {"causal": 700, "bidirectional": 256}  # 256 + 256 + 188, then one window of the next pass
     files = {file: file.stat().st_mtime_ns for file in fresh_store.rglob("seg-*")}
     assert len(files) == 4

@@ -1,6 +1,6 @@
 """Every family is read correctly: each layer, pooling and norm against a plain forward pass of transformers.
 
-The same checks write the table of supported families in docs/backbones.md: D2V_WRITE_DOCS=1 rewrites it.
+The same checks write the table of supported families in docs/guide/models.md: D2V_WRITE_DOCS=1 rewrites it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
 
-DOCS = Path(__file__).parents[2] / "docs" / "backbones.md"
+DOCS = Path(__file__).parents[2] / "docs" / "guide" / "models.md"
 BEGIN, END = "<!-- support table -->", "<!-- end -->"
 
 POOLINGS = ("lasttoken", "mean", "weightedmean", "max", "cls", "sum")
@@ -227,4 +227,4 @@ def test_support_table_in_docs():
     if os.environ.get("D2V_WRITE_DOCS") == "1":
         DOCS.write_text(before + BEGIN + new + END + after, encoding="utf-8")
         return
-    assert old == new, "docs/backbones.md is out of date: run this test with D2V_WRITE_DOCS=1"
+    assert old == new, "docs/guide/models.md is out of date: run this test with D2V_WRITE_DOCS=1"

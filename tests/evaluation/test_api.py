@@ -10,7 +10,7 @@ import pytest
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.evaluation.api import evaluate
-from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, pair_hashes
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, hash_pairs
 from decoder2vec.text.files import ScoredPairs, read_pairs
 from toys.command import d2v
 from toys.docstrings import run_examples
@@ -103,7 +103,7 @@ def test_finished_tasks_are_not_run_again(folder, tmp_path):
 def test_skipped_lines_and_training_pairs_are_reported(file, tmp_path):
     pairs = read_pairs(file)
     Encoder.from_pretrained("tiny-llama", layer=1).save(tmp_path / "encoder")
-    np.save(tmp_path / "encoder" / TRAINING_PAIRS_FILE, pair_hashes(pairs.left[:3], pairs.right[:3]))
+    np.save(tmp_path / "encoder" / TRAINING_PAIRS_FILE, hash_pairs(pairs.left[:3], pairs.right[:3]))
     (tmp_path / "bad.tsv").write_text(file.read_text() + "none\ta\tb\n")
     messages = []
     evaluate(tmp_path / "encoder", tmp_path / "bad.tsv", skip_bad=True, notify=messages.append)

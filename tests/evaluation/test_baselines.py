@@ -18,7 +18,7 @@ from decoder2vec.evaluation.baselines import BM25Baseline, RandomVectors, Static
 from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.evaluation.suite import Suite, encoder_kind
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from decoder2vec.export.sentence_transformers import write_folder
+from decoder2vec.export.sentence_transformers import write_sentence_transformers
 from decoder2vec.text.bm25 import BM25, tokenise_words
 from decoder2vec.text.files import ScoredPairs
 from toys.command import d2v
@@ -163,7 +163,7 @@ def folder(own_cache, tmp_path_factory):
     """A sentence-transformers folder, and the encoder that it was exported from."""
     target = tmp_path_factory.mktemp("st") / "model"
     encoder = Encoder.from_pretrained("tiny-llama", template="plain", pooling="mean", normed=True, device="cpu")
-    write_folder(encoder, target)
+    write_sentence_transformers(encoder, target)
     return target, encoder
 
 

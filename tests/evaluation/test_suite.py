@@ -17,7 +17,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, EncoderError, InputError
 from decoder2vec.evaluation.suite import Suite, summarise
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from decoder2vec.text.data_check import pair_hashes
+from decoder2vec.text.data_check import hash_pairs
 from toys.tasks import ConstantEncoder, RandomEncoder, TopicEncoder, write_toy_tasks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -291,7 +291,7 @@ def test_pairs_seen_in_training_are_flagged(tasks):
     by_name = {task.name: task for task in tasks}
     left, right = by_name["mine"].gold_pairs()
     query, document = by_name["mini"].gold_pairs()
-    training_pairs = np.concatenate([pair_hashes(right[:5], left[:5]), pair_hashes([query[0].upper()], document[:1])])
+    training_pairs = np.concatenate([hash_pairs(right[:5], left[:5]), hash_pairs([query[0].upper()], document[:1])])
     results = Suite(ConstantEncoder(), tasks, training_pairs=training_pairs).run()["tasks"]
     assert results["mine"]["flags"] == [f"the encoder was trained on 5 of its {len(left)} pairs"]
     assert results["mini"]["flags"] == [f"the encoder was trained on 1 of its {len(query)} pairs"]

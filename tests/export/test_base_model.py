@@ -176,7 +176,7 @@ def test_fully_trained_encoder_gives_its_own_weights(backbone, tmp_path, gap):
 @pytest.mark.parametrize("kind", ["soft_prompt", "kv_prefix"])
 def test_adapters_that_cannot_be_merged_are_refused(kind, backbone, save):
     bare = backbone("tiny-llama")
-    adapter = SoftPrompt.start(bare, 2) if kind == "soft_prompt" else KeyValuePrefix.start(bare, 2)
+    adapter = SoftPrompt.initialise(bare, 2) if kind == "soft_prompt" else KeyValuePrefix.initialise(bare, 2)
     with pytest.raises(UnsupportedError, match=f"has a {kind} adapter, which cannot be merged into the we") as error:
         load_base_model(save(bare, adapter), device="cpu")
     assert str(error.value).count(". ") == 0 and "lora" in str(error.value)

@@ -252,7 +252,7 @@ def test_exported_folder_makes_an_encoder_again(encoder_of, tmp_path, gap):
 def test_soft_prompt_and_kv_prefix_are_refused(make_encoder, tmp_path):
     encoder = make_encoder()
     bare = encoder.backbone
-    for adapter in (SoftPrompt.start(bare, 2), KeyValuePrefix.start(bare, 2)):
+    for adapter in (SoftPrompt.initialise(bare, 2), KeyValuePrefix.initialise(bare, 2)):
         with pytest.raises(UnsupportedError, match=f"A {adapter.kind} cannot be merged into the weights") as error:
             export(Encoder(bare.with_adapter(adapter), encoder.spec), "transformers", tmp_path / "out")
         assert str(error.value).count(". ") == 0

@@ -242,7 +242,7 @@ def test_invalid_specs_are_refused(choices, hint):
 def freeze_parameters(**choices):
     """Number of parameters for gpt2-medium; nothing is allocated."""
     with torch.device("meta"):
-        return CodeNet(FreezeRecipe(**choices).codes_of([24], 1024)).count_parameters()
+        return CodeNet(FreezeRecipe(**choices).code_spec_for([24], 1024)).count_parameters()
 
 
 @pytest.mark.parametrize(("hidden", "percent"), [(0, 2.7), (512, 4.9), (0.5, 4.9), (640, 6.1)])

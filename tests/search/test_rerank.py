@@ -50,7 +50,7 @@ def test_pair_reranker_returns_scores_of_the_encoder(index, backbone):
     recipe = FreezeRecipe(head="gated")
     model = backbone("tiny-llama")
     encoder = Encoder(
-        model, EncoderSpec("tiny-llama", recipe.readings(model)), LayerwiseHead(CodeNet(recipe.codes(model)))
+        model, EncoderSpec("tiny-llama", recipe.readings(model)), LayerwiseHead(CodeNet(recipe.code_spec(model)))
     )
     hits = index.search("A cat sleeps on the sofa.", 4, "dense", reranker=PairReranker(encoder))
     expected = {text: encoder.score("A cat sleeps on the sofa.", text) for text in TEXTS}

@@ -16,7 +16,7 @@ from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.matching.match import MatchConfig, match_sides
-from decoder2vec.matching.sides import Document, Side
+from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.search.index import Index
 from decoder2vec.text.template import Template
 from toys.documents import DOCUMENTS
@@ -57,7 +57,7 @@ def test_match_gives_the_ranking_and_reasons_of_match_sides(client, offline):
     people = [{"id": name, "text": text} for name, text in PEOPLE.items()]
     body = {"left": [{"id": "job", "text": JOB}], "right": people, "top": 2}
     (ranking,) = client.post("/match", json=body).json()["rankings"]
-    sides = Side("left", [Document("job", JOB)]), Side("right", [Document(*item) for item in PEOPLE.items()])
+    sides = Side("left", [SideDocument("job", JOB)]), Side("right", [SideDocument(*item) for item in PEOPLE.items()])
     expected = match_sides(*sides, offline, MatchConfig(top=2))
     assert ranking["left"] == "job" and len(ranking["matches"]) == 2
     for match, known in zip(ranking["matches"], expected.for_left[0], strict=True):

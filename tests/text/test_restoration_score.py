@@ -9,7 +9,7 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from decoder2vec.errors import InputError
-from decoder2vec.text.punctuation import RestorationScore, score
+from decoder2vec.text.punctuation import RestorationScore, score_restoration
 
 SOURCE = ["hello", "world", "dont", "go", "there"]
 OUTPUT = ["Hello", "world", "Dont", "go", "there,"]
@@ -18,7 +18,9 @@ TARGET = ["Hello", "world,", "don't", "go", "there"]
 
 def test_counts_of_each_kind_by_hand():
     """A hit (Hello), a miss (world), a wrong attempt (dont), a false alarm (there), and an output that lost a word."""
-    result = score([SOURCE, ["mr", "smith", "left"]], [OUTPUT, ["Mr.", "Smith"]], [TARGET, ["Mr.", "Smith", "left."]])
+    result = score_restoration(
+        [SOURCE, ["mr", "smith", "left"]], [OUTPUT, ["Mr.", "Smith"]], [TARGET, ["Mr.", "Smith", "left."]]
+    )
     assert result == RestorationScore(problems=3 + 3, attempts=3, hits=1, mismatched=1)
     assert result.precision == pytest.approx(1 / 3)
     assert result.recall == pytest.approx(1 / 6)
@@ -27,7 +29,7 @@ def test_counts_of_each_kind_by_hand():
 
 def test_dropping_mismatched_outputs_raises_the_recall():
     """The faulty variant: the unchanged score without the example that lost a word."""
-    assert score([SOURCE], [OUTPUT], [TARGET]).recall == pytest.approx(1 / 3)
+    assert score_restoration([SOURCE], [OUTPUT], [TARGET]).recall == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -46,7 +48,7 @@ def test_equals_scikit_learn_on_flattened_labels(seed):
             for labels, words in zip(rows, source, strict=True)
         ]
 
-    result = score(source, write(predicted), write(true))
+    result = score_restoration(source, write(predicted), write(true))
     flat_labels = list(chain(*true)), list(chain(*predicted))
     expected = precision_recall_fscore_support(*flat_labels, labels=[1, 2, 3], average="micro", zero_division=0)
     assert (result.precision, result.recall, result.f1) == pytest.approx(expected[:3])
@@ -55,32 +57,32 @@ def test_equals_scikit_learn_on_flattened_labels(seed):
 
 def test_no_changes_and_no_attempts_score_zero():
     unchanged = [["a", "b"], []]
-    for result in (score(unchanged, unchanged, unchanged), score([], [], [])):
+    for result in (score_restoration(unchanged, unchanged, unchanged), score_restoration([], [], [])):
         assert (result.problems, result.attempts, result.hits, result.mismatched) == (0, 0, 0, 0)
         assert (result.precision, result.recall, result.f1) == (0.0, 0.0, 0.0)
 
 
 def test_source_scores_zero_and_target_scores_one():
     source, target = [["a", "b"]], [["A", "b."]]
-    assert score(source, source, target) == RestorationScore(2, 0, 0, 0)
-    assert score(source, source, target).f1 == 0.0
-    assert score(source, target, target).f1 == 1.0
+    assert score_restoration(source, source, target) == RestorationScore(2, 0, 0, 0)
+    assert score_restoration(source, source, target).f1 == 0.0
+    assert score_restoration(source, target, target).f1 == 1.0
 
 
 def test_recall_never_exceeds_one():
     """With the published evaluator it can, since that mixes up its three counts."""
-    result = score([["a", "b", "c"]], [["A", "B", "C"]], [["A", "b", "c"]])
+    result = score_restoration([["a", "b", "c"]], [["A", "B", "C"]], [["A", "b", "c"]])
     assert (result.precision, result.recall) == (pytest.approx(1 / 3), 1.0)
 
 
 @pytest.mark.parametrize(
     ("source", "output", "target", "message"),
     [
-        ([["a"]], [], [["a"]], "give as many"),
+        ([["a"]], [], [["a"]], "give the same number"),
         ([["a"]], [["a"]], [["a", "."]], "stand-alone marks"),
         ([["a"]], ["a"], [["a"]], "split it first"),
     ],
 )
 def test_texts_that_cannot_be_compared_are_refused(source, output, target, message):
     with pytest.raises(InputError, match=message):
-        score(source, output, target)
+        score_restoration(source, output, target)

@@ -38,7 +38,7 @@ def tokenised(backbone):
 
 def with_soft_prompt(backbone):
     torch.manual_seed(0)
-    return backbone.with_adapter(SoftPrompt.start(backbone, 3))
+    return backbone.with_adapter(SoftPrompt.initialise(backbone, 3))
 
 
 def vectors_and_gradient(encode, rows, prompt):

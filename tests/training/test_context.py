@@ -107,7 +107,7 @@ def test_training_encodes_texts_as_the_encoder_does(name, family, backbone, monk
     examples = [*toy_examples()[:5], Example(long, long + "often", (), "long")]
     left_vectors = []
     for module in (context_module, adapter):  # dev score of training, evaluation of the encoder
-        monkeypatch.setattr(module, "cosine_pairs", lambda left, _: left_vectors.append(left) or np.arange(10.0))
+        monkeypatch.setattr(module, "pairwise_cos_sim", lambda left, _: left_vectors.append(left) or np.arange(10.0))
     recipe = small_recipe(name, epochs=0, read=ReadSettings(template="prompteol", max_length=40, pooling="mean"))
     pairs = replace(toy_pairs(), left=[long, *toy_pairs().left[1:]])
     data = toy_data(contrastive=ContrastiveExamples.of(examples), dev=(pairs,))

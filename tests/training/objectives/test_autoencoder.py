@@ -50,7 +50,7 @@ def test_unified_code_rebuilds_every_layer(latents):
     context = latents(hidden=0, mixing="unified", mixed_width=10)
     net, decoders = context.net, Decoders(context.net.spec).eval()
     batch = context.table.batch(np.arange(6))
-    unified = net.mixed(net.codes(batch))[0][0].double().numpy()
+    unified = net.mix(net.codes(batch))[0][0].double().numpy()
     standardised = ((batch - net.shift) * net.scale).numpy()
     expected = []
     for reading in range(4):
@@ -98,10 +98,10 @@ def test_raw_and_unexplained_errors(settings, latents):
     net.set_statistics(*table.moments(rows[:7]), standardise=standardise)
     decoders, batch = Decoders(net.spec).eval(), table.batch(rows)
     error = reconstruction_error(net, decoders, table, rows)
-    rebuilt = net.clean(batch).clone()
+    rebuilt = net.normalise(batch).clone()
     for residuals, group in zip(decoders.residuals(net, batch), net.spec.groups, strict=True):
         rebuilt[list(group)] += residuals
-    original, rebuilt = net.clean(batch).double().numpy(), rebuilt.double().numpy()
+    original, rebuilt = net.normalise(batch).double().numpy(), rebuilt.double().numpy()
     variance = ((original - original.mean(axis=1, keepdims=True)) ** 2).sum(axis=(1, 2))
     unexplained = ((rebuilt - original) ** 2).sum(axis=(1, 2)) / variance
     np.testing.assert_allclose(error.unexplained.numpy(), unexplained, rtol=1e-3)
