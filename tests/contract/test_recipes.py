@@ -103,7 +103,7 @@ def test_missing_data_raise_before_reading(name, missing, backbone, no_reading):
 @pytest.mark.parametrize("name", recipes())
 def test_a_family_that_a_recipe_cannot_train_raises(name, new_run):
     for family in TOY_RECIPES[name].unsupported:
-        with pytest.raises(UnsupportedError, match="mamba keeps no keys and values"):
+        with pytest.raises(UnsupportedError, match="mamba has no keys and values"):
             Trainer(TOY_RECIPES[name].recipe, TOY_RECIPES[name].data, new_run(family).backbone).run(0)
 
 

@@ -211,11 +211,10 @@ def continued(with_lora, tmp_path_factory):
     def make(name):
         if name not in results:
             first, out = with_lora(seed=5), tmp_path_factory.mktemp("second") / "encoder"
-            model, must_copy = load_base_model(first, device="cpu")
             data = toy_data(train=toy_pairs("train")) if name == "freeze" else toy_data()
-            trained = train(Plan.of(recipe_for(name), "toy"), data, model, out, copy_backbone=must_copy).encoder
+            trained = train(Plan.of(recipe_for(name), "toy"), data, first, out, device="cpu").encoder
             results[name] = first, out, trained.encode(TEXTS), trained.fingerprint
-            shutil.rmtree(model.name)
+            shutil.rmtree(load_base_model(first, device="cpu")[0].name)
         return results[name]
 
     return make

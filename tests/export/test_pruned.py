@@ -214,7 +214,7 @@ def test_pruned_model_with_other_vectors_is_removed(backbone, tmp_path, monkeypa
         raise IndexError("list index out of range")
 
     for faulty, message in ((damage_the_norm, "its vectors differ by"), (fail, "list index out of range")):
-        monkeypatch.setattr(pruned, "keep_first", faulty)
+        monkeypatch.setattr(pruned, "keep_first_blocks", faulty)
         with pytest.raises(UnsupportedError, match=f"A llama cannot be cut to 2 layers: {message}"):
             write_pruned(backbone("tiny-llama"), 2, tmp_path / "pruned")
         assert list(tmp_path.iterdir()) == []
@@ -238,7 +238,7 @@ def test_uncut_config_list_is_detected(backbone, tmp_path, monkeypatch):
         model.model.layers = model.model.layers[:depth]
         model.config.num_hidden_layers = depth
 
-    monkeypatch.setattr(pruned, "keep_first", blocks_only)
+    monkeypatch.setattr(pruned, "keep_first_blocks", blocks_only)
     with pytest.raises(UnsupportedError, match="A qwen3 cannot be cut to 2 layers"):
         write_pruned(backbone("tiny-qwen3"), 2, tmp_path / "pruned")
     assert list(tmp_path.iterdir()) == []

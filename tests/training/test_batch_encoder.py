@@ -107,7 +107,7 @@ def test_order_of_texts_does_not_matter(backbone):
 def test_family_without_keys_and_values_encodes_all_tokens(backbone):
     adapted = with_soft_prompt(backbone("tiny-mamba"))
     prompts = tokenised(adapted)
-    with pytest.raises(UnsupportedError, match="mamba keeps no keys and values"):
+    with pytest.raises(UnsupportedError, match="mamba has no keys and values"):
         cache_keys_values(adapted, prompts, 4)
     encoder = choose_batch_encoder(adapted, prompts, READINGS[0], extra_tokens=3, suffix_only=True, cache_bytes=10**9)
     expected = token_encoder(adapted, prompts, READINGS[0])([0, 1])

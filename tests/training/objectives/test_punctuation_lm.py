@@ -74,7 +74,7 @@ def scored_words(monkeypatch):
         words.extend(output)
         return score_restoration(source, output, target)
 
-    monkeypatch.setattr(punctuation_lm, "score", record)
+    monkeypatch.setattr(punctuation_lm, "score_restoration", record)
     return words
 
 
@@ -286,7 +286,7 @@ def test_unfit_settings_models_and_texts_fail(prepared, monkeypatch):
         prepared(attention="causal")
     message = "in both directions and .* from left to right"
     with monkeypatch.context() as patch, pytest.raises(UnsupportedError, match=message):
-        patch.setattr(attention_module, "prefix_attention", lambda *_: nullcontext())  # a mask without effect
+        patch.setattr(attention_module, "prefix_lm_attention", lambda *_: nullcontext())  # a mask without effect
         prepared()
     with pytest.raises(InputError, match="leave the template at plain"):
         prepared(read=ReadSettings(template="prompteol"))
