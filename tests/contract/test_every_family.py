@@ -52,7 +52,7 @@ def check_one_vector_per_text(encoder, loaded, encode_padded, gap):
 def test_an_adapter_gives_one_vector_per_text(name, model, encode_padded, gap, tmp_path):
     torch.manual_seed(0)
     if name == "kv_prefix" and model.family in WITHOUT_KEYS_AND_VALUES:
-        with pytest.raises(UnsupportedError, match=f"{model.family} keeps no keys and values"):
+        with pytest.raises(UnsupportedError, match=f"{model.family} has no keys and values"):
             small_recipe(name).adapt(model, model.n_layers)
         return
     adapted, module = small_recipe(name).adapt(model, model.n_layers)

@@ -309,7 +309,7 @@ def test_stages_that_are_up_to_date_are_not_trained(finished, run_again, trained
     from decoder2vec.backbone import backbone as backbone_module
 
     original, devices, messages = backbone_module.choose_device, [], []
-    monkeypatch.setattr(backbone_module, "pick_device", lambda name=None: original(devices.append(name) or name))
+    monkeypatch.setattr(backbone_module, "choose_device", lambda name=None: original(devices.append(name) or name))
     result = run_again(notify=messages.append)
     assert trained == [] and equal_encoders(result.encoder, finished[1].encoder)
     assert result.results == finished[1].results and result.record == finished[1].record

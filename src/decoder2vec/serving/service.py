@@ -108,7 +108,7 @@ class ServedModels:
         for adapter in adapters:
             if adapter == name:
                 raise InputError(f"The encoder and one of its adapters are both named {name!r}; set another --name.")
-            models.append(ServedModel(adapter, encoder.through(adapter), models[0].token_counter))
+            models.append(ServedModel(adapter, encoder.with_adapter(adapter), models[0].token_counter))
         self._models = {model.id: model for model in models}
         self._layer_extractors: dict[str, Extractor] = {}
 

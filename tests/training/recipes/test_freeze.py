@@ -306,10 +306,10 @@ def test_latents_that_are_not_finite_fail(part, training, data, monkeypatch):
     text, read_into = pairs.left[4], Store.read_into
     locations = {}
 
-    def read_nan_for_text(store, out, places, columns):
-        read_into(store, out, places, columns)
-        locations.setdefault(id(store), tuple(store.places([text_key(text)])[0]))
-        out[:, (places == locations[id(store)]).all(axis=1)] = np.nan
+    def read_nan_for_text(store, out, positions, columns):
+        read_into(store, out, positions, columns)
+        locations.setdefault(id(store), tuple(store.positions([text_key(text)])[0]))
+        out[:, (positions == locations[id(store)]).all(axis=1)] = np.nan
 
     monkeypatch.setattr(Store, "read_into", read_nan_for_text)
     with pytest.raises(InputError, match=f"latents of '{text}' are not finite; run `d2v doctor`"):
