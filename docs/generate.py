@@ -78,14 +78,32 @@ def _command(command: Any, name: str) -> Iterator[str]:
 _COMPLETION = ("install_completion", "show_completion")
 
 
+_MAIN = ("Encoder", "train", "sweep", "evaluate", "doctor", "prune", "Index", "match", "export", "report")
+_API_INTRO = """# Python API
+
+Everything here is imported from the top level: `import decoder2vec as d2v`. The main functions and classes come first,
+the others follow by subject.
+"""
+
+
 def api_page() -> str:
-    """The public names, for mkdocstrings."""
+    """The public names, for mkdocstrings: the main ones, then the others by the folder that defines them."""
     import decoder2vec
 
-    names = [name for name in decoder2vec.__all__ if not name.startswith("__")]
-    sections = [f"## {name}\n\n::: {decoder2vec.home_of(name)}.{name}\n" for name in names]
-    intro = "# Python API\n\nEverything here is imported from the top level: `import decoder2vec as d2v`.\n"
-    return "\n".join([intro, *sections])
+    lines = [_API_INTRO, "## Main functions and classes\n", *map(_api_entry, _MAIN)]
+    folders: dict[str, list[str]] = {}
+    for name in decoder2vec.__all__:
+        if not name.startswith("__") and name not in _MAIN:
+            folders.setdefault(decoder2vec.home_of(name).split(".")[1], []).append(name)
+    for folder, names in sorted(folders.items()):
+        lines += [f"## {folder.capitalize()}\n", *map(_api_entry, names)]
+    return "\n".join(lines)
+
+
+def _api_entry(name: str) -> str:
+    import decoder2vec
+
+    return f"### {name}\n\n::: {decoder2vec.home_of(name)}.{name}\n"
 
 
 PAGES: dict[str, Callable[[str], str]] = {

@@ -38,21 +38,30 @@ if TYPE_CHECKING:
     from decoder2vec.evaluation.baselines import load_encoder
     from decoder2vec.evaluation.mteb import MTEBCrossEncoder, as_mteb_model, evaluate_mteb
     from decoder2vec.export.formats import export
-    from decoder2vec.matching.match import MatchConfig, match
+    from decoder2vec.matching.match import MatchConfig, Matching, match
     from decoder2vec.matching.sides import Side, SideDocument
     from decoder2vec.report.api import match_report, report
     from decoder2vec.report.sweep import sweep
+    from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import Document
-    from decoder2vec.search.index import Index
+    from decoder2vec.search.hybrid import Fusion
+    from decoder2vec.search.index import Hit, Index
     from decoder2vec.search.rerank import PairReranker
     from decoder2vec.serving.app import ServerConfig, create_app
+    from decoder2vec.serving.limits import Limits
     from decoder2vec.text.files import ScoredPairs, Triplets, read_pairs, read_triplets
     from decoder2vec.text.template import Template
     from decoder2vec.training.api import TrainingResult, train
+    from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.loop import Schedule
-    from decoder2vec.training.plan import Plan, load_plan
+    from decoder2vec.training.mining import mine_hard_negatives
+    from decoder2vec.training.plan import Plan, load_plan, read_variants
     from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
+    from decoder2vec.training.recipes.full import FullRecipe
+    from decoder2vec.training.recipes.kv_prefix import KeyValuePrefixRecipe
+    from decoder2vec.training.recipes.lora import LoraRecipe
+    from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
 
 _MODULES = {
     "activations.extract": ("Extractor",),
@@ -80,27 +89,38 @@ _MODULES = {
     "evaluation.baselines": ("load_encoder",),
     "evaluation.mteb": ("MTEBCrossEncoder", "as_mteb_model", "evaluate_mteb"),
     "export.formats": ("export",),
-    "matching.match": ("MatchConfig", "match"),
+    "matching.match": ("MatchConfig", "Matching", "match"),
     "matching.sides": ("Side", "SideDocument"),
     "report.api": ("match_report", "report"),
     "report.sweep": ("sweep",),
+    "search.chunks": ("Chunking",),
     "search.documents": ("Document",),
-    "search.index": ("Index",),
+    "search.hybrid": ("Fusion",),
+    "search.index": ("Hit", "Index"),
     "search.rerank": ("PairReranker",),
     "serving.app": ("ServerConfig", "create_app"),
+    "serving.limits": ("Limits",),
     "text.files": ("ScoredPairs", "Triplets", "read_pairs", "read_triplets"),
     "text.template": ("Template",),
     "training.api": ("TrainingResult", "train"),
+    "training.contrastive_examples": ("ContrastiveExamples", "read_contrastive_examples"),
     "training.data": ("TrainingData",),
     "training.loop": ("Schedule",),
-    "training.plan": ("Plan", "load_plan"),
+    "training.mining": ("mine_hard_negatives",),
+    "training.plan": ("Plan", "load_plan", "read_variants"),
     "training.recipes.freeze": ("FreezeRecipe", "LatentSource"),
+    "training.recipes.full": ("FullRecipe",),
+    "training.recipes.kv_prefix": ("KeyValuePrefixRecipe",),
+    "training.recipes.lora": ("LoraRecipe",),
+    "training.recipes.soft_prompt": ("SoftPromptRecipe",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Backbone",
     "BackboneError",
+    "Chunking",
+    "ContrastiveExamples",
     "DataFileError",
     "Decoder2VecError",
     "DimensionPlan",
@@ -111,11 +131,18 @@ __all__ = [
     "EncoderSpec",
     "Extractor",
     "FreezeRecipe",
+    "FullRecipe",
+    "Fusion",
+    "Hit",
     "Index",
     "InputError",
+    "KeyValuePrefixRecipe",
     "LatentSource",
+    "Limits",
+    "LoraRecipe",
     "MTEBCrossEncoder",
     "MatchConfig",
+    "Matching",
     "MissingExtraError",
     "PairReranker",
     "Plan",
@@ -125,6 +152,7 @@ __all__ = [
     "ServerConfig",
     "Side",
     "SideDocument",
+    "SoftPromptRecipe",
     "StorageError",
     "Store",
     "Template",
@@ -147,9 +175,12 @@ __all__ = [
     "match_report",
     "measure_dimension",
     "measure_geometry",
+    "mine_hard_negatives",
     "prune",
+    "read_contrastive_examples",
     "read_pairs",
     "read_triplets",
+    "read_variants",
     "report",
     "sweep",
     "text_key",

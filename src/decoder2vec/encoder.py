@@ -106,7 +106,7 @@ class Encoder:
                 encoder has its own settings and takes only `device` and `dtype`.
             layer: The layer to read: 0 = embeddings, i = after block i, negative from the top; -1 by default. Several
                 layers are concatenated.
-            pooling: "lasttoken" (default), "mean", "weightedmean", "max" or "cls".
+            pooling: "lasttoken" (default), "mean", "weightedmean", "max", "cls" or "sum".
             normed: Apply the model's final norm to the layer; False by default.
             template: The name of a template, or a string that contains {text}; "prompteol" by default.
             attention: "causal", "bidirectional", or "bidirectional:12" for bidirectional above layer 12; the model's

@@ -109,7 +109,7 @@ def test_unknown_task_is_refused_with_the_nearest_name(tmp_path):
     ("package", "error", "message"),
     [
         ("mteb", MissingExtraError, r"decoder2vec\[mteb\]"),
-        ("pytrec_eval", UnsupportedError, r"pytrec_eval.*docs/mteb\.md"),
+        ("pytrec_eval", UnsupportedError, r"pytrec_eval.*docs/guide/mteb\.md"),
     ],
 )
 def test_missing_package_is_named(package, error, message, monkeypatch):

@@ -217,8 +217,10 @@ def test_stsb_splits_are_mapped_to_hub_splits(monkeypatch, split, hub_split):
 
 
 def test_stsb_comes_from_the_hub_and_others_from_files(monkeypatch, tmp_path):
-    monkeypatch.setattr(similarity_module, "load_stsb", lambda split: f"hub {split}")
-    assert similarity_module.load_pairs("stsb:dev") == "hub dev"
+    hub = ScoredPairs("hub", list("abc"), list("def"), [1.0, 2.0, 3.0])
+    monkeypatch.setattr(similarity_module, "load_stsb", {"dev": hub}.__getitem__)
+    assert similarity_module.load_pairs("stsb:dev") == hub
+    assert similarity_module.load_pairs("stsb:dev", limit=2).scores == [1.0, 3.0]
     file = tmp_path / "pairs.tsv"
     file.write_text("score\tsentence1\tsentence2\n3\ta\tb\n", encoding="utf-8")
     assert similarity_module.load_pairs(file).scores == [3.0]

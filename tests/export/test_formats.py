@@ -31,7 +31,7 @@ def test_unknown_format_and_used_folders_are_refused(make_encoder, tmp_path):
 
 
 def test_example_of_export_runs():
-    assert doctest.testmod(formats) == (0, 5)
+    assert doctest.testmod(formats) == (0, 4)
 
 
 def test_encoder_and_saved_folder_export_the_same(make_encoder, tmp_path):

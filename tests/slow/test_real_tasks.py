@@ -1,4 +1,4 @@
-"""Real tasks: set D2V_DATA to a folder in the layout of docs/evaluation.md."""
+"""Real tasks: set D2V_DATA to a folder in the layout of docs/guide/evaluate.md."""
 
 from __future__ import annotations
 

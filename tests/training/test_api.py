@@ -81,6 +81,15 @@ def test_a_name_and_a_file_are_enough(triplets_file, tmp_path):
     assert (config["name"], config["lora"]["rank"], config["data"]["triplets"]) == ("lora", 2, "triplets.tsv")
 
 
+def test_freeze_learns_from_a_file_of_triplets_of_any_name(data, triplets_file, write_pairs, backbone, tmp_path):
+    """Without scored pairs to train on, the file named by the caller holds the triplets."""
+    file = triplets_file.rename(triplets_file.with_name("mine.tsv"))
+    dev = write_pairs(tmp_path / "dev.tsv", data.dev[0])
+    settings = [*SETTINGS, "loss=none", "pretrain=contrastive"]
+    result = train(None, file, backbone("tiny-llama"), tmp_path / "enc", dev=[dev], settings=settings)
+    assert result.results["config"]["data"]["triplets"] == "mine.tsv"
+
+
 def test_every_form_of_a_plan_gives_the_same_encoder(backbone, triplets_file, tmp_path):
     """A name with settings, a recipe object, a plan object, a TOML file as path and as text."""
     (recipe,) = (stage.recipe for stage in load_plan("lora", QUICK).stages)

@@ -19,7 +19,9 @@ EncoderOption = Annotated[
 Layer = Annotated[int | None, typer.Option(help="Layer to read: 0 = embeddings; negative counts from the top.")]
 PoolingOption = Annotated[str | None, typer.Option(help="lasttoken, mean, weightedmean, max, cls or sum.")]
 TemplateOption = Annotated[str | None, typer.Option(help="plain, prompteol, echo, ... or any string with {text}.")]
-AttentionOption = Annotated[str | None, typer.Option(help="causal or bidirectional.")]
+AttentionOption = Annotated[
+    str | None, typer.Option(help="causal, bidirectional, or bidirectional:12 (above layer 12).")
+]
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best available.")]
 Columns = Annotated[str, typer.Option(help="Column names of the two texts and the score.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip lines that cannot be used instead of stopping.")]

@@ -365,7 +365,9 @@ def _import_mteb() -> Any:
 def _missing_mteb(error: ImportError) -> Exception:
     """The error to raise when mteb cannot be imported."""
     if (error.name or "").split(".")[0] == "pytrec_eval":
-        return UnsupportedError("mteb needs pytrec_eval, which is not installed; docs/mteb.md shows how to do without.")
+        return UnsupportedError(
+            "mteb needs pytrec_eval, which is not installed; docs/guide/mteb.md shows how to do without."
+        )
     return MissingExtraError("mteb", "mteb")
 
 

@@ -70,18 +70,21 @@ def score_sts(predicted: Any, gold: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def load_pairs(source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, **options: Any) -> ScoredPairs:
+def load_pairs(
+    source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, *, skip_bad: bool = False, limit: int | None = None
+) -> ScoredPairs:
     """Load scored pairs.
 
     Args:
         source: A .tsv, .csv or .jsonl file, or stsb:train, stsb:dev or stsb:test for STS-B from the Hugging Face Hub.
-        columns: Names of the columns of the two texts and the score.
-        options: Further arguments of `read_pairs`: `skip_bad` and `limit`.
+        columns: Names of the columns of the two texts and the score in a file.
+        skip_bad: Skip and count malformed lines of a file instead of raising an error.
+        limit: Keep only this many pairs, evenly spaced.
     """
     name, _, split = str(source).partition(":")
     if name == "stsb" and split and not Path(source).exists():
-        return load_stsb(split)
-    return read_pairs(source, columns, **options)
+        return load_stsb(split).limit(limit)
+    return read_pairs(source, columns, skip_bad=skip_bad, limit=limit)
 
 
 def load_stsb(split: str) -> ScoredPairs:

@@ -48,6 +48,16 @@ class ScoredPairs:
         """Unique texts in order of appearance."""
         return list(dict.fromkeys([*self.left, *self.right]))
 
+    def limit(self, count: int | None) -> ScoredPairs:
+        """Return at most `count` pairs, evenly spaced; all if it is None."""
+        if count is not None and count < 1:
+            raise InputError(f"A limit of {count} pairs leaves nothing; give 1 or more.")
+        if count is None or count >= len(self):
+            return self
+        rows = [round(index * (len(self) - 1) / max(1, count - 1)) for index in range(count)]
+        left, right = ([texts[row] for row in rows] for texts in (self.left, self.right))
+        return replace(self, left=left, right=right, scores=[self.scores[row] for row in rows])
+
 
 class DataRow(NamedTuple):
     """One row of a data file. Duplicate rows differ only in `line`."""
@@ -182,8 +192,6 @@ def read_pairs(
     file_format = _file_format(Path(source))
     if file_format == "txt":
         raise DataFileError(f"{source}: pairs are read from .tsv, .csv or .jsonl files (or those with .gz).")
-    if limit is not None and limit < 1:
-        raise InputError(f"A limit of {limit} pairs leaves nothing; give 1 or more.")
     pairs, skipped = [], 0
     for line, row in _parse(source, file_format):
         pair = row if isinstance(row, str) else _pair_or_error(row, columns, source)
@@ -195,11 +203,9 @@ def read_pairs(
             raise DataFileError(f"{source}, line {line}: {pair}")
     if not pairs:
         raise DataFileError(f"{source} holds no usable pair.")
-    if limit is not None and limit < len(pairs):
-        pairs = [pairs[round(i * (len(pairs) - 1) / max(1, limit - 1))] for i in range(limit)]
     left, right, scores = zip(*pairs, strict=True)
     name = Path(source).name.removesuffix(".gz").rsplit(".", 1)[0]
-    return ScoredPairs(name, list(left), list(right), list(scores), skipped)
+    return ScoredPairs(name, list(left), list(right), list(scores), skipped).limit(limit)
 
 
 def read_data_file(source: str | Path) -> DataFile:

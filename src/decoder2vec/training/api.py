@@ -41,7 +41,7 @@ from decoder2vec.training.results import SeedResult, result_notes, summarise
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
-_FILE_ROLES = {"contrastive": "triplets", "corpus": "texts"}
+_FILE_ROLES = {"contrastive": "triplets", "triplets": "triplets", "corpus": "texts"}
 """Key in `[data]` of the file to learn from, by the first kind of data that a recipe needs; else it is `train`."""
 
 

@@ -11,7 +11,7 @@ from decoder2vec.training.plan import Stage
 def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: dict[str, Any]) -> str:
     """The card as Markdown."""
     share = record["parameters"]
-    is_pair_scorer = bool(getattr(encoder.head, "pairwise", False))
+    is_pair_scorer = bool(getattr(encoder.head, "has_pair_similarity", False))
     rows = {
         "dimensions": encoder.dim,
         "readings": len(encoder.spec.readings),

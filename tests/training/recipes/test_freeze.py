@@ -12,7 +12,7 @@ from scipy import stats
 
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.config import Reading, from_table
-from decoder2vec.errors import InputError
+from decoder2vec.errors import EncoderError, InputError
 from decoder2vec.text.template import Template
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Schedule
@@ -312,7 +312,7 @@ def test_latents_that_are_not_finite_fail(part, training, data, monkeypatch):
         out[:, (positions == locations[id(store)]).all(axis=1)] = np.nan
 
     monkeypatch.setattr(Store, "read_into", read_nan_for_text)
-    with pytest.raises(InputError, match=f"latents of '{text}' are not finite; run `d2v doctor`"):
+    with pytest.raises(EncoderError, match=f"latents of '{text}' are not finite; run `d2v doctor`"):
         training()
 
 
