@@ -7,10 +7,9 @@ import itself is quick and does not load torch.
 from __future__ import annotations
 
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from decoder2vec.package import __version__
 
 if TYPE_CHECKING:
     from decoder2vec.activations.extract import Extractor
@@ -201,14 +200,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class CallablePackage(ModuleType):
-    """A subpackage with the name of a public function.
-
-    Importing any module of `decoder2vec.export` binds `decoder2vec.export` to the package, and the function of that
-    name must still be callable: the package forwards the call.
-    """
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return __getattr__(self.__name__.rpartition(".")[2])(*args, **kwargs)

@@ -22,7 +22,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from decoder2vec import __version__
 from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
 from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
@@ -40,6 +39,7 @@ from decoder2vec.maths.similarity import (
     quantise,
     similarity_matrix,
 )
+from decoder2vec.package import __version__
 from decoder2vec.storage import atomic_folder, check_writable
 from decoder2vec.text.template import Template
 

@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from decoder2vec import __version__
 from decoder2vec.errors import DataFileError, InputError, StorageError
+from decoder2vec.package import __version__
 
 
 def cache_root() -> Path:

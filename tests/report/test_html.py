@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from decoder2vec import __version__
+from decoder2vec.package import __version__
 from decoder2vec.report.figures import Figure
 from decoder2vec.report.html import (
     SCRIPT,

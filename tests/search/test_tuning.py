@@ -51,7 +51,7 @@ def toy_queries():
 
 
 def test_better_ranking_gets_the_weight_and_index_keeps_it(index):
-    result = choose_fusion(index, *toy_queries())
+    result = choose_fusion(index.rank, *toy_queries())
     by_method = {score.method: score for score in result.scores}
     assert by_method["lexical"].dev == by_method["lexical"].test == 100
     assert by_method["dense"].dev < 60
@@ -66,7 +66,7 @@ def test_better_ranking_gets_the_weight_and_index_keeps_it(index):
 
 def test_index_tune_reads_files_and_keeps_the_choice(index, tmp_path):
     queries, qrels = toy_queries()
-    expected = choose_fusion(index, queries, qrels)
+    expected = choose_fusion(index.rank, queries, qrels)
     assert index.header.fusion == Fusion() != expected.best
     lines = "".join(json.dumps({"_id": id, "text": text}) + "\n" for id, text in queries.items())
     (tmp_path / "queries.jsonl").write_text(lines, encoding="utf-8")
@@ -85,7 +85,7 @@ def test_a_query_does_not_find_itself(index):
     ids = [f"d{number}" for number in range(40)]
     queries = {id: f"subject{id[1:]}" for id in ids}
     qrels = {id: {f"d{(number + 1) % 40}": 1.0} for number, id in enumerate(ids)}
-    assert {score.method: score.dev for score in choose_fusion(index, queries, qrels).scores}["lexical"] == 0
+    assert {score.method: score.dev for score in choose_fusion(index.rank, queries, qrels).scores}["lexical"] == 0
 
 
 def test_files_are_read_and_errors_name_the_line(tmp_path, index):
@@ -100,4 +100,4 @@ def test_files_are_read_and_errors_name_the_line(tmp_path, index):
     with pytest.raises(DataFileError, match="`_id` and `text`"):
         read_queries(queries)
     with pytest.raises(InputError, match="give more queries"):
-        choose_fusion(index, {"q": "subject1"}, {})
+        choose_fusion(index.rank, {"q": "subject1"}, {})

@@ -67,7 +67,7 @@ TINY = {f"tiny-{family}": family for family in _FAMILIES}
 
 def tiny_folder(name: str) -> Path:
     """The folder of a tiny model; build it the first time."""
-    from decoder2vec import __version__
+    from decoder2vec.package import __version__
 
     folder = cache_root() / "models" / f"{name}-{__version__}"
     if not folder.is_dir():

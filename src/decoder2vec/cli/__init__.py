@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from decoder2vec import __version__
 from decoder2vec.cli.analyze import analyze
 from decoder2vec.cli.cache import cache
 from decoder2vec.cli.data import data
@@ -30,6 +29,7 @@ from decoder2vec.cli.similarity import similarity
 from decoder2vec.cli.sweep import sweep
 from decoder2vec.cli.train import train
 from decoder2vec.errors import Decoder2VecError
+from decoder2vec.package import __version__
 
 app = typer.Typer(
     name="d2v",

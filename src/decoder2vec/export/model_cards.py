@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from decoder2vec import __version__
 from decoder2vec.encoder import Encoder
 from decoder2vec.export.sentence_transformers_config import SentenceTransformersConfig
+from decoder2vec.package import __version__
 
 
 def base_model_name(encoder: Encoder) -> str | None:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from decoder2vec import CallablePackage
+from decoder2vec.package import CallablePackage
 
 sys.modules[__name__].__class__ = CallablePackage

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from decoder2vec import __version__
 from decoder2vec.errors import StorageError
+from decoder2vec.package import __version__
 from decoder2vec.report.figures import COLOURS, Figure
 from decoder2vec.storage import atomic_file
 

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -28,10 +28,8 @@ from decoder2vec.search.store import (
     encode_texts,
     resolve_encoder,
 )
+from decoder2vec.search.tuning import Qrels, TuningResult, choose_fusion, read_qrels, read_queries
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
-
-if TYPE_CHECKING:
-    from decoder2vec.search.tuning import Qrels, TuningResult
 
 MODES = ("dense", "lexical", "hybrid")
 _FORMAT = 1
@@ -280,11 +278,9 @@ class Index:
         Returns:
             The chosen fusion, and dev and test scores of every method.
         """
-        from decoder2vec.search.tuning import choose_fusion, read_qrels, read_queries
-
         queries = read_queries(Path(queries)) if isinstance(queries, str | Path) else queries
         qrels = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else qrels
-        result = choose_fusion(self, queries, qrels)
+        result = choose_fusion(self.rank, queries, qrels)
         self.set_fusion(result.best)
         return result
 

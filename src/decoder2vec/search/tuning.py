@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import ranking
 from decoder2vec.search.hybrid import FUSIONS, Fusion, RankedDocument
-from decoder2vec.search.index import Index
 from decoder2vec.text.files import read_rows
 
 WEIGHTS = tuple(step / 20 for step in range(21))
@@ -30,6 +29,9 @@ _NDCG_CUTOFF = 10
 
 Qrels = Mapping[str, Mapping[str, float]]
 """Query id -> document id -> relevance."""
+
+Rank = Callable[[Sequence[str], int, str], list[list[RankedDocument]]]
+"""Ranks documents for queries, as `Index.rank` does: queries, number of documents, mode."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,11 @@ class TuningResult:
         return {"best": asdict(self.best), "scores": scores, "queries": [self.n_dev, self.n_test]}
 
 
-def choose_fusion(index: Index, queries: Mapping[str, str], qrels: Qrels) -> TuningResult:
-    """Try every fusion method with every weight on the dev queries; the index is not changed.
+def choose_fusion(rank: Rank, queries: Mapping[str, str], qrels: Qrels) -> TuningResult:
+    """Try every fusion method with every weight on the dev queries.
 
     Args:
-        index: The index that is searched.
+        rank: `Index.rank` of the index that is searched.
         queries: Query id -> text.
         qrels: Query id -> document id -> relevance; queries without a relevant document are ignored.
 
@@ -86,7 +88,7 @@ def choose_fusion(index: Index, queries: Mapping[str, str], qrels: Qrels) -> Tun
         raise InputError(
             f"None of the {len(queries)} queries is a dev query with a judged document; give more queries."
         )
-    dense, lexical = (_rankings(index, queries, ids, mode, qrels) for mode in ("dense", "lexical"))
+    dense, lexical = (_rankings(rank, queries, ids, mode, qrels) for mode in ("dense", "lexical"))
 
     def score(method: str, rankings: Mapping[str, Sequence[RankedDocument]], fusion: Fusion | None) -> SearchScore:
         values = {id: ndcg_at_10([document.id for document in rankings[id]], qrels[id]) for id in ids}
@@ -139,9 +141,9 @@ def read_qrels(file: Path) -> dict[str, dict[str, float]]:
 
 
 def _rankings(
-    index: Index, queries: Mapping[str, str], ids: Sequence[str], mode: str, qrels: Qrels
+    rank: Rank, queries: Mapping[str, str], ids: Sequence[str], mode: str, qrels: Qrels
 ) -> dict[str, list[RankedDocument]]:
-    rankings = index.rank([queries[id] for id in ids], _DEPTH, mode)
+    rankings = rank([queries[id] for id in ids], _DEPTH, mode)
     return {
         # a document with the id of the query is the query itself, unless it is judged
         id: [document for document in ranked if document.id != id or id in qrels[id]]

@@ -12,8 +12,8 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from decoder2vec import __version__
 from decoder2vec.errors import InputError
+from decoder2vec.package import __version__
 from decoder2vec.serving import openai_routes, page_routes, search_routes
 from decoder2vec.serving.api_errors import handle_exception
 from decoder2vec.serving.middleware import AdmissionMiddleware, APIKeys
