@@ -35,12 +35,15 @@ def backbone(own_cache):
 
 @pytest.fixture(scope="module")
 def one_thread():
-    """Use one thread: on such small models several threads only wait for each other."""
+    """One thread, since several only wait for each other on tiny models, and no warnings about missing kernels."""
     import torch
+
+    from decoder2vec.backbone.machine import quiet_transformers
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
+    with quiet_transformers():
+        yield
     torch.set_num_threads(threads)
 
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 
-from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.report import figures
 from toys.runs import make_record, make_results
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """More threads only slow such small models down; and no remarks about missing kernels."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with quiet_transformers():
-        yield
-    torch.set_num_threads(threads)
+def small_models(one_thread):
+    """One thread: all models here are tiny."""
 
 
 @pytest.fixture

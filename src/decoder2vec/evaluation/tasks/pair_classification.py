@@ -10,26 +10,22 @@ import numpy as np
 
 from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.tasks.task import (
-    Role,
-    Task,
+    PairTask,
     TaskResult,
     TaskVectors,
     evenly_spaced,
     limit_flags,
     read_text_rows,
     to_points,
-    unique,
 )
 from decoder2vec.maths.metrics import average_precision, average_precision_interval, best_accuracy, best_f1
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairClassification(Task):
+class PairClassification(PairTask):
     """Pairs with the label 1 (belong together) or 0."""
 
     kind: ClassVar[str] = "pair_classification"
-    left: list[str]
-    right: list[str]
     gold: list[int]
 
     @classmethod
@@ -47,14 +43,6 @@ class PairClassification(Task):
         left, right, labels = zip(*(values for _, values in chosen), strict=True)
         flags = limit_flags(limit, len(rows), "pairs")
         return cls(name=name, left=list(left), right=list(right), gold=[int(label) for label in labels], flags=flags)
-
-    def texts(self) -> dict[Role, list[str]]:
-        """The texts of both sides."""
-        return {"plain": unique(self.left, self.right)}
-
-    def gold_pairs(self) -> tuple[list[str], list[str]]:
-        """All pairs."""
-        return self.left, self.right
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """Average precision (main score), and accuracy and F1 at the best threshold."""

@@ -10,18 +10,16 @@ import numpy as np
 
 from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.similarity import pairwise_similarities
-from decoder2vec.evaluation.tasks.task import Role, Task, TaskResult, TaskVectors, limit_flags, to_points, unique
+from decoder2vec.evaluation.tasks.task import PairTask, TaskResult, TaskVectors, limit_flags, to_points
 from decoder2vec.maths.metrics import pearson, spearman, spearman_interval
 from decoder2vec.text.files import read_pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class STS(Task):
+class STS(PairTask):
     """Scored pairs: one correlation over all of them; nothing is trained on the scores."""
 
     kind: ClassVar[str] = "sts"
-    left: list[str]
-    right: list[str]
     gold: list[float]
 
     @classmethod
@@ -31,17 +29,8 @@ class STS(Task):
         if len(set(pairs.scores)) < 2:
             raise DataFileError(f"{file}: every score is {pairs.scores[0]:g}; a correlation needs different scores.")
         flags = limit_flags(limit, len(pairs), "pairs")
-        if flags:
-            pairs = read_pairs(file, limit=limit)
+        pairs = pairs.limit(limit)
         return cls(name=name, left=pairs.left, right=pairs.right, gold=pairs.scores, flags=flags)
-
-    def texts(self) -> dict[Role, list[str]]:
-        """The texts of both sides."""
-        return {"plain": unique(self.left, self.right)}
-
-    def gold_pairs(self) -> tuple[list[str], list[str]]:
-        """All pairs."""
-        return self.left, self.right
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """Spearman (main score) and Pearson by the encoder's own similarity, and both by the plain cosine."""

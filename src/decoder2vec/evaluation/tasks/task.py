@@ -111,6 +111,22 @@ class Task(ABC):
         return fingerprint(self.kind, asdict(self))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PairTask(Task):
+    """A task on pairs of texts."""
+
+    left: list[str]
+    right: list[str]
+
+    def texts(self) -> dict[Role, list[str]]:
+        """The texts of both sides."""
+        return {"plain": unique(self.left, self.right)}
+
+    def gold_pairs(self) -> tuple[list[str], list[str]]:
+        """All pairs."""
+        return self.left, self.right
+
+
 def ranks_lexically(encoder: object) -> bool:
     """Whether the encoder ranks documents by their words instead of vectors, as BM25 does."""
     return hasattr(encoder, "build_index")
