@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +17,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.output import bars, info
+from decoder2vec.cli.output import info, labelled_bars
 from decoder2vec.storage import check_output_file
 
 
@@ -39,9 +40,15 @@ def embed(
     check_output_file(out, sources=[source])
     get_writer(out)
     model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
-    with bars() as progress:
-        task = progress.add_task("texts", total=None)
+    texts = iter(read_texts(source, column))
+    first = list(itertools.islice(texts, 1))  # an unreadable file raises here, before a bar is shown
+    with labelled_bars() as advance:
+        advance("texts", 0, None)
         count = embed_texts(
-            model, read_texts(source, column), out, normalize=normalize, progress=lambda n: progress.advance(task, n)
+            model,
+            itertools.chain(first, texts),
+            out,
+            normalize=normalize,
+            progress=lambda n_texts: advance("texts", n_texts, None),
         )
     info(f"wrote {count} vectors of dimension {model.dim} to {out}")

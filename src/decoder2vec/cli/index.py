@@ -17,7 +17,7 @@ from decoder2vec.cli.options import (
     open_encoder,
     split_names,
 )
-from decoder2vec.cli.output import bars, info, table
+from decoder2vec.cli.output import info, labelled_bars, table
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.storage import check_output_file, write_json
 
@@ -120,11 +120,14 @@ def _delete(opened: Index, ids: list[str]) -> None:
 
 
 def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> None:
-    with bars() as progress:
-        task = progress.add_task("documents", total=None)
+    n_shown = 0
+    with labelled_bars() as advance:
+        advance("documents", 0, None)
 
         def show(changes: IndexChanges) -> None:
-            progress.update(task, completed=changes.processed)
+            nonlocal n_shown
+            advance("documents", changes.processed - n_shown, None)
+            n_shown = changes.processed
 
         changes = opened.add(source, columns=columns, progress=show)
     for skipped in changes.skipped[:_MAX_NAMED]:

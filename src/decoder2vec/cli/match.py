@@ -41,7 +41,7 @@ def match(
     attention: AttentionOption = None,
     device: Device = None,
 ) -> None:
-    """Match two sides, such as jobs and resumes, in both directions; nothing leaves this machine."""
+    """Match two sides, such as jobs and resumes, in both directions; everything runs locally."""
     from decoder2vec.matching.match import match as match_documents
     from decoder2vec.report.api import match_report
     from decoder2vec.report.match_page import check_report_path

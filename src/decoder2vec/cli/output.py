@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
+    from rich.progress import Progress, Task, TaskID
 
     from decoder2vec.training.loop import TrainingProgress
 
@@ -44,33 +44,42 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 @contextmanager
 def bars() -> Iterator[Progress]:
-    """Progress bars on stderr."""
+    """Progress bars on stderr, which appear with the first `add_bar`: an error before it is all that is printed."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as progress:
+    class TimeLeftColumn(TimeRemainingColumn):
+        """The remaining time; empty if the total is unknown."""
+
+        def render(self, task: Task) -> Text:
+            return Text("") if task.total is None else Text("left ") + super().render(task)
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeLeftColumn())
+    progress = Progress(*columns, console=Console(stderr=True))
+    try:
         yield progress
+    finally:
+        if progress.tasks:
+            progress.stop()
+
+
+def add_bar(progress: Progress, label: str, total: int | None) -> TaskID:
+    """Add a bar, and show the bars if it is the first; `total` None if it is unknown."""
+    task = progress.add_task(label, total=total)
+    progress.start()
+    return task
 
 
 @contextmanager
-def labelled_bars() -> Iterator[Callable[[str, int, int], None]]:
+def labelled_bars() -> Iterator[Callable[[str, int, int | None], None]]:
     """Progress bars on stderr, one for each label, shown at its first call: yields `advance(label, count, total)`."""
-    with ExitStack() as stack:
-        progress: Progress | None = None
-        tasks: dict[str, Any] = {}
+    with bars() as progress:
+        tasks: dict[str, TaskID] = {}
 
-        def advance(label: str, count: int, total: int) -> None:
-            nonlocal progress
-            progress = progress or stack.enter_context(bars())
+        def advance(label: str, count: int, total: int | None) -> None:
             if label not in tasks:
-                tasks[label] = progress.add_task(label, total=total)
+                tasks[label] = add_bar(progress, label, total)
             progress.advance(tasks[label], count)
 
         yield advance
@@ -85,12 +94,15 @@ class TrainingBars:
 
     def __init__(self, progress: Any) -> None:
         self.progress = progress
-        self.reading = progress.add_task("reading texts", total=None)
         self.n_texts, self.last_line = 0, time.monotonic()
-        self.stage, self.step, self.task = "", 0, None
+        self.stage, self.step = "", 0
+        self.reading: TaskID | None = None
+        self.task: TaskID | None = None
 
     def texts_read(self, count: int) -> None:
         """Count texts that have been read."""
+        if self.reading is None:
+            self.reading = add_bar(self.progress, "reading texts", None)
         self.n_texts += count
         self.progress.advance(self.reading, count)
         self._print_line(f"reading: {self.n_texts:,} texts")
@@ -98,7 +110,7 @@ class TrainingBars:
     def __call__(self, state: TrainingProgress) -> None:
         """Show the state after a training step."""
         if state.stage != self.stage or state.step < self.step:
-            self.stage, self.task = state.stage, self.progress.add_task(state.stage, total=state.steps)
+            self.stage, self.task = state.stage, add_bar(self.progress, state.stage, state.steps)
             if 1 < state.step < state.steps:
                 info(f"{state.stage}: resuming from step {state.step - 1} of {state.steps}")
         self.step = state.step

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from decoder2vec.cli.output import bars, info
+from decoder2vec.cli.output import info, labelled_bars
 
 
 def report(
@@ -24,9 +24,6 @@ def report(
     """Compare evaluated encoders, or draw training runs: one page that holds everything, and its figures."""
     from decoder2vec.report import api
 
-    with bars() as progress:
-        task = progress.add_task("report", total=None)
-        page = api.report(
-            paths, out, on_progress=lambda _, total: progress.update(task, advance=1, total=total), notify=info
-        )
+    with labelled_bars() as advance:
+        page = api.report(paths, out, on_progress=lambda _, total: advance("report", 1, total), notify=info)
     typer.echo(str(page))

@@ -36,7 +36,7 @@ def train(
     variant: Annotated[str | None, typer.Option(help="Which plan of a file that describes several.")] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; the best on dev is kept.")] = "0",
     grid: Annotated[list[str] | None, typer.Option(help="training.rate=0.02,0.01: try each, chosen on dev.")] = None,
-    trials: Annotated[int, typer.Option(help="Try this many settings from the plan's [search] with Optuna.")] = 0,
+    trials: Annotated[int, typer.Option(help="Try this many settings from the plan's search table with Optuna.")] = 0,
     results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
     stages: Annotated[str | None, typer.Option(help="Of a plan with stages, only these: mntp,simcse.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
@@ -50,8 +50,6 @@ def train(
     check_output_file(results, ".json", sources=[data, train_file, plan, *(dev or []), *(test or [])])
     if plan and recipe:
         raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
-    if stages is not None and not split_names(stages):
-        raise InputError(f"--stages {stages!r} names no stage; give some such as mntp,simcse.")
     with bars() as progress:
         shown = TrainingBars(progress)
         result = train_encoder(
@@ -65,7 +63,7 @@ def train(
             columns=split_names(columns) if columns is not None else None,
             settings=setting or (),
             variant=variant,
-            stages=split_names(stages) if stages else (),
+            stages=() if stages is None else split_names(stages) or (stages,),
             seeds=_seeds(seeds),
             grid=parse_grid(grid or ()),
             trials=trials,
