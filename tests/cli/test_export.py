@@ -1,4 +1,4 @@
-"""`d2v export` from the command line."""
+"""`d2v export`."""
 
 from __future__ import annotations
 

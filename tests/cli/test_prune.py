@@ -21,7 +21,6 @@ CURVE = ["--triplets", "triplets.tsv", "--samples", "24", "--batch", "8", "--dev
 def data_folder(tmp_path, monkeypatch):
     """The current folder, with a file of triplets and a file of one triplet."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "120")
     rows = ["\t".join((example.anchor, example.positive, example.negatives[0])) for example in toy_examples()]
     for name, lines in (("triplets.tsv", rows), ("one.tsv", rows[:1])):
         Path(name).write_text("\n".join(["anchor\tpositive\tnegative", *lines]) + "\n", encoding="utf-8")

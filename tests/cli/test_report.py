@@ -1,4 +1,4 @@
-"""`d2v report` and `d2v similarity --explain` on encoders trained in the test."""
+"""`d2v report` on encoders trained in the test and on evaluations."""
 
 from __future__ import annotations
 
@@ -6,17 +6,9 @@ import json
 import re
 import shutil
 
-import pytest
-from PIL import Image
-
 from decoder2vec.encoder import Encoder
 from toys.command import d2v
 from toys.evaluations import make_evaluation, write_evaluation
-
-PAIR = ("A dog waits.", "The cat waits there.")
-
-
-# report
 
 
 def test_report_on_an_encoder_is_written_into_its_folder(trained, tmp_path):
@@ -90,40 +82,3 @@ def test_report_on_a_file_lists_damaged_files_next_to_it(mistake, tmp_path):
     assert "left out: " in d2v("report", tmp_path / "evals").stderr
     assert re.match(r"error: .*bad\.json holds no JSON", mistake("report", file, tmp_path / "evals" / "bad.json"))
     assert re.match(r"error: .*absent is neither a file nor a folder", mistake("report", file, tmp_path / "absent"))
-
-
-# similarity
-
-
-@pytest.mark.parametrize("head", ["sum", "mlp"])
-def test_similarity_explains_the_contribution_of_layers(head, trained):
-    folder = trained(f"explain-{head}", head=head)
-    plain, explained = (d2v("similarity", *PAIR, "-e", folder, *flags) for flags in ([], ["--explain"]))
-    expected = Encoder.from_pretrained(folder, device="cpu").explain(*PAIR)
-    assert plain.stdout == f"{expected.similarity:.4f}\n"
-    first, *table, last = explained.stdout.strip().splitlines()
-    assert f"{first}\n" == plain.stdout
-    assert last == f"score between 0 and 1: {expected.score:.4f}"
-    rows = re.findall(r"(layer \d, \w+)\s+(-?\d\.\d{4})\s+([+-]\d\.\d{4})", "\n".join(table))
-    assert [name for name, *_ in rows] == [str(reading) for reading in expected.readings]
-    assert [float(cosine) for _, cosine, _ in rows] == pytest.approx(expected.cosines, abs=1e-4)
-    assert [float(value) for *_, value in rows] == pytest.approx(expected.contributions, abs=1e-4)
-    if head == "sum":
-        assert sum(float(value) for *_, value in rows) == pytest.approx(float(first), abs=1e-3)
-
-
-def test_similarity_draws_the_explanation(trained, tmp_path):
-    file = tmp_path / "new" / "why.png"
-    result = d2v("similarity", *PAIR, "-e", trained("explain-sum", head="sum"), "--plot", file)
-    assert result.exit_code == 0
-    assert "contribution" in result.stdout and f"wrote {file}" in result.stderr
-    with Image.open(file) as image:
-        assert image.format == "PNG"
-
-
-def test_similarity_that_cannot_be_explained_is_an_error(mistake, trained, tmp_path):
-    assert "train one: `d2v train`" in mistake("similarity", *PAIR, "-e", "tiny-llama", "--explain")
-    assert "must end in .png" in mistake("similarity", *PAIR, "-e", "tiny-llama", "--plot", tmp_path / "why.pdf")
-    (tmp_path / "file").write_text("x", encoding="utf-8")
-    folder = trained("explain-sum", head="sum")
-    assert "file" in mistake("similarity", *PAIR, "-e", folder, "--plot", tmp_path / "file" / "why.png")

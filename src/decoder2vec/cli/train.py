@@ -63,6 +63,7 @@ def train(
             columns=split_names(columns) if columns is not None else None,
             settings=setting or (),
             variant=variant,
+            # a list without a name is an unknown stage, and the error names those of the plan
             stages=() if stages is None else split_names(stages) or (stages,),
             seeds=_seeds(seeds),
             grid=parse_grid(grid or ()),

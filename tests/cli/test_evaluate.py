@@ -1,4 +1,4 @@
-"""`d2v eval` on a folder of tasks."""
+"""`d2v eval` on files of scored pairs and on a folder of tasks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import re
 
 import numpy as np
 import pytest
+import torch
+from scipy import stats
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, hash_pairs
-from toys.command import d2v
+from toys.command import SCORED_ROWS, as_options, cosine, d2v, tiny_encoder, write_rows
 from toys.tasks import write_toy_tasks
 
 CHOICES = ("--layer", 2, "--pooling", "mean", "--template", "plain")
@@ -28,6 +30,50 @@ def folder(tmp_path_factory):
 def own_vectors(tmp_path, monkeypatch, own_cache):
     """A vector cache for each test; tiny models are shared by all tests."""
     monkeypatch.setattr("decoder2vec.evaluation.vector_cache.vectors_root", lambda: tmp_path / "vectors")
+
+
+# files of scored pairs
+
+
+def test_files_are_scored_and_written_as_json(pairs, tmp_path):
+    second = write_rows(tmp_path / "second.tsv", SCORED_ROWS[:5])
+    json_file = tmp_path / "new" / "scores.json"
+    choices = {"layer": 1, "pooling": "mean", "template": "plain"}
+    files = ("--data", pairs, "--data", second, "--json", json_file)
+    result = d2v("eval", "tiny-llama", *files, *as_options(choices))
+    assert result.exit_code == 0
+    document = json.loads(json_file.read_text(encoding="utf-8"))
+    encoder = tiny_encoder(**choices)
+    for rows, scores in zip((SCORED_ROWS, SCORED_ROWS[:5]), document["results"], strict=True):
+        cosines = [cosine(encoder.encode(a), encoder.encode(b)) for a, b, _ in rows]
+        truth = [score for *_, score in rows]
+        assert scores["spearman"] == pytest.approx(100 * stats.spearmanr(cosines, truth).statistic, abs=0.01)
+        assert scores["pearson"] == pytest.approx(100 * stats.pearsonr(cosines, truth).statistic, abs=0.02)
+        assert re.search(rf"{scores['task']}\s+{len(rows)}\s+{scores['spearman']:.2f}", result.stdout)
+    mean = sum(scores["spearman"] for scores in document["results"]) / 2
+    assert document["mean_spearman"] == pytest.approx(mean, abs=0.006)
+    assert document["fingerprint"] == encoder.fingerprint
+    assert document["spec"]["readings"] == [{"layer": 1, "pooling": "mean", "normed": False}]
+    assert document["versions"]["torch"] == torch.__version__
+
+
+def test_columns_and_limit_are_used(tmp_path):
+    data = tmp_path / "mine.jsonl"
+    data.write_text("".join(json.dumps({"x": a, "y": b, "z": score}) + "\n" for a, b, score in SCORED_ROWS))
+    result = d2v("eval", "tiny-llama", "--data", data, "--columns", "x,y,z", "--limit", 3)
+    assert result.exit_code == 0
+    assert re.search(r"mine\s+3\s", result.stdout)
+
+
+def test_number_of_skipped_lines_is_reported(tmp_path):
+    data = write_rows(tmp_path / "p.tsv", [*SCORED_ROWS, ("a", "b", "bad"), ("c", "d", "nan")])
+    result = d2v("eval", "tiny-llama", "--data", data, "--skip-bad")
+    assert result.exit_code == 0
+    assert re.search(r"p\s+8\s", result.stdout)
+    assert f"2 lines of {data} were left out" in result.stderr
+
+
+# folders of tasks
 
 
 def test_tasks_are_estimated_scored_printed_and_written(folder, tmp_path):
@@ -93,12 +139,3 @@ def test_overlap_with_training_pairs_is_reported(folder, tmp_path):
 def test_tasks_need_one_folder(folder):
     with pytest.raises(InputError, match="Tasks are read from one folder"):
         d2v("eval", "tiny-llama", "--tasks", "all", "--data", folder, "--data", folder)
-
-
-def test_cache_lists_and_removes_vectors(tmp_path, monkeypatch):
-    monkeypatch.setenv("D2V_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "cache" / "vectors").mkdir(parents=True)
-    (tmp_path / "cache" / "vectors" / "a.npy").write_bytes(b"0" * 2_000_000)
-    assert re.search(r"vectors\s+2\.0\s+1 sets of vectors", d2v("cache", "ls").stdout)
-    assert d2v("cache", "rm", "vectors").exit_code == 0
-    assert not (tmp_path / "cache" / "vectors").exists()

@@ -1,4 +1,4 @@
-"""`d2v index` and `d2v search` as a user types them."""
+"""`d2v index` and `d2v search`."""
 
 from __future__ import annotations
 

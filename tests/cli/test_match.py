@@ -1,4 +1,4 @@
-"""`d2v match` as a user types it, and its errors."""
+"""`d2v match`."""
 
 from __future__ import annotations
 

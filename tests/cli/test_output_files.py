@@ -1,4 +1,4 @@
-"""Results are never written over what is read, and say in time what they cannot be called."""
+"""Output files of all commands: inputs are never overwritten, and bad paths are refused before the work begins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
-def test_a_file_that_is_read_is_not_written_over(command, mistake, tmp_path, monkeypatch):
+def test_input_file_is_not_overwritten(command, mistake, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, content in FILES.items():
         (tmp_path / name).write_text(content)
@@ -36,7 +36,7 @@ def test_a_file_that_is_read_is_not_written_over(command, mistake, tmp_path, mon
     assert {name: (tmp_path / name).read_text() for name in FILES} == FILES
 
 
-def test_a_link_to_it_is_the_same_file(tmp_path):
+def test_link_to_an_input_file_is_refused(tmp_path):
     (tmp_path / "a.json").write_text("{}")
     (tmp_path / "b.json").symlink_to(tmp_path / "a.json")
     with pytest.raises(InputError, match="is an input file"):
@@ -44,7 +44,7 @@ def test_a_link_to_it_is_the_same_file(tmp_path):
     check_output_file(tmp_path / "b.json", ".json", sources=[None, tmp_path, "tiny-llama"])
 
 
-def test_a_folder_and_another_kind_of_file_are_refused(tmp_path):
+def test_folder_or_wrong_suffix_is_refused(tmp_path):
     with pytest.raises(InputError, match="is a folder; name a file"):
         check_output_file(tmp_path)
     with pytest.raises(InputError, match=r"must end in \.json: that is what is written"):
@@ -52,10 +52,10 @@ def test_a_folder_and_another_kind_of_file_are_refused(tmp_path):
     check_output_file(None, ".json")
 
 
-@pytest.mark.parametrize("place", ["notes.txt/scores.json", "/proc/nope/scores.json"])
-def test_a_place_that_cannot_be_written_is_refused_in_time(place, tmp_path):
+@pytest.mark.parametrize("path", ["notes.txt/scores.json", "/proc/nope/scores.json"])
+def test_unwritable_path_is_refused_before_the_work(path, tmp_path):
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(StorageError, match=r"Cannot write to .*; choose another place"):
-        check_output_file(tmp_path / place, ".json")
+        check_output_file(tmp_path / path, ".json")
     check_output_file(tmp_path / "new" / "folders" / "scores.json", ".json")
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
