@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from importlib.metadata import version
 
 import numpy as np
 import pytest
-import torch
 from scipy import stats
 
 from decoder2vec.encoder import Encoder
@@ -54,7 +54,7 @@ def test_files_are_scored_and_written_as_json(pairs, tmp_path):
     assert document["mean_spearman"] == pytest.approx(mean, abs=0.006)
     assert document["fingerprint"] == encoder.fingerprint
     assert document["spec"]["readings"] == [{"layer": 1, "pooling": "mean", "normed": False}]
-    assert document["versions"]["torch"] == torch.__version__
+    assert document["versions"]["torch"] == version("torch")
 
 
 def test_columns_and_limit_are_used(tmp_path):

@@ -26,9 +26,7 @@ def test_package_is_callable_like_its_function(complete_run, tmp_path):
     complete_run("runs/step5")
     page = decoder2vec.report([tmp_path / "runs"], tmp_path / "out")
     assert page == tmp_path / "out" / "index.html" and "Training run step5" in page.read_text(encoding="utf-8")
-    assert decoder2vec.report.report is api.report and decoder2vec.report.match_report is api.match_report
-    with pytest.raises(AttributeError, match="no attribute 'absent'"):
-        _ = decoder2vec.report.absent
+    assert decoder2vec.report.api is api
 
 
 def test_missing_path_is_refused(tmp_path):

@@ -344,7 +344,9 @@ CHANGES = {
 
 
 @pytest.mark.parametrize(("settings", "options", "expected"), CHANGES.values(), ids=CHANGES)
-def test_every_input_of_a_stage_is_part_of_its_key(settings, options, expected, first_trained):
+def test_every_input_of_a_stage_is_part_of_its_key(settings, options, expected, first_trained, monkeypatch):
+    # the widths of tiny-llama cannot be computed in 4 bits on every machine, which does not matter here
+    monkeypatch.setattr("decoder2vec.backbone.backbone._check_four_bit", lambda model: None)
     assert first_trained(*settings, **options) == expected
 
 

@@ -83,6 +83,7 @@ class Backbone:
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"The device {device} cannot be used here: {str(error).splitlines()[0]}") from None
         if four_bit:
+            _use_plain_kernels(model)
             _check_four_bit(model)
         attention = attention or attention_from_config(model)
         set_attention(model, attention)
@@ -240,22 +241,47 @@ def _four_bit_options(device: torch.device, compute_dtype: torch.dtype) -> dict[
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-@torch.no_grad()
-def _check_four_bit(model: nn.Module) -> None:
-    """Run one token through a 4-bit model; raise UnsupportedError if this machine cannot compute it.
+def _use_plain_kernels(model: nn.Module) -> None:
+    """Keep bitsandbytes from its fused CPU kernel.
 
-    On CPUs with AVX512-BF16 bitsandbytes repacks weights for a fused kernel in the first pass without gradients. That
-    kernel takes only widths divisible by 64, always computes in bfloat16 and has no backward pass, so gradients would
-    silently stop at every layer that was evaluated before. The plain kernels have none of these limits.
+    On CPUs with AVX512-BF16 bitsandbytes repacks weights for it in the first pass without gradients. It takes only
+    widths divisible by 64, always computes in bfloat16 and has no backward pass, so gradients would silently stop at
+    every layer that was evaluated before. The plain kernels have none of these limits.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
+@torch.no_grad()
+def _check_four_bit(model: nn.Module) -> None:
+    """Raise UnsupportedError if this machine cannot compute a 4-bit model, or computes it wrongly.
+
+    Every shape of weights is dequantised by the kernel and by plain tensor operations: with AVX512, the kernel of
+    bitsandbytes 0.50 scales weights wrongly if a block of 64 spans two rows.
+    """
     device = next(model.parameters()).device
+    weights = {weight.quant_state.shape: weight for weight in model.parameters() if hasattr(weight, "quant_state")}
     try:
+        wrong = next((shape for shape, weight in weights.items() if not _dequantises_correctly(weight)), None)
         model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=device))
+        reason = f"bitsandbytes dequantises weights of shape {tuple(wrong)} wrongly" if wrong else ""
     except (RuntimeError, AssertionError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if reason:
         raise UnsupportedError(
             f"This model cannot be computed in 4 bits on {device.type} ({reason}); use another dtype or a GPU."
-        ) from error
+        )
+
+
+def _dequantises_correctly(weight: Any) -> bool:
+    """Whether the kernel gives code x absmax for every value, up to rounding."""
+    from bitsandbytes.functional import dequantize_4bit, dequantize_blockwise
+
+    state = weight.quant_state
+    absmax = dequantize_blockwise(state.absmax, state.state2) + state.offset if state.nested else state.absmax
+    packed = weight.data.view(torch.uint8).flatten()
+    indices = torch.stack((packed >> 4, packed & 15), dim=-1).flatten()[: state.shape.numel()].long()
+    expected = state.code.float()[indices] * absmax.float().repeat_interleave(state.blocksize)[: len(indices)]
+    actual = dequantize_4bit(weight.data, state).float().flatten()
+    return bool((actual - expected).abs().max() <= 0.01 * expected.abs().max())
