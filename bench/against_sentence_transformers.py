@@ -1,11 +1,12 @@
-"""Tokens per second of the same weights, texts and pooling (mean of the last layer, float32), side by side.
+"""Tokens per second against sentence-transformers: same weights, texts and pooling (mean of the last layer, float32).
 
-Five ways in one process, in turns, best of two: sentence-transformers on the folder without its chat template, the
-same on the folder as it is, a plain loop of unsorted batches of 32 with all hidden states, one text at a time, and
-ours. Vectors are compared first: being fast and wrong does not count.
+Five methods in one process, in alternation, best of two: sentence-transformers on the model folder without its chat
+template, sentence-transformers on the unchanged folder, a plain loop over unsorted batches of 32 with all hidden
+states, one text at a time, and decoder2vec. All but the chat template must give the same vectors, which is checked
+first.
 
-Given an instruct model, sentence-transformers 6 wraps every text into its chat template, system prompt included: more
-tokens, and other vectors; tokens are counted before any wrapping.
+Given an instruct model, sentence-transformers 6 wraps every text into the chat template, system prompt included: more
+tokens, and other vectors. Tokens are counted before any wrapping.
 Run: python bench/against_sentence_transformers.py [model]
 """
 
@@ -21,7 +22,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Pooling, Transformer
 
-from corpus import mixed, sentences
+from corpus import sentences, texts_of_mixed_lengths
 from decoder2vec import Encoder
 from decoder2vec.backbone.sources import resolve_model_folder
 from measure import report
@@ -29,29 +30,31 @@ from measure import report
 ROUNDS = 2
 
 
-def plain_loop(encoder: Encoder, texts: list[str], size: int) -> np.ndarray:
-    """What many people write first: pad, run everything, average the last state."""
-    tokenizer, model, rows = encoder.tokenizer, encoder.backbone.model, []
+def plain_loop(encoder: Encoder, texts: list[str], batch_size: int) -> np.ndarray:
+    """Encode as a first script usually does: pad, keep all hidden states, average the last."""
+    tokenizer, model, vectors = encoder.tokenizer, encoder.backbone.model, []
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     with torch.inference_mode():
-        for begin in range(0, len(texts), size):
-            part = tokenizer(texts[begin : begin + size], return_tensors="pt", padding=True, padding_side="right")
-            states = model(**part, output_hidden_states=True).hidden_states[-1]
-            mask = part["attention_mask"].unsqueeze(-1)
-            rows.append(((states * mask).sum(1) / mask.sum(1)).numpy())
-    return np.concatenate(rows)
+        for start in range(0, len(texts), batch_size):
+            chunk = texts[start : start + batch_size]
+            batch = tokenizer(chunk, return_tensors="pt", padding=True, padding_side="right")
+            states = model(**batch, output_hidden_states=True).hidden_states[-1]
+            mask = batch["attention_mask"].unsqueeze(-1)
+            vectors.append(((states * mask).sum(1) / mask.sum(1)).numpy())
+    return np.concatenate(vectors)
 
 
-def sentence_transformer(folder: str) -> SentenceTransformer:
-    """Mean pooling over the folder's model."""
-    body = Transformer(folder)
-    peer = SentenceTransformer(modules=[body, Pooling(body.get_embedding_dimension(), "mean")], device="cpu")
-    peer.tokenizer.pad_token = peer.tokenizer.pad_token or peer.tokenizer.eos_token
-    return peer
+def mean_pooled_model(folder: str) -> SentenceTransformer:
+    """Return the model of a folder in sentence-transformers, with mean pooling."""
+    transformer = Transformer(folder)
+    pooling = Pooling(transformer.get_embedding_dimension(), "mean")
+    model = SentenceTransformer(modules=[transformer, pooling], device="cpu")
+    model.tokenizer.pad_token = model.tokenizer.pad_token or model.tokenizer.eos_token
+    return model
 
 
-def without_chat_template(folder: str, target: str) -> str:
-    """The same folder, by links, less the file that makes sentence-transformers wrap its texts."""
+def link_without_chat_template(folder: str, target: str) -> str:
+    """Link all files of a model folder into another, except the one that makes sentence-transformers wrap texts."""
     for file in Path(folder).iterdir():
         if file.name != "chat_template.jinja":
             (Path(target) / file.name).symlink_to(file)
@@ -62,32 +65,32 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
     folder = str(resolve_model_folder(name))
     scratch = tempfile.TemporaryDirectory()
-    peer = sentence_transformer(without_chat_template(folder, scratch.name))
-    wrapping = sentence_transformer(folder)
+    unwrapped = mean_pooled_model(link_without_chat_template(folder, scratch.name))
+    chat = mean_pooled_model(folder)
     ours = Encoder.from_pretrained(name, layer=-1, normed=True, pooling="mean", template="plain", device="cpu")
     rows = []
-    for kind, texts in (("sentences", sentences(48)), ("mixed lengths", mixed(48))):
+    for kind, texts in (("sentences", sentences(48)), ("mixed lengths", texts_of_mixed_lengths(48))):
         tokens = sum(len(ours.tokenizer(text)["input_ids"]) for text in texts)
-        ways = {
-            "sentence-transformers": lambda texts=texts: peer.encode(texts, batch_size=32),
-            "sentence-transformers, chat template": lambda texts=texts: wrapping.encode(texts, batch_size=32),
+        methods = {
+            "sentence-transformers": lambda texts=texts: unwrapped.encode(texts, batch_size=32),
+            "sentence-transformers, chat template": lambda texts=texts: chat.encode(texts, batch_size=32),
             "unsorted batches of 32": lambda texts=texts: plain_loop(ours, texts, 32),
             "one at a time": lambda texts=texts: plain_loop(ours, texts, 1),
             "decoder2vec": lambda texts=texts: ours.encode(texts),
         }
-        expected = ways["one at a time"]()
-        best = dict.fromkeys(ways, float("inf"))
-        for way, run in ways.items():
-            difference = np.abs(run() - expected).max() / np.abs(expected).max()
-            assert difference < 1e-3 or "chat" in way, (way, difference)
+        expected = methods["one at a time"]()
+        best = dict.fromkeys(methods, float("inf"))
+        for method, encode in methods.items():
+            difference = np.abs(encode() - expected).max() / np.abs(expected).max()
+            assert difference < 1e-3 or "chat" in method, (method, difference)
         for _ in range(ROUNDS):
-            for way, run in ways.items():
+            for method, encode in methods.items():
                 started = time.perf_counter()
-                run()
-                best[way] = min(best[way], time.perf_counter() - started)
-        for way, seconds in best.items():
+                encode()
+                best[method] = min(best[method], time.perf_counter() - started)
+        for method, seconds in best.items():
             ratio = seconds / best["decoder2vec"]
-            rows.append((kind, way, tokens, round(seconds, 2), round(tokens / seconds, 1), f"{ratio:.2f}x"))
+            rows.append((kind, method, tokens, round(seconds, 2), round(tokens / seconds, 1), f"{ratio:.2f}x"))
     columns = ("texts", "way", "tokens", "seconds", "tokens/s", "ours is faster by")
     report("against_sentence_transformers", columns, rows, model=name)
 

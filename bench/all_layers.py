@@ -1,6 +1,6 @@
-"""What does it cost to read every layer instead of the last one, and against output_hidden_states=True?
+"""The cost of reading every layer instead of the last one, also against output_hidden_states=True.
 
-Time is the best of some runs in turns; peak memory is that of a fresh process for each way.
+Times are the best of several rounds in alternation; peak memory is that of a new process for each method (Linux).
 Run: python bench/all_layers.py [model]
 """
 
@@ -10,77 +10,84 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-from corpus import of_length
+from corpus import texts_of_length
 from decoder2vec import Backbone, Extractor, Reading
 from decoder2vec.text.batches import collate, plan_batches
 from measure import report
 
 ROUNDS = 4
+POOLINGS = ("mean", "lasttoken", "weightedmean")
 
 
-def ways(backbone: Backbone) -> dict[str, object]:
-    """Name to a function that reads some texts."""
-    every = [Reading(layer, "mean") for layer in range(backbone.n_layers + 1)]
-    texts = of_length(32, 60)
+def extraction_methods(backbone: Backbone) -> dict[str, Callable[[], object]]:
+    """Return functions that read the same texts, by name."""
+    all_layers = [Reading(layer, "mean") for layer in range(backbone.n_layers + 1)]
+    all_poolings = [Reading(reading.layer, pooling) for reading in all_layers for pooling in POOLINGS]
+    texts = texts_of_length(32, 60)
     return {
-        "last layer": lambda: Extractor(backbone, every[-1:])(texts),
-        "all layers": lambda: Extractor(backbone, every)(texts),
-        "all layers, 3 poolings": lambda: Extractor(
-            backbone, [Reading(r.layer, p) for r in every for p in ("mean", "lasttoken", "weightedmean")]
-        )(texts),
-        "output_hidden_states": lambda: hidden_states(backbone, texts),
+        "last layer": lambda: Extractor(backbone, all_layers[-1:])(texts),
+        "all layers": lambda: Extractor(backbone, all_layers)(texts),
+        "all layers, 3 poolings": lambda: Extractor(backbone, all_poolings)(texts),
+        "output_hidden_states": lambda: pool_hidden_states(backbone, texts),
     }
 
 
 @torch.inference_mode()
-def hidden_states(backbone: Backbone, texts: list[str]) -> list[torch.Tensor]:
-    """The usual way, on the same batches: keep every layer's every token, then pool."""
+def pool_hidden_states(backbone: Backbone, texts: list[str]) -> list[torch.Tensor]:
+    """Read all layers in the usual way, on the same batches: keep the states of all tokens, then pool."""
     extractor = Extractor(backbone, [Reading(0, "mean")])
     prompts = extractor.tokeniser(texts).prompts
-    rows = []
-    for numbers in plan_batches([len(prompt.ids) for prompt in prompts], extractor.budget):
-        batch = collate([prompts[number] for number in numbers], backbone.pad_token_id)
-        states = backbone.model(batch.ids, attention_mask=batch.mask, use_cache=False, output_hidden_states=True)
+    vectors = []
+    for indices in plan_batches([len(prompt.ids) for prompt in prompts], extractor.budget):
+        batch = collate([prompts[index] for index in indices], backbone.pad_token_id)
+        output = backbone.model(batch.ids, attention_mask=batch.mask, use_cache=False, output_hidden_states=True)
         mask = batch.mask.unsqueeze(-1)
-        rows.append(torch.stack([(s * mask).sum(1) / mask.sum(1) for s in states.hidden_states], 1))
-    return rows
+        vectors.append(torch.stack([(states * mask).sum(1) / mask.sum(1) for states in output.hidden_states], 1))
+    return vectors
 
 
 def peak_kilobytes() -> int:
-    """The most memory this process has held since the peak was last forgotten (Linux)."""
+    """Return the peak memory of this process since the counter was last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
 
 
-def peak_megabytes(model: str, way: str) -> float:
-    """Peak memory above the loaded model, in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, model, way], capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+def print_peak(backbone: Backbone, method: str) -> None:
+    """Print the peak memory of a method above that of the loaded model, in MB."""
+    run = extraction_methods(backbone)[method]
+    Extractor(backbone, [Reading(-1, "mean")])(texts_of_length(4, 60))  # warm up
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak, which is that of loading
+    before = peak_kilobytes()
+    run()
+    print((peak_kilobytes() - before) / 1024)
+
+
+def measure_peak(model: str, method: str) -> float:
+    """Return the peak memory of a method in a process of its own, in MB."""
+    process = subprocess.run([sys.executable, __file__, model, method], capture_output=True, text=True, check=True)
+    return float(json.loads(process.stdout.splitlines()[-1]))
 
 
 def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
     backbone = Backbone.load(model, device="cpu")
-    jobs = ways(backbone)
     if len(sys.argv) > 2:
-        Extractor(backbone, [Reading(-1, "mean")])(of_length(4, 60))
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak of loading
-        before = peak_kilobytes()
-        jobs[sys.argv[2]]()
-        print((peak_kilobytes() - before) / 1024)
+        print_peak(backbone, sys.argv[2])
         return
-    best = dict.fromkeys(jobs, float("inf"))
+    methods = extraction_methods(backbone)
+    best = dict.fromkeys(methods, float("inf"))
     for _ in range(ROUNDS):
-        for name, job in jobs.items():
+        for name, run in methods.items():
             started = time.perf_counter()
-            job()
+            run()
             best[name] = min(best[name], time.perf_counter() - started)
     rows = [
-        (name, round(seconds, 2), f"{seconds / best['last layer'] - 1:+.1%}", round(peak_megabytes(model, name)))
+        (name, round(seconds, 2), f"{seconds / best['last layer'] - 1:+.1%}", round(measure_peak(model, name)))
         for name, seconds in best.items()
     ]
     report("all_layers", ("way", "seconds", "against the last layer", "peak MB above the model"), rows, model=model)

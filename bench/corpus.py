@@ -1,4 +1,4 @@
-"""Texts for the benches: STS sentences where a file of them is given in D2V_BENCH_TEXTS, else made-up ones."""
+"""Texts for the benches: from the file of scored pairs in D2V_BENCH_TEXTS, else made from the sentences of the demo."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ from decoder2vec.text.files import read_pairs
 
 
 def sentences(count: int) -> list[str]:
-    """Short sentences, all different."""
+    """Return different short sentences; those of the demo are repeated with a number at the end."""
     file = os.environ.get("D2V_BENCH_TEXTS")
     if file:
         return read_pairs(file).texts()[:count]
-    text = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8")
-    base = text.splitlines()
-    return [f"{base[i % len(base)]} ({i})" if i >= len(base) else base[i] for i in range(count)]
+    demo = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8").splitlines()
+    return [f"{demo[i % len(demo)]} ({i})" if i >= len(demo) else demo[i] for i in range(count)]
 
 
-def mixed(count: int, longest: int = 200) -> list[str]:
-    """Texts from one word to `longest` words, most of them short."""
+def texts_of_mixed_lengths(count: int, max_words: int = 200) -> list[str]:
+    """Return random texts of 1 to `max_words` words; most are short."""
     rng = random.Random(0)
-    words = " ".join(sentences(48)).split()
-    lengths = [min(longest, max(1, round(rng.lognormvariate(2.8, 0.9)))) for _ in range(count)]
-    return [" ".join(rng.choices(words, k=length)) for length in lengths]
+    vocabulary = " ".join(sentences(48)).split()
+    lengths = [min(max_words, max(1, round(rng.lognormvariate(2.8, 0.9)))) for _ in range(count)]
+    return [" ".join(rng.choices(vocabulary, k=length)) for length in lengths]
 
 
-def of_length(count: int, words: int) -> list[str]:
-    """Different texts of exactly `words` words."""
+def texts_of_length(count: int, words: int) -> list[str]:
+    """Return random texts of exactly `words` words."""
     rng = random.Random(1)
     vocabulary = " ".join(sentences(48)).split()
     return [" ".join(rng.choices(vocabulary, k=words)) for _ in range(count)]

@@ -1,6 +1,6 @@
-"""What does it save to read fewer layers or fewer prompts? Speed and scores of the encoders of several plans.
+"""What reading fewer layers or fewer prompts saves: speed and scores of variants of experiments/freeze/embedding.toml.
 
-The heads are untrained, since their speed does not depend on what they have learned. Scores come from results/freeze/.
+The heads are untrained, since training does not change their speed. Scores come from results/freeze/.
 Run: python bench/fewer_layers.py [model]
 """
 
@@ -10,16 +10,15 @@ import json
 import sys
 from pathlib import Path
 
-from corpus import of_length
-from decoder2vec import Backbone, Encoder
-from decoder2vec.config import EncoderSpec
+from corpus import texts_of_length
+from decoder2vec import Backbone, Encoder, EncoderSpec, load_plan
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
-from decoder2vec.training.plan import load_plan
 from measure import best_seconds, report
 
 ROOT = Path(__file__).parents[1]
-PLANS = (
+PLAN_FILE = ROOT / "experiments" / "freeze" / "embedding.toml"
+VARIANTS = (
     "embedding",
     "embedding_narrow",
     "embedding_one_pass",
@@ -29,27 +28,35 @@ PLANS = (
 )
 
 
-def untrained(name: str, backbone: Backbone) -> Encoder:
-    recipe = load_plan(ROOT / "experiments" / "freeze" / f"{name}.toml").stages[0].recipe
+def untrained_encoder(variant: str, backbone: Backbone) -> Encoder:
+    """Return the encoder of a variant with a randomly initialised head."""
+    recipe = load_plan(PLAN_FILE, variant=variant).stages[0].recipe
     head = LayerwiseHead(CodeNet(recipe.code_spec(backbone)))
     return Encoder(backbone, EncoderSpec(backbone.name, recipe.readings(backbone)), head)
 
 
-def score(name: str) -> float:
-    results = json.loads((ROOT / "results" / "freeze" / f"{name}.json").read_text(encoding="utf-8"))
+def stored_score(variant: str) -> float:
+    """Return the Spearman correlation x 100 of the trained variant on STS-B test."""
+    results = json.loads((ROOT / "results" / "freeze" / f"{variant}.json").read_text(encoding="utf-8"))
     return results["mean"]["test"]["stsb-test"]["spearman"]
 
 
 def main() -> None:
     backbone = Backbone.load(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m")
-    texts = of_length(24, 12)
-    encoders = {name: untrained(name, backbone) for name in PLANS}
+    texts = texts_of_length(24, 12)
+    encoders = {variant: untrained_encoder(variant, backbone) for variant in VARIANTS}
     seconds = {
-        name: best_seconds(lambda encoder=encoder: encoder.encode(texts), 2) for name, encoder in encoders.items()
+        variant: best_seconds(lambda encoder=encoder: encoder.encode(texts), 2) for variant, encoder in encoders.items()
     }
     rows = [
-        (name, encoder.dim, f"{seconds[name]:.2f}", f"{seconds['embedding'] / seconds[name]:.2f}x", score(name))
-        for name, encoder in encoders.items()
+        (
+            variant,
+            encoder.dim,
+            f"{seconds[variant]:.2f}",
+            f"{seconds['embedding'] / seconds[variant]:.2f}x",
+            stored_score(variant),
+        )
+        for variant, encoder in encoders.items()
     ]
     report("fewer_layers", ("plan", "dim", "s for 24 texts", "speed", "STS-B test"), rows, model=backbone.name)
 

@@ -1,4 +1,4 @@
-"""How much of the machine's measured float32 matrix rate does reading reach, and how many tokens are padding?
+"""Share of the machine's measured float32 matrix rate that encoding reaches, and share of padding tokens.
 
 Run: python bench/gemm_share.py [model]
 """
@@ -9,32 +9,34 @@ import sys
 
 import torch
 
-from corpus import mixed, of_length, sentences
+from corpus import sentences, texts_of_length, texts_of_mixed_lengths
 from decoder2vec import Backbone, Extractor, Reading
 from measure import best_seconds, flops_per_token, gemm_flops, report
+
+REPEATS = 3
 
 
 def main() -> None:
     model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
     backbone = Backbone.load(model, device="cpu")
-    every = [Reading(layer, "mean") for layer in range(backbone.n_layers + 1)]
+    all_layers = [Reading(layer, "mean") for layer in range(backbone.n_layers + 1)]
     rows = []
     for kind, texts in (
-        ("64-token texts", of_length(96, 48)),
+        ("64-token texts", texts_of_length(96, 48)),
         ("sentences", sentences(300)),
-        ("mixed lengths", mixed(300)),
+        ("mixed lengths", texts_of_mixed_lengths(300)),
     ):
-        extractor = Extractor(backbone, every)
-        peak = gemm_flops(backbone.device, torch.float32)
-        seconds = best_seconds(lambda extractor=extractor, texts=texts: extractor(texts))
-        tokens = extractor.stats.tokens / 3
-        share = tokens * flops_per_token(backbone) / seconds / peak
+        extractor = Extractor(backbone, all_layers)
+        gemm_rate = gemm_flops(backbone.device, torch.float32)
+        seconds = best_seconds(lambda extractor=extractor, texts=texts: extractor(texts), REPEATS)
+        tokens = extractor.stats.tokens / REPEATS
+        share = tokens * flops_per_token(backbone) / seconds / gemm_rate
         rows.append(
             (
                 kind,
                 round(tokens / len(texts), 1),
                 round(tokens / seconds),
-                f"{peak / 1e9:.0f}",
+                f"{gemm_rate / 1e9:.0f}",
                 f"{share:.0%}",
                 f"{extractor.stats.padding:.1%}",
             )

@@ -1,7 +1,8 @@
-"""Tokens per second of whole training steps on triplets with the lengths of NLI sentences under a prompt, on a GPU.
+"""Tokens per second of whole LoRA training steps on a GPU, with eager and with compiled blocks.
 
-A step is that of the training loop: batch, forward, InfoNCE, backward, clipping, optimiser. The first steps, in which
-blocks are compiled, do not count. Tokens are those of the prompts, without padding.
+Triplets have the lengths of NLI sentences and are read under the prompteol template. A step is that of the training
+loop: batch, forward, InfoNCE, backward, clipping, optimiser. The first steps, in which blocks are compiled, are not
+measured. Tokens are those of the prompts, without padding.
 Run: python bench/gpu_training.py [--backbone smollm2-135m] [--batches 128,512] [--steps 40]
 """
 
@@ -18,37 +19,37 @@ import torch
 
 from corpus import sentences
 from measure import peak_megabytes, report
-from suffix_training import QUANTILES
+from suffix_training import NLI_LENGTHS
 
-WARM_UP = 10
+WARM_UP_STEPS = 10
 
 
 class LastStepDone(Exception):
-    """Raised after the last measured step."""
+    """Raised after the last measured step to stop the training."""
 
 
-def texts_like_nli(count):
-    """Random texts with about as many words as NLI sentences have tokens; hardly any text occurs twice."""
+def random_texts_of_nli_length(count):
+    """Return random texts with about as many words as NLI sentences have tokens; hardly any text occurs twice."""
     rng = np.random.default_rng(0)
-    lengths = rng.permutation(np.resize(QUANTILES, count))
+    lengths = rng.permutation(np.resize(NLI_LENGTHS, count))
     words = rng.choice(" ".join(sentences(48)).split(), lengths.sum())
     return [" ".join(text) for text in np.split(words, lengths.cumsum()[:-1])]
 
 
 def random_triplets(count):
-    """Training data of random triplets, and dev pairs that are not worth evaluating."""
+    """Return training data of random triplets, with dev pairs only because a training requires them."""
     from decoder2vec.text.files import ScoredPairs
     from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
     from decoder2vec.training.data import TrainingData
 
-    texts = texts_like_nli(3 * count)
+    texts = random_texts_of_nli_length(3 * count)
     triplets = [Example(*texts[3 * n : 3 * n + 2], (texts[3 * n + 2],), n) for n in range(count)]
     dev = ScoredPairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
     return TrainingData(None, (dev,), contrastive=ContrastiveExamples.of(triplets))
 
 
 def tokens_per_second(recipe, data, backbone, steps):
-    """Speed of a recipe from the end of the warm-up to the last step."""
+    """Train with a recipe and return its speed after the warm-up."""
     from decoder2vec.training.context import TokenContext
     from decoder2vec.training.recipes.recipe import Trainer
 
@@ -59,7 +60,7 @@ def tokens_per_second(recipe, data, backbone, steps):
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         times.append(time.perf_counter())
-        if progress.step == WARM_UP + steps:
+        if progress.step == WARM_UP_STEPS + steps:
             raise LastStepDone
 
     # evaluations are not measured
@@ -68,7 +69,7 @@ def tokens_per_second(recipe, data, backbone, steps):
     corpus, examples = trainer.corpus, data.contrastive
     tokens = sum(len(corpus.prompts[corpus.index[text]].ids) for text in examples.texts)
     tokens_per_step = recipe.training.batch * tokens / len(examples)
-    return tokens_per_step * steps / (times[-1] - times[WARM_UP - 1])
+    return tokens_per_step * steps / (times[-1] - times[WARM_UP_STEPS - 1])
 
 
 def main() -> None:
@@ -80,18 +81,18 @@ def main() -> None:
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--batches", default="128,512")
     parser.add_argument("--steps", type=int, default=40)
-    arguments = parser.parse_args()
-    backbone = Backbone.load(arguments.backbone)
+    args = parser.parse_args()
+    backbone = Backbone.load(args.backbone)
     rows = []
-    for batch in map(int, arguments.batches.split(",")):
-        data = random_triplets(batch * (WARM_UP + arguments.steps))
+    for batch in map(int, args.batches.split(",")):
+        data = random_triplets(batch * (WARM_UP_STEPS + args.steps))
         for compiled in (False, True):
             recipe = LoraRecipe(read=ReadSettings(template="prompteol"), compile_blocks=compiled)
             recipe = replace(recipe, training=replace(recipe.training, batch=batch, evaluate_every=10**6))
-            speed = tokens_per_second(recipe, data, backbone, arguments.steps)
-            rows.append((batch, "compiled" if compiled else "as it is", f"{speed:.0f}", f"{peak_megabytes():.0f}"))
+            speed = tokens_per_second(recipe, data, backbone, args.steps)
+            rows.append((batch, "compiled" if compiled else "eager", f"{speed:.0f}", f"{peak_megabytes():.0f}"))
     columns = ("triplets a batch", "blocks", "tokens/s", "peak MB so far")
-    report("gpu_training", columns, rows, backbone=arguments.backbone, steps=arguments.steps)
+    report("gpu_training", columns, rows, backbone=args.backbone, steps=args.steps)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Is search by words as fast as bm25s used directly? The same texts and queries, both ways in turn, in CPU seconds.
+"""BM25 search against bm25s used directly: the same texts and queries, in alternation, in CPU seconds.
 
 Run: python bench/lexical.py [texts]
 """
@@ -12,46 +12,46 @@ from collections.abc import Callable
 import bm25s
 import Stemmer
 
-from corpus import of_length
+from corpus import texts_of_length
 from decoder2vec.search.ranking import LexicalSearch
 from measure import report
 
-TOP = 10
+TOP_K, ROUNDS = 10, 9
 
 
 def cpu_seconds(job: Callable[[], object]) -> float:
-    """Of this process alone: both ways use one thread, and what else runs on the machine does not count."""
+    """Return the CPU seconds of a job; other processes do not count, and both methods use one thread."""
     started = time.process_time()
     job()
     return time.process_time() - started
 
 
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
-    texts = of_length(count, 60)
+    n_texts = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
+    texts = texts_of_length(n_texts, 60)
     queries = [" ".join(text.split()[:5]) for text in texts[:200]]
-    keys = [str(number) for number in range(count)]
+    keys = [str(i) for i in range(n_texts)]
     settings = {"stopwords": "en", "stemmer": Stemmer.Stemmer("english"), "show_progress": False}
 
-    def direct_build() -> bm25s.BM25:
-        made = bm25s.BM25()
-        made.index(bm25s.tokenize(texts, **settings), show_progress=False)
-        return made
+    def build_bm25s() -> bm25s.BM25:
+        index = bm25s.BM25()
+        index.index(bm25s.tokenize(texts, **settings), show_progress=False)
+        return index
 
-    def direct_search() -> object:
-        asked = bm25s.tokenize(queries, return_ids=False, **settings)
-        return direct.retrieve(asked, corpus=keys, k=TOP, show_progress=False)
+    def search_bm25s() -> object:
+        query_tokens = bm25s.tokenize(queries, return_ids=False, **settings)
+        return direct.retrieve(query_tokens, corpus=keys, k=TOP_K, show_progress=False)
 
-    direct, ours = direct_build(), LexicalSearch.build(keys, texts)
+    direct, ours = build_bm25s(), LexicalSearch.build(keys, texts)
     rows = []
-    for name, plain, wrapped in (
-        ("build", direct_build, lambda: LexicalSearch.build(keys, texts)),
-        (f"{len(queries)} queries", direct_search, lambda: ours.search(queries, TOP)),
+    for task, run_bm25s, run_ours in (
+        ("build", build_bm25s, lambda: LexicalSearch.build(keys, texts)),
+        (f"{len(queries)} queries", search_bm25s, lambda: ours.search(queries, TOP_K)),
     ):
-        times = [(cpu_seconds(plain), cpu_seconds(wrapped)) for _ in range(9)]
-        a, b = (min(column) for column in zip(*times, strict=True))
-        rows.append((name, f"{a:.3f}", f"{b:.3f}", f"{a / b:.2f}x"))
-    report("lexical", ("work", "bm25s directly, s", "ours, s", "speed"), rows, texts=count)
+        times = [(cpu_seconds(run_bm25s), cpu_seconds(run_ours)) for _ in range(ROUNDS)]
+        bm25s_seconds, our_seconds = (min(column) for column in zip(*times, strict=True))
+        rows.append((task, f"{bm25s_seconds:.3f}", f"{our_seconds:.3f}", f"{bm25s_seconds / our_seconds:.2f}x"))
+    report("lexical", ("work", "bm25s directly, s", "ours, s", "speed"), rows, texts=n_texts)
 
 
 if __name__ == "__main__":

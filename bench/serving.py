@@ -1,11 +1,12 @@
-"""32 clients at once: the server against a plain FastAPI handler that calls `encode` for each request.
+"""32 concurrent clients: `d2v serve` against a plain FastAPI handler that calls `encode` for each request.
 
-Same weights, every text another, no vectors remembered. Each server runs in a process of its own, beside the clients.
-Sentences are read under the default prompt, some 29 tokens; queries of four words as they are, some 7: the fewer tokens
-a text has, the more is gained by reading it together with others.
-The plain handlers read one text at a time, since `encode` does not bear two threads: one in the event loop, one in
-FastAPI's threads behind a lock; the ratio is to the faster of the two. The most that any server could reach is what
-`encode` does on lists of as many texts as there are clients, without HTTP and with the machine to itself.
+All servers use the same weights, every request is another text, and no vectors are cached. Each server runs in a
+process of its own on the machine of the clients. Sentences are read under the default prompt, about 29 tokens; queries
+of four words as plain text, about 7 tokens: the shorter the texts, the more batching gains.
+
+The plain handlers encode one text at a time, since `encode` is not safe in two threads at once: one runs in the event
+loop, one in FastAPI's threads with a lock. The ratio is to the faster of the two. The upper limit for any server is
+`encode` on lists of as many texts as there are clients, without HTTP and with the machine to itself.
 
 Run: python bench/serving.py [model] [requests] [clients]
 """
@@ -25,130 +26,134 @@ import httpx
 import numpy as np
 from fastapi import FastAPI, Request
 
-from corpus import of_length, sentences
-from measure import in_turn, report
+from corpus import sentences, texts_of_length
+from measure import fastest_runs, report
 
-PLAIN = ("in the event loop", "in threads, locked")
-LIMIT = "no server: lists"
-WAYS = ("served", *PLAIN, LIMIT)
-KINDS = {"sentences": "prompteol", "queries": "plain"}
-"""What is asked, and the template it is read under."""
-
-
-def texts_of(kind: str, count: int) -> list[str]:
-    return sentences(count) if kind == "sentences" else [f"{text} {n}" for n, text in enumerate(of_length(count, 3))]
+PLAIN_HANDLERS = ("in the event loop", "in threads, locked")
+UPPER_LIMIT = "no server: lists"
+METHODS = ("served", *PLAIN_HANDLERS, UPPER_LIMIT)
+TEMPLATES = {"sentences": "prompteol", "queries": "plain"}
+"""The kinds of texts, and the template that each is read under."""
 
 
-def app_of(way: str, kind: str, model: str):
-    from decoder2vec import Encoder
+def request_texts(kind: str, count: int) -> list[str]:
+    """Return different texts of one kind."""
+    if kind == "sentences":
+        return sentences(count)
+    return [f"{text} {n}" for n, text in enumerate(texts_of_length(count, 3))]
 
-    encoder = Encoder.from_pretrained(model, template=KINDS[kind])
-    if way == "served":
-        from decoder2vec.serving.app import create_app
-        from decoder2vec.serving.service import ServerConfig
 
+def create_server_app(method: str, kind: str, model: str):
+    """Return the app of decoder2vec, or one with a plain handler."""
+    from decoder2vec import Encoder, ServerConfig, create_app
+
+    encoder = Encoder.from_pretrained(model, template=TEMPLATES[kind])
+    if method == "served":
         return create_app(ServerConfig(encoder, cache_megabytes=0))
     app, lock = FastAPI(), threading.Lock()
 
-    def answer(text: str) -> dict[str, object]:
+    def embed(text: str) -> dict[str, object]:
         return {"data": [{"index": 0, "embedding": encoder.encode(text).tolist()}]}
 
-    async def in_loop(request: Request) -> dict[str, object]:
-        return answer((await request.json())["input"])
+    async def handle_in_loop(request: Request) -> dict[str, object]:
+        return embed((await request.json())["input"])
 
-    def in_thread(asked: dict[str, str]) -> dict[str, object]:
+    def handle_in_thread(body: dict[str, str]) -> dict[str, object]:
         with lock:
-            return answer(asked["input"])
+            return embed(body["input"])
 
-    app.post("/v1/embeddings")(in_loop if way == "in the event loop" else in_thread)
+    app.post("/v1/embeddings")(handle_in_loop if method == "in the event loop" else handle_in_thread)
     return app
 
 
-def serve(way: str, kind: str, model: str) -> None:
+def serve(method: str, kind: str, model: str) -> None:
+    """Serve on a free port, which is printed first, until the process is terminated."""
     from decoder2vec.serving.app import bind, build_server
 
-    app = app_of(way, kind, model)
+    app = create_server_app(method, kind, model)
     with bind("127.0.0.1", 0) as address:
         print(address.getsockname()[1], flush=True)
         build_server(app).run(sockets=[address])
 
 
-async def ask(client: httpx.AsyncClient, texts: Iterator[str], seconds: list[float]) -> None:
+async def send_requests(client: httpx.AsyncClient, texts: Iterator[str], seconds: list[float]) -> None:
+    """Send one request after the other until the shared iterator is exhausted; append the seconds of each."""
     for text in texts:
         started = time.perf_counter()
-        answer = await client.post("/v1/embeddings", json={"input": text})
-        answer.raise_for_status()
+        response = await client.post("/v1/embeddings", json={"input": text})
+        response.raise_for_status()
         seconds.append(time.perf_counter() - started)
 
 
-async def load(port: str, texts: list[str], clients: int) -> tuple[float, list[float]]:
-    """Seconds of all requests together, and of each."""
+async def load_test(port: str, texts: list[str], n_clients: int) -> tuple[float, list[float]]:
+    """Return the seconds of all requests together, and of each."""
     seconds: list[float] = []
-    left = iter(texts)
+    remaining = iter(texts)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
-        await asyncio.gather(*(ask(client, iter([f"warm {number}"]), []) for number in range(clients)))
+        await asyncio.gather(*(send_requests(client, iter([f"warm {n}"]), []) for n in range(n_clients)))
         started = time.perf_counter()
-        await asyncio.gather(*(ask(client, left, seconds) for _ in range(clients)))
+        await asyncio.gather(*(send_requests(client, remaining, seconds) for _ in range(n_clients)))
         return time.perf_counter() - started, seconds
 
 
-def lists(asked: argparse.Namespace) -> tuple[float, list[float]]:
-    """Seconds of all texts together, and of each list."""
+def measure_lists(args: argparse.Namespace) -> tuple[float, list[float]]:
+    """Return the seconds of all texts together, and of each list, without a server."""
     from decoder2vec import Encoder
 
-    encoder = Encoder.from_pretrained(asked.model, template=KINDS[asked.kind])
-    texts, seconds = texts_of(asked.kind, asked.requests), []
-    encoder.encode([f"warm {number}" for number in range(asked.clients)])
-    for begin in range(0, len(texts), asked.clients):
+    encoder = Encoder.from_pretrained(args.model, template=TEMPLATES[args.kind])
+    texts, seconds = request_texts(args.kind, args.requests), []
+    encoder.encode([f"warm {n}" for n in range(args.clients)])
+    for start in range(0, len(texts), args.clients):
         started = time.perf_counter()
-        encoder.encode(texts[begin : begin + asked.clients])
+        encoder.encode(texts[start : start + args.clients])
         seconds.append(time.perf_counter() - started)
     return sum(seconds), seconds
 
 
-def served(asked: argparse.Namespace) -> tuple[float, list[float]]:
-    """Seconds of all requests together, and of each, with a server in a process of its own."""
+def measure_server(args: argparse.Namespace) -> tuple[float, list[float]]:
+    """Return the seconds of all requests together, and of each, with a server in a process of its own."""
     command = [sys.executable, *sys.argv, "--serve"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             port = server.stdout.readline().strip()
-            return asyncio.run(load(port, texts_of(asked.kind, asked.requests), asked.clients))
+            return asyncio.run(load_test(port, request_texts(args.kind, args.requests), args.clients))
         finally:
             server.terminate()
 
 
-def one_way(asked: argparse.Namespace) -> None:
-    total, each = (lists if asked.way == LIMIT else served)(asked)
-    p50, p99 = np.quantile(each, [0.5, 0.99])
+def measure(args: argparse.Namespace) -> None:
+    """Measure one method and print the result as JSON."""
+    total, latencies = (measure_lists if args.method == UPPER_LIMIT else measure_server)(args)
+    p50, p99 = np.quantile(latencies, [0.5, 0.99])
     print(json.dumps({"seconds": total, "p50": p50, "p99": p99}))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="smollm2-135m")
     parser.add_argument("requests", nargs="?", type=int, default=192)
     parser.add_argument("clients", nargs="?", type=int, default=32)
-    parser.add_argument("--way", choices=WAYS)
-    parser.add_argument("--kind", choices=list(KINDS))
+    parser.add_argument("--method", choices=METHODS)
+    parser.add_argument("--kind", choices=list(TEMPLATES))
     parser.add_argument("--serve", action="store_true")
-    asked = parser.parse_args()
-    if asked.serve:
-        return serve(asked.way, asked.kind, asked.model)
-    if asked.way:
-        return one_way(asked)
+    args = parser.parse_args()
+    if args.serve:
+        return serve(args.method, args.kind, args.model)
+    if args.method:
+        return measure(args)
     rows, ratios, limits = [], {}, {}
-    for kind in KINDS:
-        options = (asked.model, str(asked.requests), str(asked.clients), "--kind", kind)
-        found = in_turn(__file__, WAYS, *options)
-        rates = {way: asked.requests / one["seconds"] for way, one in found.items()}
-        plain = max(rates[way] for way in PLAIN)
-        ratios[kind], limits[kind] = round(rates["served"] / plain, 2), round(rates[LIMIT] / plain, 2)
+    for kind in TEMPLATES:
+        options = (args.model, str(args.requests), str(args.clients), "--kind", kind)
+        runs = fastest_runs(__file__, METHODS, *options)
+        rates = {method: args.requests / run["seconds"] for method, run in runs.items()}
+        plain = max(rates[method] for method in PLAIN_HANDLERS)
+        ratios[kind], limits[kind] = round(rates["served"] / plain, 2), round(rates[UPPER_LIMIT] / plain, 2)
         rows += [
-            (kind, way, f"{rates[way]:.1f}", *(f"{1000 * found[way][name]:.0f}" for name in ("p50", "p99")))
-            for way in WAYS
+            (kind, method, f"{rates[method]:.1f}", *(f"{1000 * run[name]:.0f}" for name in ("p50", "p99")))
+            for method, run in runs.items()
         ]
     columns = ("texts", "server", "requests/s", "p50 ms", "p99 ms")
-    report("serving", columns, rows, model=asked.model, clients=asked.clients, ratios=ratios, limits=limits)
+    report("serving", columns, rows, model=args.model, clients=args.clients, ratios=ratios, limits=limits)
 
 
 if __name__ == "__main__":

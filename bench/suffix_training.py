@@ -1,8 +1,8 @@
-"""What it saves to train a soft prompt on cached keys and values instead of running the whole text in every step.
+"""Speed-up of training a soft prompt on cached keys and values instead of running all tokens in every step.
 
-A step is forward, loss and backward over a batch of texts; the naive one runs all tokens, sorted by length, the short
-one only the k vectors behind them. The bound is (T + k) / k, where T is the mean length; lengths are those of NLI
-sentences.
+A step is forward, loss and backward over a batch of texts. The full step runs all tokens, sorted by length; the cached
+step runs only the k soft tokens behind them. The bound of the speed-up is (T + k) / k, where T is the mean length.
+Lengths are those of NLI sentences.
 Run: python bench/suffix_training.py [--backbone smollm2-135m] [--texts 96]
 """
 
@@ -25,79 +25,85 @@ from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.batch_encoder import BatchEncoder, suffix_costs, suffix_encoder, token_encoder
 from measure import best_seconds, report
 
-QUANTILES = (4, 5, 5, 6, 7, 7, 8, 8, 9, 9, 9, 10, 11, 12, 13, 15, 17, 19, 21, 29)
-"""Lengths of NLI sentences in tokens, by steps of 5 %; 10.4 on average."""
+NLI_LENGTHS = (4, 5, 5, 6, 7, 7, 8, 8, 9, 9, 9, 10, 11, 12, 13, 15, 17, 19, 21, 29)
+"""Quantiles of the lengths of NLI sentences in tokens, in steps of 5 %; the mean is 10.4."""
 
 
-def prompts_of(lengths: list[int], vocabulary: int) -> list[Prompt]:
+def random_prompts(lengths: list[int], vocabulary_size: int) -> list[Prompt]:
+    """Return prompts of random tokens with the given lengths."""
     rng = np.random.default_rng(0)
-    return [Prompt(rng.integers(5, vocabulary, length).tolist(), 0, length) for length in lengths]
+    return [Prompt(rng.integers(5, vocabulary_size, length).tolist(), 0, length) for length in lengths]
 
 
 def measure(backbone: Backbone, lengths: list[int], tokens: int) -> tuple[float, float, float, float]:
-    """Seconds of a naive step, of a short one and of filling the cache; relative difference of their gradients."""
-    prompts = prompts_of(lengths, backbone.model.config.vocab_size)
+    """Compare both steps for texts of these lengths and a soft prompt of `tokens` vectors.
+
+    Returns:
+        Seconds of a full step, of a cached step and of filling the cache; relative difference of the gradients.
+
+    """
+    prompts = random_prompts(lengths, backbone.model.config.vocab_size)
     torch.manual_seed(0)
-    soft = SoftPrompt.initialise(backbone, tokens)
-    adapted = backbone.with_adapter(soft)
+    soft_prompt = SoftPrompt.initialise(backbone, tokens)
+    adapted = backbone.with_adapter(soft_prompt)
     reading = Reading(backbone.n_layers, "lasttoken", True)
     started = time.perf_counter()
-    memory = cache_keys_values(adapted, prompts, backbone.n_layers)
-    filling = time.perf_counter() - started
+    keys_values = cache_keys_values(adapted, prompts, backbone.n_layers)
+    cache_seconds = time.perf_counter() - started
     gradients, seconds = [], []
     for encode_chunk, costs in (
         (token_encoder(adapted, prompts, reading), [length + tokens for length in lengths]),
-        (suffix_encoder(adapted, memory, reading), suffix_costs(prompts, tokens)),
+        (suffix_encoder(adapted, keys_values, reading), suffix_costs(prompts, tokens)),
     ):
         encoder = BatchEncoder(encode_chunk, costs, backbone)
 
         def step(encode: BatchEncoder = encoder) -> None:
-            soft.zero_grad()
+            soft_prompt.zero_grad()
             vectors = encode(range(len(lengths)))
             half = len(lengths) // 2
             info_nce(vectors[:half], vectors[half : 2 * half]).backward()
 
         seconds.append(best_seconds(step, 3))
-        gradients.append(soft.vectors.grad.clone())
+        gradients.append(soft_prompt.vectors.grad.clone())
     difference = ((gradients[0] - gradients[1]).norm() / gradients[0].norm()).item()
-    return seconds[0], seconds[1], filling, difference
+    return seconds[0], seconds[1], cache_seconds, difference
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--texts", type=int, default=96)
-    arguments = parser.parse_args()
-    backbone = Backbone.load(arguments.backbone)
-    mixed = list(np.resize(QUANTILES, arguments.texts))
+    args = parser.parse_args()
+    backbone = Backbone.load(args.backbone)
+    nli_lengths = list(np.resize(NLI_LENGTHS, args.texts))
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["D2V_CACHE"] = folder
         for name, lengths, tokens in (
             ("8 texts of 64 tokens", [64] * 8, 8),
-            ("NLI lengths", mixed, 1),
-            ("NLI lengths", mixed, 8),
-            ("NLI lengths", mixed, 16),
+            ("NLI lengths", nli_lengths, 1),
+            ("NLI lengths", nli_lengths, 8),
+            ("NLI lengths", nli_lengths, 16),
         ):
-            naive, short, filling, difference = measure(backbone, [int(length) for length in lengths], tokens)
+            full, cached, filling, difference = measure(backbone, [int(length) for length in lengths], tokens)
             bound = (float(np.mean(lengths)) + tokens) / tokens
-            ratio = naive / short
+            speed_up = full / cached
             rows.append(
                 (
                     name,
                     tokens,
-                    f"{naive:.2f} s",
-                    f"{short:.2f} s",
+                    f"{full:.2f} s",
+                    f"{cached:.2f} s",
                     f"{filling:.2f} s",
-                    f"{ratio:.2f}x",
+                    f"{speed_up:.2f}x",
                     f"{bound:.2f}x",
-                    f"{100 * ratio / bound:.0f} %",
+                    f"{100 * speed_up / bound:.0f} %",
                     f"{difference:.0e}",
                 )
             )
             print(rows[-1], flush=True)
     columns = ("texts", "k", "naive", "short", "filling", "faster", "bound", "of bound", "gradients apart")
-    report("suffix_training", columns, rows, backbone=arguments.backbone)
+    report("suffix_training", columns, rows, backbone=args.backbone)
 
 
 if __name__ == "__main__":

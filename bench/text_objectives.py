@@ -1,9 +1,9 @@
 """Tokens per second of MNTP and SimCSE steps on plain sentences, against the same steps in plain transformers + peft.
 
 The plain loops pad a batch to its longest text, mask 20 % of its tokens and run the LM head on every state; ours sorts
-by length and runs the head only on the states before masked tokens. Each way runs in a process of its own, twice, in
-turn; the faster run counts. Tokens are those of the texts, without padding. On a machine that is shared with others,
---cpu counts the CPU seconds of one thread.
+by length and runs the head only on the states before masked tokens. Each method runs in a process of its own, twice,
+in alternation; the faster run counts. Tokens are counted without padding. On a shared machine use --cpu, which measures
+CPU seconds of one thread.
 Run: python bench/text_objectives.py [--backbone smollm2-135m] [--texts 24] [--cpu]
 """
 
@@ -17,13 +17,13 @@ import torch
 from torch.nn import functional
 
 from corpus import sentences
-from measure import best_seconds, clock_of, in_turn, peak_megabytes, report, speed_column
+from measure import best_seconds, fastest_runs, peak_megabytes, report, select_clock, speed_column
 
-WAYS = ("mntp", "mntp, peft", "mntp, all logits", "simcse", "simcse, peft")
+METHODS = ("mntp", "mntp, peft", "mntp, all logits", "simcse", "simcse, peft")
 
 
 def our_step(objective, backbone, texts):
-    """(step, tokens) of the training loop, with all texts in one batch."""
+    """Return a step of the training loop with all training texts in one batch, and the number of its tokens."""
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.objectives import objective_config
     from decoder2vec.training.objectives.objective import training_task
@@ -47,7 +47,7 @@ def our_step(objective, backbone, texts):
 
 
 def plain_step(objective, backbone, texts):
-    """(step, tokens) of the same training with the stock classes and peft's LoRA."""
+    """Return the same step with the classes of transformers and peft's LoRA, and the number of its tokens."""
     import peft
     from transformers import AutoModelForCausalLM
 
@@ -64,10 +64,10 @@ def plain_step(objective, backbone, texts):
     mask_id = tokenizer("_", add_special_tokens=False)["input_ids"][0]
 
     def mntp():
-        chosen = (torch.rand(batch["input_ids"].shape) < 0.2) & (batch["attention_mask"] > 0)
-        chosen[:, 0] = False
-        ids = batch["input_ids"].masked_fill(chosen, mask_id)
-        labels = batch["input_ids"].masked_fill(~chosen, -100)
+        masked = (torch.rand(batch["input_ids"].shape) < 0.2) & (batch["attention_mask"] > 0)
+        masked[:, 0] = False
+        ids = batch["input_ids"].masked_fill(masked, mask_id)
+        labels = batch["input_ids"].masked_fill(~masked, -100)
         logits = model(input_ids=ids, attention_mask=batch["attention_mask"]).logits
         functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten()).backward()
 
@@ -85,34 +85,34 @@ def plain_step(objective, backbone, texts):
 
 
 def all_logits_step(backbone, texts):
-    """Our step with the LM head on every state: the difference is what masked positions alone save."""
+    """Return our MNTP step with the LM head on every state, to see what running it on masked tokens alone saves."""
     from decoder2vec.backbone.lm_head import LMHead
 
-    logits = LMHead.__call__
+    compute_logits = LMHead.__call__
 
     def logits_of_all_tokens(head, states):
-        # as many states as there are tokens: five for each masked one at a rate of 20 %
-        return logits(head, states.repeat_interleave(5, dim=0))[::5]
+        # as many states as there are tokens: five for each masked one, since 20 % are masked
+        return compute_logits(head, states.repeat_interleave(5, dim=0))[::5]
 
     LMHead.__call__ = logits_of_all_tokens
     return our_step("mntp", backbone, texts)
 
 
-def measure(way: str, name: str, count: int, cpu: bool) -> None:
-    """Measure one way in this process."""
+def measure(method: str, backbone_name: str, n_texts: int, cpu: bool) -> None:
+    """Measure one method in this process and print the result as JSON."""
     from decoder2vec.backbone.backbone import Backbone
 
-    backbone = Backbone.load(name)
-    texts = sentences(count + 2)
-    objective = way.split(",")[0]
-    if way.endswith("peft"):
+    backbone = Backbone.load(backbone_name)
+    texts = sentences(n_texts + 2)  # the training loop holds out two for dev
+    objective = method.split(",")[0]
+    if method.endswith("peft"):
         step, tokens = plain_step(objective, backbone, texts)
-    elif way.endswith("logits"):
+    elif method.endswith("logits"):
         step, tokens = all_logits_step(backbone, texts)
     else:
         step, tokens = our_step(objective, backbone, texts)
-    clock = clock_of(cpu)
-    step()
+    clock = select_clock(cpu)
+    step()  # warm up
     print(json.dumps({"seconds": best_seconds(step, 2, clock), "tokens": tokens, "peak": peak_megabytes()}))
 
 
@@ -121,21 +121,16 @@ def main() -> None:
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--texts", type=int, default=24)
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--way")
-    arguments = parser.parse_args()
-    if arguments.way:
-        measure(arguments.way, arguments.backbone, arguments.texts, arguments.cpu)
+    parser.add_argument("--method", choices=METHODS)
+    args = parser.parse_args()
+    if args.method:
+        measure(args.method, args.backbone, args.texts, args.cpu)
         return
-    options = ["--backbone", arguments.backbone, "--texts", str(arguments.texts), *["--cpu"] * arguments.cpu]
-    runs = in_turn(__file__, WAYS, *options)
-    rows = [(way, f"{run['tokens'] / run['seconds']:.1f}", f"{run['peak']:.0f}") for way, run in runs.items()]
-    report(
-        "text_objectives",
-        ("way", speed_column(arguments.cpu), "peak MB of the process"),
-        rows,
-        backbone=arguments.backbone,
-        texts=arguments.texts,
-    )
+    options = ["--backbone", args.backbone, "--texts", str(args.texts), *["--cpu"] * args.cpu]
+    runs = fastest_runs(__file__, METHODS, *options)
+    rows = [(method, f"{run['tokens'] / run['seconds']:.1f}", f"{run['peak']:.0f}") for method, run in runs.items()]
+    columns = ("way", speed_column(args.cpu), "peak MB of the process")
+    report("text_objectives", columns, rows, backbone=args.backbone, texts=args.texts)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Results of some plans as a Markdown table: mean ± standard deviation over seeds (one alone has none), on test.
+"""Print test scores of plans as a Markdown table: mean ± standard deviation over seeds.
 
 Run: python experiments/table.py [--metric spearman] [--results results/freeze] NAME ...
 """
@@ -15,7 +15,7 @@ FILES = ("stsb-test", "sickr-test", "all files")
 
 
 def cell(results: dict[str, Any], file: str, metric: str) -> str:
-    """One score, or nothing where the plan was not scored on the file; a mean over fewer than seven says nothing."""
+    """Return a score, or an empty cell if the file was not evaluated; "all files" needs all seven STS test sets."""
     tests = [seed["test"] for seed in results["seeds"]]
     if file == "all files" and len(tests[0]) == 7:
         values = [mean(scores[metric] for scores in test.values()) for test in tests]
@@ -27,7 +27,7 @@ def cell(results: dict[str, Any], file: str, metric: str) -> str:
 
 
 def main() -> None:
-    """Read, print."""
+    """Read the results and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="+")
     parser.add_argument("--metric", default="spearman")

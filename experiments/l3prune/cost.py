@@ -1,4 +1,4 @@
-"""What it costs to encode with a model: seconds, tokens a second and the most memory, as one line of JSON.
+"""Measure the cost of encoding with a model: seconds, tokens per second and peak memory, as one line of JSON.
 
 Run: python experiments/l3prune/cost.py MODEL --data DIR [--texts 512]
 """
@@ -21,7 +21,7 @@ ROUNDS = 3
 
 
 def main() -> None:
-    """Load, encode some rounds, print."""
+    """Encode the same texts several times and print the cost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("--data", type=Path, required=True)
@@ -29,27 +29,27 @@ def main() -> None:
     arguments = parser.parse_args()
     texts = read_pairs(arguments.data / "sts" / "stsb-dev.tsv").texts()[: arguments.texts]
     encoder = Encoder.from_pretrained(arguments.model, template="plain", pooling="weightedmean", normed=True)
-    encoder.encode(texts[:32])
-    taken = []
+    encoder.encode(texts[:32])  # warm up
+    times = []
     for _ in range(ROUNDS):
         started = time.perf_counter()
-        encoder.encode(texts)  # the vectors come back to the host, so a GPU has finished
-        taken.append(time.perf_counter() - started)
+        encoder.encode(texts)  # returns vectors on the host, so a GPU has finished
+        times.append(time.perf_counter() - started)
     tokens = encoder.stats.tokens
     on_gpu = encoder.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     model = encoder.backbone.model
-    found = {
+    cost = {
         "layers": encoder.backbone.n_layers,
         "parameters": count_parameters(model),
         "texts": len(texts),
-        "seconds": round(min(taken), 4),
-        "tokens_per_second": round(tokens / (ROUNDS * sum(taken) / len(taken))),
+        "seconds": round(min(times), 4),
+        "tokens_per_second": round(tokens / (ROUNDS * sum(times) / len(times))),
         "peak_mb": round(peak / 2**20),
         "weights_mb": round(sum(p.numel() * p.element_size() for p in model.parameters()) / 2**20),
         "device": str(encoder.device),
     }
-    print(json.dumps(found))
+    print(json.dumps(cost))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Quality against depth, seconds and memory from results/l3prune/*.json: a table for people, and a figure.
+"""Print and plot quality against depth, encoding time and memory of pruned models, from results/l3prune/*.json.
 
 Run: python experiments/l3prune/draw.py [--results results/l3prune] [--out docs/images/l3prune.png]
 """
@@ -14,17 +14,17 @@ from statistics import mean, stdev
 from decoder2vec.report.figures import COLOURS, GREY, legend_below, panels
 
 NAMES = ("full", *(f"remove_{percent}" for percent in range(10, 100, 10)), "large", "small")
-SHOWN = {
-    "full": ("whole model", "*", COLOURS[6]),
+MARKERS = {
+    "full": ("full model", "*", COLOURS[6]),
     "large": ("large", "D", COLOURS[2]),
     "small": ("small", "s", COLOURS[1]),
 }
-EVERY_TENTH = ("every tenth", "o", COLOURS[0])
+MARKER_OF_OTHERS = ("10 % steps", "o", COLOURS[0])
 
 
 @dataclass(frozen=True)
-class Point:
-    """One cut, trained."""
+class PrunedModel:
+    """Quality and cost of one pruned and trained model."""
 
     name: str
     layers: int
@@ -36,78 +36,79 @@ class Point:
     peak_mb: float
 
 
-def read(folder: Path) -> list[Point]:
-    """Those that were run, from the deepest to the shallowest."""
-    points = []
+def read_results(folder: Path) -> list[PrunedModel]:
+    """Return the models whose results include the cost, the deepest first."""
+    models = []
     for name in NAMES:
         file = folder / f"{name}.json"
-        found = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        if "cost" not in found:
+        results = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        if "cost" not in results:
             continue
-        scores = [mean(score["spearman"] for score in seed["test"].values()) for seed in found["seeds"]]
+        scores = [mean(score["spearman"] for score in seed["test"].values()) for seed in results["seeds"]]
         spread = stdev(scores) if len(scores) > 1 else 0.0
-        cost = found["cost"]
-        trained = mean(seed["seconds"] for seed in found["seeds"])
+        cost = results["cost"]
+        training_seconds = mean(seed["seconds"] for seed in results["seeds"])
         sizes = cost["layers"], cost["parameters"]
-        points.append(Point(name, *sizes, mean(scores), spread, trained, cost["seconds"], cost["peak_mb"]))
-    return sorted(points, key=lambda point: -point.layers)
+        quality = mean(scores)
+        models.append(PrunedModel(name, *sizes, quality, spread, training_seconds, cost["seconds"], cost["peak_mb"]))
+    return sorted(models, key=lambda model: -model.layers)
 
 
-def table(points: list[Point]) -> None:
-    """Print all of them, each beside the whole model."""
-    whole = next((point for point in points if point.name == "full"), points[0])
-    print("| cut | layers | parameters | STS, 7 sets | against the whole | training s | encoding s | peak MB |")
+def print_table(models: list[PrunedModel]) -> None:
+    """Print a Markdown table that compares each model with the full one."""
+    full = next((model for model in models if model.name == "full"), models[0])
+    print("| model | layers | parameters | STS, 7 sets | against full | training s | encoding s | peak MB |")
     print("|---|---|---|---|---|---|---|---|")
-    for point in points:
-        share = point.parameters / whole.parameters
-        spread = f" ± {point.spread:.1f}" if point.spread else ""  # one seed has none
+    for model in models:
+        share = model.parameters / full.parameters
+        spread = f" ± {model.spread:.1f}" if model.spread else ""  # a single seed has none
         print(
-            f"| `{point.name}` | {point.layers} | {point.parameters / 1e6:.1f}M ({share:.0%}) | "
-            f"{point.quality:.1f}{spread} | {point.quality - whole.quality:+.1f} | "
-            f"{point.training_seconds:.0f} | {point.seconds:.2f} | {point.peak_mb:.0f} |"
+            f"| `{model.name}` | {model.layers} | {model.parameters / 1e6:.1f}M ({share:.0%}) | "
+            f"{model.quality:.1f}{spread} | {model.quality - full.quality:+.1f} | "
+            f"{model.training_seconds:.0f} | {model.seconds:.2f} | {model.peak_mb:.0f} |"
         )
 
 
-def draw(points: list[Point], file: Path) -> None:
-    """Three panels with the same points over depth, seconds and memory."""
-    sides = (("layers", "layers kept"), ("seconds", "seconds to encode"), ("peak_mb", "peak memory while encoding, MB"))
-    title = "What a model that was cut and then trained is worth: mean Spearman x 100 of the test sets"
+def plot(models: list[PrunedModel], file: Path) -> None:
+    """Plot quality over depth, seconds and memory in three panels."""
+    costs = (("layers", "layers kept"), ("seconds", "seconds to encode"), ("peak_mb", "peak memory while encoding, MB"))
+    title = "Pruned, then trained: mean Spearman x 100 of the test sets"
     with panels(file, title, 1, 3, (10.5, 3.9), sharey=True) as (figure, grid):
-        for axes, (field, label) in zip(grid[0], sides, strict=True):
-            line = sorted((getattr(point, field), point.quality) for point in points)
+        for axes, (cost, label) in zip(grid[0], costs, strict=True):
+            line = sorted((getattr(model, cost), model.quality) for model in models)
             axes.plot(*zip(*line, strict=True), color=GREY, linewidth=0.8, zorder=1)
-            seen = set()
-            for point in points:
-                said, marker, colour = SHOWN.get(point.name, EVERY_TENTH)
+            in_legend = set()
+            for model in models:
+                name, marker, colour = MARKERS.get(model.name, MARKER_OF_OTHERS)
                 axes.errorbar(
-                    getattr(point, field),
-                    point.quality,
-                    point.spread,
+                    getattr(model, cost),
+                    model.quality,
+                    model.spread,
                     marker=marker,
                     color=colour,
-                    markersize=9 if point.name in SHOWN else 4.5,
+                    markersize=9 if model.name in MARKERS else 4.5,
                     linestyle="none",
                     capsize=2,
-                    label=None if said in seen else said,
+                    label=None if name in in_legend else name,
                 )
-                seen.add(said)
+                in_legend.add(name)
             axes.set_xlabel(label)
-            axes.set_xlim(0, 1.06 * max(getattr(point, field) for point in points))
+            axes.set_xlim(0, 1.06 * max(getattr(model, cost) for model in models))
         grid[0][0].set_ylabel("Spearman x 100")
         legend_below(figure, grid[0][0])
 
 
 def main() -> None:
-    """Read, print, draw."""
+    """Read the results, print the table and write the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results/l3prune"))
     parser.add_argument("--out", type=Path, default=Path("docs/images/l3prune.png"))
     arguments = parser.parse_args()
-    points = read(arguments.results)
-    if not points:
-        raise SystemExit(f"{arguments.results} holds no results with their cost; run experiments/l3prune/run.py first.")
-    table(points)
-    draw(points, arguments.out)
+    models = read_results(arguments.results)
+    if not models:
+        raise SystemExit(f"{arguments.results} has no results with a cost; run experiments/l3prune/run.py first.")
+    print_table(models)
+    plot(models, arguments.out)
 
 
 if __name__ == "__main__":

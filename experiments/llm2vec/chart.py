@@ -1,4 +1,4 @@
-"""The pooling study from results/llm2vec/*.json: a table for people, and bars.
+"""Print and plot the LLM2Vec study by training steps and pooling, from results/llm2vec/*.json.
 
 Run: python experiments/llm2vec/chart.py [--results results/llm2vec] [--out docs/images/llm2vec.png]
 """
@@ -25,13 +25,13 @@ STEPS = {
 }
 POOLINGS = {"eos": "last token", "mean": "mean", "weightedmean": "weighted mean"}
 PROMPTS = ("echo", "prompteol")
-"""Readings of the untrained model that stand beside the study, as lines."""
+"""Prompts of the untrained model, plotted as horizontal lines for comparison."""
 
 
-def score(folder: Path, name: str) -> tuple[float, float] | None:
-    """Mean and spread over seeds of the mean Spearman of all test files; None for what was not run.
+def mean_and_spread(folder: Path, name: str) -> tuple[float, float] | None:
+    """Return mean and standard deviation over seeds of the mean Spearman of all test files; None if not run.
 
-    One seed alone has no spread, which is said by a spread of 0.
+    The standard deviation of a single seed is given as 0.
     """
     file = folder / f"{name}.json"
     if not file.is_file():
@@ -41,34 +41,33 @@ def score(folder: Path, name: str) -> tuple[float, float] | None:
     return mean(values), stdev(values) if len(values) > 1 else 0.0
 
 
-def shown(found: tuple[float, float] | None) -> str:
-    """A cell of the table."""
-    if not found:
+def cell(score: tuple[float, float] | None) -> str:
+    """Return a cell of the table."""
+    if not score:
         return ""
-    return f"{found[0]:.1f}" + (f" ± {found[1]:.1f}" if found[1] else "")
+    return f"{score[0]:.1f}" + (f" ± {score[1]:.1f}" if score[1] else "")
 
 
 def main() -> None:
-    """Read, print, draw."""
+    """Read the results, print the table and write the figure."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results/llm2vec"))
     parser.add_argument("--out", type=Path, default=Path("docs/images/llm2vec.png"))
     arguments = parser.parse_args()
     print("| | " + " | ".join(POOLINGS.values()) + " |\n|" + "---|" * (len(POOLINGS) + 1))
     figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
-    for row, (step, said) in enumerate(STEPS.items()):
-        found = {pooling: score(arguments.results, f"{step}_{pooling}") for pooling in POOLINGS}
-        cells = [shown(one) for one in found.values()]
-        print(f"| {said} | " + " | ".join(cells) + " |")
-        for place, one in enumerate(found.values()):
-            if one:
-                spread = one[1] or None
-                axes.bar(row + 0.27 * (place - 1), one[0], 0.25, yerr=spread, color=f"C{place}", capsize=2)
+    for group, (step, title) in enumerate(STEPS.items()):
+        scores = [mean_and_spread(arguments.results, f"{step}_{pooling}") for pooling in POOLINGS]
+        print(f"| {title} | " + " | ".join(map(cell, scores)) + " |")
+        for bar, score in enumerate(scores):
+            if score:
+                spread = score[1] or None
+                axes.bar(group + 0.27 * (bar - 1), score[0], 0.25, yerr=spread, color=f"C{bar}", capsize=2)
     for prompt in PROMPTS:
-        if found_beside := score(arguments.results, prompt):
-            print(f"{prompt}, untrained: {shown(found_beside)}")
-            axes.axhline(found_beside[0], color="black", linewidth=0.8, linestyle="--")
-            axes.text(2.45, found_beside[0], f"{prompt}, untrained", fontsize=7, ha="right", va="bottom")
+        if score := mean_and_spread(arguments.results, prompt):
+            print(f"{prompt}, untrained: {cell(score)}")
+            axes.axhline(score[0], color="black", linewidth=0.8, linestyle="--")
+            axes.text(2.45, score[0], f"{prompt}, untrained", fontsize=7, ha="right", va="bottom")
     axes.set(ylabel="mean Spearman x 100 of 7 STS sets", xticks=range(len(STEPS)))
     axes.set_xticklabels(STEPS.values(), fontsize=8, rotation=12)
     axes.legend(

@@ -3,10 +3,10 @@
     python experiments/matching/evaluate.py bm25 results/matching/bm25.json
     python experiments/matching/evaluate.py ENCODER OUT.json [--template T] [--pooling P] [--layer N] [--trained]
 
-Aggregate, fusion and weight are chosen by nDCG@10 on the jobs of the dev families; the jobs of the test families are
-scored once. Every job ranks all 200 resumes. Numbers for `train_and_test` families are for encoders that were not
-trained on the train families (`--trained` leaves them out). An encoder without a head is evaluated unchanged and also
-standardised, fitted without labels on texts of the train families.
+Aggregate, fusion and weight are selected by nDCG@10 on the jobs of the dev families; the jobs of the test families are
+evaluated once. Every job ranks all 200 resumes. Metrics of `train_and_test` families are valid only for encoders that
+were not trained on the train families (`--trained` omits them). An encoder without a head is evaluated unchanged and
+also standardised, fitted without labels on texts of the train families.
 """
 
 from __future__ import annotations

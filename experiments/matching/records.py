@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def write_jsonl(file: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write rows as lines of JSON; returns how many."""
+    """Write rows as lines of JSON and return their number."""
     lines = [json.dumps(row, ensure_ascii=False) for row in rows]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return len(lines)

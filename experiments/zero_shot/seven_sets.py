@@ -1,8 +1,9 @@
-"""The best reading of each kind, chosen on STS-B dev by a sweep, scored on the seven STS test sets.
+"""Evaluate the best untrained readings of a sweep on the seven STS test sets.
 
 Run after `d2v sweep MODEL --data DIR/stsb-dev.tsv --out SWEEP`:
     python experiments/zero_shot/seven_sets.py MODEL SWEEP/sweep.json DIR OUT.json
-Heads are fitted on the sentences of STS-B dev, as in the sweep. No test file chooses anything.
+For every template, pooling and head the layer is the best on STS-B dev. Heads are fitted on the sentences of STS-B dev,
+as in the sweep. Nothing is selected on test files.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ TESTS = ("stsb-test", "sts12-test", "sts13-test", "sts14-test", "sts15-test", "s
 
 
 def main() -> None:
-    """Score the best row of every prompt, pooling and head; write one JSON file."""
+    """Evaluate the best row of every template, pooling and head; write one JSON file."""
     model, sweep_file, data, out = sys.argv[1], *map(Path, sys.argv[2:5])
     rows = [SweepRow(**row) for row in json.loads(sweep_file.read_text())["rows"] if row["attention"] == "causal"]
-    chosen = [row for row in best_by(rows, "template", "pooling", "head") if row.pooling in ("lasttoken", "mean")]
+    best = [row for row in best_by(rows, "template", "pooling", "head") if row.pooling in ("lasttoken", "mean")]
     backbone = Backbone.load(model)
     dev = read_pairs(data / "stsb-dev.tsv")
     tests = [read_pairs(data / f"{name}.tsv") for name in TESTS]
     results = []
-    for row in chosen:
+    for row in best:
         spec = EncoderSpec(model, (Reading(row.layer, row.pooling, row.normed),), Template.of(row.template).string)
         encoder = Encoder(backbone, spec)
         if row.head != "none":

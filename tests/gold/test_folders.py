@@ -1,4 +1,4 @@
-"""Folders written by version 0.1.0 load, and give what they gave."""
+"""Folders written by version 0.1.0 load and give the recorded vectors, scores and hits."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from decoder2vec.text.template import Template
 from toys.gold import FOLDER
 
 ENCODERS = json.loads((FOLDER / "encoders.json").read_text(encoding="utf-8"))
-CLOSE = {"rtol": 1e-4, "atol": 2e-5}
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
 
-def whole(folder, target):
-    """A copy of a folder with the model inside, as it stands where it is used."""
+def copy_with_backbone(folder, target):
+    """Copy an encoder's folder and add the model, which most gold folders share."""
     shutil.copytree(folder, target)
     if not (target / "backbone").is_dir():
         shutil.copytree(FOLDER / "backbone", target / "backbone")
@@ -30,42 +30,45 @@ def whole(folder, target):
 
 
 @pytest.mark.parametrize("name", ENCODERS["encoders"])
-def test_old_encoders_give_their_vectors(name, tmp_path):
+def test_old_encoder_gives_recorded_vectors(name, tmp_path):
     expected = ENCODERS["encoders"][name]
-    encoder = Encoder.load(whole(FOLDER / "encoders" / name, tmp_path / name), device="cpu", dtype="float32")
+    folder = copy_with_backbone(FOLDER / "encoders" / name, tmp_path / name)
+    encoder = Encoder.load(folder, device="cpu", dtype="float32")
     vectors = encoder.encode(ENCODERS["texts"])
-    np.testing.assert_allclose(vectors, expected["vectors"], **CLOSE)
+    np.testing.assert_allclose(vectors, expected["vectors"], **TOLERANCE)
     assert (encoder.fingerprint, encoder.dim) == (expected["fingerprint"], expected["dim"])
     assert encoder.score("A cat sleeps.", "A kitten is napping.") == pytest.approx(expected["score"], abs=1e-4)
-    for adapter, through in expected.get("through", {}).items():
-        np.testing.assert_allclose(encoder.with_adapter(adapter).encode(ENCODERS["texts"]), through, **CLOSE)
+    for adapter, adapter_vectors in expected.get("through", {}).items():
+        vectors = encoder.with_adapter(adapter).encode(ENCODERS["texts"])
+        np.testing.assert_allclose(vectors, adapter_vectors, **TOLERANCE)
 
 
 @pytest.mark.parametrize("name", ENCODERS["encoders"])
-def test_old_encoders_are_saved_as_they_were(name, tmp_path):
-    encoder = Encoder.load(whole(FOLDER / "encoders" / name, tmp_path / name), device="cpu", dtype="float32")
+def test_old_encoder_is_saved_unchanged(name, tmp_path):
+    folder = copy_with_backbone(FOLDER / "encoders" / name, tmp_path / name)
+    encoder = Encoder.load(folder, device="cpu", dtype="float32")
     encoder.save(tmp_path / "again", copy_backbone=True)
-    old, new = (json.loads((folder / "encoder.json").read_text()) for folder in (tmp_path / name, tmp_path / "again"))
+    old, new = (json.loads((folder / "encoder.json").read_text()) for folder in (folder, tmp_path / "again"))
     changing = ("decoder2vec", "spec")
     assert {key: new[key] for key in old if key not in changing} == {k: old[k] for k in old if k not in changing}
     assert {**new["spec"], "backbone": ""} == {**old["spec"], "backbone": ""}
-    again = Encoder.load(tmp_path / "again", device="cpu", dtype="float32")
-    assert (again.encode(ENCODERS["texts"]) == encoder.encode(ENCODERS["texts"])).all()
+    reloaded = Encoder.load(tmp_path / "again", device="cpu", dtype="float32")
+    assert (reloaded.encode(ENCODERS["texts"]) == encoder.encode(ENCODERS["texts"])).all()
 
 
-def test_an_old_index_opens_and_finds_the_same(tmp_path):
+def test_old_index_gives_recorded_hits(tmp_path):
     expected = json.loads((FOLDER / "index.json").read_text(encoding="utf-8"))
     shutil.copytree(FOLDER / "index", tmp_path / "index")
     shutil.copytree(FOLDER / "backbone", tmp_path / "index" / "encoder" / "backbone")
     index = Index.open(tmp_path / "index")
     index.verify()
-    for mode, hits in expected["hits"].items():
-        found = index.search(expected["query"], 5, mode)
-        assert [(hit.id, hit.snippet.text) for hit in found] == [(id, text) for id, _, text in hits]
-        assert [hit.score for hit in found] == pytest.approx([score for _, score, _ in hits], abs=1e-4)
+    for mode, expected_hits in expected["hits"].items():
+        hits = index.search(expected["query"], 5, mode)
+        assert [(hit.id, hit.snippet.text) for hit in hits] == [(id, text) for id, _, text in expected_hits]
+        assert [hit.score for hit in hits] == pytest.approx([score for _, score, _ in expected_hits], abs=1e-4)
 
 
-def test_old_latents_are_found_and_not_computed(tmp_path):
+def test_old_latents_are_read_from_the_store(tmp_path):
     expected = json.loads((FOLDER / "latents.json").read_text(encoding="utf-8"))
     shutil.copytree(FOLDER / "latents", tmp_path / "latents")
     readings = [Reading(layer, pooling) for layer in expected["layers"] for pooling in expected["poolings"]]
@@ -73,6 +76,6 @@ def test_old_latents_are_found_and_not_computed(tmp_path):
     extractor = Extractor(backbone, readings, Template.of("plain"), expected["max_length"])
     store = Store(extractor.space(), root=tmp_path / "latents")
     assert all(text_key(text) in store for text in expected["texts"])
-    kept = store.read([text_key(text) for text in expected["texts"]])
-    np.testing.assert_allclose(kept, expected["values"], rtol=1e-6, atol=1e-7)
-    np.testing.assert_allclose(kept, extractor(expected["texts"]), rtol=1e-2, atol=2e-3)
+    latents = store.read([text_key(text) for text in expected["texts"]])
+    np.testing.assert_allclose(latents, expected["values"], rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(latents, extractor(expected["texts"]), rtol=1e-2, atol=2e-3)

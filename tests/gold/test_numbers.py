@@ -1,4 +1,7 @@
-"""Every number that version 0.1.0 computed on a tiny model, computed again by the same command."""
+"""Commands give the results of version 0.1.0 on a tiny model.
+
+numbers.json holds the results by the names of the tests here and of their parameters, so these do not change.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ FILE = Path(__file__).parent / "numbers.json"
 EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))
 
 SHORT = ("training.steps=4", "training.batch=8", "training.evaluate_every=2")
-PLAIN = (*SHORT, "attention=bidirectional", "read.pooling=mean", "rank=4")
+BIDIRECTIONAL = (*SHORT, "attention=bidirectional", "read.pooling=mean", "rank=4")
 FREEZE = ("training.epochs=2", "pretraining.epochs=2", "widths=[8]")
 STAGED = tuple(f"{stage}.{setting}" for stage in ("mntp", "simcse") for setting in (*SHORT, "rank=4"))
 TRAININGS = {
@@ -38,20 +41,23 @@ TRAININGS = {
     "lora": ("lora", (*SHORT, "rank=4", "dropout=0.1", "read.template=prompteol")),
     "lora in parts": ("lora", (*SHORT, "rank=4", "chunk=60", "checkpoint_blocks=true")),
     "lora symmetric": ("lora", (*SHORT, "rank=4", "objective.symmetric=true", "objective.dims=[8,16]")),
-    "lora bidirectional": ("lora", PLAIN),
-    "lora partly bidirectional": ("lora", (*PLAIN, "attention=bidirectional:2", "read.layer=3", "read.normed=false")),
+    "lora bidirectional": ("lora", BIDIRECTIONAL),
+    "lora partly bidirectional": (
+        "lora",
+        (*BIDIRECTIONAL, "attention=bidirectional:2", "read.layer=3", "read.normed=false"),
+    ),
     "lora cosent": ("lora", (*SHORT, "rank=4", "objective.name=cosent")),
     "lora angle": ("lora", (*SHORT, "rank=4", "objective.name=angle")),
     "lora cosine_mse": ("lora", (*SHORT, "rank=4", "objective.name=cosine_mse", "objective.dims=[16]")),
-    "lora simcse": ("lora", (*PLAIN, "objective.name=simcse")),
-    "lora mntp": ("lora", (*PLAIN, "objective.name=mntp", "objective.masking.style=bert")),
-    "lora concepts": ("lora", (*PLAIN, "objective.name=mntp", "data.concepts=concepts.txt")),
+    "lora simcse": ("lora", (*BIDIRECTIONAL, "objective.name=simcse")),
+    "lora mntp": ("lora", (*BIDIRECTIONAL, "objective.name=mntp", "objective.masking.style=bert")),
+    "lora concepts": ("lora", (*BIDIRECTIONAL, "objective.name=mntp", "data.concepts=concepts.txt")),
     "lora concepts filled": (
         "lora",
-        (*PLAIN, "objective.name=mntp", "data.concepts=concepts.txt", "objective.masking.fill=random"),
+        (*BIDIRECTIONAL, "objective.name=mntp", "data.concepts=concepts.txt", "objective.masking.fill=random"),
     ),
-    "lora punctuation": ("lora", (*PLAIN, "objective.name=punctuation", "read.max_length=40")),
-    "lora punctuation_lm": ("lora", (*PLAIN, "objective.name=punctuation_lm", "read.max_length=60")),
+    "lora punctuation": ("lora", (*BIDIRECTIONAL, "objective.name=punctuation", "read.max_length=40")),
+    "lora punctuation_lm": ("lora", (*BIDIRECTIONAL, "objective.name=punctuation_lm", "read.max_length=60")),
     "full": ("full", SHORT),
     "full mean": ("full", (*SHORT, "read.layer=2", "read.pooling=mean", "read.normed=false")),
     "bidirectional": ("bidirectional", STAGED),
@@ -60,7 +66,7 @@ TRAININGS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def small_models(one_thread):
-    """Everything here is tiny."""
+    """Run on one thread: the models are too small for more."""
 
 
 @pytest.fixture(scope="module")
@@ -70,35 +76,35 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def gold(request):
-    """gold(found): compare with what was found before; D2V_WRITE_GOLD=1 writes it down instead."""
+    """Return a function that compares results with the recorded ones; D2V_WRITE_GOLD=1 records new ones instead."""
 
-    def compare(found):
+    def compare(results):
         name = request.node.name
-        found = json.loads(json.dumps(found))
-        known = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
+        results = json.loads(json.dumps(results))
+        recorded = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
         if os.environ.get("D2V_WRITE_GOLD"):
-            assert name not in known, "what is gold is never written again"
-            FILE.write_text(json.dumps({**known, name: found}, indent=1) + "\n", encoding="utf-8")
+            assert name not in recorded, "gold results are never overwritten"
+            FILE.write_text(json.dumps({**recorded, name: results}, indent=1) + "\n", encoding="utf-8")
         else:
-            assert_same(found, known[name])
+            assert_same(results, recorded[name])
 
     return compare
 
 
-def assert_same(found, expected, where=""):
-    """Equal, but for rounding: numbers differ by another processor's order of summation."""
+def assert_same(actual, expected, path=""):
+    """Assert equality up to rounding: another processor sums in another order."""
     if EXACT or isinstance(expected, str | bool | None):
-        assert found == expected, where
+        assert actual == expected, path
     elif isinstance(expected, dict):
-        assert found.keys() == expected.keys(), where
+        assert actual.keys() == expected.keys(), path
         for key, value in expected.items():
-            assert_same(found[key], value, f"{where}.{key}")
+            assert_same(actual[key], value, f"{path}.{key}")
     elif isinstance(expected, list):
-        assert len(found) == len(expected), where
-        for number, (one, other) in enumerate(zip(found, expected, strict=True)):
-            assert_same(one, other, f"{where}[{number}]")
+        assert len(actual) == len(expected), path
+        for index, (actual_item, expected_item) in enumerate(zip(actual, expected, strict=True)):
+            assert_same(actual_item, expected_item, f"{path}[{index}]")
     else:
-        assert found == pytest.approx(expected, rel=2e-3, abs=2e-3), where
+        assert actual == pytest.approx(expected, rel=2e-3, abs=2e-3), path
 
 
 def rounded(array, digits=5):
@@ -107,12 +113,12 @@ def rounded(array, digits=5):
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_trainings(name, data, tmp_path, gold):
-    """Losses of every evaluation, parameters, correlations that are no ranks, and vectors of the encoder."""
+    """Compare losses, parameter counts, Pearson correlations (rank correlations would jump) and vectors."""
     recipe, settings = TRAININGS[name]
-    changed = [part for setting in settings for part in ("--set", setting)]
+    overrides = [argument for setting in settings for argument in ("--set", setting)]
     d2v(
         *("train", "--recipe", recipe, "--backbone", FOLDER / "backbone", "--data", data, "--out", tmp_path / "e"),
-        *("--seeds", "1", "--device", "cpu", "--dtype", "float32", *changed),
+        *("--seeds", "1", "--device", "cpu", "--dtype", "float32", *overrides),
     )
     results = json.loads((tmp_path / "e" / "results.json").read_text())
     seed, record = results["seeds"][0], json.loads((tmp_path / "e" / "run.json").read_text())
@@ -121,7 +127,7 @@ def test_trainings(name, data, tmp_path, gold):
         {
             "losses": {name: rounded(note["losses"]) for name, note in histories.items()},
             "trained": record["parameters"]["trained"],
-            "pearson": {part: [s["pearson"] for s in seed[part].values()] for part in ("dev", "test")},
+            "pearson": {split: [s["pearson"] for s in seed[split].values()] for split in ("dev", "test")},
             "checks": seed["checks"],
             "data": results["data"],
             "vectors": rounded(Encoder.load(tmp_path / "e", device="cpu").encode(TEXTS)[:, :6]),
@@ -167,7 +173,7 @@ def test_baselines(baseline, tmp_path, gold):
 
 
 def test_layers(data, tmp_path, gold):
-    """Intrinsic dimension and geometry of every layer, and the loss curve by which a model is cut."""
+    """Compare intrinsic dimension and geometry of every layer, and the loss curve that decides where to prune."""
     model = FOLDER / "backbone"
     d2v("analyze", "id", model, "--texts", data / "texts.txt", "--out", tmp_path / "id.json", "--device", "cpu")
     d2v("analyze", "geometry", model, "--texts", data / "texts.txt", "--out", tmp_path / "g.json", "--device", "cpu")
@@ -191,7 +197,7 @@ def test_layers(data, tmp_path, gold):
 
 def test_matches(tmp_path, gold):
     for name, count in (("jobs", 10), ("resumes", 14)):
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(_demo(f"{name}.jsonl")[:count]) + "\n")
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(_demo_lines(f"{name}.jsonl")[:count]) + "\n")
     d2v(
         *("match", "--left", tmp_path / "jobs.jsonl", "--right", tmp_path / "resumes.jsonl", "--standardise"),
         *("--out", tmp_path / "report.json", "--encoder", FOLDER / "backbone", "--device", "cpu"),
@@ -201,14 +207,14 @@ def test_matches(tmp_path, gold):
 
 
 def _scores(value):
-    """All that a document holds under `id` and `score`, in order."""
+    """Return all values of `id` and `score` in a JSON document, in order."""
     if isinstance(value, dict):
-        own = [value[key] for key in ("id", "score") if key in value]
-        return own + [item for part in value.values() for item in _scores(part)]
-    return [item for part in value for item in _scores(part)] if isinstance(value, list) else []
+        scores = [value[key] for key in ("id", "score") if key in value]
+        return scores + [item for child in value.values() for item in _scores(child)]
+    return [item for child in value for item in _scores(child)] if isinstance(value, list) else []
 
 
-def _demo(name):
+def _demo_lines(name):
     from importlib import resources
 
     return resources.files("decoder2vec").joinpath("demo/matching", name).read_text(encoding="utf-8").splitlines()
