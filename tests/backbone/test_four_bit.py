@@ -28,7 +28,8 @@ def folder(tmp_path_factory):
     """A tiny Llama whose rows are blocks of 64 values: with AVX512, bitsandbytes computes no others correctly."""
     pytest.importorskip("bitsandbytes")
     folder = tmp_path_factory.mktemp("model") / "llama"
-    built("llama", folder, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_key_value_heads=2)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_key_value_heads": 2}
+    built("llama", folder, **sizes, initializer_range=0.1)
     return folder
 
 

@@ -78,7 +78,7 @@ def data(tmp_path_factory):
 def gold(request):
     """Return a function that compares results with the recorded ones; D2V_WRITE_GOLD=1 records new ones instead."""
 
-    def compare(results):
+    def compare(results, tolerance=2e-3):
         name = request.node.name
         results = json.loads(json.dumps(results))
         recorded = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
@@ -86,25 +86,25 @@ def gold(request):
             assert name not in recorded, "gold results are never overwritten"
             FILE.write_text(json.dumps({**recorded, name: results}, indent=1) + "\n", encoding="utf-8")
         else:
-            assert_same(results, recorded[name])
+            assert_same(results, recorded[name], tolerance)
 
     return compare
 
 
-def assert_same(actual, expected, path=""):
-    """Assert equality up to rounding: another processor sums in another order."""
+def assert_same(actual, expected, tolerance, path=""):
+    """Assert equality up to 0.2 % or `tolerance`: another processor sums in another order."""
     if EXACT or isinstance(expected, str | bool | None):
         assert actual == expected, path
     elif isinstance(expected, dict):
         assert actual.keys() == expected.keys(), path
         for key, value in expected.items():
-            assert_same(actual[key], value, f"{path}.{key}")
+            assert_same(actual[key], value, tolerance, f"{path}.{key}")
     elif isinstance(expected, list):
         assert len(actual) == len(expected), path
         for index, (actual_item, expected_item) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(actual_item, expected_item, f"{path}[{index}]")
+            assert_same(actual_item, expected_item, tolerance, f"{path}[{index}]")
     else:
-        assert actual == pytest.approx(expected, rel=2e-3, abs=2e-3), path
+        assert actual == pytest.approx(expected, rel=2e-3, abs=tolerance), path
 
 
 def rounded(array, digits=5):
@@ -151,7 +151,8 @@ def test_a_sweep(data, tmp_path, gold):
     )
     document = json.loads((tmp_path / "sweep.json").read_text())
     keys = ("template", "attention", "layer", "normed", "pooling", "head")
-    gold({" ".join(str(row[key]) for key in keys): row["pearson"] for row in document["rows"]})
+    pearson = {" ".join(str(row[key]) for key in keys): row["pearson"] for row in document["rows"]}
+    gold(pearson, tolerance=0.02)  # points, rounded to two decimals in the file
 
 
 def test_tasks(tmp_path, gold):
@@ -161,7 +162,8 @@ def test_tasks(tmp_path, gold):
         *("--json", tmp_path / "scores.json", "--device", "cpu"),
     )
     tasks = json.loads((tmp_path / "scores.json").read_text())["tasks"]
-    gold({name: {"score": task["score"]} for name, task in tasks.items()})
+    scores = {name: {"score": task["score"]} for name, task in tasks.items()}
+    gold(scores, tolerance=1.0)  # points: the last bits of vectors may move one text to another cluster or rank
 
 
 @pytest.mark.parametrize("baseline", ["bm25", "random"])
