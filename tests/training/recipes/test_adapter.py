@@ -252,7 +252,7 @@ def test_other_data_and_seeds_have_other_checkpoints(model, tmp_path):
     assert len(list(tmp_path.glob("*.safetensors"))) == 6
 
 
-def test_the_seed_best_on_dev_is_saved_and_the_card_names_the_model(model, tmp_path):
+def test_best_seed_is_saved_and_the_card_names_the_model(model, tmp_path):
     schedule = Schedule(epochs=1, batch=24, rate=0.1, patience=9)
     recipe = small_recipe("full", training=schedule, read=ReadSettings(layer=2, normed=False))
     data = toy_data(test=(toy_pairs("test"),))
