@@ -18,6 +18,7 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives.autoencoder import AutoencoderConfig
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig, LatentTripletsConfig
+from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.inference import InferenceConfig
 from decoder2vec.training.objectives.mntp import MNTPConfig
 from decoder2vec.training.objectives.objective import ObjectiveConfig
@@ -28,6 +29,7 @@ from decoder2vec.training.objectives.simcse import SimCSEConfig
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
 from decoder2vec.training.recipes.recipe import Recipe
+from decoder2vec.training.teachers import Teacher
 from toys.texts import plain_data, sentences
 from toys.training import small_recipe, toy_data, toy_examples
 
@@ -236,6 +238,7 @@ TOY_OBJECTIVES = {
     "info_nce": _token_toy(ContrastiveConfig(), toy_data(), negatives=_other_negatives(), texts=_other_texts()),
     **{name: _scores_toy(name) for name in ("cosent", "angle", "cosine_mse")},
     "simcse": _token_toy(SimCSEConfig(temperature=0.3, dropout=0.5), PLAIN, order=REVERSED),
+    "distill": _token_toy(DistillConfig(teachers=(Teacher("random:16"),)), PLAIN, order=REVERSED),
     "mntp": _token_toy(
         MNTPConfig(), PLAIN, order=REVERSED, concepts=replace(PLAIN, concepts=ConceptSet(frozenset({"dog"})))
     ),

@@ -65,6 +65,8 @@ def verify_spaces() -> None:
 def _row(report: Any) -> tuple[str, str, str, str]:
     space = report.space
     what = "unreadable description"
-    if space:
+    if space and "teacher" in space:
+        what = f"vectors of the teacher {space['name']}"
+    elif space:
         what = f"{space['backbone']}, {space['attention']}, {space['template']!r}, {len(space['readings'])} readings"
     return report.name, str(report.texts), f"{report.size / 1e6:.1f}", what

@@ -190,3 +190,15 @@ def _normalise(vectors: Tensor) -> Tensor:
 
 def _pad_to_even_width(vectors: Tensor) -> Tensor:
     return functional.pad(vectors, (0, vectors.shape[-1] % 2))
+
+
+def spread_out(vectors: Tensor) -> Tensor:
+    """Spread-out regulariser: cosines of different texts should look like those of random directions.
+
+    Zhang, Yu, Kumar and Chang, 2017: the squared mean of the cosines, plus the excess of their second moment over
+    1 / dim, that of random directions.
+    """
+    unit = torch.nn.functional.normalize(vectors, dim=1)
+    count, dim = unit.shape
+    cosines = (unit @ unit.T)[~torch.eye(count, dtype=torch.bool, device=unit.device)]
+    return cosines.mean().square() + (cosines.square().mean() - 1 / dim).clamp_min(0)

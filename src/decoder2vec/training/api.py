@@ -79,6 +79,7 @@ def train(
     test: Sequence[str | Path] = (),
     columns: Sequence[str] | None = None,
     settings: Sequence[str] = (),
+    teachers: Sequence[str] = (),
     variant: str | None = None,
     stages: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
@@ -96,7 +97,7 @@ def train(
 
     Args:
         plan: What to train: a recipe or its name (`freeze`, `lora`, `soft_prompt`, `kv_prefix`, `full`,
-            `bidirectional`), a TOML file, or a `Plan`. By default FREEZE on scored pairs.
+            `bidirectional`, `distill`), a TOML file, or a `Plan`. By default FREEZE on scored pairs.
         data: The folder of the plan's files, one file to learn from, or a `TrainingData` for all stages.
         backbone: The model: built-in name, folder, .gguf file, hub id, an encoder to train further, or a `Backbone`.
         out: Folder for the encoder. The stages before the last are saved beside it, in `<out>-stages`.
@@ -105,6 +106,7 @@ def train(
         test: Files of scored pairs to evaluate once, at the end.
         columns: Columns of the two texts and the score.
         settings: `key=value` over the plan, such as `training.rate=1e-3`.
+        teachers: Encoders to distil, by name or folder, where the objective is `distill`.
         variant: Which plan of a file that describes several.
         stages: Train only these stages of the plan.
         seeds: Train with each; the seed best on dev is saved.
@@ -141,6 +143,9 @@ def train(
         raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
     check_output_folder(out)
     reporting = Reporting(notify, progress, on_progress, command)
+    if teachers:
+        names = ", ".join(f"{{name = {json.dumps(str(name))}}}" for name in teachers)
+        settings = [*settings, f"objective.teachers=[{names}]"]
     loaded = load_plan(plan, settings, variant=variant, stages=stages)
     if len(loaded.stages) > 1 and (grid or trials):
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")

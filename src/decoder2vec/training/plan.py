@@ -23,8 +23,8 @@ from decoder2vec.training.recipes import recipe_class, recipes
 from decoder2vec.training.recipes.freeze import EMBEDDING
 from decoder2vec.training.recipes.recipe import Recipe
 
-STAGED_RECIPES = ("bidirectional",)
-"""Recipes of several stages, as TOML files beside the others."""
+PLAN_RECIPES = ("bidirectional", "distill")
+"""Recipes that are plans: TOML files beside the others."""
 _PLAN_KEYS = {"name", "about", "data", "stages"}
 _MAX_EXTENDS = 10
 
@@ -152,7 +152,7 @@ class _PlanTables:
 
 
 def _read_source(source: Plan | str | Path | None, variant: str | None) -> _PlanTables:
-    if source in STAGED_RECIPES:
+    if source in PLAN_RECIPES:
         return _read_file(Path(str(resources.files("decoder2vec.training.recipes") / f"{source}.toml")), variant)
     if isinstance(source, Path) or (isinstance(source, str) and source.endswith(".toml")):
         return _read_file(Path(source), variant)
@@ -164,7 +164,7 @@ def _read_source(source: Plan | str | Path | None, variant: str | None) -> _Plan
     if source is None or source == "freeze":
         return _PlanTables("embedding", {"embedding": {"freeze": to_table(EMBEDDING)}})
     if source not in recipes():
-        raise unknown_name("recipe", source, [*recipes(), *STAGED_RECIPES])
+        raise unknown_name("recipe", source, [*recipes(), *PLAN_RECIPES])
     return _PlanTables(source, {source: {"recipe": source}})
 
 

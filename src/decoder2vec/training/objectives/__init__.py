@@ -10,6 +10,7 @@ from decoder2vec.config import from_table, to_table
 from decoder2vec.errors import unknown_name
 from decoder2vec.training.objectives.autoencoder import AutoencoderObjective
 from decoder2vec.training.objectives.contrastive import ContrastiveObjective, LatentTripletsObjective
+from decoder2vec.training.objectives.distill import DistillObjective
 from decoder2vec.training.objectives.inference import InferenceObjective
 from decoder2vec.training.objectives.mntp import MNTPObjective
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig
@@ -24,6 +25,7 @@ OBJECTIVES: dict[str, type[Objective[Any, Any]]] = {
         ContrastiveObjective,
         ScoresObjective,
         SimCSEObjective,
+        DistillObjective,
         MNTPObjective,
         PunctuationObjective,
         PunctuationLMObjective,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from decoder2vec.errors import InputError
 from decoder2vec.training.context import InputSpec, Reads, TokenContext
@@ -19,7 +19,7 @@ class CorpusObjective(Objective[Config, TokenContext]):
     """An objective on plain texts, which runs every token."""
 
     needs = "corpus"
-    reads = (Reads.TOKENS,)
+    reads: ClassVar[tuple[Reads, ...]] = (Reads.TOKENS,)
     needs_dev = False
     train_texts: list[str]
     dev_texts: list[str]

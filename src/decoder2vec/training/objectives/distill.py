@@ -1,0 +1,147 @@
+"""Distillation: vectors of a model must match those of one or several teachers on plain texts.
+
+Each teacher has a linear map from the model's vector to its own, so dimensions may differ. The map is trained and then
+dropped: similarities of the model's vectors follow those of the teacher's because both are cosines of matched vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from decoder2vec.errors import InputError
+from decoder2vec.maths.losses import spread_out
+from decoder2vec.training.context import InputSpec, Reads, TrainingContext
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Rows
+from decoder2vec.training.objectives.corpus import CorpusObjective
+from decoder2vec.training.objectives.objective import Loss, ObjectiveConfig
+from decoder2vec.training.teachers import Teacher, TeacherVectors
+
+_DEV_BATCH = 256
+
+
+@dataclass(frozen=True)
+class DistillConfig(ObjectiveConfig):
+    """Match the vectors of teachers."""
+
+    name: str = "distill"
+    teachers: tuple[Teacher, ...] = ()
+    """[{name = "all-minilm-l6-v2"}], or several with weights."""
+    vectors: float = 1.0
+    """Weight of 1 - cosine between the teacher's vector and the mapped vector of the model."""
+    similarities: float = 0.0
+    """Weight of the squared difference of the cosines within a batch."""
+    spread: float = 0.0
+    """Weight of the spread-out regulariser: cosines of different texts near 0 on average."""
+    dims: tuple[int, ...] = ()
+    """Matryoshka: lengths of prefixes of the vector that match the teacher, too."""
+
+    def __post_init__(self) -> None:
+        weights = {"vectors": self.vectors, "similarities": self.similarities, "spread": self.spread}
+        for name, weight in weights.items():
+            if weight < 0:
+                raise InputError(f"The weight {name} must be 0 or more, not {weight:g}.")
+        if not (self.vectors or self.similarities):
+            raise InputError("A distillation needs a weight above 0 for vectors or similarities.")
+
+
+class DistillObjective(CorpusObjective[DistillConfig]):
+    """Plain texts, by the vectors that teachers give them."""
+
+    names = ("distill",)
+    config_class = DistillConfig
+    stage = "distillation"
+    reads = (Reads.TOKENS, Reads.PREFIX_KV, Reads.LATENTS)
+
+    def __init__(self, config: DistillConfig, data: TrainingData, spec: InputSpec) -> None:
+        super().__init__(config, data, spec)
+        if not config.teachers:
+            raise InputError('distill needs a teacher; give --teacher NAME, or objective.teachers=[{name="..."}].')
+        self._maps = nn.ModuleList()
+
+    @cached_property
+    def teacher_vectors(self) -> list[TeacherVectors]:
+        """Vectors of each teacher for training and held-out texts, computed at first use."""
+        with torch.random.fork_rng(devices=[]):  # a teacher that is loaded must not change what is initialised next
+            return [TeacherVectors(teacher, self.texts) for teacher in self.config.teachers]
+
+    def extra_modules(self, context: TrainingContext) -> nn.Module | None:
+        """A linear map to the vectors of each teacher; None if only similarities are matched."""
+        if not self.config.vectors:
+            return None
+        with torch.no_grad(), context.forward_context():
+            dim = context.encode(context.rows(self.texts[:1]).tolist()).shape[1]
+        self._maps = nn.ModuleList([nn.Linear(dim, vectors.dim) for vectors in self.teacher_vectors])
+        return self._maps.to(context.device)
+
+    def loss(self, context: TrainingContext) -> Loss:
+        """The weighted losses of all teachers on a batch of training texts."""
+        rows_of_texts = context.rows(self.texts)
+
+        def loss(rows: Rows) -> Tensor:
+            return self._loss(context.encode(rows_of_texts[rows].tolist()).float(), rows)
+
+        return loss
+
+    def _loss(self, vectors: Tensor, rows: Rows) -> Tensor:
+        config = self.config
+        total = config.spread * spread_out(vectors) if config.spread else vectors.new_zeros(())
+        for index, teacher in enumerate(config.teachers):
+            targets = self.teacher_vectors[index].batch(rows).to(vectors.device)
+            if config.vectors:
+                widths = (vectors.shape[1], *config.dims)
+                cosines = torch.stack([self._cosines(index, vectors[:, :width], targets).mean() for width in widths])
+                total = total + teacher.weight * config.vectors * (1 - cosines).mean()
+            if config.similarities:
+                total = total + teacher.weight * config.similarities * similarity_distance(vectors, targets)
+        return total
+
+    def _cosines(self, teacher: int, vectors: Tensor, targets: Tensor) -> Tensor:
+        """[texts] cosines between vectors (or prefixes of them), mapped to a teacher's space, and its own vectors."""
+        linear: Any = self._maps[teacher]
+        return functional.cosine_similarity(
+            functional.linear(vectors, linear.weight[:, : vectors.shape[1]], linear.bias), targets
+        )
+
+    def dev_metric(self, context: TrainingContext) -> Callable[[], float] | None:
+        """Without dev pairs: the mean cosine to the teachers on held-out texts, in points."""
+        if self.data.dev:
+            return None
+        loss = self.loss(context)
+        rows = np.arange(len(self.train_texts), len(self.texts))
+        batches = [rows[start : start + _DEV_BATCH] for start in range(0, len(rows), _DEV_BATCH)]
+        return lambda: -100 * float(np.average([loss(b).item() for b in batches], weights=[len(b) for b in batches]))
+
+    def resume_key(self) -> list[Any]:
+        """Texts and teachers."""
+        return [*super().resume_key(), [vectors.fingerprint for vectors in self.teacher_vectors]]
+
+    def report(self, context: TrainingContext) -> dict[str, Any]:
+        """The teachers, and the mean cosine to the vectors of each on held-out texts."""
+        rows_of_texts, rows = context.rows(self.texts), np.arange(len(self.train_texts), len(self.texts))
+        batches = [rows[start : start + _DEV_BATCH] for start in range(0, len(rows), _DEV_BATCH)]
+        vectors = torch.cat([context.encode(rows_of_texts[batch].tolist()).float() for batch in batches])
+        teachers = []
+        for index, (teacher, targets) in enumerate(zip(self.config.teachers, self.teacher_vectors, strict=True)):
+            entry: dict[str, Any] = {"name": teacher.name, "fingerprint": targets.fingerprint}
+            if self.config.vectors:
+                cosines = self._cosines(index, vectors, targets.batch(rows).to(vectors.device))
+                entry["cosine"] = round(float(cosines.mean()), 4)
+            teachers.append(entry)
+        return {"teachers": teachers}
+
+
+def similarity_distance(vectors: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared difference of the cosines of all pairs in a batch, without each text's cosine to itself."""
+    student, teacher = (functional.normalize(side, dim=1) for side in (vectors, targets))
+    difference = student @ student.T - teacher @ teacher.T
+    count = len(vectors)
+    return difference.square().sum() / max(1, count * (count - 1))

@@ -1,0 +1,194 @@
+"""Distillation: the loss equals plain formulas, teacher vectors are computed once, and students follow teachers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import spearmanr
+from torch import nn
+
+import decoder2vec
+from decoder2vec.activations.store import store_root
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import EncoderError, InputError
+from decoder2vec.evaluation.baselines import RandomVectors, load_encoder
+from decoder2vec.maths.losses import spread_out
+from decoder2vec.training import teachers
+from decoder2vec.training.objectives.distill import DistillConfig
+from decoder2vec.training.recipes.adapter import ReadSettings
+from decoder2vec.training.recipes.recipe import Trainer
+from decoder2vec.training.teachers import Teacher, TeacherVectors
+from toys.texts import plain_data, sentences, split_twelve
+from toys.training import gradients_of, module_and_task, small_recipe
+
+TEXTS = sentences()
+TRAIN_TEXTS, DEV_TEXTS = split_twelve(TEXTS)
+ONE, OTHER = Teacher("random:16"), Teacher("random:40", weight=0.5)
+
+
+@pytest.fixture(autouse=True)
+def empty_store(tmp_path, monkeypatch):
+    monkeypatch.setattr("decoder2vec.activations.store.store_root", lambda: tmp_path / "store")
+
+
+def distill_recipe(name="lora", *, objective=None, **changes):
+    config = DistillConfig(**{"teachers": (ONE,), **(objective or {})})
+    return small_recipe(name, **{"objective": config, "read": ReadSettings(pooling="mean"), **changes})
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def off_diagonal(matrix):
+    return matrix[~np.eye(len(matrix), dtype=bool)]
+
+
+# --- loss -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"teachers": (ONE, OTHER)},
+        {"dims": (8, 16)},
+        {"vectors": 0.0, "similarities": 2.0},
+        {"teachers": (ONE, OTHER), "similarities": 1.0, "spread": 0.3},
+    ],
+    ids=["one teacher", "two teachers", "matryoshka", "similarities", "all"],
+)
+def test_loss_equals_a_plain_computation(settings, backbone):
+    recipe = distill_recipe(objective=settings)
+    trainer = Trainer(recipe, plain_data(), backbone("tiny-llama"))
+    module, task = module_and_task(recipe, plain_data(), backbone("tiny-llama"))
+    loss, gradients = gradients_of(module, task, np.arange(6))
+    maps = list(module[1]) if recipe.objective.vectors else [nn.Linear(32, 16)]
+    spec = recipe._encoder_spec(trainer.corpus)
+    vectors = Encoder(backbone("tiny-llama").with_adapter(None), spec).encode(TRAIN_TEXTS[:6]).astype(np.float64)
+    config, expected = recipe.objective, 0.0
+    for teacher, linear in zip(config.teachers, maps, strict=True):
+        target = unit(load_encoder(teacher.name).encode(TRAIN_TEXTS[:6]).astype(np.float64))
+        weight, bias = (tensor.detach().double().numpy() for tensor in (linear.weight, linear.bias))
+        widths = (vectors.shape[1], *config.dims)
+        distances = [1 - (unit(vectors[:, :w] @ weight[:, :w].T + bias) * target).sum(1).mean() for w in widths]
+        expected += teacher.weight * config.vectors * np.mean(distances)
+        difference = unit(vectors) @ unit(vectors).T - target @ target.T
+        expected += teacher.weight * config.similarities * (off_diagonal(difference) ** 2).mean()
+    cosines = off_diagonal(unit(vectors) @ unit(vectors).T)
+    expected += config.spread * (cosines.mean() ** 2 + max(0, (cosines**2).mean() - 1 / vectors.shape[1]))
+    assert loss == pytest.approx(expected, rel=1e-3)
+    assert all(gradient is not None for name, gradient in gradients.items() if name.startswith("1."))
+
+
+def test_spread_out_prefers_random_directions():
+    generator = torch.Generator().manual_seed(0)
+    random = torch.randn(200, 64, generator=generator)
+    assert spread_out(random) < 1e-3 < spread_out(random + 2)
+
+
+# --- teacher vectors ------------------------------------------------------------------------------------------------
+
+
+def test_teacher_vectors_are_those_of_the_teacher(backbone):
+    vectors = TeacherVectors(Teacher("random:16", prompt="query: "), TEXTS)
+    rows = np.array([3, 0, 3])
+    expected = unit(load_encoder("random:16").encode([f"query: {TEXTS[row]}" for row in rows]))
+    assert np.allclose(vectors.batch(rows), expected, atol=2e-3), "16 bits"
+    assert vectors.dim == 16
+
+
+def test_teacher_vectors_are_computed_once_and_resumed(monkeypatch):
+    calls, encode = [], RandomVectors.embed
+    monkeypatch.setattr(RandomVectors, "embed", lambda self, texts: calls.append(len(texts)) or encode(self, texts))
+    monkeypatch.setattr(teachers, "_TEXTS_PER_SEGMENT", 5)
+
+    def stop_at_the_second(self, texts):
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return calls.append(len(texts)) or encode(self, texts)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RandomVectors, "embed", stop_at_the_second)
+        TeacherVectors(ONE, TEXTS)
+    assert calls == [5]
+    TeacherVectors(ONE, TEXTS)
+    assert sum(calls) == len(TEXTS), "the first five are not computed again"
+    TeacherVectors(ONE, TEXTS[::-1])
+    assert sum(calls) == len(TEXTS)
+
+
+def test_prompts_and_teachers_have_their_own_vectors():
+    variants = [ONE, Teacher("random:16", prompt="query: "), Teacher("random:17")]
+    batches = [TeacherVectors(teacher, TEXTS).batch(np.arange(4)) for teacher in variants]
+    assert len(list((store_root()).glob("*"))) == 0, "the test store is used"
+    assert not torch.allclose(batches[0], batches[1], atol=1e-2) and batches[2].shape == (4, 17)
+
+
+def test_vectors_that_are_not_finite_are_refused(monkeypatch):
+    monkeypatch.setattr(RandomVectors, "embed", lambda self, texts: np.full((len(texts), 16), np.nan, np.float32))
+    with pytest.raises(EncoderError, match="teacher random:16 gives vectors that are not finite"):
+        TeacherVectors(ONE, TEXTS)
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["lora", "full", "soft_prompt", "kv_prefix"])
+def test_similarities_follow_those_of_the_teacher(name, backbone, tmp_path):
+    teacher = Teacher("static:tiny-gpt2")
+    target = unit(load_encoder(teacher.name).encode(TEXTS))
+
+    def agreement(encoder):
+        vectors = unit(encoder.encode(TEXTS))
+        return spearmanr(off_diagonal(vectors @ vectors.T), off_diagonal(target @ target.T))[0]
+
+    recipe = distill_recipe(name, objective={"teachers": (teacher,)}, epochs=40, batch=9, every=20)
+    trainer = Trainer(recipe, plain_data(), backbone("tiny-llama"))
+    untrained = Trainer(replace(recipe, training=replace(recipe.training, epochs=0)), plain_data(), trainer.backbone)
+    result = trainer.run(0)
+    before, after = (
+        agreement(t.export(r, tmp_path / n)[0])
+        for t, r, n in ((untrained, untrained.run(0), "a"), (trainer, result, "b"))
+    )
+    losses = result.notes["training"]["losses"]
+    assert losses[-1] < losses[0] and after > before + 0.1
+    (entry,) = result.notes["teachers"]
+    assert entry["name"] == teacher.name and 0 < entry["cosine"] <= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"teachers": ()}, "distill needs a teacher; give --teacher NAME"),
+        ({"vectors": -1.0}, "The weight vectors must be 0 or more"),
+        ({"vectors": 0.0}, "needs a weight above 0 for vectors or similarities"),
+    ],
+)
+def test_unfit_settings_fail(settings, message, backbone):
+    with pytest.raises(InputError, match=message):
+        Trainer(distill_recipe(objective=settings), plain_data(), backbone("tiny-llama"))
+    with pytest.raises(InputError, match="weight of the teacher x must be above 0"):
+        Teacher("x", weight=0.0)
+
+
+def test_recipe_distill_trains_all_weights(tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    result = decoder2vec.train(
+        "distill",
+        tmp_path / "texts.txt",
+        "tiny-llama",
+        tmp_path / "enc",
+        teachers=["static:tiny-gpt2"],
+        settings=["training.epochs=2", "training.batch=8"],
+        device="cpu",
+    )
+    config = result.results["config"]
+    assert config["full"]["objective"]["teachers"][0]["name"] == "static:tiny-gpt2"
+    loaded = Encoder.load(tmp_path / "enc", device="cpu")
+    assert loaded.spec.attention == "bidirectional" and loaded.spec.readings[0].pooling == "mean"
+    similarities = spearmanr(loaded.encode(TEXTS).ravel(), result.encoder.encode(TEXTS).ravel())[0]
+    assert similarities == pytest.approx(1, abs=1e-6)
