@@ -38,9 +38,11 @@ from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.recipe import Recipe, Trainer
 from decoder2vec.training.results import SeedResult, result_notes, summarise
+from decoder2vec.training.teachers import Teacher
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
+
 _FILE_ROLES = {"contrastive": "triplets", "triplets": "triplets", "corpus": "texts"}
 """Key in `[data]` of the file to learn from, by the first kind of data that a recipe needs; else it is `train`."""
 
@@ -79,7 +81,7 @@ def train(
     test: Sequence[str | Path] = (),
     columns: Sequence[str] | None = None,
     settings: Sequence[str] = (),
-    teachers: Sequence[str] = (),
+    teachers: Sequence[str | Path] = (),
     variant: str | None = None,
     stages: Sequence[str] = (),
     seeds: Sequence[int] = (0,),
@@ -143,10 +145,9 @@ def train(
         raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
     check_output_folder(out)
     reporting = Reporting(notify, progress, on_progress, command)
-    if teachers:
-        names = ", ".join(f"{{name = {json.dumps(str(name))}}}" for name in teachers)
-        settings = [*settings, f"objective.teachers=[{names}]"]
     loaded = load_plan(plan, settings, variant=variant, stages=stages)
+    if teachers:
+        loaded = _with_teachers(loaded, teachers)
     if len(loaded.stages) > 1 and (grid or trials):
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
     prepared = _load_stage_data(loaded, DataSource.of(data, train, dev, test, columns), reporting)
@@ -234,6 +235,16 @@ def _load_stage_data(plan: Plan, source: DataSource, reporting: Reporting) -> li
             reporting.notify(note)
         prepared.append((stage, data))
     return prepared
+
+
+def _with_teachers(plan: Plan, names: Sequence[str | Path]) -> Plan:
+    """The plan with teachers for every stage that distils some."""
+    teachers = [Teacher(str(name)) for name in names]
+    recipes = [stage.recipe.with_teachers(teachers) for stage in plan.stages]
+    if all(recipe is stage.recipe for recipe, stage in zip(recipes, plan.stages, strict=True)):
+        raise InputError("Nothing here is distilled; use the recipe distill, or set objective.name=distill.")
+    stages = (replace(stage, recipe=recipe) for stage, recipe in zip(plan.stages, recipes, strict=True))
+    return replace(plan, stages=tuple(stages))
 
 
 def _choose_settings(

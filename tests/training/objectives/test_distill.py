@@ -192,3 +192,27 @@ def test_recipe_distill_trains_all_weights(tmp_path):
     assert loaded.spec.attention == "bidirectional" and loaded.spec.readings[0].pooling == "mean"
     similarities = spearmanr(loaded.encode(TEXTS).ravel(), result.encoder.encode(TEXTS).ravel())[0]
     assert similarities == pytest.approx(1, abs=1e-6)
+
+
+def test_frozen_model_is_distilled_by_heads_alone(tmp_path, write_pairs, data):
+    """FREEZE on plain texts and a teacher; the model is neither changed nor copied."""
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    settings = ["widths=[16]", "head=sum", "pretrain=distill", "loss=none", "pretraining.epochs=4"]
+    result = decoder2vec.train(
+        "freeze",
+        tmp_path / "texts.txt",
+        "tiny-llama",
+        tmp_path / "enc",
+        dev=[write_pairs(tmp_path / "dev.tsv", data.dev[0])],
+        teachers=["static:tiny-gpt2"],
+        settings=settings,
+        device="cpu",
+    )
+    losses = result.results["seeds"][0]["notes"]["pretraining"]["losses"]
+    assert losses[-1] < losses[0] and not (tmp_path / "enc" / "backbone").exists()
+    assert result.results["config"]["freeze"]["teachers"] == [{"name": "static:tiny-gpt2", "weight": 1.0, "prompt": ""}]
+
+
+def test_teachers_for_nothing_are_refused(tmp_path):
+    with pytest.raises(InputError, match="Nothing here is distilled; use the recipe distill"):
+        decoder2vec.train("lora", plain_data(), "tiny-llama", tmp_path / "enc", teachers=["random:16"])

@@ -149,9 +149,9 @@ def test_code_spec_has_all_settings_of_the_network():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"loss": "none"}, "only contrastive pre-training"),
-        ({"loss": "none", "pretrain": "none"}, "only contrastive pre-training"),
-        ({"loss": "none", "pretrain": "autoencoder", "widths": (0,)}, "only contrastive pre-training"),
+        ({"loss": "none"}, "only contrastive or distill pre-training"),
+        ({"loss": "none", "pretrain": "none"}, "only contrastive or distill pre-training"),
+        ({"loss": "none", "pretrain": "autoencoder", "widths": (0,)}, "only contrastive or distill pre-training"),
         ({"mixing": "attention_codes", "pretrain": "autoencoder"}, "trained from the start"),
         ({"mixing": "attention_latents", "pretrain": "snli"}, "trained from the start"),
         ({"keep": 3}, "head 'sum' without mixing"),

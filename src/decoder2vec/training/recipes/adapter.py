@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,11 @@ from decoder2vec.training.distributed import barrier, is_main_process
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives import OBJECTIVES
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
+from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig
 from decoder2vec.training.recipes.recipe import Recipe, SeedRun
 from decoder2vec.training.results import SeedResult, TextPairs, correlations, sanity_checks
+from decoder2vec.training.teachers import Teacher
 
 _FORMAT = 1
 _CHECKED_TEXTS = 1000
@@ -143,6 +145,12 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def needs(self) -> Sequence[str]:
         """What the objective learns from."""
         return [OBJECTIVES[self.objective.name].needs]
+
+    def with_teachers(self, teachers: Sequence[Teacher]) -> AdapterRecipe:
+        """The recipe with these teachers, if its objective distils any."""
+        if not isinstance(self.objective, DistillConfig):
+            return self
+        return replace(self, objective=replace(self.objective, teachers=tuple(teachers)))
 
     def check(self, data: TrainingData, backbone: Backbone) -> None:
         """Raise if reading, attention or objective do not fit; the model is switched to the recipe's attention."""

@@ -38,6 +38,7 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows, Schedule
 from decoder2vec.training.objectives.autoencoder import AutoencoderConfig, AutoencoderObjective
 from decoder2vec.training.objectives.contrastive import LatentTripletsConfig, LatentTripletsObjective
+from decoder2vec.training.objectives.distill import DistillConfig, DistillObjective
 from decoder2vec.training.objectives.inference import InferenceConfig, InferenceObjective
 from decoder2vec.training.objectives.objective import Objective
 from decoder2vec.training.objectives.scores import PairHeadConfig, PairHeadObjective
@@ -50,13 +51,17 @@ from decoder2vec.training.recipes.freeze_results import (
 )
 from decoder2vec.training.recipes.recipe import Recipe, SeedRun
 from decoder2vec.training.results import SeedResult, sanity_texts
+from decoder2vec.training.teachers import Teacher
 
 PRETRAININGS = {
     "none": None,
     "autoencoder": AutoencoderObjective,
     "snli": InferenceObjective,
     "contrastive": LatentTripletsObjective,
+    "distill": DistillObjective,
 }
+_TRAINS_HEAD = ("contrastive", "distill")
+"""Pre-trainings after which the network is an encoder: they train its head, too."""
 _FORMAT = 1
 """Increased when pre-training changes, so that networks of an older version are not reused."""
 _MAX_FITTED_TEXTS = 20_000
@@ -112,6 +117,7 @@ class LatentCorpus:
             "autoencoder": fingerprint(data.texts),
             "snli": fingerprint(data.nli),
             "contrastive": fingerprint(data.triplets),
+            "distill": fingerprint(data.texts),
             "dev": fingerprint([vars(pairs) for pairs in data.dev]),
             "scale": fingerprint(data.scale),
             "statistics": fingerprint(self.fitted_texts),
@@ -150,7 +156,9 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
     head: str = "mlp"
     """sum (an embedding), gated (a pair scorer with f(1) = 1), mlp (the paper's), each (every layer for itself)."""
     pretrain: str = "autoencoder"
-    """none, autoencoder (on plain texts), snli (three-way inference), contrastive (on triplets)."""
+    """none, autoencoder (on plain texts), snli (three-way inference), contrastive (on triplets), distill (teachers)."""
+    teachers: tuple[Teacher, ...] = ()
+    """For distill: the encoders whose vectors are matched on plain texts."""
     pretraining: Schedule = field(default_factory=lambda: Schedule(epochs=6, batch=256))
     temperature: float = 0.05
     """Of the contrastive loss."""
@@ -190,11 +198,14 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         has_codes, mixed = any(self.widths), self.mixing != "none"
         pretrains_codes = self.pretrain in ("autoencoder", "snli")
         trains_nothing = (
-            self.loss == "none" and self.pretrain != "contrastive" and (has_codes or self.pretrain != "none")
+            self.loss == "none" and self.pretrain not in _TRAINS_HEAD and (has_codes or self.pretrain != "none")
         )
         return [
             (not self.widths, "widths is empty; give a width for the codes, or 0 for none."),
-            (trains_nothing, "Without a loss on scored pairs only contrastive pre-training makes an encoder."),
+            (
+                trains_nothing,
+                "Without a loss on scored pairs only contrastive or distill pre-training makes an encoder.",
+            ),
             (not 0 <= self.dropout < 1, "dropout must be 0 or more and below 1."),
             (self.temperature <= 0 or self.depth < 1, "temperature must be above 0, and depth 1 or more."),
             (
@@ -243,6 +254,10 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         kinds = [] if self.loss == "none" else [PairHeadObjective.needs]
         pretraining = PRETRAININGS[self.pretrain]
         return kinds + ([pretraining.needs] if pretraining else [])
+
+    def with_teachers(self, teachers: Sequence[Teacher]) -> FreezeRecipe:
+        """The recipe with these teachers, if it distils any."""
+        return replace(self, teachers=tuple(teachers)) if self.pretrain == "distill" else self
 
     def readings(self, backbone: Backbone) -> tuple[Reading, ...]:
         """Everything that is read from a model, in order."""
@@ -354,7 +369,7 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         history, _ = run.fit(objective, context, self.pretraining, self.choose_by, checkpoint=checkpoint)
         note = {"stage": objective.stage, "seconds": round(time.perf_counter() - started, 1), **asdict(history)}
         note |= objective.report(context)
-        save_pretrained(context.net, file, note, with_head=self.pretrain == "contrastive")
+        save_pretrained(context.net, file, note, with_head=self.pretrain in _TRAINS_HEAD)
         checkpoint.unlink(missing_ok=True)
         return note
 
@@ -363,14 +378,17 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
             return AutoencoderObjective(AutoencoderConfig(), data, _LATENTS)
         if self.pretrain == "snli":
             return InferenceObjective(InferenceConfig(), data, _LATENTS)
+        if self.pretrain == "distill":
+            return DistillObjective(DistillConfig(teachers=self.teachers), data, _LATENTS)
         config = LatentTripletsConfig(temperature=self.temperature, choose_by=self.choose_by)
         return LatentTripletsObjective(config, data, _LATENTS)
 
     def _pretraining_key(self, context: FreezeContext, corpus: LatentCorpus, seed: int) -> str:
         """Everything that pre-training depends on; neither the pair head nor the loss on pairs is part of it."""
         kind, digests = self.pretrain, corpus.digests
-        uses_head = kind == "contrastive"
+        uses_head = kind in _TRAINS_HEAD
         extra = [digests["dev"], self.temperature, self.choose_by] if uses_head else []
+        extra += [to_table(teacher) for teacher in self.teachers] if kind == "distill" else []
         shape = {**asdict(context.net.spec), "head": context.net.spec.head if uses_head else ""}
         statistics = [self.standardise, digests["statistics"]]
         schedule = to_table(self.pretraining)

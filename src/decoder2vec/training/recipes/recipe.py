@@ -20,6 +20,7 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import History, OnProgress, Schedule, fit
 from decoder2vec.training.objectives.objective import Objective, trained_module, training_task
 from decoder2vec.training.results import SeedResult
+from decoder2vec.training.teachers import Teacher
 
 Corpus = TypeVar("Corpus")
 Context = TypeVar("Context", bound=TrainingContext)
@@ -109,6 +110,10 @@ class Recipe(ABC, Generic[Corpus, Context]):
     @abstractmethod
     def export(self, result: SeedResult, corpus: Corpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
+
+    def with_teachers(self, teachers: Sequence[Teacher]) -> Recipe[Corpus, Context]:
+        """The recipe with these teachers; the recipe itself if it distils none."""
+        return self
 
     def record(self, result: SeedResult, corpus: Corpus) -> dict[str, Any]:
         """More about the best seed, for the training report."""
