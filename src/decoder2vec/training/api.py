@@ -138,22 +138,15 @@ def train(
     """
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
-    out = Path(out).absolute()
-    if out.name == "..":  # which cannot name the folders beside it
-        out = out.resolve()
-    if is_encoder_folder(out) and not overwrite:
-        raise InputError(f"{out} holds an encoder already; choose another --out, or add --overwrite to replace it.")
-    check_output_folder(out)
+    folder = _output_folder(Path(out), overwrite=overwrite)
     reporting = Reporting(notify, progress, on_progress, command)
-    loaded = load_plan(plan, settings, variant=variant, stages=stages)
-    if teachers:
-        loaded = _with_teachers(loaded, teachers)
+    loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     if len(loaded.stages) > 1 and (grid or trials):
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
     prepared = _load_stage_data(loaded, DataSource.of(data, train, dev, test, columns), reporting)
     model = LoadedModel.of(backbone, device, dtype, notify)
     prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-    return _train_stages(prepared, model, out, seeds, overwrite, extra, reporting)
+    return _train_stages(prepared, model, folder, seeds, overwrite, extra, reporting)
 
 
 @dataclass(frozen=True)
@@ -237,8 +230,21 @@ def _load_stage_data(plan: Plan, source: DataSource, reporting: Reporting) -> li
     return prepared
 
 
+def _output_folder(out: Path, *, overwrite: bool) -> Path:
+    """The absolute path of the folder for the encoder; raises if it must not be written."""
+    folder = out.absolute()
+    if folder.name == "..":  # which cannot name the folders beside it
+        folder = folder.resolve()
+    if is_encoder_folder(folder) and not overwrite:
+        raise InputError(f"{folder} holds an encoder already; choose another --out, or add --overwrite to replace it.")
+    check_output_folder(folder)
+    return folder
+
+
 def _with_teachers(plan: Plan, names: Sequence[str | Path]) -> Plan:
     """The plan with teachers for every stage that distils some."""
+    if not names:
+        return plan
     teachers = [Teacher(str(name)) for name in names]
     recipes = [stage.recipe.with_teachers(teachers) for stage in plan.stages]
     if all(recipe is stage.recipe for recipe, stage in zip(recipes, plan.stages, strict=True)):

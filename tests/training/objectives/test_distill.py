@@ -11,7 +11,6 @@ from scipy.stats import spearmanr
 from torch import nn
 
 import decoder2vec
-from decoder2vec.activations.store import store_root
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import EncoderError, InputError
 from decoder2vec.evaluation.baselines import RandomVectors, load_encoder
@@ -121,10 +120,10 @@ def test_teacher_vectors_are_computed_once_and_resumed(monkeypatch):
     assert sum(calls) == len(TEXTS)
 
 
-def test_prompts_and_teachers_have_their_own_vectors():
+def test_prompts_and_teachers_have_their_own_vectors(tmp_path):
     variants = [ONE, Teacher("random:16", prompt="query: "), Teacher("random:17")]
     batches = [TeacherVectors(teacher, TEXTS).batch(np.arange(4)) for teacher in variants]
-    assert len(list((store_root()).glob("*"))) == 0, "the test store is used"
+    assert len(list((tmp_path / "store").iterdir())) == 3
     assert not torch.allclose(batches[0], batches[1], atol=1e-2) and batches[2].shape == (4, 17)
 
 
