@@ -94,7 +94,7 @@ def test_a_recipe_that_cannot_learn_it_raises(name, toy):
         with pytest.raises(InputError) as error:
             kind(toy.config, toy.data, input_spec(toy, reads))
         message = str(error.value)
-        assert message.startswith(f"{name} ") and message.endswith(".") and "use" in message
+        assert message.startswith(f"{name} {kind.unreadable}") and message.endswith(".") and "use" in message
         assert len(message.splitlines()) == 1
 
 

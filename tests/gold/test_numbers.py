@@ -78,7 +78,7 @@ def data(tmp_path_factory):
 def gold(request):
     """Return a function that compares results with the recorded ones; D2V_WRITE_GOLD=1 records new ones instead."""
 
-    def compare(results, tolerance=2e-3):
+    def compare(results, tolerances=None):
         name = request.node.name
         results = json.loads(json.dumps(results))
         recorded = json.loads(FILE.read_text(encoding="utf-8")) if FILE.is_file() else {}
@@ -86,23 +86,23 @@ def gold(request):
             assert name not in recorded, "gold results are never overwritten"
             FILE.write_text(json.dumps({**recorded, name: results}, indent=1) + "\n", encoding="utf-8")
         else:
-            assert_same(results, recorded[name], tolerance)
+            assert_same(results, recorded[name], tolerances or {})
 
     return compare
 
 
-def assert_same(actual, expected, tolerance, path=""):
-    """Assert equality up to 0.2 % or `tolerance`: another processor sums in another order."""
+def assert_same(actual, expected, tolerances, path="", tolerance=2e-3):
+    """Assert equality up to 0.2 % or the tolerance of a key: another processor sums in another order."""
     if EXACT or isinstance(expected, str | bool | None):
         assert actual == expected, path
     elif isinstance(expected, dict):
         assert actual.keys() == expected.keys(), path
         for key, value in expected.items():
-            assert_same(actual[key], value, tolerance, f"{path}.{key}")
+            assert_same(actual[key], value, tolerances, f"{path}.{key}", tolerances.get(key, tolerance))
     elif isinstance(expected, list):
         assert len(actual) == len(expected), path
         for index, (actual_item, expected_item) in enumerate(zip(actual, expected, strict=True)):
-            assert_same(actual_item, expected_item, tolerance, f"{path}[{index}]")
+            assert_same(actual_item, expected_item, tolerances, f"{path}[{index}]", tolerance)
     else:
         assert actual == pytest.approx(expected, rel=2e-3, abs=tolerance), path
 
@@ -152,7 +152,7 @@ def test_a_sweep(data, tmp_path, gold):
     document = json.loads((tmp_path / "sweep.json").read_text())
     keys = ("template", "attention", "layer", "normed", "pooling", "head")
     pearson = {" ".join(str(row[key]) for key in keys): row["pearson"] for row in document["rows"]}
-    gold(pearson, tolerance=0.02)  # points, rounded to two decimals in the file
+    gold(pearson, dict.fromkeys(pearson, 0.0101))  # the file has two decimals, and the last may be rounded otherwise
 
 
 def test_tasks(tmp_path, gold):
@@ -162,8 +162,9 @@ def test_tasks(tmp_path, gold):
         *("--json", tmp_path / "scores.json", "--device", "cpu"),
     )
     tasks = json.loads((tmp_path / "scores.json").read_text())["tasks"]
-    scores = {name: {"score": task["score"]} for name, task in tasks.items()}
-    gold(scores, tolerance=1.0)  # points: the last bits of vectors may move one text to another cluster or rank
+    # the last bits of vectors may flip one of the 360 predictions that classification averages, all in "topics"
+    tolerances = {"topics": 100 / 360 + 2e-3}
+    gold({name: {"score": task["score"]} for name, task in tasks.items()}, tolerances)
 
 
 @pytest.mark.parametrize("baseline", ["bm25", "random"])

@@ -42,6 +42,10 @@ class CorpusObjective(Objective[Config, TokenContext]):
         return [self.train_texts, self.dev_texts]
 
 
+NEEDS_TOKEN_STATES = "predicts from the tokens of a text, not of a prompt; use lora, kv_prefix or full"
+"""Why recipes that do not give the states of a text's own tokens cannot learn an objective."""
+
+
 def require_token_states(name: str, spec: InputSpec) -> None:
     """Raise unless a recipe reads the states of a plain text's own tokens in the top layer.
 
@@ -51,7 +55,7 @@ def require_token_states(name: str, spec: InputSpec) -> None:
 
     """
     if spec.reads is not Reads.TOKENS or not spec.keeps_positions:
-        raise InputError(f"{name} predicts from the tokens of a text, not of a prompt; use lora, kv_prefix or full.")
+        raise InputError(f"{name} {NEEDS_TOKEN_STATES}.")
     if spec.layer != -1:
         raise InputError(f"{name} predicts from the top layer; leave the layer at -1.")
     if spec.template != "plain":  # a template's own words are not worth learning, and echo shows what is masked

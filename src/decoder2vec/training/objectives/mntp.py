@@ -19,7 +19,7 @@ from decoder2vec.errors import InputError
 from decoder2vec.training.context import InputSpec, TokenContext
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
-from decoder2vec.training.objectives.corpus import CorpusObjective, require_token_states
+from decoder2vec.training.objectives.corpus import NEEDS_TOKEN_STATES, CorpusObjective, require_token_states
 from decoder2vec.training.objectives.masking import ConceptMasking, MaskedText, MaskingConfig, RandomMasking
 from decoder2vec.training.objectives.objective import Loss, ObjectiveConfig
 from decoder2vec.training.objectives.token_states import TokenStates, sum_over_texts
@@ -39,6 +39,7 @@ class MNTPObjective(CorpusObjective[MNTPConfig]):
     names = ("mntp",)
     config_class = MNTPConfig
     stage = "masked texts"
+    unreadable = NEEDS_TOKEN_STATES
 
     def __init__(self, config: MNTPConfig, data: TrainingData, spec: InputSpec) -> None:
         require_token_states(config.name, spec)

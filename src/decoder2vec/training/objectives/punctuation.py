@@ -32,7 +32,7 @@ from decoder2vec.text.tokens import token_positions
 from decoder2vec.training.context import InputSpec, TokenContext
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
-from decoder2vec.training.objectives.corpus import MIN_TEXTS, CorpusObjective, require_token_states
+from decoder2vec.training.objectives.corpus import MIN_TEXTS, NEEDS_TOKEN_STATES, CorpusObjective, require_token_states
 from decoder2vec.training.objectives.objective import Config, Loss, ObjectiveConfig
 from decoder2vec.training.objectives.token_states import TokenStates, sum_over_texts
 
@@ -46,6 +46,7 @@ class ClearedTextObjective(CorpusObjective[Config]):
     """Plain texts, packed into excerpts that are read without punctuation and capitals."""
 
     stage = "cleared texts"
+    unreadable = NEEDS_TOKEN_STATES
 
     def __init__(self, config: Config, data: TrainingData, spec: InputSpec, *, copies: int = 1) -> None:
         """Pack the texts into excerpts so short that `copies` of one fit into `max_length` tokens."""
