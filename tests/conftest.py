@@ -27,8 +27,19 @@ def backbone(own_cache):
     from decoder2vec.backbone.backbone import Backbone
 
     @cache
+    def load_once(name: str, attention: str | None) -> tuple[Backbone, str, bool]:
+        model = Backbone.load(name, attention=attention, device="cpu", dtype="float32")
+        return model, model.attention, is_causal(model)
+
+    def is_causal(model: Backbone) -> bool:
+        return getattr(model.model.config, "is_causal", True) is not False
+
     def load(name: str, attention: str | None = None) -> Backbone:
-        return Backbone.load(name, attention=attention, device="cpu", dtype="float32")
+        model, original, was_causal = load_once(name, attention)
+        # a training may have switched it, and which tests share a process depends on the number of cores
+        if (model.attention, is_causal(model)) != (original, was_causal):
+            model.set_attention(original)
+        return model
 
     return load
 

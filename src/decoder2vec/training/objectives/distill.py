@@ -124,6 +124,7 @@ class DistillObjective(CorpusObjective[DistillConfig]):
         """Texts and teachers."""
         return [*super().resume_key(), [vectors.fingerprint for vectors in self.teacher_vectors]]
 
+    @torch.no_grad()
     def report(self, context: TrainingContext) -> dict[str, Any]:
         """The teachers, and the mean cosine to the vectors of each on held-out texts."""
         rows_of_texts, rows = context.rows(self.texts), np.arange(len(self.train_texts), len(self.texts))
