@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tomllib
 from dataclasses import dataclass, field
 
 import pytest
 
-from decoder2vec.config import from_table, override, to_table
+from decoder2vec.config import fingerprint, from_table, override, to_table
 from decoder2vec.errors import InputError
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
@@ -199,3 +200,18 @@ def test_partial_table_is_completed_from_the_field_default():
     assert from_table(FreezeRecipe, {"pretraining": {"rate": 0.5}}).pretraining == Schedule(
         epochs=6, batch=256, rate=0.5
     )
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (),
+        ("a", 1, None, True, 0.5),
+        ([], (), {}, [[]]),
+        ({"b": [1, 2], "a": "é"}, ["x", {"d": 1, "c": ("y",)}]),
+        ([f"text {n}" for n in range(10_000)], [(n, "b") for n in range(9_000)], [["c"], "d", *range(5_000)]),
+    ],
+)
+def test_fingerprint_is_the_hash_of_the_whole_json(parts):
+    expected = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    assert fingerprint(*parts) == expected

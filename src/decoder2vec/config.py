@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from decoder2vec.errors import EncoderError, InputError, unknown_name
 
 DEFAULT_MAX_LENGTH = 512
+
+_ITEMS_PER_PIECE = 4096
+"""Items of a list whose JSON is hashed at once."""
 
 T = TypeVar("T")
 
@@ -74,7 +77,26 @@ class EncoderSpec:
 
 def fingerprint(*parts: Any) -> str:
     """Return a short hash of JSON-serialisable values, which changes when any of them does."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+    total = hashlib.sha256()
+    for piece in _json_pieces(parts):
+        total.update(piece.encode())
+    return total.hexdigest()[:16]
+
+
+def _json_pieces(value: Any) -> Iterator[str]:
+    """The JSON of a value in pieces: that of a million texts at once would take a gigabyte."""
+    if not isinstance(value, list | tuple) or not value:
+        yield json.dumps(value, sort_keys=True)
+        return
+    for start in range(0, len(value), _ITEMS_PER_PIECE):
+        items = value[start : start + _ITEMS_PER_PIECE]
+        if not any(isinstance(item, list | tuple) for item in items):
+            yield f"{', ' if start else '['}{json.dumps(items, sort_keys=True)[1:-1]}"
+            continue
+        for index, item in enumerate(items, start):
+            yield ", " if index else "["
+            yield from _json_pieces(item)
+    yield "]"
 
 
 def from_table(kind: type[T], table: Mapping[str, Any], where: str = "") -> T:

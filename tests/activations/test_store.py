@@ -20,6 +20,7 @@ from decoder2vec.activations import extract
 from decoder2vec.activations import store as store_module
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import (
+    KeyIndex,
     Store,
     delete_damaged_segments,
     delete_space,
@@ -27,6 +28,7 @@ from decoder2vec.activations.store import (
     space_name,
     store_root,
     text_key,
+    text_keys,
 )
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
@@ -575,3 +577,37 @@ def test_deleting_an_unknown_space_suggests_the_nearest(tmp_path):
     with pytest.raises(InputError):
         delete_space("..", root=tmp_path)
     assert len(Store(SPACE, root=tmp_path)) == 1
+
+
+# --- keys and precision ---------------------------------------------------------------------------------------------
+
+
+def test_index_finds_the_first_of_equal_keys():
+    names = [f"text {n % 40}" for n in range(100)]
+    index = KeyIndex(text_keys(names))
+    wanted = ["text 3", "nothing", "text 39", "text 3"]
+    expected = [names.index(name) if name in names else -1 for name in wanted]
+    assert index.find(text_keys(wanted)).tolist() == expected
+    assert index.n_unique == 40 and KeyIndex(text_keys([])).n_unique == 0
+    assert KeyIndex(text_keys([])).find(text_keys(wanted)).tolist() == [-1] * 4
+
+
+def test_missing_keys_are_named_once_in_order(tmp_path):
+    store = Store(SPACE, root=tmp_path)
+    store.add(keys(["b"]), latents(1))
+    assert store.missing(text_keys(["c", "b", "a", "c", "a", "d"])).tolist() == [0, 2, 5]
+    with pytest.raises(KeyError, match="1 of 2 keys"):
+        store.positions(keys(["b", "c"]))
+
+
+def test_int8_keeps_each_vector_within_a_254th(tmp_path):
+    sizes = 10.0 ** np.arange(-30, 31, dtype=np.float64)
+    expected = (latents(len(sizes)) * sizes[:, None, None]).astype(np.float32)
+    expected[3] = 0
+    names = texts(len(sizes))
+    Store(SPACE, root=tmp_path, precision="int8").add(keys(names), expected)
+    reopened = Store(SPACE, root=tmp_path)
+    vectors = reopened.read(keys(names)).astype(np.float64)
+    largest = np.abs(expected).max(axis=2, keepdims=True)
+    assert (np.abs(vectors - expected) <= largest * (1 / 254 + 1e-6)).all()
+    assert reopened._segments[0].values.dtype == np.int8

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.activations.store import Store, text_key
+from decoder2vec.activations.store import Store, text_keys
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues, TokenBatch
 from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
@@ -107,13 +107,13 @@ class Extractor:
 
     def fill(self, store: Store, texts: Sequence[str], progress: Progress = lambda _: None) -> None:
         """Compute the latents that the store lacks; each finished window is on disk even if a later one fails."""
-        first_index = {text_key(text): index for index, text in reversed(list(enumerate(check_texts(texts))))}
-        missing = {key: index for key, index in reversed(first_index.items()) if key not in store}
+        keys = text_keys(check_texts(texts))
+        missing = store.missing(keys)
         progress(len(texts) - len(missing))
-        keys, indices = list(missing), list(missing.values())
+        indices = missing.tolist()
         missing_texts = [texts[index] for index in indices]
         for rows, latents in self.windows(missing_texts, indices=indices, progress=progress):
-            store.add(keys[rows], latents)
+            store.add(keys[missing[rows]], latents)
 
     def __call__(self, texts: Sequence[str], progress: Progress = lambda _: None) -> NDArray[np.float32]:
         """Return [text, reading, dim] float32 vectors; duplicate texts are computed once."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decoder2vec.activations.extract import Extractor, Progress, Reader, check_texts
-from decoder2vec.activations.store import Store, find_covering_space, text_key
+from decoder2vec.activations.store import Keys, Store, find_covering_space, text_keys
 from decoder2vec.config import Reading, fingerprint
 from decoder2vec.errors import EncoderError
 
@@ -43,7 +43,7 @@ class LatentTable:
         self.row_of = {text: row for row, text in enumerate(self.texts)}
         self.device = reader.backbone.device
         self.shape: tuple[int, int, int] = (len(reader.readings), len(self.texts), reader.backbone.dim)
-        keys = [text_key(text) for text in self.texts]
+        keys = text_keys(self.texts)
         self._sources: list[tuple[Store, NDArray[np.intp], list[tuple[int, int]]]] = []
         """Store, [text, 2] positions in it, and pairs of a reading of the table and the store's reading."""
         spaces = []
@@ -129,7 +129,7 @@ class LatentTable:
         return table
 
 
-def _reuse_covering_space(extractor: Extractor, keys: Sequence[bytes]) -> tuple[Extractor, list[int]]:
+def _reuse_covering_space(extractor: Extractor, keys: Keys) -> tuple[Extractor, list[int]]:
     """The extractor of a space on disk that contains all readings of this one, and their indices there; else itself.
 
     So the latents of all layers, once computed, serve every selection of layers.

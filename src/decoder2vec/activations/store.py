@@ -17,7 +17,7 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,14 @@ from decoder2vec.storage import atomic_file, cache_root
 
 log = logging.getLogger(__name__)
 
-_KEY_BYTES = 16
-_DTYPES = {"F32": np.float32, "F16": np.float16, "U8": np.uint8}
+Keys = NDArray[np.void]
+"""[texts] keys of 16 bytes each."""
+
+PRECISIONS = ("float16", "int8")
+"""How vectors are stored. Both have a scale for each vector; int8 takes half the space and keeps 7 bits and a sign."""
+
+_KEY = np.dtype("V16")
+_DTYPES = {"F32": np.float32, "F16": np.float16, "I8": np.int8, "U8": np.uint8}
 _STRAY_SECONDS = 3600.0
 """Temporary files older than this belong to no running process."""
 
@@ -45,23 +51,41 @@ class Store:
     Args:
         space: Description of the space, as `Extractor.space` returns it.
         root: The folder that holds all spaces; the user's cache by default.
+        precision: One of `PRECISIONS`, in which new vectors are stored.
     """
 
-    def __init__(self, space: dict[str, Any], *, root: Path | None = None) -> None:
+    def __init__(self, space: dict[str, Any], *, root: Path | None = None, precision: str = "float16") -> None:
         self.space = space
         self.folder = (root or store_root()) / space_name(space)
         self.writable = True
+        self.precision = precision
         self._segments: list[Segment] = []
-        self._positions: dict[bytes, tuple[int, int]] = {}
+        self._index: KeyIndex | None = None
+        """Of the keys of all segments; None if a segment was added since it was built."""
         self._seen_files: set[str] = set()
         self._check_description()
         self.refresh()
 
     def __len__(self) -> int:
-        return len(self._positions)
+        return self._key_index().n_unique
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._positions
+    def __contains__(self, key: bytes) -> bool:
+        return bool(self.contains([key])[0])
+
+    @property
+    def dim(self) -> int:
+        """Number of dimensions of the stored vectors; 0 if there are none."""
+        return self._segments[0].values.shape[2] if self._segments else 0
+
+    def contains(self, keys: Sequence[bytes] | Keys) -> NDArray[np.bool_]:
+        """[keys] whether each of them has vectors."""
+        return self._key_index().find(_as_keys(keys)) >= 0
+
+    def missing(self, keys: Keys) -> NDArray[np.intp]:
+        """Indices of the keys that have no vectors, in order, the first of equal ones."""
+        absent = np.flatnonzero(~self.contains(keys))
+        _, first = np.unique(keys[absent], return_index=True)
+        return absent[np.sort(first)]
 
     def refresh(self) -> None:
         """Open segments that this process or another has added since the last call."""
@@ -74,9 +98,9 @@ class Store:
             except StorageError as error:
                 log.warning("%s; its texts will be computed again", error)
 
-    def add(self, keys: Sequence[bytes], latents: NDArray[np.float32]) -> None:
+    def add(self, keys: Sequence[bytes] | Keys, latents: NDArray[np.float32]) -> None:
         """Store [text, reading, dim] vectors. If writing fails, they are kept in memory only."""
-        segment = Segment.pack(keys, latents)
+        segment = Segment.pack(keys, latents, self.precision)
         if self.writable:
             name = f"seg-{uuid.uuid4().hex}.safetensors"
             try:
@@ -93,7 +117,7 @@ class Store:
                 )
         self._register(segment)
 
-    def read(self, keys: Sequence[bytes], readings: Sequence[int] | slice = slice(None)) -> NDArray[np.float32]:
+    def read(self, keys: Sequence[bytes] | Keys, readings: Sequence[int] | slice = slice(None)) -> NDArray[np.float32]:
         """Return [text, reading, dim] float32 vectors in the order of the keys."""
         positions = self.positions(keys)
         result: NDArray[np.float32] | None = None
@@ -105,9 +129,18 @@ class Store:
             result[rows] = vectors
         return np.empty((0, 0, 0), np.float32) if result is None else result
 
-    def positions(self, keys: Sequence[bytes]) -> NDArray[np.intp]:
-        """Return [text, 2] segment and row of each key, for `read_into`."""
-        return np.array([self._positions[key] for key in keys], dtype=np.intp).reshape(len(keys), 2)
+    def positions(self, keys: Sequence[bytes] | Keys) -> NDArray[np.intp]:
+        """Return [text, 2] segment and row of each key, for `read_into`.
+
+        Raises:
+            KeyError: A key has no vectors.
+        """
+        rows = self._key_index().find(_as_keys(keys))
+        if (rows < 0).any():
+            raise KeyError(f"{int((rows < 0).sum())} of {len(rows)} keys are not in {self.folder}")
+        starts = np.cumsum([0, *(len(segment.keys) for segment in self._segments)])
+        segments = np.searchsorted(starts, rows, side="right") - 1
+        return np.stack([segments, rows - starts[segments]], axis=1)
 
     def read_into(
         self, out: NDArray[np.float32], positions: NDArray[np.intp], columns: Sequence[tuple[int, int]]
@@ -149,32 +182,66 @@ class Store:
             save_file(tensors, temporary, metadata={"sha256": segment.digest()})
 
     def _register(self, segment: Segment) -> None:
-        index = len(self._segments)
         self._segments.append(segment)
-        for row, key in enumerate(segment.keys):
-            self._positions.setdefault(key.tobytes(), (index, row))
+        self._index = None
+
+    def _key_index(self) -> KeyIndex:
+        if self._index is None:
+            tables = [segment.keys.view(_KEY).ravel() for segment in self._segments]
+            self._index = KeyIndex(np.concatenate(tables) if tables else np.empty(0, _KEY))
+        return self._index
+
+
+class KeyIndex:
+    """Finds keys by binary search. It takes 24 bytes per key; a dict takes ten times as many.
+
+    Args:
+        keys: The keys; of equal ones, the first is found.
+    """
+
+    def __init__(self, keys: Keys) -> None:
+        self._order = np.argsort(keys, kind="stable")
+        self._sorted = keys[self._order]
+
+    @property
+    def n_unique(self) -> int:
+        """Number of different keys."""
+        return len(self._sorted) and 1 + int((self._sorted[1:] != self._sorted[:-1]).sum())
+
+    def find(self, keys: Keys) -> NDArray[np.intp]:
+        """[keys] row of each key; -1 where there is none."""
+        if not len(self._sorted):
+            return np.full(len(keys), -1)
+        places = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+        return np.where(self._sorted[places] == keys, self._order[places], -1)
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Vectors of some texts: [reading, text, dim] in 16 bits, with one scale per vector.
+    """Vectors of some texts: [reading, text, dim] in 16 bits or int8, with one scale per vector.
 
-    The scale is the power of two above the vector's largest value, so no activation is too large for 16 bits
-    and the largest values keep 11 significant bits.
+    In 16 bits the scale is the power of two above the vector's largest value, so no activation is too large and the
+    largest values keep 11 significant bits. In int8 it is a 127th of the largest value.
     """
 
     keys: NDArray[np.uint8]
-    values: NDArray[np.float16]
+    values: NDArray[np.float16 | np.int8]
     scales: NDArray[np.float32]
 
     @classmethod
-    def pack(cls, keys: Sequence[bytes], latents: NDArray[np.float32]) -> Segment:
+    def pack(cls, keys: Sequence[bytes] | Keys, latents: NDArray[np.float32], precision: str = "float16") -> Segment:
         """Return the segment of [text, reading, dim] float32 vectors."""
         by_reading = np.swapaxes(latents, 0, 1)
         largest = np.abs(by_reading).max(axis=2)
-        scales = np.exp2(np.minimum(np.ceil(np.log2(np.where(largest > 0, largest, 1.0))), 127)).astype(np.float32)
-        values = (by_reading / scales[..., None]).astype(np.float16)
-        key_table = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), _KEY_BYTES)
+        largest = np.where(largest > 0, largest, 1.0)
+        values: NDArray[np.float16 | np.int8]
+        if precision == "int8":
+            scales = np.maximum(largest / 127, np.finfo(np.float32).tiny).astype(np.float32)
+            values = np.rint(by_reading / scales[..., None]).astype(np.int8)
+        else:
+            scales = np.exp2(np.minimum(np.ceil(np.log2(largest)), 127)).astype(np.float32)
+            values = (by_reading / scales[..., None]).astype(np.float16)
+        key_table = _as_keys(keys).view(np.uint8).reshape(len(keys), _KEY.itemsize)
         # safetensors writes the memory of an array in order, whatever its strides
         return cls(key_table, np.ascontiguousarray(values), np.ascontiguousarray(scales))
 
@@ -194,12 +261,21 @@ class Segment:
 
 def text_key(text: str) -> bytes:
     """Return the key of a text within a space."""
-    return hashlib.sha256(text.encode("utf-8")).digest()[:_KEY_BYTES]
+    return hashlib.sha256(text.encode("utf-8")).digest()[: _KEY.itemsize]
+
+
+def text_keys(texts: Iterable[str]) -> Keys:
+    """Return [texts] keys of texts within a space."""
+    return np.fromiter(map(text_key, texts), _KEY)
+
+
+def _as_keys(keys: Sequence[bytes] | Keys) -> Keys:
+    return keys if isinstance(keys, np.ndarray) else np.frombuffer(b"".join(keys), _KEY)
 
 
 def space_name(space: dict[str, Any]) -> str:
-    """Return the fingerprint of everything that changes a vector; the name of the backbone does not."""
-    return fingerprint({key: value for key, value in space.items() if key != "backbone"})
+    """Return the fingerprint of everything that changes a vector; the name of the backbone or teacher does not."""
+    return fingerprint({key: value for key, value in space.items() if key not in ("backbone", "name")})
 
 
 def store_root() -> Path:
@@ -207,7 +283,9 @@ def store_root() -> Path:
     return cache_root() / "latents"
 
 
-def find_covering_space(space: dict[str, Any], keys: Sequence[bytes], *, root: Path | None = None) -> list[Any] | None:
+def find_covering_space(
+    space: dict[str, Any], keys: Sequence[bytes] | Keys, *, root: Path | None = None
+) -> list[Any] | None:
     """Find a space on disk that contains all readings of `space` and is otherwise equal; return its readings.
 
     Of several, the one that holds most of the keys is chosen, then the one with the fewest readings.
@@ -220,7 +298,7 @@ def find_covering_space(space: dict[str, Any], keys: Sequence[bytes], *, root: P
             same = all(other[key] == value for key, value in required.items())
             if same and all(list(reading) in other["readings"] for reading in space["readings"]):
                 store = Store(other, root=root)
-                candidates.append((sum(key in store for key in keys), -len(other["readings"]), other["readings"]))
+                candidates.append((int(store.contains(keys).sum()), -len(other["readings"]), other["readings"]))
         except (OSError, ValueError, KeyError, TypeError, StorageError):
             continue
     return max(candidates, key=lambda candidate: candidate[:2])[2] if candidates else None
