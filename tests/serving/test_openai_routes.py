@@ -12,6 +12,7 @@ import pytest
 import tiktoken
 from langchain_openai import OpenAIEmbeddings
 
+from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.serving import tokens
 
 TEXTS = ["A cat sleeps.", "Kätzchen 🐈 träumen", "", "The boat leaves at seven, unless the wind is too strong."]
@@ -128,3 +129,12 @@ def test_adapters_are_served_under_their_own_names(encoder, offline, serving, tm
             body = {"model": name, "input": TEXTS}
             vectors = [item["embedding"] for item in client.post("/v1/embeddings", json=body).json()["data"]]
             np.testing.assert_allclose(vectors, expected.encode(TEXTS), atol=1e-5, rtol=1e-5)
+
+
+def test_own_client_gives_the_vectors_of_the_encoder(serving, offline, monkeypatch):
+    monkeypatch.setenv("D2V_API_KEY", "good")
+    texts = [f"Loaf {number}" for number in range(100)]
+    with serving(api_keys=("good",)) as address:
+        client = load_encoder(f"{address}/v1#tiny")
+        assert np.allclose(client.encode(texts), offline.encode(texts), atol=1e-5)
+        assert client.dim == offline.dim

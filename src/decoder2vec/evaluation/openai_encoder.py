@@ -92,10 +92,9 @@ class OpenAIEncoder(TextEncoder):
 
     def _post(self, body: dict[str, Any]) -> Any:
         """The JSON reply to a request; it is sent again if that may help."""
-        request = urllib.request.Request(
-            self._endpoint, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        key = next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), "")
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self._endpoint, json.dumps(body).encode(), headers)
+        key = next((os.environ[name].strip() for name in KEY_VARIABLES if os.environ.get(name)), "")
         if key:  # unredirected: another server that this one points to must not get it
             request.add_unredirected_header("Authorization", f"Bearer {key}")
         failure = ""
