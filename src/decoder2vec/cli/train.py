@@ -33,7 +33,10 @@ def train(
     test: Annotated[list[str] | None, typer.Option(help="Scored pairs to evaluate once at the end.")] = None,
     columns: Annotated[str | None, typer.Option(help="Column names of the two texts and the score.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help="key=value over the plan: loss=mse.")] = None,
-    teacher: Annotated[list[str] | None, typer.Option(help="Encoder to distil from; may be repeated.")] = None,
+    teacher: Annotated[
+        list[str] | None,
+        typer.Option(help="Encoder to distil from: folder, name, URL#model or file of vectors; may be repeated."),
+    ] = None,
     variant: Annotated[str | None, typer.Option(help="Which plan of a file that describes several.")] = None,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; the best on dev is kept.")] = "0",
     grid: Annotated[list[str] | None, typer.Option(help="training.rate=0.02,0.01: try each, chosen on dev.")] = None,
