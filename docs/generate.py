@@ -78,7 +78,7 @@ def _command(command: Any, name: str) -> Iterator[str]:
 _COMPLETION = ("install_completion", "show_completion")
 
 
-_MAIN = ("Encoder", "train", "sweep", "evaluate", "doctor", "prune", "Index", "match", "export", "report")
+_MAIN = ("Encoder", "train", "sweep", "evaluate", "doctor", "merge", "prune", "Index", "match", "export", "report")
 _API_INTRO = """# Python API
 
 Everything here is imported from the top level: `import decoder2vec as d2v`. The main functions and classes come first,

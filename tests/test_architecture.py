@@ -25,6 +25,7 @@ LEVELS = [
     {"encoder"},
     {"bulk"},
     {"export"},
+    {"merging"},
     {"evaluation", "analysis", "search"},
     {"matching"},
     {"report"},

@@ -17,7 +17,7 @@ import decoder2vec
 from toys.docstrings import run_examples
 
 NAMES = [name for name in decoder2vec.__all__ if name != "__version__"]
-FUNCTIONS = ["doctor", "evaluate", "export", "match", "prune", "report", "sweep", "train"]
+FUNCTIONS = ["doctor", "evaluate", "export", "match", "merge", "prune", "report", "sweep", "train"]
 """The main functions; `Encoder` and `Index` are the main classes."""
 
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from decoder2vec.export.formats import export
     from decoder2vec.matching.match import MatchConfig, Matching, match
     from decoder2vec.matching.sides import Side, SideDocument
+    from decoder2vec.merging import merge
     from decoder2vec.report.api import match_report, report
     from decoder2vec.report.sweep import sweep
     from decoder2vec.search.chunks import Chunking
@@ -90,6 +91,7 @@ _MODULES = {
     "export.formats": ("export",),
     "matching.match": ("MatchConfig", "Matching", "match"),
     "matching.sides": ("Side", "SideDocument"),
+    "merging": ("merge",),
     "report.api": ("match_report", "report"),
     "report.sweep": ("sweep",),
     "search.chunks": ("Chunking",),
@@ -174,6 +176,7 @@ __all__ = [
     "match_report",
     "measure_dimension",
     "measure_geometry",
+    "merge",
     "mine_hard_negatives",
     "prune",
     "read_contrastive_examples",

@@ -286,7 +286,7 @@ class Encoder:
         """
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it becomes the name of a folder
             raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
-        self.backbone.adapters[name] = load_adapter(Path(folder) / _ADAPTER_FOLDER, self.backbone)
+        self.backbone.adapters[name] = load_adapter(Path(folder) / ADAPTER_FOLDER, self.backbone)
 
     def with_adapter(self, name: str) -> Encoder:
         """Return a new encoder with the named adapter active; the weights are shared, so switching is free.
@@ -350,9 +350,9 @@ class Encoder:
             EncoderError: The folder is damaged.
         """
         path = Path(folder)
-        description, head = _read_folder(path)
+        description, head = read_encoder_folder(path)
         spec = EncoderSpec.from_json(description["spec"])
-        copied = path / _BACKBONE_FOLDER
+        copied = path / BACKBONE_FOLDER
         source = copied if copied.is_dir() else spec.backbone
         backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
         return cls(_restore_adapters(backbone, path, description["backbone_fingerprint"]), spec, head)
@@ -445,9 +445,9 @@ class Encoder:
 
 _DESCRIPTION_FILE = "encoder.json"
 _HEAD_FILE = "head.safetensors"
-_ADAPTER_FOLDER = "adapter"
+ADAPTER_FOLDER = "adapter"
 _NAMED_ADAPTERS_FOLDER = "adapters"
-_BACKBONE_FOLDER = "backbone"
+BACKBONE_FOLDER = "backbone"
 
 
 def is_encoder_folder(folder: str | Path) -> bool:
@@ -482,17 +482,17 @@ def _write_folder(
         for name, content in extra_files.items():
             (temporary / name).write_bytes(content)
         if backbone.adapter:
-            save_adapter(backbone.adapter, temporary / _ADAPTER_FOLDER, backbone)
+            save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone)
         for name, adapter in backbone.adapters.items():
             save_adapter(adapter, temporary / _NAMED_ADAPTERS_FOLDER / name, backbone)
         if weights:
-            shutil.copytree(weights, temporary / _BACKBONE_FOLDER)
+            shutil.copytree(weights, temporary / BACKBONE_FOLDER)
     if target.exists():
         shutil.rmtree(target)
     new.rename(target)
 
 
-def _read_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
+def read_encoder_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
     """The description and the head of a saved encoder."""
     try:
         description = json.loads((folder / _DESCRIPTION_FILE).read_text(encoding="utf-8"))
@@ -524,7 +524,7 @@ def _restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: st
         )
     for adapter_folder in sorted((folder / _NAMED_ADAPTERS_FOLDER).glob("*/")):
         backbone.adapters[adapter_folder.name] = load_adapter(adapter_folder, backbone)
-    active = folder / _ADAPTER_FOLDER
+    active = folder / ADAPTER_FOLDER
     return backbone.with_adapter(load_adapter(active, backbone)) if active.is_dir() else backbone
 
 

@@ -19,6 +19,7 @@ from decoder2vec.cli.evaluate import evaluate
 from decoder2vec.cli.export import export
 from decoder2vec.cli.index import index
 from decoder2vec.cli.match import match
+from decoder2vec.cli.merge import merge
 from decoder2vec.cli.mteb import mteb
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
@@ -39,7 +40,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (demo, pull, data, cache),
     "Look": (doctor, sweep, analyze, report),
-    "Make": (train, prune, export),
+    "Make": (train, merge, prune, export),
     "Measure": (evaluate, mteb),
     "Use": (similarity, embed, index, search, match, serve),
 }

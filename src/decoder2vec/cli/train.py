@@ -41,6 +41,9 @@ def train(
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; the best on dev is kept.")] = "0",
     grid: Annotated[list[str] | None, typer.Option(help="training.rate=0.02,0.01: try each, chosen on dev.")] = None,
     trials: Annotated[int, typer.Option(help="Try this many settings from the plan's search table with Optuna.")] = 0,
+    keep: Annotated[
+        float | None, typer.Option(help="Keep this share of the change: 0.7 is 70 % trained, 30 % the start.")
+    ] = None,
     results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
     stages: Annotated[str | None, typer.Option(help="Of a plan with stages, only these: mntp,simcse.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
@@ -73,6 +76,7 @@ def train(
             seeds=_seeds(seeds),
             grid=parse_grid(grid or ()),
             trials=trials,
+            keep=keep,
             overwrite=overwrite,
             device=device,
             dtype=dtype,

@@ -36,6 +36,7 @@ from decoder2vec.training.distributed import barrier, init_processes, is_main_pr
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
+from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.recipes.recipe import Recipe, Trainer
 from decoder2vec.training.results import SeedResult, result_notes, summarise
 from decoder2vec.training.teachers import Teacher
@@ -87,6 +88,7 @@ def train(
     seeds: Sequence[int] = (0,),
     grid: Grid | None = None,
     trials: int = 0,
+    keep: float | None = None,
     overwrite: bool = False,
     device: str | torch.device | None = None,
     dtype: str | None = None,
@@ -114,6 +116,7 @@ def train(
         seeds: Train with each; the seed best on dev is saved.
         grid: Values to try by setting; the best combination on dev is trained with all seeds.
         trials: Number of Optuna trials over the plan's `[search]` table.
+        keep: Share of the trained change to keep: 0.7 interpolates 70 % trained, 30 % start. By default all.
         overwrite: Allow an encoder in `out` to be replaced; one that is up to date is kept and returned.
         device: cuda, mps or cpu; by default the best there is. A `Backbone` has its own.
         dtype: float32, bfloat16, or 4bit to train LoRA beside. A `Backbone` has its own.
@@ -141,6 +144,7 @@ def train(
     folder = _output_folder(Path(out), overwrite=overwrite)
     reporting = Reporting(notify, progress, on_progress, command)
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
+    loaded = loaded if keep is None else _with_keep(loaded, keep)
     if len(loaded.stages) > 1 and (grid or trials):
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
     prepared = _load_stage_data(loaded, DataSource.of(data, train, dev, test, columns), reporting)
@@ -251,6 +255,20 @@ def _with_teachers(plan: Plan, names: Sequence[str | Path]) -> Plan:
         raise InputError("Nothing here is distilled; use the recipe distill, or set objective.name=distill.")
     stages = (replace(stage, recipe=recipe) for stage, recipe in zip(plan.stages, recipes, strict=True))
     return replace(plan, stages=tuple(stages))
+
+
+def _with_keep(plan: Plan, keep: float) -> Plan:
+    """The plan, a single training, with the share of the change to keep."""
+    if len(plan.stages) > 1:
+        name = plan.stages[-1].name
+        raise InputError(f"--keep is for a single training; set it for a stage of this plan: --set {name}.keep={keep}.")
+    (stage,) = plan.stages
+    if not isinstance(stage.recipe, AdapterRecipe):
+        raise InputError(
+            f"--keep interpolates with the model before training, and {stage.recipe.name} trains something new; "
+            "leave it out, or use lora, full, soft_prompt or kv_prefix."
+        )
+    return replace(plan, stages=(replace(stage, recipe=replace(stage.recipe, keep=keep)),))
 
 
 def _choose_settings(

@@ -135,12 +135,18 @@ def _statistic(seeds: Sequence[dict[str, Any]], statistic: Callable[..., Any]) -
 
 
 def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
-    """What a user should know of the seeds: training without improvement, and how well punctuation was restored."""
+    """What a user should know of the seeds: training without improvement, the effect of keep, punctuation restored."""
     notes = [
         f"seed {seed['seed']}: no state of {stage} was better than the start, which was kept"
         for seed in seeds
         for stage, history in seed["notes"].items()
         if isinstance(history, dict) and history.get("best") == -1 and history.get("scores")
+    ]
+    notes += [
+        f"seed {seed['seed']}: dev {kept['dev_trained']:.2f} as trained, {kept['dev_kept']:.2f} with "
+        f"{100 * kept['share']:g} % of the change kept"
+        for seed in seeds
+        if (kept := seed["notes"].get("keep"))
     ]
     line = "seed {}: punctuation and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
     restored = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]

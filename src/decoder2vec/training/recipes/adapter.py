@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from decoder2vec.activations.extract import Progress, check_texts
 from decoder2vec.backbone.attention import parse_attention
@@ -28,12 +28,12 @@ from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.batch_encoder import choose_batch_encoder
 from decoder2vec.training.context import InputSpec, Reads, TokenContext
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.distributed import barrier, is_main_process
+from decoder2vec.training.distributed import barrier, broadcast_score, is_main_process
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives import OBJECTIVES
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.distill import DistillConfig
-from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig
+from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
 from decoder2vec.training.recipes.recipe import Recipe, SeedRun
 from decoder2vec.training.results import SeedResult, TextPairs, correlations, sanity_checks
 from decoder2vec.training.teachers import Teacher
@@ -103,6 +103,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     """Activation checkpointing of the model's blocks: less memory, a third more time."""
     compile_blocks: bool = False
     """Compile the model's blocks: a minute at the start, then faster steps on a GPU."""
+    keep: float = 1.0
+    """Share of the change that is kept after training: 0.7 interpolates 70 % trained, 30 % start (LM-Cocktail)."""
 
     def __post_init__(self) -> None:
         if self.choose_by not in METRICS:
@@ -112,10 +114,17 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             raise InputError("chunk must be 0 or more tokens.")
         if self.checkpoint_blocks and self.compile_blocks:
             raise InputError("Blocks are either compiled or checkpointed; set one of the two.")
+        if not 0 < self.keep <= 1:
+            raise InputError(f"keep must be above 0 and at most 1, not {self.keep}: 0.7 keeps 70 % of the change.")
 
     @abstractmethod
     def adapt(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """The backbone with something new to train in its first `depth` blocks, and the module that is trained."""
+
+    def start_values(self, module: nn.Module) -> dict[str, Tensor]:
+        """Parameters before training, by name, with which the trained ones are interpolated."""
+        trained = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in trained.items()}
 
     @property
     def reads(self) -> Reads:
@@ -200,18 +209,25 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         key = self._resume_key(corpus, run.seed)
         checkpoint = run.work / f"{key}.safetensors" if run.work else None
         log = run.work / f"log-{run.seed}.jsonl" if run.work else None
+        start = self.start_values(context.module) if self.keep < 1 else {}
         history, module = run.fit(
             corpus.objective, context, self.training, self.choose_by, checkpoint=checkpoint, log=log
         )
         result = SeedResult(seed=run.seed, notes={"training": asdict(history)}, model=context)
         result.n_trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         module.requires_grad_(False)
+        dev_score = history.best_score
+        if start:
+            _interpolate(context.module, start, self.keep)
+            task = training_task(corpus.objective, context, self.training, self.choose_by)
+            dev_score = broadcast_score(task.dev_metric)
+            result.notes["keep"] = {"share": self.keep, "dev_trained": history.best_score, "dev_kept": dev_score}
         if context.backbone.model is not corpus.backbone.model:
             context.backbone.fingerprint = key  # a trained copy is not the model it was copied from
         with torch.no_grad(), context.forward_context():
             result.notes |= corpus.objective.report(context)
         if not corpus.data.dev:
-            result.own_score = history.best_score
+            result.own_score = dev_score
         if corpus.n_truncated:
             result.notes["texts cut"] = corpus.n_truncated
         return result
@@ -245,6 +261,10 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         barrier()
         backbone = Backbone.load(folder, attention=self.attention, device=str(original.device), dtype=original.dtype)
         return Encoder(backbone, spec), True
+
+    def card_rows(self) -> dict[str, str]:
+        """How much of the change was kept, if not all of it."""
+        return {} if self.keep == 1 else {"kept of the change": f"{100 * self.keep:g} % (the rest is the start)"}
 
     def data_notes(self, data: TrainingData) -> list[str]:
         """Warn of masked token prediction with causal attention, and of a small corpus that is seen very often."""
@@ -319,3 +339,11 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         recipe = [self.name, to_table(self)]
         backbone = corpus.backbone
         return fingerprint(_FORMAT, backbone.effective_fingerprint, str(backbone.dtype), recipe, data, seed)
+
+
+@torch.no_grad()
+def _interpolate(module: nn.Module, start: dict[str, Tensor], keep: float) -> None:
+    """Keep this share of the change of each parameter that has a start value."""
+    parameters = dict(module.named_parameters())
+    for name, value in start.items():
+        parameters[name].lerp_(value.to(parameters[name].device), 1 - keep)

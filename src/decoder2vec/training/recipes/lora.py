@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
@@ -34,3 +34,8 @@ class LoraRecipe(AdapterRecipe):
         lora = Lora.initialise(backbone, self.rank, self.alpha, self.dropout, depth)
         lora.compiled = self.compile_blocks
         return backbone.with_adapter(lora.to(backbone.device)), lora
+
+    def start_values(self, module: nn.Module) -> dict[str, Tensor]:
+        """Of one matrix only, which starts at zero: the change of a weight is the product of both."""
+        values = super().start_values(module)
+        return {name: tensor for name, tensor in values.items() if name.startswith("upper.")}
