@@ -102,7 +102,7 @@ def test_crops_have_a_minimum_of_words(overlap):
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("min_words", [1, 3])
 def test_shortest_texts_have_two_different_crops(overlap, min_words):
-    needed = 2 * min_words if not overlap else min_words + 1
+    needed = min_words + 1 if overlap else 2 * min_words
     settings = {"min_words": min_words, "overlap": overlap, "min_share": 0.4, "max_share": 1.0}
     words = NUMBERS.split()
     assert cropper(**settings).can_crop(" ".join(words[:needed]))

@@ -68,7 +68,7 @@ class Cropper:
     @property
     def words_needed(self) -> int:
         """A text with fewer words has no two different crops."""
-        return 2 * self.config.min_words if not self.config.overlap else self.config.min_words + 1
+        return self.config.min_words + 1 if self.config.overlap else 2 * self.config.min_words
 
     def can_crop(self, text: str) -> bool:
         """Whether a text has two different crops."""
