@@ -18,6 +18,7 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives.autoencoder import AutoencoderConfig
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig, LatentTripletsConfig
+from decoder2vec.training.objectives.crop import CropConfig
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.inference import InferenceConfig
 from decoder2vec.training.objectives.mntp import MNTPConfig
@@ -238,6 +239,7 @@ TOY_OBJECTIVES = {
     "info_nce": _token_toy(ContrastiveConfig(), toy_data(), negatives=_other_negatives(), texts=_other_texts()),
     **{name: _scores_toy(name) for name in ("cosent", "angle", "cosine_mse")},
     "simcse": _token_toy(SimCSEConfig(temperature=0.3, dropout=0.5), PLAIN, order=REVERSED),
+    "crop": _token_toy(CropConfig(temperature=0.3, min_words=2), PLAIN, order=REVERSED),
     "distill": _token_toy(DistillConfig(teachers=(Teacher("random:16"),)), PLAIN, order=REVERSED),
     "mntp": _token_toy(
         MNTPConfig(), PLAIN, order=REVERSED, concepts=replace(PLAIN, concepts=ConceptSet(frozenset({"dog"})))

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.training_modes import CompiledBlocks, gradient_checkpointing
-from decoder2vec.config import DEFAULT_MAX_LENGTH
+from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DivergedError
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
 from decoder2vec.text.files import ScoredPairs
-from decoder2vec.text.tokens import Prompt
-from decoder2vec.training.batch_encoder import BatchEncoder
+from decoder2vec.text.tokens import Prompt, Tokeniser
+from decoder2vec.training.batch_encoder import BatchEncoder, choose_batch_encoder
 from decoder2vec.training.loop import Rows
 
 _TEXTS_PER_PASS = 4096
@@ -98,8 +98,14 @@ class TokenContext(TrainingContext):
     prompts: list[Prompt]
     index: dict[str, int]
     """Row of each text, which is its position in `prompts`."""
+    tokenise: Tokeniser
+    """As the prompts were made."""
+    reading: Reading
+    """The vector that is trained."""
     compute_dtype: torch.dtype
     """Weights trained in float32 compute in this dtype, that of the original model (autocast)."""
+    extra_tokens: int = 0
+    """Positions the adapter adds to each text."""
     checkpoint_blocks: bool = False
     compile_blocks: bool = False
 
@@ -118,6 +124,14 @@ class TokenContext(TrainingContext):
     def encode(self, rows: Sequence[int]) -> Tensor:
         """[texts, dim] vectors, with gradients to `module`."""
         return self.batch_encoder(rows)
+
+    def encode_texts(self, texts: Sequence[str]) -> Tensor:
+        """[texts, dim] vectors of texts that have no row, such as crops drawn for one step; every token runs."""
+        prompts = self.tokenise(texts).prompts
+        encoder = choose_batch_encoder(
+            self.backbone, prompts, self.reading, extra_tokens=self.extra_tokens, budget=self.batch_encoder.budget
+        )
+        return encoder(range(len(prompts)))
 
     def dev_score(self, files: Sequence[ScoredPairs], metric: str) -> float:
         """Mean correlation of cosines with human scores over files, in points; NaN if vectors are not finite."""

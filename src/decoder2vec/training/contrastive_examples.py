@@ -170,7 +170,7 @@ def read_contrastive_examples(path: str | Path, *, seed: int = 0) -> Contrastive
     """
     file = read_data_file(path)
     if file.kind in ("scored pairs", "inferences", "plain texts"):
-        plain = " Plain texts are enough for --recipe bidirectional and --set objective.name=simcse."
+        plain = " Plain texts are enough for --recipe bidirectional and --set objective.name=crop."
         raise DataFileError(
             f"{path} holds {file.kind}, which do not say what belongs together; "
             "give columns anchor and positive (and negative), text and label, or records with description and pos."

@@ -10,6 +10,7 @@ from decoder2vec.config import from_table, to_table
 from decoder2vec.errors import unknown_name
 from decoder2vec.training.objectives.autoencoder import AutoencoderObjective
 from decoder2vec.training.objectives.contrastive import ContrastiveObjective, LatentTripletsObjective
+from decoder2vec.training.objectives.crop import CropObjective
 from decoder2vec.training.objectives.distill import DistillObjective
 from decoder2vec.training.objectives.inference import InferenceObjective
 from decoder2vec.training.objectives.mntp import MNTPObjective
@@ -25,6 +26,7 @@ OBJECTIVES: dict[str, type[Objective[Any, Any]]] = {
         ContrastiveObjective,
         ScoresObjective,
         SimCSEObjective,
+        CropObjective,
         DistillObjective,
         MNTPObjective,
         PunctuationObjective,

@@ -177,9 +177,10 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         dev_texts = [text for pairs in data.dev for text in pairs.texts()]
         texts = list(dict.fromkeys([*objective.texts, *dev_texts]))
         index = {text: row for row, text in enumerate(check_texts(texts))}
-        prompts, n_truncated = self._tokenise(texts, backbone)
+        tokenised = self._tokeniser(backbone)(texts)
         progress(len(texts))
-        return TokenCorpus(data, backbone, reading, objective, prompts, index, n_truncated)
+        n_truncated = len(tokenised.overlong)
+        return TokenCorpus(data, backbone, reading, objective, tokenised.prompts, index, n_truncated)
 
     def attach(self, corpus: TokenCorpus) -> TokenContext:
         """The adapted model with the texts it is trained on."""
@@ -199,7 +200,10 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             encoder,
             corpus.prompts,
             corpus.index,
+            self._tokeniser(backbone),
+            corpus.reading,
             compute_dtype=corpus.backbone.dtype,
+            extra_tokens=self.extra_tokens,
             checkpoint_blocks=self.checkpoint_blocks,
             compile_blocks=self.compile_blocks,
         )
@@ -308,8 +312,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         )
         return OBJECTIVES[self.objective.name](self.objective, data, spec)
 
-    def _tokenise(self, texts: list[str], backbone: Backbone) -> tuple[list[Prompt], int]:
-        """Prompts of all texts, and how many were truncated."""
+    def _tokeniser(self, backbone: Backbone) -> Tokeniser:
+        """Makes the prompts of texts, which leave room for the adapter's own positions."""
         context = backbone.context_length
         if self.read.on_overflow == "chunk":
             raise InputError("A text is trained on as a whole; set on_overflow to truncate or error.")
@@ -318,9 +322,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
                 f"{self.extra_tokens} trained tokens leave no room for a text: the model takes {context} in all."
             )
         max_length = self.read.max_length if context is None else min(self.read.max_length, context - self.extra_tokens)
-        tokenise = Tokeniser(backbone, Template.of(self.read.template), max_length, self.read.on_overflow)
-        tokenised = tokenise(texts)
-        return tokenised.prompts, len(tokenised.overlong)
+        return Tokeniser(backbone, Template.of(self.read.template), max_length, self.read.on_overflow)
 
     def _encoder_spec(self, corpus: TokenCorpus) -> EncoderSpec:
         return EncoderSpec(
