@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
+from decoder2vec.activations.rerouting import reroute
 from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import resolve_model_folder
@@ -110,7 +111,8 @@ class Encoder:
             normed: Apply the model's final norm to the layer; False by default.
             template: The name of a template, or a string that contains {text}; "prompteol" by default.
             attention: "causal", "bidirectional", or "bidirectional:12" for bidirectional above layer 12; the model's
-                own by default.
+                own by default. "causal+prepend:2-8" and "causal+kv:2-8" re-route the last token's state to all tokens
+                in layers 2 to 8, by token prepending or as a key and value.
             device: Device such as "cuda" or "cpu"; by default the best one available.
             dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
             **kwargs: Further fields of `EncoderSpec`: max_length, on_overflow, normalize, similarity, prompts.
@@ -124,8 +126,9 @@ class Encoder:
             if kwargs:
                 raise InputError(f"{name} is a saved encoder with its own settings; leave out {', '.join(kwargs)}.")
             return cls.load(name, device=device, dtype=dtype)
-        backbone = Backbone.load(name, attention=kwargs.pop("attention", None), device=device, dtype=dtype)
-        return cls(backbone, spec_from_kwargs(str(name), kwargs))
+        direction, _, rerouting = kwargs.pop("attention", "").partition("+")
+        backbone = Backbone.load(name, attention=direction or None, device=device, dtype=dtype)
+        return cls(reroute(backbone, rerouting) if rerouting else backbone, spec_from_kwargs(str(name), kwargs))
 
     def encode(
         self,

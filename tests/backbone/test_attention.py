@@ -8,7 +8,7 @@ import torch
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
-from decoder2vec.backbone.attention import _differs
+from decoder2vec.backbone.attention import differs as states_differ
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.config import EncoderSpec, Reading
@@ -133,4 +133,4 @@ STATE = torch.tensor([[8000.0, 1.0, -2.0, 0.5, 0.0]])
 )
 def test_change_is_relative_to_the_size_of_each_dimension(change, differs):
     after = torch.cat([STATE + torch.tensor([change]), STATE])
-    assert _differs(STATE.repeat(2, 1), after).tolist() == [differs, False], "separately for each text"
+    assert states_differ(STATE.repeat(2, 1), after).tolist() == [differs, False], "separately for each text"

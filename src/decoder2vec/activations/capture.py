@@ -66,7 +66,7 @@ class Capture:
 
         handles = self._register_hooks(pool)
         try:
-            with self.backbone.adapter_enabled(), any_shape_attention(self.backbone.device):
+            with self.backbone.adapter_enabled(batch), any_shape_attention(self.backbone.device):
                 self.backbone.model(**self.model_inputs(batch), use_cache=False)
         except _StopForward:
             pass

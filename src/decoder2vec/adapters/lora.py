@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import Adapter
+from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 
 _MAX_MERGED = 2_000_000_000
@@ -102,7 +102,7 @@ class Lora(Adapter):
         }
 
     @contextmanager
-    def enabled(self) -> Iterator[None]:
+    def enabled(self, batch: TokenBatch | None = None) -> Iterator[None]:
         """Context in which the layers compute with their updates; nested contexts have no further effect."""
         self._nesting += 1
         undo = (self._add_hooks() if self._uses_hooks() else self._swap_weights()) if self._nesting == 1 else []

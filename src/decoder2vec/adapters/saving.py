@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora, LoraConfig
+from decoder2vec.adapters.rerouting import KeyValueRerouting, TokenPrepending
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
@@ -24,7 +25,7 @@ _PEFT_WEIGHTS = "adapter_model.safetensors"
 
 
 def save_adapter(adapter: Adapter, folder: Path, backbone: Backbone) -> None:
-    """Write the adapter, and the fingerprint of the model that it was trained on."""
+    """Write the adapter, and the fingerprint of the model that it is for."""
     folder.mkdir(parents=True, exist_ok=True)
     description = {"kind": adapter.kind, "backbone_fingerprint": backbone.fingerprint, "settings": adapter.settings()}
     (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
@@ -32,8 +33,8 @@ def save_adapter(adapter: Adapter, folder: Path, backbone: Backbone) -> None:
         config = json.dumps(adapter.peft_config(backbone), indent=1) + "\n"
         (folder / _PEFT_CONFIG).write_text(config, encoding="utf-8")
         save_file(_on_cpu(adapter.peft_state_dict()), folder / _PEFT_WEIGHTS, metadata={"format": "pt"})
-    else:
-        save_file(_on_cpu(adapter.state_dict()), folder / _WEIGHTS)
+    elif parameters := adapter.state_dict():  # re-routing has none
+        save_file(_on_cpu(parameters), folder / _WEIGHTS)
 
 
 def load_adapter(folder: Path, backbone: Backbone) -> Adapter:
@@ -90,7 +91,13 @@ def _load_lora(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Ad
     return adapter
 
 
-_LOADERS = {"soft_prompt": _load_soft_prompt, "kv_prefix": _load_kv_prefix, "lora": _load_lora}
+_LOADERS = {
+    "soft_prompt": _load_soft_prompt,
+    "kv_prefix": _load_kv_prefix,
+    "lora": _load_lora,
+    "token_prepending": lambda _, backbone, settings: TokenPrepending(backbone, **settings),
+    "kv_rerouting": lambda _, backbone, settings: KeyValueRerouting(backbone, **settings),
+}
 
 
 def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

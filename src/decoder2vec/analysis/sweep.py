@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import EncodingStats, Extractor
+from decoder2vec.activations.rerouting import reroute
 from decoder2vec.activations.store import Store, text_key
+from decoder2vec.adapters.rerouting import parse_rerouting
 from decoder2vec.analysis.layer_embeddings import OnProgress
 from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
@@ -33,6 +35,7 @@ class SweepPlan:
     templates: tuple[str, ...] = ("plain", "prompteol", "prompteol_tight", "echo")
     poolings: tuple[str, ...] = ("lasttoken", "mean", "weightedmean", "max", "cls", "sum")
     attentions: tuple[str, ...] = ("causal", "bidirectional")
+    """Also causal with re-routing, such as "causal+prepend:2-8" (see `reroutings_to_try`)."""
     heads: tuple[str, ...] = ("none", "standardise")
     layers: tuple[int, ...] = ()
     """Empty: all layers, and the last one also after the final norm."""
@@ -42,8 +45,11 @@ class SweepPlan:
         """Refuse unknown names before the model runs."""
         for template in self.templates:
             Template.of(template)
+        for attention in self.attentions:
+            if rerouting := attention.partition("+")[2]:
+                parse_rerouting(rerouting)
         for kind, names, known in (
-            ("attention", self.attentions, ATTENTIONS),
+            ("attention", [name.partition("+")[0] for name in self.attentions], ATTENTIONS),
             ("pooling", self.poolings, POOLINGS),
             ("head", self.heads, ("none", *AFFINE_HEADS)),
         ):
@@ -100,15 +106,15 @@ class Sweep:
     def encoder(self) -> Encoder:
         """The winner as an encoder. A head is fitted on the texts of `data`."""
         best = self.winner
-        self.backbone.set_attention(best.attention)
+        backbone = _with_attention(self.backbone, best.attention)
         spec = EncoderSpec(
             backbone=self.model,
             readings=(Reading(best.layer, best.pooling, best.normed),),
             template=Template.of(best.template).string,
-            attention=best.attention,
+            attention=backbone.attention,
             max_length=self.plan.max_length,
         )
-        encoder = Encoder(self.backbone, spec)
+        encoder = Encoder(backbone, spec)
         return encoder if best.head == "none" else encoder.with_head(best.head, self.data.texts())
 
     def to_json(self) -> dict[str, Any]:
@@ -152,12 +158,12 @@ def run_sweep(
     sweep = Sweep(model, backbone, data, plan)
     for attention in plan.attentions:
         try:
-            backbone.set_attention(attention)
+            switched = _with_attention(backbone, attention)
         except UnsupportedError as reason:
             sweep.skipped.append(str(reason))
             continue
         for template in plan.templates:
-            sweep.rows += _score_pass(sweep, template, on_progress)
+            sweep.rows += _score_pass(sweep, switched, attention, template, on_progress)
     if not sweep.rows:
         raise UnsupportedError(f"The model supports nothing that the sweep tries: {' '.join(sweep.skipped)}")
     sweep.rows.sort(key=lambda row: -row.spearman)
@@ -165,14 +171,47 @@ def run_sweep(
     return sweep
 
 
-def _score_pass(sweep: Sweep, template: str, on_progress: OnProgress) -> Iterator[SweepRow]:
+def reroutings_to_try(names: Sequence[str], n_layers: int) -> list[str]:
+    """The attentions that a sweep tries for ways of re-routing.
+
+    Args:
+        names: "prepend" (the first quarter and the first half of the layers), "kv" (each third of the layers), or
+            either with a range, such as "prepend:2-8".
+        n_layers: Number of layers of the model.
+
+    Returns:
+        Names such as "causal+prepend:2-8".
+    """
+    second, third = min(2, n_layers), -(-n_layers // 3)
+    ranges = {
+        "prepend": [(second, max(second, n_layers // part)) for part in (4, 2)],
+        "kv": [(first, min(first + third - 1, n_layers)) for first in range(1, n_layers + 1, third)],
+    }
+    attentions: list[str] = []
+    for name in names:
+        if ":" not in name and name not in ranges:
+            raise unknown_name("way of re-routing", name, ranges)
+        with_ranges = [name] if ":" in name else [f"{name}:{first}-{last}" for first, last in ranges[name]]
+        attentions += [f"causal+{rerouting}" for rerouting in with_ranges]
+    return list(dict.fromkeys(attentions))
+
+
+def _with_attention(backbone: Backbone, attention: str) -> Backbone:
+    """Switch the model's attention; with re-routing after a plus sign, return the same model re-routed."""
+    direction, _, rerouting = attention.partition("+")
+    backbone.set_attention(direction)
+    return reroute(backbone, rerouting) if rerouting else backbone
+
+
+def _score_pass(
+    sweep: Sweep, backbone: Backbone, attention: str, template: str, on_progress: OnProgress
+) -> Iterator[SweepRow]:
     """Run the texts through the model once, then score every layer, pooling and head from the latents store."""
-    backbone = sweep.backbone
     readings = sweep.plan.readings(backbone)
     extractor = Extractor(backbone, readings, Template.of(template), sweep.plan.max_length)
     store = Store(extractor.space())
     texts = sweep.data.texts()
-    label = f"{template}, {backbone.attention}"
+    label = f"{template}, {attention}"
     extractor.fill(store, texts, lambda count: on_progress(label, count, len(texts)))
     sweep.stats += extractor.stats
     keys = [text_key(text) for text in texts]
@@ -182,7 +221,7 @@ def _score_pass(sweep: Sweep, template: str, on_progress: OnProgress) -> Iterato
 
     def score(index: int, reading: Reading) -> list[SweepRow]:
         vectors = store.read(keys, [index])[:, 0]
-        settings = (template, backbone.attention, reading.layer, reading.normed, reading.pooling)
+        settings = (template, attention, reading.layer, reading.normed, reading.pooling)
         return [
             SweepRow(*settings, head, *_correlations(_apply_head(head, vectors), left, right, sweep.data.scores))
             for head in sweep.plan.heads

@@ -7,7 +7,7 @@ after a check: change one token, and see in which blocks the state of the token 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -153,7 +153,7 @@ def sees_next_token(model: nn.Module, padded: bool, position: int = 2) -> Tensor
 
     changed = _trace_blocks(model, changed_ids, mask, change_one_position)
     outputs = zip(original.outputs, changed.outputs, strict=True)
-    return torch.stack([_differs(before[:, position - 1], after[:, position - 1]) for before, after in outputs])
+    return torch.stack([differs(before[:, position - 1], after[:, position - 1]) for before, after in outputs])
 
 
 def attention_blocks(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
@@ -171,7 +171,7 @@ def _layer_names(blocks: list[int]) -> str:
     return ("layer " if len(blocks) == 1 else "layers ") + ", ".join(str(index + 1) for index in blocks)
 
 
-def _differs(before: Tensor, after: Tensor) -> Tensor:
+def differs(before: Tensor, after: Tensor) -> Tensor:
     """[text] booleans from two [text, width] states, relative to the size of each dimension: some are huge."""
     before, after = before.float(), after.float()
     size = before.abs()
@@ -282,7 +282,9 @@ def causal_mask(tokens: int, all_tokens: int, device: torch.device) -> Tensor:
     return torch.ones(tokens, all_tokens, dtype=torch.bool, device=device).tril(all_tokens - tokens)
 
 
-def restrict_attention(blocks: Iterable[nn.Module], allowed: MaskFunction, depth: int | None = None) -> list[Any]:
+def restrict_attention(
+    blocks: Iterable[nn.Module], allowed: MaskFunction, depth: int | None = None, outside: Container[int] = ()
+) -> list[Any]:
     """Restrict the attention mask of blocks, by hooks, to what `allowed` permits.
 
     Blocks without attention are left alone: they are causal, and no mask over pairs of tokens applies to them.
@@ -291,6 +293,7 @@ def restrict_attention(blocks: Iterable[nn.Module], allowed: MaskFunction, depth
         blocks: The blocks of a model.
         allowed: The mask that is combined with the block's own.
         depth: Restrict the first `depth` blocks only.
+        outside: Indices of blocks to leave alone.
 
     Returns:
         The handles that remove the hooks.
@@ -311,7 +314,7 @@ def restrict_attention(blocks: Iterable[nn.Module], allowed: MaskFunction, depth
     return [
         block.register_forward_pre_hook(partial(restrict, index), with_kwargs=True)
         for index, block in attention_blocks(list(blocks))
-        if depth is None or index < depth
+        if (depth is None or index < depth) and index not in outside
     ]
 
 

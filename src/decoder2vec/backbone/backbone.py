@@ -110,9 +110,9 @@ class Backbone:
         """The batch that the model reads: the given one, changed by the adapter."""
         return self.adapter.adapt(batch, self.model) if self.adapter else batch
 
-    def adapter_enabled(self) -> AbstractContextManager[Any]:
-        """Context for every forward pass: the model computes with the adapter inside it."""
-        return self.adapter.enabled() if self.adapter else nullcontext()
+    def adapter_enabled(self, batch: TokenBatch | None = None) -> AbstractContextManager[Any]:
+        """Context for every forward pass, on the batch that `adapt` returned: the model computes with the adapter."""
+        return self.adapter.enabled(batch) if self.adapter else nullcontext()
 
     @property
     def effective_fingerprint(self) -> str:

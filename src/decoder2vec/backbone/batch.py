@@ -54,7 +54,7 @@ class PastKeyValues:
 
 
 class Adapter(nn.Module, ABC):
-    """Trained parameters that change what a frozen model computes; attach one with `Backbone.with_adapter`."""
+    """What changes the states of a frozen model, mostly trained parameters; attach it with `Backbone.with_adapter`."""
 
     kind: ClassVar[str]
 
@@ -62,8 +62,12 @@ class Adapter(nn.Module, ABC):
         """Return the batch that the model reads instead of `batch`."""
         return batch
 
-    def enabled(self) -> AbstractContextManager[Any]:
-        """Context in which the model computes with the adapter, for adapters that change weights or layers."""
+    def enabled(self, batch: TokenBatch | None = None) -> AbstractContextManager[Any]:
+        """Context in which the model computes with the adapter, for adapters that change weights or layers.
+
+        Args:
+            batch: The batch that `adapt` returned, if one is about to be computed.
+        """
         return nullcontext()
 
     @property

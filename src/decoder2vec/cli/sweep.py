@@ -22,6 +22,9 @@ def sweep(
     templates: Annotated[str | None, typer.Option(help="Comma-separated names, or one string with {text}.")] = None,
     poolings: Annotated[str | None, typer.Option(help="Comma-separated poolings; by default all.")] = None,
     attentions: Annotated[str, typer.Option(help="Comma-separated attentions.")] = "causal,bidirectional",
+    reroute: Annotated[
+        str, typer.Option(help="Let early tokens see the end of a text: prepend, kv, or with layers, prepend:2-8.")
+    ] = "",
     heads: Annotated[str, typer.Option(help="none, standardise, whiten, remove_top.")] = "none,standardise",
     columns: Columns = "sentence1,sentence2,score",
     limit: Limit = None,
@@ -41,6 +44,7 @@ def sweep(
             templates=(templates or "",) if one_template else split_names(templates or ""),
             poolings=split_names(poolings or ""),
             attentions=split_names(attentions),
+            reroute=split_names(reroute),
             heads=split_names(heads),
             columns=split_names(columns),
             limit=limit,

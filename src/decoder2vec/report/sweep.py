@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.analysis.layer_embeddings import OnProgress
-from decoder2vec.analysis.sweep import Sweep, SweepPlan, run_sweep
+from decoder2vec.analysis.sweep import Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH
 from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
@@ -26,6 +26,7 @@ def sweep(
     templates: Sequence[str] | None = None,
     poolings: Sequence[str] | None = None,
     attentions: Sequence[str] = ("causal", "bidirectional"),
+    reroute: Sequence[str] = (),
     heads: Sequence[str] = ("none", "standardise"),
     layers: Sequence[int] = (),
     max_length: int = DEFAULT_MAX_LENGTH,
@@ -54,6 +55,8 @@ def sweep(
         templates: Names of templates or strings with {text}; by default plain, prompteol, prompteol_tight and echo.
         poolings: Poolings; by default all.
         attentions: causal, bidirectional or both. One that the model does not support is skipped.
+        reroute: Ways to let early tokens see the end of a text under causal attention, tried in a few ranges of layers:
+            prepend (token prepending) and kv (the last token's key and value in front); prepend:2-8 tries one range.
         heads: none, standardise, whiten or remove_top.
         layers: Layers, negative ones counted from the top; by default all.
         max_length: Longest text in tokens.
@@ -71,16 +74,16 @@ def sweep(
     test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
+    backbone = Backbone.load(model, device=device, notify=notify)
     defaults = SweepPlan()
     plan = SweepPlan(
         templates=tuple(templates or defaults.templates),
         poolings=tuple(poolings or defaults.poolings),
-        attentions=tuple(attentions),
+        attentions=(*attentions, *reroutings_to_try(reroute, backbone.n_layers)),
         heads=tuple(heads),
         layers=tuple(layers),
         max_length=max_length,
     )
-    backbone = Backbone.load(model, device=device, notify=notify)
     result = run_sweep(str(model), pairs, plan, backbone=backbone, on_progress=on_progress)
     for reason in result.skipped:
         notify(f"left out: {reason}")
