@@ -166,6 +166,11 @@ def test_a_text_has_one_vector_on_every_family(family, kind, backbone, gap, tmp_
     assert (encoder_of(model).encode(TEXTS) == plain).all(), "and leaves the model as it was"
 
 
+def test_ways_and_ranges_have_their_own_fingerprints(backbone):
+    names = ("prepend:2-3", "kv:2-3", "kv:2-4", "kv:1-3")
+    assert len({reroute(backbone("tiny-llama"), name).effective_fingerprint for name in names}) == len(names)
+
+
 def test_layers_below_the_range_are_unchanged_by_kv(backbone, gap):
     model = backbone("tiny-llama")
     plain, rerouted = (encoder_of(m).encode(TEXTS) for m in (model, reroute(model, "kv:3-4")))
@@ -202,7 +207,7 @@ def test_no_format_exports_an_encoder_with_rerouting(format, backbone, tmp_path)
     [
         ("prepend", "Re-routing needs a range of layers, such as prepend:2-8, not 'prepend'"),
         ("kv:3", "Re-routing needs a range of layers"),
-        ("kv:0-3", "has layers 1 to 4 to re-route in, not 0-3"),
+        ("kv:0-3", "The model has layers 1 to 4 to re-route in, not 0-3"),
         ("prepend:3-2", "not 3-2"),
         ("kv:2-5", "not 2-5"),
     ],

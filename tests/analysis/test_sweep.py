@@ -14,7 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import iter_spaces
-from decoder2vec.analysis.sweep import SweepPlan, SweepRow, best_by, layer_curve, run_sweep
+from decoder2vec.analysis.sweep import SweepPlan, SweepRow, best_by, layer_curve, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder
@@ -268,11 +268,57 @@ def test_sweep_with_nothing_supported_is_refused(fresh_store):
         (SweepPlan(templates=("plain",), attentions=("causl",)), "causal"),
         (SweepPlan(templates=("plain",), heads=("standardize",)), "standardise"),
         (SweepPlan(templates=("plain",), layers=(9,)), "layers 0 .embeddings. to 4"),
+        (SweepPlan(templates=("plain",), attentions=("causal", "causal+prepent:2-3")), "prepend"),
+        (SweepPlan(templates=("plain",), attentions=("causal", "causal+kv:2-9")), "layers 1 to 4 to re-route in"),
     ],
 )
 def test_unknown_name_is_refused_with_the_nearest_name(model, fresh_store, plan, hint):
     with pytest.raises(InputError, match=hint):
         run_sweep("tiny-llama", PAIRS, plan, backbone=model)
+
+
+# re-routing
+
+
+def test_rerouted_rows_equal_the_scores_of_single_encoders(model, fresh_store):
+    attentions = ("causal", "causal+prepend:2-3", "causal+kv:1-2")
+    plan = SweepPlan(("prompteol",), ("mean",), attentions, ("none",), layers=(4,))
+    rows = [row for row in run_sweep("tiny-llama", MANY, plan, backbone=model).rows if not row.normed]
+    assert {row.attention for row in rows} == set(attentions) and len({row.spearman for row in rows}) == 3
+    texts = unique_texts(MANY)
+    for row in rows:
+        settings = {"layer": 4, "pooling": "mean", "template": "prompteol", "attention": row.attention}
+        encoder = Encoder.from_pretrained("tiny-llama", **settings, device="cpu")
+        vectors = dict(zip(texts, encoder.encode(texts), strict=True))
+        assert (row.spearman, row.pearson) == pytest.approx(scipy_correlations(vectors, MANY), abs=0.3), row
+
+
+def test_rerouted_winner_becomes_an_encoder(model, fresh_store):
+    plan = SweepPlan(("prompteol",), ("mean",), ("causal+kv:2-3",), ("none",), layers=(3,))
+    encoder = run_sweep("tiny-llama", PAIRS, plan, backbone=model).encoder()
+    assert (encoder.backbone.adapter.kind, encoder.spec.attention) == ("kv_rerouting", "causal")
+    assert model.adapter is None, "the model of the sweep is not changed"
+
+
+def test_rerouting_that_a_model_lacks_is_skipped_with_a_reason(fresh_store):
+    plan = SweepPlan(("plain",), ("mean",), ("causal", "causal+kv:2-3"), ("none",))
+    result = run_sweep("tiny-mamba", PAIRS, plan)
+    assert {row.attention for row in result.rows} == {"causal"}
+    assert "mamba has no keys and values" in result.skipped[0]
+
+
+@pytest.mark.parametrize(
+    ("names", "n_layers", "ranges"),
+    [
+        (["prepend"], 30, ["prepend:2-7", "prepend:2-15"]),
+        (["kv"], 30, ["kv:1-10", "kv:11-20", "kv:21-30"]),
+        (["kv:3-5", "prepend"], 4, ["kv:3-5", "prepend:2-2"]),
+        (["prepend", "kv"], 1, ["prepend:1-1", "kv:1-1"]),
+        ([], 30, []),
+    ],
+)
+def test_a_way_of_rerouting_is_tried_in_a_few_ranges(names, n_layers, ranges):
+    assert reroutings_to_try(names, n_layers) == [f"causal+{name}" for name in ranges]
 
 
 # the winner

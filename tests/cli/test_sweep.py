@@ -53,6 +53,15 @@ def test_sweep_reports_combinations_that_it_leaves_out(pairs, tmp_path):
     assert "left out: gpt_neo cannot be read with bidirectional attention" in result.stderr
 
 
+def test_sweep_tries_rerouting_and_saves_what_wins(pairs, tmp_path):
+    args = ["--data", pairs, "--out", tmp_path / "out", *SMALL_SWEEP, "--reroute", "prepend,kv:2-3"]
+    assert d2v("sweep", "tiny-llama", *args).exit_code == 0
+    document = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert {row["attention"] for row in document["rows"]} == {"causal", "causal+prepend:2-2", "causal+kv:2-3"}
+    rerouted = document["winner"]["attention"] != "causal"
+    assert (tmp_path / "out" / "encoder" / "adapter" / "adapter.json").exists() == rerouted
+
+
 def test_sweep_takes_one_template_with_commas_in_it(pairs, tmp_path):
     args = ["--data", pairs, "--out", tmp_path / "out", *SMALL_SWEEP, "--templates", "First, second: {text}, third"]
     assert d2v("sweep", "tiny-llama", *args).exit_code == 0

@@ -21,6 +21,7 @@ from decoder2vec.backbone.attention import forward_parameters, restrict_attentio
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, PastKeyValues, TokenBatch
 from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values
+from decoder2vec.config import fingerprint
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 
 
@@ -36,8 +37,7 @@ class Rerouting(Adapter):
 
     def __init__(self, backbone: Backbone, first: int, last: int) -> None:
         super().__init__()
-        if not 1 <= first <= last <= backbone.n_layers:
-            raise InputError(f"{backbone.name} has layers 1 to {backbone.n_layers} to re-route in, not {first}-{last}.")
+        _check_range(first, last, backbone.n_layers)
         if backbone.attention != "causal":
             raise UnsupportedError(
                 f"Re-routing is for causal attention; with {backbone.attention} attention early tokens see the end."
@@ -53,6 +53,10 @@ class Rerouting(Adapter):
     def settings(self) -> dict[str, Any]:
         """The range of layers."""
         return {"first": self.first, "last": self.last}
+
+    def digest(self) -> str:
+        """Hash of the kind and the range: there are no parameters to tell the kinds apart."""
+        return fingerprint(self.kind, self.settings())
 
 
 class TokenPrepending(Rerouting):
@@ -157,19 +161,24 @@ def _without_first(tokens: int, all_tokens: int, device: torch.device) -> Tensor
 
 
 _KINDS: dict[str, type[Rerouting]] = {"prepend": TokenPrepending, "kv": KeyValueRerouting}
-
-REROUTINGS = tuple(_KINDS)
-"""Ways of re-routing by name; a range of layers follows the name, as in "prepend:2-8"."""
+"""By the name that a range of layers follows, as in "prepend:2-8"."""
 
 
-def parse_rerouting(name: str) -> tuple[str, int, int]:
-    """Split "prepend:2-8" into the way, the first and the last layer."""
+def parse_rerouting(name: str, n_layers: int) -> tuple[str, int, int]:
+    """Split "prepend:2-8" into the way, the first and the last layer of a model with `n_layers` layers."""
     kind, _, layers = name.partition(":")
     if kind not in _KINDS:
         raise unknown_name("way of re-routing", kind, _KINDS)
     if not (bounds := re.fullmatch(r"(\d+)-(\d+)", layers)):
         raise InputError(f"Re-routing needs a range of layers, such as {kind}:2-8, not {name!r}.")
-    return kind, int(bounds[1]), int(bounds[2])
+    first, last = int(bounds[1]), int(bounds[2])
+    _check_range(first, last, n_layers)
+    return kind, first, last
+
+
+def _check_range(first: int, last: int, n_layers: int) -> None:
+    if not 1 <= first <= last <= n_layers:
+        raise InputError(f"The model has layers 1 to {n_layers} to re-route in, not {first}-{last}.")
 
 
 def create_rerouting(backbone: Backbone, name: str) -> Rerouting:
@@ -181,5 +190,5 @@ def create_rerouting(backbone: Backbone, name: str) -> Rerouting:
         UnsupportedError: The model has no keys and values, or its attention is not causal.
 
     """
-    kind, first, last = parse_rerouting(name)
+    kind, first, last = parse_rerouting(name, backbone.n_layers)
     return _KINDS[kind](backbone, first, last)

@@ -91,12 +91,20 @@ def _load_lora(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Ad
     return adapter
 
 
+def _load_token_prepending(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
+    return TokenPrepending(backbone, **settings)
+
+
+def _load_kv_rerouting(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
+    return KeyValueRerouting(backbone, **settings)
+
+
 _LOADERS = {
     "soft_prompt": _load_soft_prompt,
     "kv_prefix": _load_kv_prefix,
     "lora": _load_lora,
-    "token_prepending": lambda _, backbone, settings: TokenPrepending(backbone, **settings),
-    "kv_rerouting": lambda _, backbone, settings: KeyValueRerouting(backbone, **settings),
+    "token_prepending": _load_token_prepending,
+    "kv_rerouting": _load_kv_rerouting,
 }
 
 

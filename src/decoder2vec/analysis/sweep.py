@@ -41,13 +41,13 @@ class SweepPlan:
     """Empty: all layers, and the last one also after the final norm."""
     max_length: int = DEFAULT_MAX_LENGTH
 
-    def check(self) -> None:
-        """Refuse unknown names before the model runs."""
+    def check(self, n_layers: int) -> None:
+        """Refuse unknown names, and re-routing in layers that the model does not have, before the model runs."""
         for template in self.templates:
             Template.of(template)
         for attention in self.attentions:
             if rerouting := attention.partition("+")[2]:
-                parse_rerouting(rerouting)
+                parse_rerouting(rerouting, n_layers)
         for kind, names, known in (
             ("attention", [name.partition("+")[0] for name in self.attentions], ATTENTIONS),
             ("pooling", self.poolings, POOLINGS),
@@ -152,9 +152,9 @@ def run_sweep(
         on_progress: Called with the template and attention, the number of texts just encoded and their total.
     """
     plan = plan or SweepPlan()
-    plan.check()
     started = time.perf_counter()
     backbone = backbone or Backbone.load(model)
+    plan.check(backbone.n_layers)
     sweep = Sweep(model, backbone, data, plan)
     for attention in plan.attentions:
         try:
