@@ -12,6 +12,8 @@ from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hin
 from decoder2vec.errors import EncoderError, InputError, unknown_name
 
 DEFAULT_MAX_LENGTH = 512
+DEFAULT_ENCODER = "smollm2-135m-general"
+"""The encoder that ships with the package, taken where a command is given none."""
 
 _ITEMS_PER_PIECE = 4096
 """Items of a list whose JSON is hashed at once."""

@@ -103,8 +103,9 @@ class Encoder:
         decoders; `d2v sweep` finds the best settings for one on your own pairs.
 
         Args:
-            name: A built-in name, a model folder, a .gguf file, a hub id, or the folder of a saved encoder. A saved
-                encoder has its own settings and takes only `device` and `dtype`.
+            name: A built-in model, a model folder, a .gguf file, a hub id, the folder of a saved encoder, or the
+                built-in encoder "smollm2-135m-general". A saved encoder has its own settings and takes only `device`
+                and `dtype`.
             layer: The layer to read: 0 = embeddings, i = after block i, negative from the top; -1 by default. Several
                 layers are concatenated.
             pooling: "lasttoken" (default), "mean", "weightedmean", "max", "cls" or "sum".
@@ -122,10 +123,12 @@ class Encoder:
         """
         kwargs |= {"layer": layer, "pooling": pooling, "normed": normed, "template": template, "attention": attention}
         kwargs = {key: value for key, value in kwargs.items() if value is not None}
-        if is_encoder_folder(name):
+        if folder := saved_encoder_folder(name):
             if kwargs:
-                raise InputError(f"{name} is a saved encoder with its own settings; leave out {', '.join(kwargs)}.")
-            return cls.load(name, device=device, dtype=dtype)
+                raise InputError(
+                    f"{name} is a saved encoder with its own settings; leave out {', '.join(kwargs)}, or name a model."
+                )
+            return cls.load(folder, device=device, dtype=dtype)
         direction, _, rerouting = kwargs.pop("attention", "").partition("+")
         backbone = Backbone.load(name, attention=direction or None, device=device, dtype=dtype)
         return cls(reroute(backbone, rerouting) if rerouting else backbone, spec_from_kwargs(str(name), kwargs))
@@ -344,7 +347,7 @@ class Encoder:
         """Load an encoder that `save` wrote.
 
         Args:
-            folder: The folder of the encoder.
+            folder: The folder of the encoder, or the name of a built-in encoder.
             device: Device such as "cuda" or "cpu"; by default the best one available.
             dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
 
@@ -352,7 +355,7 @@ class Encoder:
             BackboneError: The weights of the backbone have changed since the encoder was saved.
             EncoderError: The folder is damaged.
         """
-        path = Path(folder)
+        path = saved_encoder_folder(folder) or Path(folder)
         description, head = read_encoder_folder(path)
         spec = EncoderSpec.from_json(description["spec"])
         copied = path / BACKBONE_FOLDER
@@ -451,11 +454,19 @@ _HEAD_FILE = "head.safetensors"
 ADAPTER_FOLDER = "adapter"
 _NAMED_ADAPTERS_FOLDER = "adapters"
 BACKBONE_FOLDER = "backbone"
+BUILTIN_ENCODERS = Path(__file__).parent / "encoders"
+"""Folder of the encoders that ship with the package."""
 
 
 def is_encoder_folder(folder: str | Path) -> bool:
     """Whether a folder contains a saved encoder."""
     return (Path(folder) / _DESCRIPTION_FILE).is_file()
+
+
+def saved_encoder_folder(name: str | Path) -> Path | None:
+    """The folder of the saved encoder of that name: a path, or an encoder that ships with the package; else None."""
+    candidates = (Path(name).expanduser(), BUILTIN_ENCODERS / name)
+    return next((folder for folder in candidates if is_encoder_folder(folder)), None)
 
 
 def check_output_folder(target: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,15 @@ from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import Encoder, saved_encoder_folder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import TEMPLATES, Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
+
+GOLD_FILE = "gold.json"
+"""In the folder of a saved encoder: texts, and the vectors they had when the encoder was made."""
 
 _TEXTS = (
     "A man is playing a guitar.",
@@ -59,7 +64,8 @@ def doctor(
         []
 
     Args:
-        model: Built-in name, model folder, .gguf file or hub id. `run_checks` takes a loaded model.
+        model: Built-in name, model folder, .gguf file, hub id, or saved encoder. Of an encoder that has gold vectors,
+            such as smollm2-135m-general, these are computed again. `run_checks` takes a loaded model.
         attention: causal or bidirectional; by default what the model's config says.
         device: cuda, mps or cpu; by default the best one available.
         dtype: float32 or bfloat16; by default chosen by the device.
@@ -68,20 +74,44 @@ def doctor(
     Returns:
         The results of all checks, failed ones included.
     """
-    backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, notify=notify)
+    folder = saved_encoder_folder(model)
+    if folder:
+        encoder = Encoder.from_pretrained(folder, attention=attention, device=device, dtype=dtype)
+        backbone = encoder.backbone.with_adapter(None)
+    else:
+        backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, notify=notify)
     size = f"{backbone.n_layers} layers x {backbone.dim}"
     notify(f"{model}: {backbone.family}, {size}, {backbone.dtype}, {backbone.device}")
-    return list(run_checks(backbone))
+    checks = list(run_checks(backbone))
+    if folder and (folder / GOLD_FILE).is_file():
+        checks.append(_run_check("gold vectors", lambda: _check_gold_vectors(encoder, folder / GOLD_FILE)))
+    return checks
 
 
 def run_checks(backbone: Backbone) -> Iterator[Check]:
     """Run the checks one after the other. A check that raises an error has failed."""
     for name, check in _CHECKS.items():
-        try:
-            passed, detail = check(backbone)
-        except (Decoder2VecError, RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
-            passed, detail = False, f"{type(error).__name__}: {error}"
-        yield Check(name, passed, detail)
+        yield _run_check(name, partial(check, backbone))
+
+
+def _run_check(name: str, check: Callable[[], tuple[bool, str]]) -> Check:
+    try:
+        passed, detail = check()
+    except (Decoder2VecError, RuntimeError, ValueError, IndexError, KeyError, TypeError) as error:
+        passed, detail = False, f"{type(error).__name__}: {error}"
+    return Check(name, passed, detail)
+
+
+def write_gold_vectors(encoder: Encoder, folder: Path) -> None:
+    """Write the vectors of a few texts into the folder of a saved encoder, for `doctor` to compute again."""
+    vectors = encoder.encode(list(_TEXTS)).astype(float).round(6).tolist()
+    (folder / GOLD_FILE).write_text(json.dumps({"texts": _TEXTS, "vectors": vectors}) + "\n", encoding="utf-8")
+
+
+def _check_gold_vectors(encoder: Encoder, file: Path) -> tuple[bool, str]:
+    """The encoder gives the vectors that it gave when it was made."""
+    gold = json.loads(file.read_text(encoding="utf-8"))
+    return _compare(encoder.backbone, torch.from_numpy(encoder.encode(gold["texts"])), torch.tensor(gold["vectors"]))
 
 
 def _check_finite(backbone: Backbone) -> tuple[bool, str]:

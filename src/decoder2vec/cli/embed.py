@@ -18,6 +18,7 @@ from decoder2vec.cli.options import (
     open_encoder,
 )
 from decoder2vec.cli.output import info, labelled_bars
+from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.storage import check_output_file
 
 
@@ -25,7 +26,7 @@ def embed(
     source: Annotated[str, typer.Argument(metavar="FILE", help="txt, jsonl, csv or tsv file; - for stdin.")],
     out: Annotated[Path, typer.Option(help="Output file: .npy, .jsonl or .parquet.")],
     column: Annotated[str | None, typer.Option(help="Column or field that holds the text.")] = None,
-    encoder: EncoderOption = "smollm2-135m",
+    encoder: EncoderOption = DEFAULT_ENCODER,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,

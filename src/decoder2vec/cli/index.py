@@ -18,6 +18,7 @@ from decoder2vec.cli.options import (
     split_names,
 )
 from decoder2vec.cli.output import info, labelled_bars, table
+from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.storage import check_output_file, write_json
 
@@ -103,14 +104,14 @@ def _open_or_create(
         if chunking != (None, None):
             raise InputError(f"The chunks of {out} were set when it was created; leave out --chunk and --overlap.")
         named = bool(encoder) or any(value is not None for key, value in options.items() if key != "device")
-        return Index.open(out, open_encoder(encoder or "smollm2-135m", **options) if named else None)
+        return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **options) if named else None)
     if not source:
         raise InputError(f"There is no index at {out}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
     size, overlap = chunking
     size = size or Chunking.size
     overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
-    return Index.create(out, open_encoder(encoder or "smollm2-135m", **options), Chunking(size, overlap))
+    return Index.create(out, open_encoder(encoder or DEFAULT_ENCODER, **options), Chunking(size, overlap))
 
 
 def _delete(opened: Index, ids: list[str]) -> None:

@@ -11,6 +11,7 @@ import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, EncoderOption, Layer, PoolingOption, TemplateOption
 from decoder2vec.cli.output import info, table
+from decoder2vec.config import DEFAULT_ENCODER
 
 if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
@@ -25,7 +26,7 @@ def match(
     ],
     right: Annotated[Path, typer.Option(help="Resumes, or anything to match with the left side; as --left.")],
     out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],
-    encoder: EncoderOption = "smollm2-135m",
+    encoder: EncoderOption = DEFAULT_ENCODER,
     top: Annotated[int, typer.Option(help="Matches to report for each document.")] = 5,
     weight: Annotated[float, typer.Option(help="Weight of the dense score; BM25 has the remainder.")] = 0.8,
     aggregate: Annotated[

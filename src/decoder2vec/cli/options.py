@@ -11,10 +11,13 @@ if TYPE_CHECKING:
 
 Model = Annotated[str, typer.Argument(help="Built-in name, model folder, .gguf file or hub id.")]
 EncoderArgument = Annotated[
-    str, typer.Argument(help="Saved encoder folder, or any model (then see --layer, --pooling, ...).")
+    str, typer.Argument(help="Saved encoder folder, smollm2-135m-general, or any model (then see --layer, ...).")
 ]
 EncoderOption = Annotated[
-    str, typer.Option("--encoder", "-e", help="Saved encoder folder, or any model (then see --layer, --pooling, ...).")
+    str,
+    typer.Option(
+        "--encoder", "-e", help="Saved encoder folder, smollm2-135m-general, or any model (then see --layer, ...)."
+    ),
 ]
 Layer = Annotated[int | None, typer.Option(help="Layer to read: 0 = embeddings; negative counts from the top.")]
 PoolingOption = Annotated[str | None, typer.Option(help="lasttoken, mean, weightedmean, max, cls or sum.")]

@@ -17,6 +17,7 @@ from decoder2vec.cli.options import (
     open_encoder,
 )
 from decoder2vec.cli.output import info
+from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ ApiKeys = Annotated[
 
 
 def serve(
-    encoder: EncoderArgument,
+    encoder: EncoderArgument = DEFAULT_ENCODER,
     index: Annotated[str | None, typer.Option(help="Index to search: folder, or postgresql://host/db#name.")] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; by default for this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.")] = 8000,

@@ -17,6 +17,7 @@ from decoder2vec.cli.options import (
     open_encoder,
 )
 from decoder2vec.cli.output import info, table
+from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def similarity(
     a: Annotated[str, typer.Argument(help="A text.")],
     b: Annotated[str, typer.Argument(help="Another text.")],
-    encoder: EncoderOption = "smollm2-135m",
+    encoder: EncoderOption = DEFAULT_ENCODER,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,

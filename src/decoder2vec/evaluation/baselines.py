@@ -24,7 +24,7 @@ from decoder2vec.backbone.fingerprint import file_sha256, weight_files
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import download_if_it_has
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import Encoder, is_encoder_folder, to_text_list
+from decoder2vec.encoder import Encoder, saved_encoder_folder, to_text_list
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
 from decoder2vec.evaluation.openai_encoder import OpenAIEncoder
@@ -52,7 +52,7 @@ def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any)
 
     Args:
         name: One of:
-            a saved encoder folder; a model (built-in name, folder, hub id);
+            a saved encoder folder or smollm2-135m-general; a model (built-in name, folder, hub id);
             a sentence-transformers folder or hub id; an ONNX folder (config.json, tokenizer.json, onnx/model.onnx);
             a model of an OpenAI-compatible server, such as https://host/v1#model, with the key in the environment
             variable D2V_API_KEY or OPENAI_API_KEY;
@@ -88,7 +88,7 @@ def _find_loader(name: str, device: str | None) -> tuple[Callable[..., Any], tup
     if baseline := _baseline_loader(name):
         return baseline, ()
     folder = packaged_folder(name) if name in PACKAGED_MODELS else Path(name).expanduser()
-    if is_encoder_folder(folder):
+    if saved_encoder_folder(name) or saved_encoder_folder(folder):
         return None
     if not folder.exists():
         downloaded = download_if_it_has(name, _MODULES_FILE)

@@ -10,7 +10,7 @@ import torch
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.sources import Notify
-from decoder2vec.encoder import Encoder, is_encoder_folder
+from decoder2vec.encoder import Encoder, saved_encoder_folder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.transformers import write_model
 from decoder2vec.storage import atomic_folder, cache_root
@@ -25,7 +25,7 @@ def load_base_model(
     Merged weights are cached, so that a resumed run finds them again.
 
     Args:
-        name: Built-in name, model folder, .gguf file, hub id, or folder of a saved encoder.
+        name: Built-in name, model folder, .gguf file, hub id, or a saved encoder.
         device: Device to load to; by default the best one available.
         dtype: Data type of the weights, or "4bit".
         notify: Called with a sentence before weights are merged.
@@ -36,11 +36,12 @@ def load_base_model(
     Raises:
         UnsupportedError: The encoder has an adapter that cannot be merged into the weights.
     """
-    if not is_encoder_folder(name):
+    encoder_folder = saved_encoder_folder(name)
+    if not encoder_folder:
         return Backbone.load(name, device=device, dtype=dtype, notify=notify), False
-    backbone = Encoder.load(name, device=device, dtype=None if dtype == FOUR_BIT else dtype).backbone
+    backbone = Encoder.load(encoder_folder, device=device, dtype=None if dtype == FOUR_BIT else dtype).backbone
     if backbone.adapter is None:
-        copied_weights = Path(name) / "backbone"
+        copied_weights = encoder_folder / "backbone"
         if dtype == FOUR_BIT:
             source = copied_weights if copied_weights.is_dir() else backbone.name
             backbone = Backbone.load(source, device=device, dtype=dtype)
@@ -70,6 +71,6 @@ def describe_base_model(name: str | Path, model: Backbone, *, is_later_stage: bo
     Returns:
         `{"backbone": {"name", "fingerprint"}}`, or nothing where the backbone's own name is right.
     """
-    if not (is_later_stage or is_encoder_folder(name)):
+    if not (is_later_stage or saved_encoder_folder(name)):
         return {}
     return {"backbone": {"name": str(name), "fingerprint": model.fingerprint}}

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.matching.section_scores import (
     AGGREGATES,
@@ -32,7 +33,7 @@ _RRF_CONSTANT = 60
 def match(
     left: SideSource,
     right: SideSource,
-    encoder: SupportsEncode | str | Path = "smollm2-135m",
+    encoder: SupportsEncode | str | Path = DEFAULT_ENCODER,
     *,
     top: int = 5,
     weight: float = 0.8,
@@ -49,7 +50,8 @@ def match(
         left: A .jsonl, .csv or .tsv file, a folder of .txt, .md, .pdf and .docx files, a `Side`, or a list of texts and
             dicts with `text` and optionally `id`, `title`, `name` and sections such as `skills`.
         right: The other side, as `left`.
-        encoder: An `Encoder`, anything with `encode`, a model name or the folder of a saved encoder.
+        encoder: An `Encoder`, anything with `encode`, a model name or the folder of a saved encoder; by default the
+            built-in encoder.
         top: Matches to keep for every document.
         weight: Weight of the dense score, from 0 to 1; BM25 has the remainder.
         fusion: How both scores are brought to one scale: "minmax", "zscore" or "rrf".
