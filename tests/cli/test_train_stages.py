@@ -245,7 +245,7 @@ ONE_STAGE = ["--recipe", "lora", "--data", "texts.txt", "--set", "objective.name
 def test_bad_output_folder_is_refused_before_reading(options, out, folder, monkeypatch):
     (folder / "mine").mkdir()
     (folder / "mine" / "thesis.txt").write_text("all my work")
-    monkeypatch.setattr("decoder2vec.training.api.load_data", lambda *_, **__: pytest.fail("data were read"))
+    monkeypatch.setattr("decoder2vec.training.data_source.load_data", lambda *_, **__: pytest.fail("data were read"))
     with pytest.raises(Decoder2VecError, match=r"is a file; choose|not an encoder; choose|^Cannot write to .*; choose"):
         train(*options, "--out", out)
 
@@ -288,7 +288,7 @@ NAMED_TABLES = r"stages is a list of tables, \[\[stages\]\], each with a name of
         ),
         (["--recipe", "lora", "--data", "mine.tsv", "--stages", "mntp"], "--stages 'mntp' chooses among the stages"),
         (["plan.toml", "--recipe", "bidirectional"], "leave out --recipe"),
-        (["contrastive.toml", "--data", "mine.tsv"], "No stage learns from plain texts, so mine.tsv"),
+        (["contrastive.toml", "--data", "texts.txt"], "texts.txt holds plain texts, which do not say"),
         (["unnamed.toml"], NAMED_TABLES),
         (["duplicate.toml"], NAMED_TABLES),
     ],

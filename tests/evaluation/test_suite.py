@@ -17,7 +17,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, EncoderError, InputError
 from decoder2vec.evaluation.suite import Suite, summarise
 from decoder2vec.evaluation.tasks.layout import find_tasks
-from decoder2vec.text.data_check import hash_pairs
+from decoder2vec.text.data_check import hash_pairs, hash_texts
 from toys.tasks import ConstantEncoder, RandomEncoder, TopicEncoder, write_toy_tasks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -296,6 +296,13 @@ def test_pairs_seen_in_training_are_flagged(tasks):
     assert results["mine"]["flags"] == [f"the encoder was trained on 5 of its {len(left)} pairs"]
     assert results["mini"]["flags"] == [f"the encoder was trained on 1 of its {len(query)} pairs"]
     assert "flags" not in results["topics"]
+
+
+def test_texts_seen_in_training_are_flagged(tasks):
+    texts = next(task for task in tasks if task.name == "topics").texts()["plain"]
+    seen = hash_texts([f"{text.upper()}!" for text in texts[:2]])
+    flags = Suite(ConstantEncoder(), tasks, training_texts=seen).run()["tasks"]["topics"]["flags"]
+    assert flags == [f"the encoder was trained on 2 of its {len(texts)} texts"]
 
 
 def test_summary_has_means_of_kinds_and_of_the_four():

@@ -26,6 +26,7 @@ from decoder2vec.maths.losses import (
     cosine_mse_pair_loss,
     info_nce,
     log_variance_loss,
+    margin_kl,
     matryoshka_loss,
     mse_loss,
     pearson_loss,
@@ -424,3 +425,38 @@ def test_matryoshka_dims_above_the_width_are_refused():
 def test_matryoshka_dims_must_be_above_0(dims):
     with pytest.raises(InputError, match="above 0"):
         matryoshka_loss(info_nce, dims)
+
+
+# --- margins of a teacher --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_negatives", [0, 2])
+def test_margin_kl_equals_numpy(n_negatives):
+    rng = np.random.default_rng(0)
+    anchors, positives = rng.normal(size=(2, 5, 6))
+    negatives = rng.normal(size=(5, n_negatives, 6)) if n_negatives else None
+    n_candidates = 5 * (1 + n_negatives)
+    teacher, masked = rng.uniform(-1, 1, (5, n_candidates)), rng.random((5, n_candidates)) < 0.2
+    masked[:, :5] = False
+    candidates = positives if negatives is None else np.concatenate([positives, *negatives.transpose(1, 0, 2)])
+    expected = 0.0
+    for row, anchor in enumerate(anchors):
+        keep = ~masked[row]
+        norms = np.linalg.norm(anchor) * np.linalg.norm(candidates[keep], axis=1)
+        p, q = (np.exp(scores / 0.1) for scores in (teacher[row, keep], candidates[keep] @ anchor / norms))
+        p, q = p / p.sum(), q / q.sum()
+        expected += (p * np.log(p / q)).sum() / 5
+    tensors = [None if array is None else torch.from_numpy(array) for array in (anchors, positives, negatives)]
+    tensors[0].requires_grad_()
+    loss = margin_kl(*tensors, teacher=torch.from_numpy(teacher), temperature=0.1, masked=torch.from_numpy(masked))
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert tensors[0].grad.isfinite().all()
+
+
+def test_margin_kl_depends_on_margins_only():
+    generator = torch.Generator().manual_seed(0)
+    anchors, positives = torch.randn(2, 4, 8, generator=generator)
+    cosines = torch.nn.functional.normalize(anchors) @ torch.nn.functional.normalize(positives).T
+    assert margin_kl(anchors, positives, None, teacher=cosines - 0.3).item() == pytest.approx(0, abs=1e-5)
+    assert margin_kl(anchors, positives, None, teacher=0.5 * cosines).item() > 0.01

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError
-from decoder2vec.text.data_check import Overlap, check_file, count_overlap, hash_pairs, measure_overlap
+from decoder2vec.text.data_check import (
+    Overlap,
+    check_file,
+    count_overlap,
+    count_shared_texts,
+    hash_pairs,
+    hash_texts,
+    measure_overlap,
+)
 from decoder2vec.text.files import read_data_file
 
 
@@ -129,3 +137,22 @@ def test_empty_lists_have_no_overlap():
 def test_lists_of_different_length_are_refused():
     with pytest.raises(ValueError):
         hash_pairs(LEFT, RIGHT[:2])
+
+
+# --- hashes of texts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", [str.upper, lambda text: f" {text}!", lambda text: text.replace(".", " ;\n")])
+def test_hash_of_a_text_ignores_case_punctuation_and_space(change):
+    assert (hash_texts(map(change, LEFT)) == hash_texts(LEFT)).all()
+    assert len(hash_texts(LEFT)) == 3 and not np.isin(hash_texts(LEFT), hash_texts(RIGHT)).any()
+
+
+def test_texts_without_a_word_are_different():
+    assert len(hash_texts(["!!", "?", "\U0001f600", "\U0001f680", "!!"])) == 4
+
+
+def test_shared_texts_are_counted_once():
+    seen = hash_texts([*LEFT, "Something else."])
+    assert count_shared_texts(["a dog runs", "A dog runs!", "It rains", "It hails."], seen) == (2, 3)
+    assert count_shared_texts([], seen) == (0, 0) and count_shared_texts(LEFT, hash_texts([])) == (0, 3)

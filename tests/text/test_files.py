@@ -488,7 +488,7 @@ def lines(*records):
 def test_columns_determine_the_kind_of_data(name, content, kind, row, tmp_path):
     data = read_data_file(save(tmp_path, name, content))
     assert data.kind == kind
-    assert [data_row[1:] for data_row in data.rows] == [row]
+    assert [data_row.content() for data_row in data.rows] == [row]
 
 
 def test_negatives_may_be_missing(tmp_path):

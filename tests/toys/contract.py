@@ -20,6 +20,7 @@ from decoder2vec.training.objectives.autoencoder import AutoencoderConfig
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig, LatentTripletsConfig
 from decoder2vec.training.objectives.crop import CropConfig
 from decoder2vec.training.objectives.distill import DistillConfig
+from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.inference import InferenceConfig
 from decoder2vec.training.objectives.mntp import MNTPConfig
 from decoder2vec.training.objectives.objective import ObjectiveConfig
@@ -210,6 +211,12 @@ def _other_negatives() -> TrainingData:
     return toy_data(contrastive=ContrastiveExamples.of(shifted))
 
 
+def _other_sources() -> TrainingData:
+    """The toy examples from two sources."""
+    examples = [example._replace(source="ab"[index % 2]) for index, example in enumerate(toy_examples())]
+    return toy_data(contrastive=ContrastiveExamples.of(examples))
+
+
 def _other_texts() -> TrainingData:
     """The toy examples with one other text, so that all indices are the same."""
     first, *others = toy_examples()
@@ -236,7 +243,16 @@ def _frozen_data(**parts: object) -> TrainingData:
 
 
 TOY_OBJECTIVES = {
-    "info_nce": _token_toy(ContrastiveConfig(), toy_data(), negatives=_other_negatives(), texts=_other_texts()),
+    "info_nce": _token_toy(
+        ContrastiveConfig(), toy_data(), negatives=_other_negatives(), texts=_other_texts(), sources=_other_sources()
+    ),
+    "guided_info_nce": _token_toy(
+        GuidedConfig(teachers=(Teacher("random:16"),), mined=2),
+        toy_data(),
+        negatives=_other_negatives(),
+        texts=_other_texts(),
+        sources=_other_sources(),
+    ),
     **{name: _scores_toy(name) for name in ("cosent", "angle", "cosine_mse")},
     "simcse": _token_toy(SimCSEConfig(temperature=0.3, dropout=0.5), PLAIN, order=REVERSED),
     "crop": _token_toy(CropConfig(temperature=0.3, min_words=2), PLAIN, order=REVERSED),

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, StorageError, UnsupportedError
+from decoder2vec.errors import DataFileError, InputError, StorageError, UnsupportedError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.training import api, checkpoint
@@ -176,6 +176,7 @@ def test_results_and_card_list_the_stages_before(finished):
     summaries = [dict(summary) for summary in result.results["stages"]]
     assert [summary.pop("key") for summary in summaries] == [first["stage"]["key"], last["stage"]["key"]]
     expected = {"recipe": "lora", "steps": 3, "epochs": 9, "batch": 4, "rate": 0.01}
+    assert [summary.pop("data") for summary in summaries] == [{"plain texts": "24"}] * 2
     assert summaries == [{"name": name, "objective": name, **expected} for name in ("mntp", "simcse")]
     assert first["stages"] == last["stages"][:1]
     card = (last_folder / "README.md").read_text()
@@ -204,15 +205,16 @@ def test_a_single_stage_has_no_folder_beside_it(run, tmp_path):
     assert result.encoder.spec.attention == "bidirectional"
 
 
-def test_a_file_to_learn_from_is_for_stages_on_plain_texts(backbone, plan_file, tmp_path):
-    """The only stage takes the file, whatever it learns from; of several, those that learn from texts."""
+def test_a_file_goes_to_the_stages_that_learn_from_its_kind(backbone, plan_file, tmp_path):
+    """The only stage takes the file, whatever it holds; of several, those that learn from such data."""
     mntp = load_plan(plan_file).stages[0]
     examples = [("anchor", "positive"), *((example.anchor, example.positive) for example in toy_examples())]
     file = tmp_path / "mine.tsv"
     file.write_text("".join("\t".join(row) + "\n" for row in examples), encoding="utf-8")
     contrastive = Stage("pull", small_recipe("lora", epochs=1))
-    with pytest.raises(InputError, match=r"No stage learns from plain texts, so .*mine.tsv is for none"):
-        train(Plan("two", (contrastive, replace(contrastive, name="again"))), file, backbone("tiny-llama"))
+    with pytest.raises(DataFileError, match=r"texts.txt holds plain texts, which do not say what"):
+        twice = Plan("two", (contrastive, replace(contrastive, name="again")))
+        train(twice, plan_file.with_name("texts.txt"), backbone("tiny-llama"), tmp_path / "none")
     alone = train(Plan("one", (contrastive,)), file, backbone("tiny-llama"), tmp_path / "one")
     assert alone.results["config"]["data"]["triplets"] == "mine.tsv"
     shutil.copy(file, tmp_path / "triplets.tsv")

@@ -25,12 +25,16 @@ def train(
     backbone: Annotated[
         str, typer.Option(help="Built-in name, model folder, .gguf file, hub id, or an encoder to train further.")
     ] = "smollm2-135m",
-    recipe: Annotated[str | None, typer.Option(help="Without a plan: freeze, lora, bidirectional, ...")] = None,
-    data: Annotated[Path, typer.Option(help="Folder of the plan's files, or one file to learn from.")] = Path("."),
+    recipe: Annotated[str | None, typer.Option(help="Without a plan: freeze, lora, distill, general, ...")] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(help="Folder of the plan's files, or a file to learn from; files may be repeated."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the trained encoder.")] = Path("encoder"),
     train_file: Annotated[str | None, typer.Option("--train", help="Pairs or triplets to learn from.")] = None,
     dev: Annotated[list[str] | None, typer.Option(help="Scored pairs to select on; may be repeated.")] = None,
     test: Annotated[list[str] | None, typer.Option(help="Scored pairs to evaluate once at the end.")] = None,
+    tasks: Annotated[Path | None, typer.Option(help="Folder of tasks: count their texts that were trained on.")] = None,
     columns: Annotated[str | None, typer.Option(help="Column names of the two texts and the score.")] = None,
     setting: Annotated[list[str] | None, typer.Option("--set", help="key=value over the plan: loss=mse.")] = None,
     teacher: Annotated[
@@ -54,19 +58,20 @@ def train(
     from decoder2vec.training.api import train as train_encoder
     from decoder2vec.training.hyperparameters import parse_grid
 
-    check_output_file(results, ".json", sources=[data, train_file, plan, *(dev or []), *(test or [])])
+    check_output_file(results, ".json", sources=[*(data or []), train_file, plan, *(dev or []), *(test or [])])
     if plan and recipe:
         raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
     with bars() as progress:
         shown = TrainingBars(progress)
         result = train_encoder(
             plan or recipe,
-            data,
+            data or Path("."),
             backbone,
             out,
             train=train_file,
             dev=dev or (),
             test=test or (),
+            tasks=tasks,
             columns=split_names(columns) if columns is not None else None,
             settings=setting or (),
             teachers=teacher or (),

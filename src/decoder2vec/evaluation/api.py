@@ -17,7 +17,7 @@ from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load
 from decoder2vec.evaluation.suite import Document, Estimate, Suite, encoder_fingerprint
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.storage import check_output_file, versions, write_json
-from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, PairHashes, count_overlap
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, PairHashes, count_overlap
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs
 
 Source = str | Path | ScoredPairs
@@ -75,16 +75,19 @@ def evaluate(
     target = Path(json_file) if json_file is not None else None
     check_output_file(target, ".json", sources=paths)
     if isinstance(encoder, str | Path):
-        name, training_pairs = name or str(encoder), _load_training_pairs(Path(encoder), notify)
+        name = name or str(encoder)
+        training_pairs, training_texts = (
+            _load_hashes(Path(encoder) / file, notify) for file in (TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE)
+        )
     else:
-        name, training_pairs = name or type(encoder).__name__, None
+        name, training_pairs, training_texts = name or type(encoder).__name__, None, None
     if tasks is not None or any(path.is_dir() for path in paths):
         if len(sources) != 1 or not paths:
             raise InputError("Tasks are read from one folder: give one folder as data.")
         names = [part.strip() for part in tasks.split(",") if part.strip()] if isinstance(tasks, str) else tasks
         chosen = find_tasks(paths[0], names or ("all",), limit=limit)
         loaded = _load(encoder, device, choices)
-        suite = Suite(loaded, chosen, name, target, prompts or {}, training_pairs, command)
+        suite = Suite(loaded, chosen, name, target, prompts or {}, training_pairs, command, training_texts)
         return _run_suite(suite, show_progress_bar, notify)
     pairs = [_load_pairs(source, notify, columns, skip_bad=skip_bad, limit=limit) for source in sources]
     _warn_of_overlap(pairs, training_pairs, notify)
@@ -139,15 +142,14 @@ def _load_pairs(source: Source, notify: Notify, columns: Sequence[str], **option
     return pairs
 
 
-def _load_training_pairs(folder: Path, notify: Notify) -> PairHashes | None:
-    """PairHashes of the pairs that a saved encoder was trained on, if its folder has them."""
-    file = folder / TRAINING_PAIRS_FILE
+def _load_hashes(file: Path, notify: Notify) -> PairHashes | None:
+    """Hashes of the pairs or texts that a saved encoder was trained on, if its folder has them."""
     if not file.is_file():
         return None
     try:
         hashes: PairHashes = np.load(file, allow_pickle=False)
     except (ValueError, EOFError):
-        notify(f"{file} cannot be read; whether the encoder was trained on these pairs is not known")
+        notify(f"{file} cannot be read; whether the encoder was trained on these data is not known")
         return None
     return hashes
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from decoder2vec.evaluation.tasks.layout import TUNING_SUFFIXES
 from decoder2vec.evaluation.tasks.task import Role, Task, TaskVectors, evenly_spaced, ranks_lexically
 from decoder2vec.evaluation.vector_cache import VectorCache, token_counter
 from decoder2vec.storage import atomic_file, versions
-from decoder2vec.text.data_check import PairHashes, count_overlap
+from decoder2vec.text.data_check import PairHashes, TextHashes, count_overlap, count_shared_texts
 
 Document = dict[str, Any]
 
@@ -109,6 +110,8 @@ class Suite:
     """PairHashes of the pairs that the encoder was trained on, to flag tasks that contain them."""
     command: str = ""
     """The command line, for the results."""
+    training_texts: TextHashes | None = None
+    """Hashes of the texts that the encoder was trained on, to flag tasks that contain them."""
 
     def __post_init__(self) -> None:
         self.fingerprint = encoder_fingerprint(self.encoder)
@@ -237,7 +240,11 @@ class Suite:
     def _overlap_flags(self, task: Task) -> list[str]:
         left, right = task.gold_pairs()
         count = count_overlap(left, right, self.training_pairs) if self.training_pairs is not None and left else 0
-        return [f"the encoder was trained on {count} of its {len(left)} pairs"] if count else []
+        flags = [f"the encoder was trained on {count} of its {len(left)} pairs"] if count else []
+        if self.training_texts is not None:
+            shared, total = count_shared_texts(chain.from_iterable(task.texts().values()), self.training_texts)
+            flags += [f"the encoder was trained on {shared} of its {total} texts"] if shared else []
+        return flags
 
     def _digest(self, task: Task) -> str:
         modes = [encoding_mode(self.encoder, task, role, self.prompts) for role in self._texts[task.name]]

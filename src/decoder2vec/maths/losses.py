@@ -129,8 +129,7 @@ def info_nce(
             another positive of it, or a missing negative. An anchor's own positive always counts.
 
     """
-    candidates = positives if negatives is None else torch.cat([positives, negatives.transpose(0, 1).flatten(0, 1)])
-    scores = _cosine_matrix(anchors, candidates) / temperature
+    scores = _cosine_matrix(anchors, _candidates(positives, negatives)) / temperature
     if masked is not None:
         own_positive = torch.eye(*scores.shape, dtype=torch.bool, device=scores.device)
         scores = scores.masked_fill(masked & ~own_positive, -torch.inf)
@@ -139,6 +138,41 @@ def info_nce(
     if not symmetric:
         return loss
     return (loss + functional.cross_entropy(scores[:, : len(anchors)].T, targets)) / 2
+
+
+def margin_kl(
+    anchors: Tensor,
+    positives: Tensor,
+    negatives: Tensor | None,
+    *,
+    teacher: Tensor,
+    temperature: float = 0.05,
+    masked: Tensor | None = None,
+) -> Tensor:
+    """KL divergence of a model's similarities from a teacher's, each a softmax over the candidates of an anchor.
+
+    mean over anchors of sum_j p_j (log p_j - log q_j), p = softmax(teacher / t), q = softmax(cosines / t). A softmax
+    depends on differences only: the model learns the teacher's margins between candidates, not its similarities.
+
+    Args:
+        anchors: [n, dim] vectors.
+        positives: [n, dim] vectors, one for each anchor.
+        negatives: [n, m, dim] hard negatives; candidates are in the order of `info_nce`.
+        teacher: [n, candidates] similarities that the teacher gives to each anchor and each candidate.
+        temperature: t above.
+        masked: [n, candidates] booleans, True where there is no candidate.
+
+    """
+    scores = _cosine_matrix(anchors, _candidates(positives, negatives)) / temperature
+    targets = teacher.float() / temperature
+    if masked is None:
+        masked = torch.zeros_like(scores, dtype=torch.bool)
+    student, target = (
+        functional.log_softmax(side.masked_fill(masked, -torch.inf), dim=1).masked_fill(masked, 0)
+        for side in (scores, targets)
+    )
+    weights = target.exp().masked_fill(masked, 0)
+    return (weights * (target - student)).sum(dim=1).mean()
 
 
 def matryoshka_loss(loss: Callable[..., Tensor], dims: Sequence[int]) -> Callable[..., Tensor]:
@@ -170,6 +204,11 @@ def _truncate(value: Any, dim: int) -> Any:
     if dim > value.shape[-1]:
         raise InputError(f"The vectors have {value.shape[-1]} dimensions; lower the Matryoshka dimension {dim} to fit.")
     return value[..., :dim]
+
+
+def _candidates(positives: Tensor, negatives: Tensor | None) -> Tensor:
+    """[n (1 + m), dim] all positives, then all first negatives, all second ones, and so on."""
+    return positives if negatives is None else torch.cat([positives, negatives.transpose(0, 1).flatten(0, 1)])
 
 
 def _pairwise_cosines(left: Tensor, right: Tensor) -> Tensor:

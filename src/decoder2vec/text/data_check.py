@@ -16,9 +16,13 @@ from numpy.typing import NDArray
 from decoder2vec.text.files import DataFile, DataKind, DataRow, read_pairs
 
 PairHashes = NDArray[np.uint64]
+TextHashes = NDArray[np.uint64]
+
 
 TRAINING_PAIRS_FILE = "seen.npy"
 """The file of a trained encoder that holds the hashes of its training pairs."""
+TRAINING_TEXTS_FILE = "seen_texts.npy"
+"""The file of a distilled encoder that holds the hashes of its training texts."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ def check_file(file: DataFile) -> FileCheck:
         unique_texts=len(unique_texts),
         characters=_length_percentiles(unique_texts),
         empty=sum(_lacks_text(row, file.kind) for row in file.rows),
-        duplicates=len(file.rows) - len({row[1:] for row in file.rows}),
+        duplicates=len(file.rows) - len({row.content() for row in file.rows}),
         scores=(min(scores), max(scores)) if scores else None,
         classes=dict(labels.most_common()),
     )
@@ -98,6 +102,37 @@ def hash_pairs(left: Sequence[str], right: Sequence[str]) -> PairHashes:
 def count_overlap(left: Sequence[str], right: Sequence[str], seen: PairHashes) -> int:
     """Count the pairs whose hashes are in `seen`."""
     return int(np.isin(hash_pairs(left, right), seen).sum())
+
+
+def hash_texts(texts: Iterable[str]) -> TextHashes:
+    """Return the sorted 64-bit hashes of the different texts; case, punctuation and white space do not change a hash.
+
+    A million texts of 25 words take 9 seconds on one slow core, and 8 MB.
+    """
+    digests = b"".join(hashlib.blake2b(_words_of(text).encode(), digest_size=8).digest() for text in texts)
+    return np.unique(np.frombuffer(digests, np.uint64))
+
+
+def count_shared_texts(texts: Iterable[str], seen: TextHashes) -> tuple[int, int]:
+    """Count the different texts whose hashes are in `seen`, and all different texts."""
+    hashes = hash_texts(texts)
+    return len(np.intersect1d(hashes, seen, assume_unique=True)), len(hashes)
+
+
+class _LettersAndDigits(dict[int, str]):
+    """A table for `str.translate` that keeps letters and digits; twice as fast as a regular expression."""
+
+    def __missing__(self, code: int) -> str:
+        self[code] = kept = chr(code) if chr(code).isalnum() else " "
+        return kept
+
+
+_LETTERS_AND_DIGITS = _LettersAndDigits()
+
+
+def _words_of(text: str) -> str:
+    """The words of a text in lower case; a text without any is only normalised."""
+    return " ".join(text.lower().translate(_LETTERS_AND_DIGITS).split()) or _normalise(text)
 
 
 def _normalise(text: str) -> str:

@@ -71,10 +71,16 @@ class DataRow(NamedTuple):
     """The negatives; blank ones are dropped, because that is how a table leaves a cell empty."""
     label: str = ""
     """The label or score as written in the file."""
+    source: str = ""
+    """Where the row comes from, by the column `source`."""
 
     def texts(self) -> tuple[str, ...]:
         """All texts of the row."""
         return (self.text, *self.positives, *self.negatives)
+
+    def content(self) -> tuple[object, ...]:
+        """What equal rows have in common: all but line and source."""
+        return (self.text, self.positives, self.negatives, self.label)
 
 
 @dataclass(frozen=True)
@@ -127,6 +133,13 @@ def read_texts(source: str | Path, column: str | None = None, *, hint: str = _CO
         column: The column with the texts; `text` or `sentence` by default.
         hint: The last sentence of the error for a missing column.
     """
+    return (text for text, _ in read_texts_with_source(source, column, hint=hint))
+
+
+def read_texts_with_source(
+    source: str | Path, column: str | None = None, *, hint: str = _COLUMN_HINT
+) -> Iterator[tuple[str, str]]:
+    """Like `read_texts`, but yield each text with the value of the column `source`, empty where there is none."""
     file_format = ("jsonl" if column else "txt") if str(source) == "-" else _file_format(Path(source))
     if file_format == "txt" and column:
         raise DataFileError(f"{source} is read as plain lines and has no column {column!r}; use .tsv, .csv or .jsonl.")
@@ -135,7 +148,7 @@ def read_texts(source: str | Path, column: str | None = None, *, hint: str = _CO
         _require_columns([name], row, source, hint)
         if not isinstance(row[name], str):
             raise DataFileError(f"{source}, line {line}: {name} is {type(row[name]).__name__}, not a text.")
-        yield row[name]
+        yield row[name], _source_of(row)
 
 
 def read_rows(source: str | Path, file_format: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -220,6 +233,14 @@ def read_data_file(source: str | Path) -> DataFile:
     layout = _detect_layout(source, columns)
     rows = [_data_row(line, fields, layout, source) for line, fields in parsed]
     return DataFile(Path(source), layout.kind, columns, rows)
+
+
+def read_data_kind(source: str | Path) -> DataKind:
+    """Detect the kind of data from the columns of a file's first row."""
+    _, fields = next(read_rows(source), (0, None))
+    if fields is None:
+        raise DataFileError(f"{source} holds no usable row.")
+    return _detect_layout(source, tuple(fields)).kind
 
 
 def read_triplets(source: str | Path) -> Triplets:
@@ -361,6 +382,7 @@ _LAYOUTS = (  # the first one whose required columns are present is used
     _Layout("scored pairs", "sentence1", "sentence2", "score"),
     _Layout("inferences", "premise", "hypothesis", "label"),
     _Layout("pairs", "anchor", "positive"),
+    _Layout("pairs", "text1", "text2"),
     _Layout("labelled texts", "text", label="label"),
     _Layout("labelled texts", "sentence", label="label"),
     _Layout("plain texts", "text"),
@@ -398,7 +420,12 @@ def _data_row(line: int, fields: dict[str, Any], layout: _Layout, source: str | 
         label = ""
     if not isinstance(label, str | int | float):
         raise _type_error(location, layout.label, label, "a word or number")
-    return DataRow(line, text, positives, tuple(negatives), str(label))
+    return DataRow(line, text, positives, tuple(negatives), str(label), _source_of(fields))
+
+
+def _source_of(fields: dict[str, Any]) -> str:
+    source = fields.get("source")
+    return "" if source is None else str(source)
 
 
 def _text_list(location: str, name: str, value: Any) -> tuple[str, ...]:

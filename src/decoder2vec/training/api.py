@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import time
 from collections.abc import Sequence
@@ -26,12 +25,15 @@ from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
 from decoder2vec.encoder import Encoder, check_output_folder, is_encoder_folder
-from decoder2vec.errors import DataFileError, InputError, UnsupportedError
+from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.evaluation.tasks.layout import find_tasks
+from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.storage import atomic_file, cache_root, versions
-from decoder2vec.text.data_check import TRAINING_PAIRS_FILE
-from decoder2vec.training.card import write_card
-from decoder2vec.training.data import TrainingData, check_scores, load_data
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
+from decoder2vec.training.card import find_licence, write_card
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.distributed import barrier, init_processes, is_main_process
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
 from decoder2vec.training.loop import OnProgress
@@ -43,9 +45,6 @@ from decoder2vec.training.teachers import Teacher
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
-
-_FILE_ROLES = {"contrastive": "triplets", "triplets": "triplets", "corpus": "texts"}
-"""Key in `[data]` of the file to learn from, by the first kind of data that a recipe needs; else it is `train`."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,14 @@ class Reporting:
 
 def train(
     plan: Plan | Recipe[Any, Any] | str | Path | None = None,
-    data: TrainingData | str | Path = ".",
+    data: TrainingData | str | Path | Sequence[str | Path] = ".",
     backbone: Backbone | str | Path = "smollm2-135m",
     out: str | Path = "encoder",
     *,
     train: str | Path | None = None,
     dev: Sequence[str | Path] = (),
     test: Sequence[str | Path] = (),
+    tasks: str | Path | None = None,
     columns: Sequence[str] | None = None,
     settings: Sequence[str] = (),
     teachers: Sequence[str | Path] = (),
@@ -100,17 +100,17 @@ def train(
     """Train an encoder and save it; an interrupted run resumes when it is called again.
 
     Args:
-        plan: What to train: a recipe or its name (`freeze`, `lora`, `soft_prompt`, `kv_prefix`, `full`,
-            `bidirectional`, `distill`), a TOML file, or a `Plan`. By default FREEZE on scored pairs.
-        data: The folder of the plan's files, one file to learn from, or a `TrainingData` for all stages.
+        plan: A recipe or its name (`freeze`, `lora`, `full`, `distill`, ...), a TOML file, or a `Plan`; else FREEZE.
+        data: A folder, files to learn from (each for the stages that learn from its kind), or a `TrainingData`.
         backbone: The model: built-in name, folder, .gguf file, hub id, an encoder to train further, or a `Backbone`.
         out: Folder for the encoder. The stages before the last are saved beside it, in `<out>-stages`.
         train: File to learn from, where `data` is a folder.
         dev: Files of scored pairs to select on.
         test: Files of scored pairs to evaluate once, at the end.
+        tasks: Folder of tasks as for `evaluate`: how many of their texts were trained on is recorded.
         columns: Columns of the two texts and the score.
         settings: `key=value` over the plan, such as `training.rate=1e-3`.
-        teachers: Encoders to distil, by name or folder, where the objective is `distill`.
+        teachers: Encoders to distil, by name or folder, where an objective learns from a teacher.
         variant: Which plan of a file that describes several.
         stages: Train only these stages of the plan.
         seeds: Train with each; the seed best on dev is saved.
@@ -143,95 +143,13 @@ def train(
         raise InputError("Give at least one seed, and none below 0.")
     folder = _output_folder(Path(out), overwrite=overwrite)
     reporting = Reporting(notify, progress, on_progress, command)
-    loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
-    loaded = loaded if keep is None else _with_keep(loaded, keep)
+    loaded = _with_keep(_with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers), keep)
     if len(loaded.stages) > 1 and (grid or trials):
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
-    prepared = _load_stage_data(loaded, DataSource.of(data, train, dev, test, columns), reporting)
+    prepared = DataSource.of(data, train, dev, test, columns).load(loaded, notify)
     model = LoadedModel.of(backbone, device, dtype, notify)
     prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-    return _train_stages(prepared, model, folder, seeds, overwrite, extra, reporting)
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """Data in memory, or files named by the caller: paths from the working directory."""
-
-    data: TrainingData | None
-    folder: Path = Path(".")
-    train: Path | None = None
-    dev: tuple[Path, ...] = ()
-    test: tuple[Path, ...] = ()
-    columns: tuple[str, ...] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        data: TrainingData | str | Path,
-        train: str | Path | None,
-        dev: Sequence[str | Path],
-        test: Sequence[str | Path],
-        columns: Sequence[str] | None,
-    ) -> DataSource:
-        """Raise if files are missing or data in memory cannot be used, before a model is loaded."""
-        if isinstance(data, TrainingData):
-            if train or dev or test or columns:
-                raise InputError("Files and columns are for data in a folder; put the pairs into the TrainingData.")
-            if data.train:
-                check_scores(data.train, data.scale)
-            return cls(data)
-        folder = Path(data)
-        if folder.is_file():
-            if train:
-                raise InputError(f"--data {folder} and --train {train} both name what to train on; give one of them.")
-            train, folder = folder, folder.parent
-        elif not folder.is_dir():
-            raise DataFileError(f"There is no file or folder {folder}.")
-        files = [Path(file) for file in (*([train] if train else []), *dev, *test)]
-        for file in files:
-            if not file.is_file():
-                raise DataFileError(f"There is no file {file}.")
-        return cls(
-            None,
-            folder,
-            Path(train) if train else None,
-            tuple(map(Path, dev)),
-            tuple(map(Path, test)),
-            tuple(columns) if columns is not None else None,
-        )
-
-    def load(self, stage: Stage, *, only_texts: bool) -> tuple[Stage, TrainingData]:
-        """The stage with the files named by the caller, and its data.
-
-        With `only_texts`, the file to learn from is for stages on plain texts only.
-        """
-        if self.data is not None:
-            return stage, self.data
-        needs = stage.recipe.needs()
-        role = _FILE_ROLES.get(next(iter(needs), ""), "train")
-        files: dict[str, Any] = {}
-        if self.train and (role == "texts" or not only_texts):
-            files[role] = os.path.relpath(self.train, self.folder)
-        for name, paths in (("dev", self.dev), ("test", self.test)):
-            if paths:
-                files[name] = tuple(os.path.relpath(path, self.folder) for path in paths)
-        if self.columns is not None:
-            files["columns"] = self.columns
-        stage = replace(stage, data=replace(stage.data, **files))
-        return stage, load_data(self.folder, stage.data, needs=needs)
-
-
-def _load_stage_data(plan: Plan, source: DataSource, reporting: Reporting) -> list[tuple[Stage, TrainingData]]:
-    several = len(plan.stages) > 1
-    if several and source.train and not any("corpus" in stage.recipe.needs() for stage in plan.stages):
-        raise InputError(f"No stage learns from plain texts, so {source.train} is for none; name files in [data].")
-    prepared = []
-    for planned in plan.stages:
-        stage, data = source.load(planned, only_texts=several)
-        for note in (*stage.recipe.data_notes(data), *data.notes):
-            reporting.notify(note)
-        prepared.append((stage, data))
-    return prepared
+    return _train_stages(prepared, model, folder, seeds, overwrite, extra, tasks, reporting)
 
 
 def _output_folder(out: Path, *, overwrite: bool) -> Path:
@@ -246,19 +164,21 @@ def _output_folder(out: Path, *, overwrite: bool) -> Path:
 
 
 def _with_teachers(plan: Plan, names: Sequence[str | Path]) -> Plan:
-    """The plan with teachers for every stage that distils some."""
+    """The plan with teachers for every stage that learns from some."""
     if not names:
         return plan
     teachers = [Teacher(str(name)) for name in names]
     recipes = [stage.recipe.with_teachers(teachers) for stage in plan.stages]
     if all(recipe is stage.recipe for recipe, stage in zip(recipes, plan.stages, strict=True)):
-        raise InputError("Nothing here is distilled; use the recipe distill, or set objective.name=distill.")
+        raise InputError("Nothing here is distilled; use the recipe distill or general, or set objective.name=distill.")
     stages = (replace(stage, recipe=recipe) for stage, recipe in zip(plan.stages, recipes, strict=True))
     return replace(plan, stages=tuple(stages))
 
 
-def _with_keep(plan: Plan, keep: float) -> Plan:
-    """The plan, a single training, with the share of the change to keep."""
+def _with_keep(plan: Plan, keep: float | None) -> Plan:
+    """The plan, a single training, with the share of the change to keep; None: the plan itself."""
+    if keep is None:
+        return plan
     if len(plan.stages) > 1:
         name = plan.stages[-1].name
         raise InputError(f"--keep is for a single training; set it for a stage of this plan: --set {name}.keep={keep}.")
@@ -332,9 +252,11 @@ def _train_stages(
     seeds: Sequence[int],
     overwrite: bool,
     extra: dict[str, Any],
+    tasks: str | Path | None,
     reporting: Reporting,
 ) -> TrainingResult:
     """Train every stage that is not up to date; the last is saved to `out`, the others beside it."""
+    evaluated = find_tasks(tasks) if tasks else []
     init_processes()
     _check_stages(stages, model.backbone)
     folders = [*(stage_folder(out, i, stage.name) for i, (stage, _) in enumerate(stages[:-1], 1)), out]
@@ -344,7 +266,7 @@ def _train_stages(
     for number, ((stage, data), folder) in enumerate(zip(stages, folders, strict=True), 1):
         _report_attention(stage.recipe, model.backbone, reporting)
         key = _stage_key(stage, data, model.backbone, seeds)
-        summaries.append(_stage_summary(stage, key))
+        summaries.append(_stage_summary(stage, data, key))
         is_last = number == len(stages)
         if done := _find_trained(key, folder, anywhere=not is_last):
             reporting.notify(f"{stage.name}: found in {done}")
@@ -356,7 +278,13 @@ def _train_stages(
             reporting.notify(f"{stage.name}: {stage.about or stage.recipe.name}")
         about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(summaries)}
         about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
-        result = _train_stage(stage, data, model, folder, seeds, extra | about, reporting)
+        seen_texts = _with_earlier(data.hash_texts(), model.source, TRAINING_TEXTS_FILE)
+        about["overlap"] = _measure_overlap(data, evaluated, seen_texts)
+        seen = {
+            TRAINING_PAIRS_FILE: _npy_bytes(_with_earlier(data.hash_pairs(), model.source, TRAINING_PAIRS_FILE)),
+            TRAINING_TEXTS_FILE: _npy_bytes(seen_texts),
+        }
+        result = _train_stage(stage, data, model, folder, seeds, extra | about, seen, reporting)
         _remember_trained(key, folder)
         model = model if is_last else model.next(folder)
     return result or _load_result(out, model)
@@ -369,6 +297,7 @@ def _train_stage(
     out: Path,
     seeds: Sequence[int],
     extra: dict[str, Any],
+    seen: dict[str, bytes],
     reporting: Reporting,
 ) -> TrainingResult:
     """Train every seed and save the one best on dev."""
@@ -400,7 +329,7 @@ def _train_stage(
         **_logs(work),
         RESULTS_FILE: _json_bytes(results),
         RUN_FILE: _json_bytes(record),
-        TRAINING_PAIRS_FILE: _npy_bytes(_seen_pairs(data, model.source)),
+        **seen,
         "README.md": write_card(encoder, stage, results, record).encode(),
     }
     if is_main_process():
@@ -470,11 +399,15 @@ def _report_attention(recipe: Recipe[Any, Any], backbone: Backbone, reporting: R
         )
 
 
-def _stage_summary(stage: Stage, key: str) -> dict[str, Any]:
-    """A stage in the results of those that follow it."""
+def _stage_summary(stage: Stage, data: TrainingData, key: str) -> dict[str, Any]:
+    """A stage in its results and in those of the stages that follow it."""
     recipe = stage.recipe
-    schedule = {name: getattr(recipe.training, name) for name in ("steps", "epochs", "batch", "rate")}
-    return {"name": stage.name, "recipe": recipe.name, "objective": recipe.objective_name, **schedule, "key": key}
+    summary: dict[str, Any] = {"name": stage.name, "recipe": recipe.name, "objective": recipe.objective_name}
+    summary |= {name: getattr(recipe.training, name) for name in ("steps", "epochs", "batch", "rate")}
+    summary |= {"key": key, "data": data.describe()}
+    if names := recipe.teacher_names():
+        summary["teachers"] = [{"name": name, "licence": find_licence(name)} for name in names]
+    return summary
 
 
 def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequence[int]) -> str:
@@ -497,8 +430,7 @@ def _data_key(data: TrainingData) -> list[Any]:
     parts: list[Any] = [data.texts, pairs, data.triplets, data.nli, list(data.scale)]
     parts.append(sorted(data.concepts.concepts) if data.concepts else None)
     if examples := data.contrastive:
-        arrays = (examples.anchors, examples.positives, examples.negatives, *examples.groups.nonzero())
-        parts += [examples.texts, [array.tolist() for array in arrays]]
+        parts += [examples.texts, examples.indices()]
     return parts
 
 
@@ -547,10 +479,18 @@ def _load_result(folder: Path, model: LoadedModel) -> TrainingResult:
     return TrainingResult(Encoder.load(folder, device=device, dtype=model.dtype), results, record, trained=False)
 
 
-def _seen_pairs(data: TrainingData, source: str | Path) -> NDArray[np.uint64]:
-    """Hashes of the pairs that training has seen, also those of the encoder it started from."""
-    file = Path(source) / TRAINING_PAIRS_FILE
-    return np.union1d(data.hash_pairs(), np.load(file)) if file.is_file() else data.hash_pairs()
+def _with_earlier(hashes: NDArray[np.uint64], source: str | Path, name: str) -> NDArray[np.uint64]:
+    """Hashes of what training sees, and those in the file of that name of the encoder it starts from."""
+    file = Path(source) / name
+    return np.union1d(hashes, np.load(file)) if file.is_file() else hashes
+
+
+def _measure_overlap(data: TrainingData, tasks: Sequence[Task], seen: TextHashes) -> dict[str, dict[str, int]]:
+    """How many of the different texts of each file and task were trained on, here or before."""
+    evaluated = [(pairs.name, pairs.texts()) for pairs in (*data.dev, *data.test)]
+    evaluated += [(task.name, unique(*task.texts().values())) for task in tasks]
+    counts = {name: count_shared_texts(texts, seen) for name, texts in evaluated}
+    return {name: {"shared": shared, "texts": total} for name, (shared, total) in counts.items()}
 
 
 def _remove_logs(work: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
 from typing import Any
 
 from decoder2vec.encoder import Encoder
+from decoder2vec.errors import BackboneError
+from decoder2vec.evaluation.baselines import PACKAGED_MODELS, packaged_folder
 from decoder2vec.training.plan import Stage
 
 
@@ -17,6 +22,7 @@ def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: 
         "readings": len(encoder.spec.readings),
         **stage.recipe.card_rows(),
         "recipe": stage.recipe.name,
+        **_teacher_row(results.get("stages", [])),
         "trained parameters": f"{share['trained']:,} ({share['percent']} % of the model's {share['backbone']:,})",
         "fingerprint": encoder.fingerprint,
         "weights of the model": encoder.backbone.fingerprint,
@@ -50,9 +56,11 @@ def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: 
         *_stages(results.get("stages", [])),
         "## Data",
         "",
+        *_earlier_data(results.get("stages", [])),
         *(f"- {kind}: {description}" for kind, description in results["data"].items()),
         *(f"- {note}" for note in results["notes"]),
         "",
+        *_overlap(results.get("overlap", {})),
         "## Made with",
         "",
         *(f"- {name} {version}" for name, version in results["versions"].items()),
@@ -102,6 +110,63 @@ def _stages(stages: list[dict[str, Any]]) -> list[str]:
         ),
         "",
     ]
+
+
+def _teacher_row(stages: list[dict[str, Any]]) -> dict[str, str]:
+    """Every teacher of the stages with its licence; a folder by its name only."""
+    teachers = {teacher["name"]: teacher["licence"] for stage in stages for teacher in stage.get("teachers", [])}
+    shown = [f"{Path(name).name} (licence: {licence})" for name, licence in teachers.items()]
+    return {"teachers" if len(shown) > 1 else "teacher": ", ".join(shown)} if shown else {}
+
+
+def _earlier_data(stages: list[dict[str, Any]]) -> list[str]:
+    """What the stages before the last learned from."""
+    return [
+        f"- stage {stage['name']}, {kind}: {description}"
+        for stage in stages[:-1]
+        for kind, description in stage.get("data", {}).items()
+    ]
+
+
+def _overlap(overlap: dict[str, dict[str, int]]) -> list[str]:
+    """How many texts of each evaluation file or task were trained on."""
+    if not overlap:
+        return []
+    return [
+        "## Overlap",
+        "",
+        "Texts of the evaluation data that training has seen, whatever their case and punctuation. Near duplicates are",
+        "not looked for.",
+        "",
+        "| file or task | texts | also trained on |",
+        "|---|---|---|",
+        *(f"| {name} | {counts['texts']:,} | {counts['shared']:,} |" for name, counts in overlap.items()),
+        "",
+    ]
+
+
+def find_licence(name: str) -> str:
+    """The licence that the folder of a model states in its card or its configuration, else "unknown"."""
+    try:
+        folder = packaged_folder(name) if name in PACKAGED_MODELS else Path(name).expanduser()
+    except BackboneError:
+        return "unknown"
+    front_matter = re.match(r"---\n(.*?)\n---", _read(folder / "README.md"), re.DOTALL)
+    stated = re.search(r"^license:[ \t]*(\S.*)$", front_matter[1], re.MULTILINE) if front_matter else None
+    if stated:
+        return stated[1].strip().strip("\"'")
+    try:
+        return str(json.loads(_read(folder / "config.json"))["license"])
+    except (ValueError, KeyError, TypeError):
+        return "unknown"
+
+
+def _read(file: Path) -> str:
+    """The text of a file; empty where there is none."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def _length(stage: dict[str, Any]) -> str:

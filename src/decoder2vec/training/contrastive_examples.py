@@ -31,6 +31,8 @@ class Example(NamedTuple):
     negatives: tuple[str, ...]
     group: Hashable
     """Anchors and positives of the same group are all positives of each other."""
+    source: str = ""
+    """Where the example comes from; a batch has examples of one source."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,9 @@ class ContrastiveExamples:
     """[examples, negatives]; -1 where an example has fewer negatives than others."""
     groups: sparse.csr_array[np.int32, tuple[int, int]]
     """[texts, groups], nonzero where the text is in the group; texts that share a group are known positives."""
+    sources: Rows
+    """[examples] index into `source_names`."""
+    source_names: tuple[str, ...] = ("",)
     notes: tuple[str, ...] = ()
     """What a user should know: what the file held, and what was skipped and why."""
 
@@ -71,7 +76,10 @@ class ContrastiveExamples:
         members = np.concatenate([anchors, positives]), np.tile(group, 2)
         shape = len(indices), len(group_indices)
         groups = sparse.csr_array((np.ones(2 * len(examples), np.int32), members), shape=shape)
-        indexed = cls(list(indices), anchors, positives, negatives, groups, notes)
+        names = list(dict.fromkeys(example.source for example in examples))
+        index_of_source = {source: index for index, source in enumerate(names)}
+        sources = np.array([index_of_source[example.source] for example in examples], np.intp)
+        indexed = cls(list(indices), anchors, positives, negatives, groups, sources, tuple(names), notes)
         if not indexed._has_negatives():
             raise InputError(f"{name} has nothing to contrast with: every text is a known positive of every anchor.")
         return indexed
@@ -82,6 +90,21 @@ class ContrastiveExamples:
     def pairs(self) -> list[tuple[str, str]]:
         """Each anchor with its positive."""
         return [(self.texts[a], self.texts[b]) for a, b in zip(self.anchors, self.positives, strict=True)]
+
+    def texts_of_examples(self) -> list[str]:
+        """The texts that an example holds: those of dev pairs that were set aside are not among them."""
+        indices = np.unique(np.concatenate([self.anchors, self.positives, self.negatives.ravel()]))
+        return [self.texts[index] for index in indices if index >= 0]
+
+    def source_sizes(self) -> dict[str, int]:
+        """Number of examples of each named source, the largest first."""
+        counts = Counter(self.sources.tolist())
+        return {self.source_names[source]: count for source, count in counts.most_common() if self.source_names[source]}
+
+    def indices(self) -> list[list[int]]:
+        """Everything but the texts, as JSON: what batches and losses depend on."""
+        arrays = (self.anchors, self.positives, self.negatives, *self.groups.nonzero(), self.sources)
+        return [array.tolist() for array in arrays]
 
     def split_dev(self, name: str) -> tuple[ContrastiveExamples, ScoredPairs]:
         """Set every tenth example aside as dev pairs, at most a thousand; returns the others and the dev pairs.
@@ -99,7 +122,11 @@ class ContrastiveExamples:
         right = [self.texts[index] for index in [*self.positives[dev], *unrelated]]
         train = np.setdiff1d(rows, dev)
         remaining = replace(
-            self, anchors=self.anchors[train], positives=self.positives[train], negatives=self.negatives[train]
+            self,
+            anchors=self.anchors[train],
+            positives=self.positives[train],
+            negatives=self.negatives[train],
+            sources=self.sources[train],
         )
         return remaining, ScoredPairs(f"{name}-dev", left, right, [1.0] * len(dev) + [0.0] * len(dev))
 
@@ -128,24 +155,38 @@ class ContrastiveExamples:
         for batch in batches:
             yield np.array(batch, np.intp)
 
+    def candidates(self, rows: Rows) -> Rows:
+        """Texts among which the anchors of a batch search: all positives, then all first negatives, all second ones ...
+
+        -1 stands for a missing negative.
+        """
+        return np.concatenate([self.positives[rows], self.negatives[rows].T.ravel()])
+
     def known_positives(self, rows: Sequence[int] | Rows) -> NDArray[np.bool_]:
         """[rows, candidates] mask of the candidates that must not count as negatives of a row's anchor.
 
-        Candidates are the positives of all rows, then their first negatives, their second ... Masked are padding and
-        every text known to be a positive of the anchor, wherever it occurs; the row's own positive is not masked in
-        its own column.
+        Masked are missing candidates and every text known to be a positive of the anchor, wherever it occurs; the
+        row's own positive is not masked in its own column.
         """
         rows = np.asarray(rows, np.intp)
-        candidates = np.concatenate([self.positives[rows], self.negatives[rows].T.ravel()])
+        candidates = self.candidates(rows)
         shared = self.groups[self.anchors[rows]] @ self.groups[candidates.clip(min=0)].T
         masked = (shared.toarray() > 0) | (candidates < 0)
         np.fill_diagonal(masked[:, : len(rows)], False)
         return np.asarray(masked, np.bool_)
 
-    def are_positives(self, text: int, others: Rows) -> NDArray[np.bool_]:
-        """[others] Whether each is the text itself or a known positive of it."""
-        shared = (self.groups[[text]] @ self.groups[others].T).toarray()[0] > 0
-        return np.asarray(shared | (others == text), np.bool_)
+    def positives_among(self, anchors: Rows, candidates: Rows) -> tuple[Rows, Rows]:
+        """Row and column of every candidate that is an anchor itself or a known positive of it.
+
+        Args:
+            anchors: Indices of texts.
+            candidates: Indices of texts, sorted.
+
+        """
+        shared = (self.groups[anchors] @ self.groups[candidates].T).tocoo()
+        columns = np.searchsorted(candidates, anchors).clip(max=len(candidates) - 1)
+        rows = np.flatnonzero(candidates[columns] == anchors)
+        return np.concatenate([shared.row, rows]), np.concatenate([shared.col, columns[rows]])
 
     def _has_negatives(self) -> bool:
         """Whether any of some anchors, spread over all, has a candidate that is not a known positive."""
@@ -156,18 +197,34 @@ class ContrastiveExamples:
         return any((self.groups[[anchor]] @ by_group).nnz < len(candidates) for anchor in sample)
 
 
-def read_contrastive_examples(path: str | Path, *, seed: int = 0) -> ContrastiveExamples:
-    """Read examples from a file, according to its columns.
+def read_contrastive_examples(files: str | Path | Sequence[str | Path], *, seed: int = 0) -> ContrastiveExamples:
+    """Read examples from one or several files, according to their columns.
 
     Args:
-        path: Columns anchor, positive and any number of negatives; text, label; or JSONL records with description,
-            pos, neg and perhaps a label.
+        files: Columns anchor and positive (or text1 and text2) and any number of negatives; text, label; or JSONL
+            records with description, pos, neg and perhaps a label. A column `source` says where a row comes from; of
+            several files, those without the column are sources themselves.
         seed: Texts of one label are shuffled, and each is paired with the next.
 
     Returns:
         The examples; their notes count what could not be used.
 
     """
+    paths = [files] if isinstance(files, str | Path) else list(files)
+    examples: list[Example] = []
+    notes: list[str] = []
+    for number, path in enumerate(paths):
+        of_file, notes_of_file = _read_examples(path, seed)
+        notes += notes_of_file
+        file_name = Path(path).name.split(".")[0] if len(paths) > 1 else ""
+        examples += [
+            example._replace(group=(number, example.group), source=example.source or file_name) for example in of_file
+        ]
+    return ContrastiveExamples.of(examples, tuple(notes), ", ".join(map(str, paths)))
+
+
+def _read_examples(path: str | Path, seed: int) -> tuple[list[Example], list[str]]:
+    """The examples of a file, and notes on what it holds and what could not be used."""
     file = read_data_file(path)
     if file.kind in ("scored pairs", "inferences", "plain texts"):
         plain = " Plain texts are enough for --recipe bidirectional and --set objective.name=crop."
@@ -184,15 +241,15 @@ def read_contrastive_examples(path: str | Path, *, seed: int = 0) -> Contrastive
         examples = [example for row in rows for example in _examples_of_row(row, counts)]
         if any(example.negatives for example in examples):
             counts["examples without a hard negative"] = sum(not example.negatives for example in examples)
-    skipped = tuple(f"{reason}: {count:,}" for reason, count in sorted(counts.items()) if count)
+    skipped = [f"{reason}: {count:,}" for reason, count in sorted(counts.items()) if count]
     if not examples:
         raise DataFileError(f"{path} holds no usable example ({'; '.join(skipped)}); give different texts.")
     note = f"{file.source.name} holds {file.kind}: {len(examples):,} examples from {len(file.rows):,} rows"
-    return ContrastiveExamples.of(examples, (note, *skipped), str(path))
+    return examples, [note, *skipped]
 
 
 def _without_duplicates(rows: list[DataRow], counts: Counter[str]) -> list[DataRow]:
-    unique = {row[1:]: row for row in reversed(rows)}  # reversed, so that the first of equal rows is kept
+    unique = {row.content(): row for row in reversed(rows)}  # reversed, so that the first of equal rows is kept
     counts["duplicate rows dropped"] = len(rows) - len(unique)
     return list(reversed(unique.values()))
 
@@ -208,15 +265,15 @@ def _examples_of_row(row: DataRow, counts: Counter[str]) -> Iterator[Example]:
     negatives = tuple(text for text in dict.fromkeys(row.negatives) if text != row.text)
     for positive in positives:
         if positive != row.text:
-            yield Example(row.text, positive, negatives, row.label.strip() or row.line)
+            yield Example(row.text, positive, negatives, row.label.strip() or row.line, row.source)
 
 
 def _examples_by_label(rows: list[DataRow], rng: np.random.Generator, counts: Counter[str]) -> list[Example]:
-    """Each text with the next of its label, the last with the first, in random order."""
-    labels: dict[str, list[str]] = {}
+    """Each text with the next of its source and label, the last with the first, in random order."""
+    labels: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.text.strip() and row.label.strip():
-            labels.setdefault(row.label, []).append(row.text)
+            labels.setdefault((row.source, row.label), []).append(row.text)
         else:
             counts["rows skipped without a text or label"] += 1
     counts["labels skipped that have one text only"] = sum(len(texts) == 1 for texts in labels.values())
@@ -224,7 +281,7 @@ def _examples_by_label(rows: list[DataRow], rng: np.random.Generator, counts: Co
     for label, texts in labels.items():
         ring = [texts[index] for index in rng.permutation(len(texts))]
         if len(ring) > 1:
-            examples += [Example(*pair, (), label) for pair in zip(ring, ring[1:] + ring[:1], strict=True)]
+            examples += [Example(*pair, (), label, label[0]) for pair in zip(ring, ring[1:] + ring[:1], strict=True)]
     return examples
 
 

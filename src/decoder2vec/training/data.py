@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +13,33 @@ from numpy.typing import NDArray
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.concepts import ConceptSet
-from decoder2vec.text.data_check import count_overlap, hash_pairs
-from decoder2vec.text.files import PAIR_COLUMNS, TEXT_COLUMN_HINT, ScoredPairs, read_columns, read_pairs, read_texts
+from decoder2vec.text.data_check import TextHashes, count_overlap, hash_pairs, hash_texts
+from decoder2vec.text.files import (
+    PAIR_COLUMNS,
+    TEXT_COLUMN_HINT,
+    ScoredPairs,
+    read_columns,
+    read_pairs,
+    read_texts,
+    read_texts_with_source,
+)
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-DATA_KINDS = ("pairs", "contrastive", "corpus", "texts", "triplets", "nli")
-"""What an objective may need. `corpus` and `texts` are both plain texts: all of a file, or a limited number."""
+DATA_KINDS = ("pairs", "contrastive", "positive_pairs", "corpus", "texts", "triplets", "nli")
+"""What an objective may need. `corpus` and `texts` are both plain texts: all of a file, or a limited number.
+`contrastive` and `positive_pairs` are both examples for contrastive learning, from the file `triplets` or `pairs`."""
+
+FILE_ROLES = {
+    "pairs": "train",
+    "contrastive": "triplets",
+    "positive_pairs": "pairs",
+    "corpus": "texts",
+    "texts": "texts",
+    "triplets": "triplets",
+    "nli": "nli",
+}
+"""Key in `[data]` of the files of a kind of data."""
 
 _SCALES = ((0.0, 1.0), (1.0, 5.0), (0.0, 5.0), (-1.0, 1.0), (0.0, 10.0), (0.0, 100.0))
 _EXTENSIONS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".txt")
@@ -29,7 +51,9 @@ _MIN_PAIRS_TO_SPLIT = 20
 class DataFiles:
     """File names relative to the data folder: the table `[data]` of a plan.
 
-    If the folder has no file of that name, train.*, dev.*, test.*, texts.*, triplets.* and nli.* are looked for.
+    If the folder has no file of that name, train.*, dev.*, test.*, texts.*, pairs.*, triplets.* and nli.* are looked
+    for. Of texts, pairs and triplets there may be several files, each with a column `source` that names the origin of
+    a row.
     """
 
     train: str = "train.tsv"
@@ -38,11 +62,13 @@ class DataFiles:
     """Scored pairs to select on; if there are none, every tenth training pair is set aside."""
     test: tuple[str, ...] = ()
     """Scored pairs that are evaluated once, at the end."""
-    texts: str = ""
+    texts: str | tuple[str, ...] = ""
     """Plain texts; autoencoders use the texts of the training pairs if there are none."""
     texts_limit: int = 20_000
     """Maximum number of texts for autoencoders."""
-    triplets: str = ""
+    pairs: str | tuple[str, ...] = ""
+    """Texts that belong together, for an objective that mines negatives: columns anchor, positive or text1, text2."""
+    triplets: str | tuple[str, ...] = ""
     """Columns anchor, positive, negative; recipes that adapt the model also take pairs, labelled texts and records."""
     nli: str = ""
     """Columns label, premise, hypothesis."""
@@ -71,6 +97,8 @@ class TrainingData:
     scale: tuple[float, float] = (0.0, 1.0)
     notes: tuple[str, ...] = field(default=())
     """What a user should know about the data: inferred scale, overlaps, what was set aside."""
+    text_sources: Mapping[str, int] = field(default_factory=dict)
+    """Number of plain texts by their source, where the files name any."""
 
     def all_texts(self) -> list[str]:
         """Every different text."""
@@ -90,6 +118,11 @@ class TrainingData:
             rows += self.contrastive.pairs()
         return np.unique(hash_pairs([row[0] for row in rows], [row[1] for row in rows]))
 
+    def hash_texts(self) -> TextHashes:
+        """Hashes of every text that training sees; dev and test pairs are not part of it."""
+        seen = replace(self, dev=(), test=(), contrastive=None).all_texts()
+        return hash_texts([*seen, *(self.contrastive.texts_of_examples() if self.contrastive else [])])
+
     def describe(self) -> dict[str, str]:
         """What there is of each kind, for the card and the results file."""
         files = {
@@ -105,8 +138,12 @@ class TrainingData:
         for kind, rows in (("plain texts", self.texts), ("triplets", self.triplets), ("inference labels", self.nli)):
             if rows:
                 description[kind] = f"{len(rows):,}"
+        if self.text_sources:
+            description["plain texts"] += f" ({_list_counts(self.text_sources)})"
         if self.contrastive:
             description["examples"] = f"{len(self.contrastive):,}"
+            if sizes := self.contrastive.source_sizes():
+                description["examples"] += f" ({_list_counts(sizes)})"
         return description
 
     def scale_of(self, pairs: ScoredPairs) -> tuple[float, float]:
@@ -141,12 +178,12 @@ def load_data(folder: Path, files: DataFiles, *, needs: Sequence[str]) -> Traini
         train, dev = _split_dev(train)
         notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
     contrastive = None
-    if "contrastive" in needs:
-        path = _find(folder, files.triplets, "triplets", notes)
-        contrastive = read_contrastive_examples(path)
+    if examples_needed := [need for need in ("contrastive", "positive_pairs") if need in needs]:
+        paths = find_files(folder, files, examples_needed[0], notes)
+        contrastive = read_contrastive_examples(paths)
         notes += contrastive.notes
         if not dev:
-            contrastive, dev_pairs = contrastive.split_dev(path.name.split(".")[0])
+            contrastive, dev_pairs = contrastive.split_dev(paths[0].name.split(".")[0])
             dev = (dev_pairs,)
             notes.append(f"no dev pairs were given: {len(dev_pairs) // 2} of the examples were set aside to choose on")
     if not dev and "corpus" not in needs:
@@ -154,14 +191,15 @@ def load_data(folder: Path, files: DataFiles, *, needs: Sequence[str]) -> Traini
     test = tuple(read_pairs(path, files.columns) for path in _existing(folder, files.test, "test", notes))
     data = TrainingData(train, dev, test, contrastive=contrastive)
     if "corpus" in needs:
-        texts = read_texts(_find(folder, files.texts, "texts", notes), hint=TEXT_COLUMN_HINT)
+        texts = _read_corpus(find_files(folder, files, "corpus", notes))
         concepts = ConceptSet.read(_require(folder / files.concepts)) if files.concepts else None
-        data = replace(data, texts=tuple(dict.fromkeys(texts)), concepts=concepts)
+        sources = Counter(source for source in texts.values() if source)
+        data = replace(data, texts=tuple(texts), text_sources=dict(sources.most_common()), concepts=concepts)
     if "texts" in needs:
         data = replace(data, texts=_read_texts_or_pairs(folder, files, train, notes))
     if "triplets" in needs:
-        rows = read_columns(_find(folder, files.triplets, "triplets", notes), _TRIPLET_COLUMNS)
-        data = replace(data, triplets=tuple(rows))
+        triplets = [read_columns(path, _TRIPLET_COLUMNS) for path in find_files(folder, files, "triplets", notes)]
+        data = replace(data, triplets=tuple(row for rows in triplets for row in rows))
     if "nli" in needs:
         data = replace(data, nli=_read_nli(_find(folder, files.nli, "nli", notes)))
     return check_data(data, files.scale, tuple(notes))
@@ -240,18 +278,28 @@ def _read_texts_or_pairs(
 ) -> tuple[str, ...]:
     """Plain texts up to the limit; without such a file, the texts of the training pairs."""
     try:
-        path = _find(folder, files.texts, "texts", notes)
+        paths = find_files(folder, files, "texts", notes)
     except DataFileError:
         if train is None:
             raise
         notes.append("no plain texts were given: autoencoders learn from the training sentences")
         return tuple(train.texts())
-    texts = []
-    for text in read_texts(path, hint=TEXT_COLUMN_HINT):
-        texts.append(text)
-        if len(texts) == files.texts_limit:
-            break
-    return tuple(dict.fromkeys(texts))
+    texts = chain.from_iterable(read_texts(path, hint=TEXT_COLUMN_HINT) for path in paths)
+    return tuple(dict.fromkeys(islice(texts, max(0, files.texts_limit) or None)))
+
+
+def _read_corpus(paths: Sequence[Path]) -> dict[str, str]:
+    """The source of each different text; of several files, those without a column `source` are sources themselves."""
+    sources: dict[str, str] = {}
+    for path in paths:
+        file_name = path.name.split(".")[0] if len(paths) > 1 else ""
+        for text, source in read_texts_with_source(path, hint=TEXT_COLUMN_HINT):
+            sources.setdefault(text, source or file_name)
+    return sources
+
+
+def _list_counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def _read_nli(path: Path) -> tuple[tuple[str, ...], ...]:
@@ -259,6 +307,25 @@ def _read_nli(path: Path) -> tuple[tuple[str, ...], ...]:
     if not rows:
         raise DataFileError(f"{path} holds none of the labels {', '.join(NLI_LABELS)}.")
     return tuple(rows)
+
+
+def find_files(folder: Path, files: DataFiles, need: str, notes: list[str]) -> list[Path]:
+    """The files of a kind of data, which a user may have named otherwise.
+
+    Args:
+        folder: The data folder.
+        files: File names.
+        need: One of `DATA_KINDS`.
+        notes: Gets a sentence for each file that is not the named one.
+
+    Raises:
+        DataFileError: A file is missing.
+
+    """
+    role = FILE_ROLES[need]
+    names = getattr(files, role)
+    paths = (_find(folder, name, role, notes) for name in ([names] if isinstance(names, str) else names))
+    return list(dict.fromkeys(paths))
 
 
 def _existing(folder: Path, names: Sequence[str], role: str, notes: list[str]) -> list[Path]:

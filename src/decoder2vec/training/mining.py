@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from torch import Tensor
 
 from decoder2vec.errors import InputError
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Rows
 
-_ROWS_PER_PASS = 512
-_NEAREST_PER_NEGATIVE = 50
-"""Nearest texts that are considered for each negative."""
+_SCORES_PER_PASS = 2**26
+"""Similarities held in memory at once: 256 MB."""
 
 
 def mine_hard_negatives(
@@ -30,10 +30,10 @@ def mine_hard_negatives(
 
     Args:
         encoder: Anything with `encode`.
-        examples: Negatives are drawn from their positives and negatives.
+        examples: The negatives of an example are drawn from the positives and negatives of its source.
         count: Maximum number of negatives per example.
         margin: A text is a negative only if its cosine with the anchor is below `margin` times that of the positive;
-            more similar texts are likely to be unlabelled positives.
+            more similar texts are likely to be unlabelled positives (NV-Retriever).
         skip: Leave out this many of the most similar.
         show_progress_bar: While encoding.
 
@@ -41,40 +41,72 @@ def mine_hard_negatives(
         For each example its anchor, its positive and its negatives, most similar first.
 
     """
+    check_mining(count, margin, skip)
+    encoded = np.asarray(encoder.encode(examples.texts, show_progress_bar=show_progress_bar), np.float32)
+    vectors = torch.nn.functional.normalize(torch.from_numpy(encoded), dim=1)
+
+    def vectors_of(texts: Rows) -> Tensor:
+        return vectors[torch.from_numpy(texts)]
+
+    negatives = mine_by_vectors(vectors_of, vectors_of, examples, count=count, margin=margin, skip=skip)
+    rows = np.column_stack([examples.anchors, examples.positives, negatives])
+    return [[examples.texts[text] for text in row if text >= 0] for row in rows.tolist()]
+
+
+def mine_by_vectors(
+    queries_of: Callable[[Rows], Tensor],
+    documents_of: Callable[[Rows], Tensor],
+    examples: ContrastiveExamples,
+    *,
+    count: int,
+    margin: float = 0.95,
+    skip: int = 0,
+    progress: Callable[[int], object] = lambda _: None,
+) -> Rows:
+    """Find negatives by vectors that are read as they are needed; see `mine_hard_negatives`.
+
+    Args:
+        queries_of: [texts, dim] vectors of length 1 of anchors, given as indices into `examples.texts`, on the device
+            to compute on.
+        documents_of: The same for positives and negatives.
+        examples: The negatives of an example are drawn from the positives and negatives of its source.
+        count: Maximum number of negatives per example.
+        margin: Maximum similarity of a negative to the anchor, as a share of the positive's.
+        skip: Leave out this many of the most similar.
+        progress: Called with the number of examples after every pass.
+
+    Returns:
+        [examples, count] indices of texts, most similar first; -1 where fewer were found.
+
+    """
+    negatives = np.full((len(examples), count), -1, np.intp)
+    for source in np.unique(examples.sources):
+        of_source = np.flatnonzero(examples.sources == source)
+        mentioned = np.concatenate([examples.positives[of_source], examples.negatives[of_source].ravel()])
+        candidates = np.unique(mentioned[mentioned >= 0])
+        vectors, depth = documents_of(candidates), min(count + skip, len(candidates))
+        rows_per_pass = max(1, _SCORES_PER_PASS // len(candidates))
+        for start in range(0, len(of_source), rows_per_pass):
+            rows = of_source[start : start + rows_per_pass]
+            anchors, positives = examples.anchors[rows], examples.positives[rows]
+            anchor_vectors = queries_of(anchors)
+            with torch.autocast(vectors.device.type, enabled=False):  # a training computes in 16 bits where it can
+                scores = anchor_vectors @ vectors.T
+            limits = margin * (anchor_vectors * documents_of(positives)).sum(dim=1, keepdim=True)
+            scores[scores >= limits] = -torch.inf
+            scores[tuple(map(torch.from_numpy, examples.positives_among(anchors, candidates)))] = -torch.inf
+            best = scores.topk(depth, dim=1)
+            chosen = candidates[best.indices.cpu().numpy()]
+            chosen[best.values.isneginf().cpu().numpy()] = -1
+            negatives[rows, : max(0, depth - skip)] = chosen[:, skip:]
+            progress(len(rows))
+    return negatives
+
+
+def check_mining(count: int, margin: float, skip: int) -> None:
+    """Raise unless negatives can be mined with these settings."""
     if count < 1 or skip < 0 or not 0 < margin <= 1:
         raise InputError("Give 1 negative or more, skip 0 or more, and a margin above 0 and up to 1.")
-    vectors = np.asarray(encoder.encode(examples.texts, show_progress_bar=show_progress_bar), np.float32)
-    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    candidates = np.unique(np.concatenate([examples.positives, examples.negatives[examples.negatives >= 0]]))
-    mined = []
-    for start in range(0, len(examples), _ROWS_PER_PASS):
-        rows = np.arange(start, min(start + _ROWS_PER_PASS, len(examples)))
-        mined += _mine_rows(examples, rows, vectors, candidates, count, margin, skip)
-    return mined
-
-
-def _mine_rows(
-    examples: ContrastiveExamples,
-    rows: Rows,
-    vectors: NDArray[np.float32],
-    candidates: Rows,
-    count: int,
-    margin: float,
-    skip: int,
-) -> list[list[str]]:
-    anchors, positives = examples.anchors[rows], examples.positives[rows]
-    scores = vectors[anchors] @ vectors[candidates].T
-    limits = margin * (vectors[anchors] * vectors[positives]).sum(axis=1)
-    scores[scores >= limits[:, None]] = -np.inf
-    depth = min(len(candidates), _NEAREST_PER_NEGATIVE * count + skip)
-    nearest = np.argpartition(-scores, depth - 1, axis=1)[:, :depth]
-    mined = []
-    for row, (anchor, positive) in enumerate(zip(anchors, positives, strict=True)):
-        order = nearest[row][np.argsort(-scores[row, nearest[row]], kind="stable")]
-        texts = candidates[order[np.isfinite(scores[row, order])]]
-        negatives = texts[~examples.are_positives(anchor, texts)][skip : skip + count]
-        mined.append([examples.texts[text] for text in (anchor, positive, *negatives)])
-    return mined
 
 
 def to_jsonl(rows: Sequence[Sequence[str]]) -> str:

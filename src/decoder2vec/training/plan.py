@@ -11,7 +11,7 @@ import itertools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from decoder2vec.training.recipes import recipe_class, recipes
 from decoder2vec.training.recipes.freeze import EMBEDDING
 from decoder2vec.training.recipes.recipe import Recipe
 
-PLAN_RECIPES = ("bidirectional", "distill")
+PLAN_RECIPES = ("bidirectional", "distill", "general")
 """Recipes that are plans: TOML files beside the others."""
 _PLAN_KEYS = {"name", "about", "data", "stages"}
 _MAX_EXTENDS = 10
@@ -42,12 +42,15 @@ class Stage:
     """One sentence: what this is for."""
     search: Table = field(default_factory=dict)
     """Ranges for hyperparameter search: setting = [low, high] or a list of choices."""
+    optional: bool = False
+    """Whether the stage is left out where the data have no file for it."""
 
     def to_json(self) -> Table:
         """The whole stage, defaults included, as a plan of one stage."""
         table: Table = {"name": self.name, "about": self.about, "recipe": self.recipe.name}
         table |= {self.recipe.name: to_table(self.recipe), "data": to_table(self.data)}
-        return {**table, "search": self.search} if self.search else table
+        table |= {"search": self.search} if self.search else {}
+        return {**table, "optional": True} if self.optional else table
 
     @classmethod
     def from_json(cls, table: Table) -> Stage:
@@ -112,7 +115,9 @@ def load_plan(
         _parse_stage(name, table, _settings_of(settings, name) if tables.staged else settings)
         for name, table in tables.stages.items()
     ]
-    return Plan(tables.name, tuple(stage for stage in parsed if not stages or stage.name in stages), tables.about)
+    if stages:  # a stage that is named is wanted
+        parsed = [replace(stage, optional=False) for stage in parsed if stage.name in stages]
+    return Plan(tables.name, tuple(parsed), tables.about)
 
 
 def read_variants(file: Path) -> dict[str, Table]:
@@ -235,7 +240,7 @@ def _parse_stage(name: str, table: Table, settings: Sequence[str]) -> Stage:
     ]
     override(table, qualified)
     parts = {part: _subtable(table, part) for part in ("data", "search", recipe)}
-    known = {"name", "about", *parts}
+    known = {"name", "about", "optional", *parts}
     if unknown := table.keys() - known:
         raise unknown_name("setting", sorted(unknown)[0], known | {"recipe"})
     return Stage(
@@ -244,6 +249,7 @@ def _parse_stage(name: str, table: Table, settings: Sequence[str]) -> Stage:
         from_table(DataFiles, parts["data"], "data"),
         _text(table, "about"),
         parts["search"],
+        table.get("optional", False) is True,
     )
 
 

@@ -12,6 +12,7 @@ from decoder2vec.training.objectives.autoencoder import AutoencoderObjective
 from decoder2vec.training.objectives.contrastive import ContrastiveObjective, LatentTripletsObjective
 from decoder2vec.training.objectives.crop import CropObjective
 from decoder2vec.training.objectives.distill import DistillObjective
+from decoder2vec.training.objectives.guided import GuidedObjective
 from decoder2vec.training.objectives.inference import InferenceObjective
 from decoder2vec.training.objectives.mntp import MNTPObjective
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig
@@ -24,6 +25,7 @@ OBJECTIVES: dict[str, type[Objective[Any, Any]]] = {
     name: objective
     for objective in (
         ContrastiveObjective,
+        GuidedObjective,
         ScoresObjective,
         SimCSEObjective,
         CropObjective,

@@ -13,6 +13,7 @@ from torch import Tensor
 from decoder2vec.errors import InputError
 from decoder2vec.maths.losses import info_nce, matryoshka_loss
 from decoder2vec.training.context import InputSpec, LatentContext, Reads, TrainingContext, correlation
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.objective import Loss, Objective, ObjectiveConfig
@@ -44,7 +45,9 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
     def __init__(self, config: ContrastiveConfig, data: TrainingData, spec: InputSpec) -> None:
         super().__init__(config, data, spec)
         if data.contrastive is None:
-            raise InputError("info_nce learns from texts that belong together; give triplets or pairs of such texts.")
+            raise InputError(
+                f"{config.name} learns from texts that belong together; give triplets or pairs of such texts."
+            )
         self.examples = data.contrastive
 
     @property
@@ -57,40 +60,62 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
 
     def loss(self, context: TrainingContext) -> Loss:
         """InfoNCE; a text that occurs more than once in a batch is encoded once."""
-        examples, config = self.examples, self.config
+        examples = self.examples
         text_rows = context.rows(examples.texts)
-        contrast = matryoshka_loss(info_nce, config.dims) if config.dims else info_nce
 
         def loss(rows: Rows) -> Tensor:
-            indices = np.concatenate(
-                [examples.anchors[rows], examples.positives[rows], examples.negatives[rows].T.ravel()]
-            )
-            unique, inverse = np.unique(text_rows[indices.clip(min=0)], return_inverse=True)
-            vectors = context.encode(unique.tolist())[torch.from_numpy(inverse)]
-            anchors, positives, hard = vectors.tensor_split([len(rows), 2 * len(rows)])
-            negatives = hard.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(hard) else None
-            masked = torch.from_numpy(examples.known_positives(rows)).to(vectors.device)
-            return contrast(
-                anchors,
-                positives,
-                negatives,
-                temperature=config.temperature,
-                symmetric=config.symmetric,
-                masked=masked,
-            )
+            vectors = encode_examples(context, text_rows, examples, rows)
+            masked = torch.from_numpy(examples.known_positives(rows)).to(context.device)
+            return self.info_nce(*vectors, masked=masked)
 
         return loss
 
+    def info_nce(self, anchors: Tensor, positives: Tensor, negatives: Tensor | None, *, masked: Tensor) -> Tensor:
+        """InfoNCE with the settings of the objective."""
+        config = self.config
+        contrast = matryoshka_loss(info_nce, config.dims) if config.dims else info_nce
+        return contrast(
+            anchors,
+            positives,
+            negatives,
+            temperature=config.temperature,
+            symmetric=config.symmetric,
+            masked=masked,
+        )
+
     def batches(self, order: Rows, size: int) -> Iterator[Rows]:
-        """Batches in which no text occurs twice; batches smaller than size // 8 are dropped."""
-        batches = list(self.examples.batches(order, size))
-        yield from [rows for rows in batches if len(rows) >= max(2, size // 8)] or batches
+        """Batches of one source in which no text occurs twice; batches smaller than size // 8 are dropped.
+
+        A batch comes where the middle one of its examples stands in the shuffled order. So sources alternate, each as
+        often as its size demands, from the beginning of an epoch to its end.
+        """
+        sources = self.examples.sources[order]
+        present = np.unique(sources)
+        batches: list[Rows] = []
+        for source in present:
+            of_source = list(self.examples.batches(order[sources == source], size))
+            batches += [rows for rows in of_source if len(rows) >= max(2, size // 8)] or of_source
+        if len(present) > 1:
+            position = np.empty(len(self), np.intp)
+            position[order] = np.arange(len(order))
+            batches.sort(key=lambda rows: float(np.median(position[rows])))
+        return iter(batches)
 
     def resume_key(self) -> list[Any]:
-        """Indices of all examples and groups."""
-        examples = self.examples
-        indices = (examples.anchors, examples.positives, examples.negatives, *examples.groups.nonzero())
-        return [array.tolist() for array in indices]
+        """Indices of all examples, groups and sources."""
+        return self.examples.indices()
+
+
+def encode_examples(
+    context: TrainingContext, text_rows: Rows, examples: ContrastiveExamples, rows: Rows
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Vectors of the anchors, positives and [examples, negatives, dim] negatives of a batch, each text encoded once."""
+    indices = np.concatenate([examples.anchors[rows], examples.candidates(rows)])
+    unique, inverse = np.unique(text_rows[indices.clip(min=0)], return_inverse=True)
+    vectors = context.encode(unique.tolist())[torch.from_numpy(inverse)]
+    anchors, positives, hard = vectors.tensor_split([len(rows), 2 * len(rows)])
+    negatives = hard.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(hard) else None
+    return anchors, positives, negatives
 
 
 @dataclass(frozen=True)

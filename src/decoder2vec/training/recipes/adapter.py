@@ -33,6 +33,7 @@ from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives import OBJECTIVES
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.distill import DistillConfig
+from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
 from decoder2vec.training.recipes.recipe import Recipe, SeedRun
 from decoder2vec.training.results import SeedResult, TextPairs, correlations, sanity_checks
@@ -156,10 +157,14 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return [OBJECTIVES[self.objective.name].needs]
 
     def with_teachers(self, teachers: Sequence[Teacher]) -> AdapterRecipe:
-        """The recipe with these teachers, if its objective distils any."""
-        if not isinstance(self.objective, DistillConfig):
+        """The recipe with these teachers, if its objective learns from any."""
+        if not isinstance(self.objective, DistillConfig | GuidedConfig):
             return self
         return replace(self, objective=replace(self.objective, teachers=tuple(teachers)))
+
+    def teacher_names(self) -> list[str]:
+        """Names of the objective's teachers."""
+        return [teacher.name for teacher in getattr(self.objective, "teachers", ())]
 
     def check(self, data: TrainingData, backbone: Backbone) -> None:
         """Raise if reading, attention or objective do not fit; the model is switched to the recipe's attention."""

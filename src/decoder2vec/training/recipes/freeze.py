@@ -259,6 +259,10 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         """The recipe with these teachers, if it distils any."""
         return replace(self, teachers=tuple(teachers)) if self.pretrain == "distill" else self
 
+    def teacher_names(self) -> list[str]:
+        """Names of the teachers, if it distils any."""
+        return [teacher.name for teacher in self.teachers] if self.pretrain == "distill" else []
+
     def readings(self, backbone: Backbone) -> tuple[Reading, ...]:
         """Everything that is read from a model, in order."""
         readings = tuple(reading for source in self._readings_by_source(backbone.n_layers) for reading in source)

@@ -112,8 +112,12 @@ class Recipe(ABC, Generic[Corpus, Context]):
         """The encoder of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
 
     def with_teachers(self, teachers: Sequence[Teacher]) -> Recipe[Corpus, Context]:
-        """The recipe with these teachers; the recipe itself if it distils none."""
+        """The recipe with these teachers; the recipe itself if it learns from none."""
         return self
+
+    def teacher_names(self) -> list[str]:
+        """Names of the teachers it learns from."""
+        return []
 
     def record(self, result: SeedResult, corpus: Corpus) -> dict[str, Any]:
         """More about the best seed, for the training report."""

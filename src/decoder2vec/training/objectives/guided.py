@@ -1,0 +1,168 @@
+"""Contrastive learning that a teacher guides: it mines hard negatives, rejects false ones and sets the margins.
+
+The teacher's vectors are those of a distillation, computed once and cached on disk. After NV-Retriever (negatives are
+less similar than a share of the positive's similarity), GISTEmbed (so are the texts of the batch that count as
+negatives) and E5 (a KL divergence to the teacher's similarities beside InfoNCE).
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm.auto import tqdm
+
+from decoder2vec.errors import InputError
+from decoder2vec.maths.losses import margin_kl, matryoshka_loss
+from decoder2vec.training.context import InputSpec, TrainingContext
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.loop import Rows
+from decoder2vec.training.mining import check_mining, mine_by_vectors
+from decoder2vec.training.objectives.contrastive import ContrastiveConfig, ContrastiveObjective, encode_examples
+from decoder2vec.training.objectives.objective import Loss
+from decoder2vec.training.teachers import Teacher, TeacherVectors
+
+
+@dataclass(frozen=True)
+class GuidedConfig(ContrastiveConfig):
+    """InfoNCE with negatives that a teacher chooses, and the teacher's margins."""
+
+    name: str = "guided_info_nce"
+    teachers: tuple[Teacher, ...] = ()
+    """[{name = "all-minilm-l6-v2"}]; of several, the similarities are averaged by their weights."""
+    mined: int = 1
+    """Hard negatives that are mined for each example among the positives of its source, beside those of the file."""
+    skip: int = 0
+    """Leave out this many of the texts that are most similar to an anchor."""
+    margin: float = 0.95
+    """A text is no negative of an anchor if the teacher gives it more than this share of the positive's similarity."""
+    distill: float = 1.0
+    """Weight of the KL divergence to the teacher's similarities, beside InfoNCE."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_mining(max(self.mined, 1), self.margin, self.skip)
+        if self.mined < 0 or self.distill < 0:
+            raise InputError("mined and distill must be 0 or more.")
+
+
+class GuidedObjective(ContrastiveObjective):
+    """Pairs, triplets, labelled texts or records, by InfoNCE and a teacher's similarities."""
+
+    names = ("guided_info_nce",)
+    config_class = GuidedConfig
+    needs = "positive_pairs"
+    stage = "pairs"
+    config: GuidedConfig
+
+    def __init__(self, config: GuidedConfig, data: TrainingData, spec: InputSpec) -> None:
+        super().__init__(config, data, spec)
+        if not config.teachers:
+            raise InputError(
+                'guided_info_nce needs a teacher; give --teacher NAME, or objective.teachers=[{name="..."}].'
+            )
+
+    @cached_property
+    def queries(self) -> GuideVectors:
+        """Vectors of the anchors, computed at first use."""
+        return GuideVectors(self.config.teachers, self.texts, self.examples.anchors, queries=True)
+
+    @cached_property
+    def documents(self) -> GuideVectors:
+        """Vectors of positives and negatives, computed at first use."""
+        used = np.concatenate([self.examples.positives, self.examples.negatives.ravel()])
+        return GuideVectors(self.config.teachers, self.texts, used[used >= 0], queries=False)
+
+    @cached_property
+    def mined_examples(self) -> ContrastiveExamples:
+        """The examples with negatives mined by the teachers, on a GPU if there is one."""
+        if not self.config.mined:
+            return self.examples
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        with tqdm(total=len(self), desc="Mining negatives", disable=not sys.stderr.isatty()) as bar:
+            mined = mine_by_vectors(
+                partial(self.queries, device=device),
+                partial(self.documents, device=device),
+                self.examples,
+                count=self.config.mined,
+                margin=self.config.margin,
+                skip=self.config.skip,
+                progress=bar.update,
+            )
+        return replace(self.examples, negatives=np.hstack([self.examples.negatives, mined]))
+
+    def loss(self, context: TrainingContext) -> Loss:
+        """InfoNCE without false negatives, and the KL divergence to the teacher's similarities."""
+        config, examples = self.config, self.mined_examples
+        text_rows = context.rows(examples.texts)
+
+        def loss(rows: Rows) -> Tensor:
+            vectors = encode_examples(context, text_rows, examples, rows)
+            candidates = examples.candidates(rows)
+            similarities = self._similarities(examples.anchors[rows], candidates, context.device)
+            limits = config.margin * similarities.diagonal()[:, None]
+            known = torch.from_numpy(examples.known_positives(rows)).to(context.device)
+            total = self.info_nce(*vectors, masked=known | (similarities >= limits))
+            if config.distill:
+                missing = torch.from_numpy(candidates < 0).to(context.device).expand_as(similarities)
+                kl = partial(margin_kl, teacher=similarities, temperature=config.temperature, masked=missing)
+                total = total + config.distill * (matryoshka_loss(kl, config.dims) if config.dims else kl)(*vectors)
+            return total
+
+        return loss
+
+    def _similarities(self, anchors: Rows, candidates: Rows, device: torch.device) -> Tensor:
+        """[anchors, candidates] similarities of the teachers; those of missing candidates mean nothing."""
+        present = np.where(candidates < 0, candidates[0], candidates)
+        with torch.autocast(device.type, enabled=False):  # autocast would multiply the vectors in 16 bits
+            return self.queries(anchors, device) @ self.documents(present, device).T
+
+    def resume_key(self) -> list[Any]:
+        """Indices of all examples, and the teachers."""
+        return [*super().resume_key(), self.queries.fingerprints]
+
+    def report(self, context: TrainingContext) -> dict[str, Any]:
+        """The teachers, and how many negatives they found."""
+        teachers = [
+            {"name": teacher.name, "fingerprint": fingerprint}
+            for teacher, fingerprint in zip(self.config.teachers, self.queries.fingerprints, strict=True)
+        ]
+        found = self.mined_examples.negatives[:, self.examples.negatives.shape[1] :] >= 0
+        mined = {"negatives": int(found.sum()), "examples without": int((~found.any(axis=1)).sum())}
+        return {"teachers": teachers, "mined": mined}
+
+
+class GuideVectors:
+    """Vectors of some texts whose inner products are the weighted mean of the cosines of all teachers.
+
+    Args:
+        teachers: The teachers.
+        texts: All texts.
+        used: Indices of those that have vectors.
+        queries: Whether they are queries, for which a teacher may have another prompt.
+
+    """
+
+    def __init__(self, teachers: Sequence[Teacher], texts: Sequence[str], used: Rows, *, queries: bool) -> None:
+        self._used = np.unique(used)
+        chosen = [texts[index] for index in self._used]
+        total = sum(teacher.weight for teacher in teachers)
+        self._scales = [math.sqrt(teacher.weight / total) for teacher in teachers]
+        with torch.random.fork_rng(devices=[]):  # a teacher that is loaded must not change what is initialised next
+            self._vectors = [TeacherVectors(teacher, chosen, queries=queries) for teacher in teachers]
+        self.fingerprints = [vectors.fingerprint for vectors in self._vectors]
+
+    def __call__(self, texts: Rows, device: torch.device) -> Tensor:
+        """[texts, dim] vectors of length 1 of some indices of texts."""
+        unique, inverse = np.unique(texts, return_inverse=True)  # each is read from disk once
+        rows = np.searchsorted(self._used, unique)
+        parts = [scale * part.batch(rows) for scale, part in zip(self._scales, self._vectors, strict=True)]
+        return torch.cat(parts, dim=1)[torch.from_numpy(inverse)].to(device)
