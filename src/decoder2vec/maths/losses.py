@@ -231,6 +231,23 @@ def _pad_to_even_width(vectors: Tensor) -> Tensor:
     return functional.pad(vectors, (0, vectors.shape[-1] % 2))
 
 
+def round_trip(vectors: Tensor, precision: str) -> Tensor:
+    """[texts, dim] vectors as they are after `quantise`; gradients pass as if nothing had been rounded.
+
+    Args:
+        vectors: A batch of vectors; int8 takes the range of each dimension from it, as `quantise` does.
+        precision: "int8", or "binary": the signs, times the mean absolute value of the vector.
+    """
+    with torch.no_grad():
+        if precision == "binary":
+            rounded = torch.where(vectors > 0, 1.0, -1.0) * vectors.abs().mean(dim=1, keepdim=True)
+        else:
+            low, high = vectors.amin(dim=0), vectors.amax(dim=0)
+            step = torch.where(high > low, (high - low) / 255, torch.ones_like(low))
+            rounded = low + step * ((vectors - low) / step).floor().clamp(0, 255)
+    return vectors + (rounded - vectors).detach()
+
+
 def spread_out(vectors: Tensor) -> Tensor:
     """Spread-out regulariser: cosines of different texts should look like those of random directions.
 

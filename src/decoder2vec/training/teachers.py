@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,8 @@ _TEXTS_PER_SEGMENT = 8192
 """Texts encoded between two writes: what a kill loses at most."""
 _TEXTS_AT_ONCE = 1024
 """Texts encoded between two updates of the progress bar."""
+_TEXTS_FOR_MEAN = 16384
+"""Texts from which the mean vector of a teacher is computed."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,13 @@ class TeacherVectors:
             if finished:
                 vectors = np.concatenate(finished)
                 self._store.add(keys[rows[: len(vectors)]], vectors[:, None])
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """[dim] mean of the vectors of length 1 of some thousand evenly spaced texts."""
+        n_texts = len(self._positions)
+        rows = np.linspace(0, n_texts - 1, min(n_texts, _TEXTS_FOR_MEAN)).astype(np.intp)
+        return self.batch(rows).mean(dim=0)
 
     def batch(self, rows: NDArray[np.intp]) -> Tensor:
         """[texts, dim] vectors of length 1 of some rows."""

@@ -14,7 +14,8 @@ import decoder2vec
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
-from decoder2vec.maths.losses import spread_out
+from decoder2vec.maths.losses import round_trip, spread_out
+from decoder2vec.maths.similarity import quantise
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.recipe import Trainer
@@ -45,6 +46,20 @@ def off_diagonal(matrix):
     return matrix[~np.eye(len(matrix), dtype=bool)]
 
 
+def rounded(vectors):
+    """A function of the precision: the vectors that `quantise` leaves, on their old scale."""
+
+    def of(precision):
+        codes = quantise(vectors.astype(np.float32), precision)
+        if precision == "binary":
+            signs = 2.0 * np.unpackbits((codes.astype(int) + 128).astype(np.uint8), axis=1) - 1
+            return signs * np.abs(vectors).mean(axis=1, keepdims=True)
+        low, high = vectors.min(axis=0), vectors.max(axis=0)
+        return low + (codes.astype(np.float64) + 128) * (high - low) / 255
+
+    return of
+
+
 # --- loss -----------------------------------------------------------------------------------------------------------
 
 
@@ -55,9 +70,11 @@ def off_diagonal(matrix):
         {"teachers": (ONE, OTHER)},
         {"dims": (8, 16)},
         {"vectors": 0.0, "similarities": 2.0},
-        {"teachers": (ONE, OTHER), "similarities": 1.0, "spread": 0.3},
+        {"similarities": 1.0, "precisions": ("int8", "binary")},
+        {"centre": False},
+        {"teachers": (ONE, OTHER), "similarities": 1.0, "spread": 0.3, "dims": (8,)},
     ],
-    ids=["one teacher", "two teachers", "matryoshka", "similarities", "all"],
+    ids=["one teacher", "two teachers", "matryoshka", "similarities", "quantised", "not centred", "all"],
 )
 def test_loss_equals_a_plain_computation(settings, backbone):
     recipe = distill_recipe(objective=settings)
@@ -69,13 +86,17 @@ def test_loss_equals_a_plain_computation(settings, backbone):
     vectors = Encoder(backbone("tiny-llama").with_adapter(None), spec).encode(TRAIN_TEXTS[:6]).astype(np.float64)
     config, expected = recipe.objective, 0.0
     for teacher, linear in zip(config.teachers, maps, strict=True):
-        target = unit(load_encoder(teacher.name).encode(TRAIN_TEXTS[:6]).astype(np.float64))
+        every_target = unit(load_encoder(teacher.name).encode([*TRAIN_TEXTS, *DEV_TEXTS]).astype(np.float64))
+        target = every_target[:6]
+        if config.centre:
+            target = unit(target - every_target.mean(axis=0))
         weight, bias = (tensor.detach().double().numpy() for tensor in (linear.weight, linear.bias))
-        widths = (vectors.shape[1], *config.dims)
-        distances = [1 - (unit(vectors[:, :w] @ weight[:, :w].T + bias) * target).sum(1).mean() for w in widths]
-        expected += teacher.weight * config.vectors * np.mean(distances)
-        difference = unit(vectors) @ unit(vectors).T - target @ target.T
-        expected += teacher.weight * config.similarities * (off_diagonal(difference) ** 2).mean()
+        views = [vectors, *(vectors[:, :width] for width in config.dims), *map(rounded(vectors), config.precisions)]
+        for view in views:
+            mapped = unit(view @ weight[:, : view.shape[1]].T + bias)
+            expected += teacher.weight * config.vectors * (1 - (mapped * target).sum(1).mean()) / len(views)
+            difference = unit(view) @ unit(view).T - target @ target.T
+            expected += teacher.weight * config.similarities * (off_diagonal(difference) ** 2).mean() / len(views)
     cosines = off_diagonal(unit(vectors) @ unit(vectors).T)
     expected += config.spread * (cosines.mean() ** 2 + max(0, (cosines**2).mean() - 1 / vectors.shape[1]))
     assert loss == pytest.approx(expected, rel=1e-3)
@@ -86,6 +107,13 @@ def test_spread_out_prefers_random_directions():
     generator = torch.Generator().manual_seed(0)
     random = torch.randn(200, 64, generator=generator)
     assert spread_out(random) < 1e-3 < spread_out(random + 2)
+
+
+def test_gradients_pass_through_rounding():
+    vectors = torch.randn(5, 8, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    for precision in ("int8", "binary"):
+        (gradient,) = torch.autograd.grad(round_trip(vectors, precision).sum(), vectors)
+        assert torch.equal(gradient, torch.ones(5, 8))
 
 
 # --- training -------------------------------------------------------------------------------------------------------
@@ -118,6 +146,7 @@ def test_similarities_follow_those_of_the_teacher(name, backbone, tmp_path):
     ("settings", "message"),
     [
         ({"teachers": ()}, "distill needs a teacher; give --teacher NAME"),
+        ({"precisions": ("float8",)}, "Unknown precision"),
         ({"vectors": -1.0}, "The weight vectors must be 0 or more"),
         ({"vectors": 0.0}, "needs a weight above 0 for vectors or similarities"),
     ],

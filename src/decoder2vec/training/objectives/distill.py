@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from decoder2vec.errors import InputError
-from decoder2vec.maths.losses import spread_out
+from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.maths.losses import round_trip, spread_out
 from decoder2vec.training.context import InputSpec, Reads, TrainingContext
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
@@ -26,6 +26,7 @@ from decoder2vec.training.objectives.objective import Loss, ObjectiveConfig
 from decoder2vec.training.teachers import Teacher, TeacherVectors
 
 _DEV_BATCH = 256
+_PRECISIONS = ("int8", "binary")
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,20 @@ class DistillConfig(ObjectiveConfig):
     """Weight of the spread-out regulariser: cosines of different texts near 0 on average."""
     dims: tuple[int, ...] = ()
     """Matryoshka: lengths of prefixes of the vector that match the teacher, too."""
+    precisions: tuple[str, ...] = ()
+    """Quantisation-aware: int8, binary; the vectors rounded like that match the teacher, too."""
+    centre: bool = True
+    """Remove the mean of a teacher's vectors first. Some teachers give any two texts a cosine of 0.7 or more; without
+    the direction that all texts share, what tells them apart has the whole loss, and teachers have one scale."""
 
     def __post_init__(self) -> None:
         weights = {"vectors": self.vectors, "similarities": self.similarities, "spread": self.spread}
         for name, weight in weights.items():
             if weight < 0:
                 raise InputError(f"The weight {name} must be 0 or more, not {weight:g}.")
+        for precision in self.precisions:
+            if precision not in _PRECISIONS:
+                raise unknown_name("precision", precision, _PRECISIONS)
         if not (self.vectors or self.similarities):
             raise InputError("A distillation needs a weight above 0 for vectors or similarities.")
 
@@ -94,15 +103,26 @@ class DistillObjective(CorpusObjective[DistillConfig]):
     def _loss(self, vectors: Tensor, rows: Rows) -> Tensor:
         config = self.config
         total = config.spread * spread_out(vectors) if config.spread else vectors.new_zeros(())
+        views = [
+            vectors,
+            *(vectors[:, :width] for width in config.dims),
+            *(round_trip(vectors, precision) for precision in config.precisions),
+        ]
         for index, teacher in enumerate(config.teachers):
-            targets = self.teacher_vectors[index].batch(rows).to(vectors.device)
+            targets = self._targets(index, rows).to(vectors.device)
             if config.vectors:
-                widths = (vectors.shape[1], *config.dims)
-                cosines = torch.stack([self._cosines(index, vectors[:, :width], targets).mean() for width in widths])
+                cosines = torch.stack([self._cosines(index, view, targets).mean() for view in views])
                 total = total + teacher.weight * config.vectors * (1 - cosines).mean()
             if config.similarities:
-                total = total + teacher.weight * config.similarities * similarity_distance(vectors, targets)
+                distances = torch.stack([similarity_distance(view, targets) for view in views])
+                total = total + teacher.weight * config.similarities * distances.mean()
         return total
+
+    def _targets(self, teacher: int, rows: Rows) -> Tensor:
+        """[texts, dim] vectors of length 1 that a teacher sets."""
+        vectors = self.teacher_vectors[teacher]
+        batch = vectors.batch(rows)
+        return functional.normalize(batch - vectors.mean, dim=1) if self.config.centre else batch
 
     def _cosines(self, teacher: int, vectors: Tensor, targets: Tensor) -> Tensor:
         """[texts] cosines between vectors (or prefixes of them), mapped to a teacher's space, and its own vectors."""
@@ -134,7 +154,7 @@ class DistillObjective(CorpusObjective[DistillConfig]):
         for index, (teacher, targets) in enumerate(zip(self.config.teachers, self.teacher_vectors, strict=True)):
             entry: dict[str, Any] = {"name": teacher.name, "fingerprint": targets.fingerprint}
             if self.config.vectors:
-                cosines = self._cosines(index, vectors, targets.batch(rows).to(vectors.device))
+                cosines = self._cosines(index, vectors, self._targets(index, rows).to(vectors.device))
                 entry["cosine"] = round(float(cosines.mean()), 4)
             teachers.append(entry)
         return {"teachers": teachers}
