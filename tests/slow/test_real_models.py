@@ -36,3 +36,7 @@ def test_template_beats_plain_last_token_on_demo_pairs(smollm2):
     prompted = evaluate_sts(Encoder.from_pretrained("smollm2-135m", layer=28), pairs)
     plain = evaluate_sts(Encoder.from_pretrained("smollm2-135m", layer=28, template="plain"), pairs)
     assert prompted["spearman"] > plain["spearman"] + 15
+
+
+def test_shipped_encoder_gives_its_gold_vectors():
+    assert [check.name for check in decoder2vec.doctor("smollm2-135m-general") if not check.passed] == []

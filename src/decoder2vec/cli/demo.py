@@ -11,11 +11,13 @@ import typer
 
 from decoder2vec.cli.output import info, labelled_bars, table
 from decoder2vec.cli.sweep import print_sweep
+from decoder2vec.config import DEFAULT_ENCODER
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.sweep import Sweep
     from decoder2vec.encoder import Encoder
 
+_MODEL = "smollm2-135m"
 _QUERIES = (
     "my bike has a flat, how do I fix it",
     "why did the production SQL server go down",
@@ -26,21 +28,28 @@ _QUERIES = (
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the pictures and the encoder.")] = Path("demo-out"),
 ) -> None:
-    """Pull the built-in model, find its best layer and prompt, embed a few sentences and search them."""
+    """Find the best layer and prompt of the built-in model, compare the built-in encoder, and search with it."""
     from decoder2vec.report.sweep import sweep
 
     model = _model()
     templates, poolings = ("plain", "prompteol"), ("lasttoken", "mean", "weightedmean")
     pairs = resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv")
-    with pairs as file, labelled_bars() as advance:
-        result = sweep(model, file, out=out, templates=templates, poolings=poolings, notify=info, on_progress=advance)
-    print_sweep(result, 8)
-    _print_curve(result)
+    with pairs as file:
+        with labelled_bars() as advance:
+            result = sweep(
+                model, file, out=out, templates=templates, poolings=poolings, notify=info, on_progress=advance
+            )
+        print_sweep(result, 8)
+        _print_curve(result)
+        encoder = result.encoder()
+        chosen = f" --encoder {out / 'encoder'}"
+        if model == _MODEL:
+            encoder, chosen = _builtin_encoder(file, result.winner.spearman), ""
     sentences = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8").splitlines()
-    _search(result.encoder(), sentences)
-    typer.echo(f"\nThe curves are in {out / 'sweep.png'}; the encoder is in {out / 'encoder'}. Try:")
-    typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping." --encoder {out / "encoder"}')
-    if _write_index(result.encoder(), sentences, out / "index"):
+    _search(encoder, sentences)
+    typer.echo(f"\nThe curves are in {out / 'sweep.png'}; what the sweep found is in {out / 'encoder'}. Try:")
+    typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping."{chosen}')
+    if _write_index(encoder, sentences, out / "index"):
         typer.echo(f'  d2v search {out / "index"} "{_QUERIES[0]}"')
 
 
@@ -50,11 +59,22 @@ def _model() -> str:
     from decoder2vec.errors import BackboneError
 
     try:
-        pull_builtin("smollm2-135m", notify=info)
-        return "smollm2-135m"
+        pull_builtin(_MODEL, notify=info)
+        return _MODEL
     except BackboneError as error:
         info(f"{error}\nUsing tiny-llama instead, a random model: its scores and results are MEANINGLESS.")
         return "tiny-llama"
+
+
+def _builtin_encoder(pairs: Path, untrained: float) -> Encoder:
+    """The encoder that ships with the package; prints its score on the pairs beside that of the untrained model."""
+    from decoder2vec.encoder import Encoder
+    from decoder2vec.evaluation.api import evaluate
+
+    encoder = Encoder.from_pretrained(DEFAULT_ENCODER)
+    score = evaluate(encoder, pairs)["mean_spearman"]
+    typer.echo(f"The same model after distillation, {DEFAULT_ENCODER}: {score:.1f} instead of {untrained:.1f}.")
+    return encoder
 
 
 def _print_curve(result: Sweep) -> None:

@@ -1,0 +1,128 @@
+"""The encoder that ships with the package: its files, its name wherever an encoder is named, its gold vectors."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+import decoder2vec
+from decoder2vec import encoder as encoder_module
+from decoder2vec.analysis.doctor import GOLD_FILE, write_gold_vectors
+from decoder2vec.config import DEFAULT_ENCODER
+from decoder2vec.encoder import BUILTIN_ENCODERS, Encoder, read_encoder_folder
+from decoder2vec.errors import InputError
+from decoder2vec.evaluation.baselines import load_encoder
+from toys.command import d2v
+
+SHIPPED = BUILTIN_ENCODERS / DEFAULT_ENCODER
+TEXTS = ["A cat sleeps.", "Stocks fell sharply."]
+
+
+@pytest.fixture
+def tiny_builtin(tmp_path, monkeypatch):
+    """A folder of built-in encoders that holds a tiny one under the default name."""
+    monkeypatch.setattr(encoder_module, "BUILTIN_ENCODERS", tmp_path / "encoders")
+    encoder = Encoder.from_pretrained("tiny-llama", layer=3, pooling="mean", template="plain")
+    folder = encoder.save(tmp_path / "encoders" / DEFAULT_ENCODER)
+    write_gold_vectors(encoder, folder)
+    return encoder
+
+
+# --- what ships -----------------------------------------------------------------------------------------------------
+
+
+def test_shipped_adapter_is_small_and_finite():
+    file = SHIPPED / "adapter" / "adapter_model.safetensors"
+    assert file.stat().st_size <= 20_000_000
+    with safe_open(file, "numpy") as tensors:
+        assert len(tensors.keys()) == 30 * 7 * 2  # blocks, linear layers, factors
+    with safe_open(file, "pt") as tensors:
+        assert all(tensors.get_tensor(name).isfinite().all() for name in tensors.keys())  # noqa: SIM118
+
+
+def test_shipped_encoder_reads_the_mean_of_both_directions():
+    description, head = read_encoder_folder(SHIPPED)
+    assert description["spec"]["backbone"] == "smollm2-135m" and description["dim"] == 576 and head is None
+    assert description["spec"]["attention"] == "bidirectional"
+    assert [reading["pooling"] for reading in description["spec"]["readings"]] == ["mean"]
+
+
+def test_shipped_gold_vectors_are_those_of_the_encoder():
+    gold = json.loads((SHIPPED / GOLD_FILE).read_text(encoding="utf-8"))
+    vectors = np.array(gold["vectors"])
+    assert vectors.shape == (len(gold["texts"]), 576) and np.isfinite(vectors).all()
+
+
+def test_card_names_teachers_licences_and_overlap():
+    card = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    assert re.match(r"---\nlicense: apache-2.0\n", card)
+    for fact in ("all-mpnet-base-v2 (Apache-2.0)", "bge-small-en-v1.5 (MIT)", "CC BY-SA", "Overlap"):
+        assert fact in card
+
+
+# --- its name -------------------------------------------------------------------------------------------------------
+
+
+def test_name_loads_the_folder(tiny_builtin):
+    expected = tiny_builtin.encode(TEXTS)
+    for load in (Encoder.from_pretrained, Encoder.load, load_encoder):
+        assert np.array_equal(load(DEFAULT_ENCODER).encode(TEXTS), expected)
+    with pytest.raises(InputError, match="saved encoder with its own settings; leave out layer, or name a model"):
+        Encoder.from_pretrained(DEFAULT_ENCODER, layer=2)
+
+
+def test_folder_of_the_same_name_is_preferred(tiny_builtin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Encoder.from_pretrained("tiny-gpt2").save(DEFAULT_ENCODER)
+    assert Encoder.from_pretrained(DEFAULT_ENCODER).backbone.name == "tiny-gpt2"
+
+
+def test_commands_take_it_if_none_is_named(tiny_builtin, tmp_path):
+    expected = float(tiny_builtin.similarity(*(tiny_builtin.encode(text) for text in TEXTS)))
+    assert float(d2v("similarity", *TEXTS).stdout) == pytest.approx(expected, abs=1e-4)
+
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    assert d2v("embed", tmp_path / "texts.txt", "--out", tmp_path / "v.npy").exit_code == 0
+    assert np.allclose(np.load(tmp_path / "v.npy"), tiny_builtin.encode(TEXTS), atol=1e-5)
+
+    assert d2v("index", tmp_path / "texts.txt", "--out", tmp_path / "index").exit_code == 0
+    hit = json.loads(d2v("search", tmp_path / "index", TEXTS[1], "--mode", "dense", "--json").stdout.splitlines()[0])
+    assert TEXTS[1] in hit["text"]
+
+
+def test_matching_takes_it_if_none_is_named(tiny_builtin):
+    matching = decoder2vec.match(["I bake bread."], ["I repair pumps.", "I bake bread."])
+    assert matching.for_left[0][0].right == 1
+
+
+def test_training_starts_from_it(tiny_builtin, tmp_path):
+    (tmp_path / "texts.txt").write_text("\n".join(f"Text number {n} of many." for n in range(12)), encoding="utf-8")
+    result = decoder2vec.train(
+        "lora",
+        tmp_path / "texts.txt",
+        DEFAULT_ENCODER,
+        tmp_path / "out",
+        settings=["objective.name=crop", "training.steps=1", "training.batch=4"],
+    )
+    assert result.results["backbone"]["name"] == DEFAULT_ENCODER
+
+
+# --- doctor ---------------------------------------------------------------------------------------------------------
+
+
+def test_doctor_computes_the_gold_vectors_again(tiny_builtin):
+    checks = {check.name: check for check in decoder2vec.doctor(DEFAULT_ENCODER)}
+    assert all(check.passed for check in checks.values()) and "gold vectors" in checks
+
+
+def test_doctor_finds_changed_vectors(tiny_builtin, tmp_path):
+    file = tmp_path / "encoders" / DEFAULT_ENCODER / GOLD_FILE
+    gold = json.loads(file.read_text(encoding="utf-8"))
+    gold["vectors"][0][0] += 1
+    file.write_text(json.dumps(gold), encoding="utf-8")
+    result = d2v("doctor", DEFAULT_ENCODER)
+    assert result.exit_code == 1 and "gold vectors" in result.stderr
