@@ -5,7 +5,7 @@ from importlib import resources
 import pytest
 
 from decoder2vec import Backbone, Encoder
-from decoder2vec.analysis.doctor import run_checks
+from decoder2vec.analysis.doctor import doctor, run_checks
 from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.text.files import read_pairs
@@ -38,5 +38,5 @@ def test_template_beats_plain_last_token_on_demo_pairs(smollm2):
     assert prompted["spearman"] > plain["spearman"] + 15
 
 
-def test_shipped_encoder_gives_its_gold_vectors():
-    assert [check.name for check in decoder2vec.doctor("smollm2-135m-general") if not check.passed] == []
+def test_shipped_encoder_gives_its_gold_vectors(smollm2):
+    assert [check.name for check in doctor("smollm2-135m-general") if not check.passed] == []
