@@ -1,0 +1,518 @@
+"""Make the built-in encoder: distil several teachers into a Llama model, with packed batches on one GPU.
+
+`d2v train --recipe distill` distils into any model, resumes and reports. This script has one model family, one reading
+and one way to train, and is built for speed: batches without padding between texts (packed.py), a compiled block, and
+all vectors of the teachers in GPU memory.
+
+1. Read the pool: texts-*.tsv.gz (columns source, text) and pairs-*.tsv.gz (source, text1, text2) of a folder.
+2. Compute the vectors of the teachers, once: they are cached. From each teacher the mean over texts is removed. The
+   ensemble is the concatenation of the teachers, so its cosine is the weighted mean of theirs.
+3. Add long documents: a text followed by near neighbours of the same source.
+4. Train with bidirectional attention and mean pooling. A share of the batches consists of pairs of one source.
+5. Save the encoder, with the linear maps to the teachers and the log of the run beside it.
+
+The presets are the settings of the two runs on SmolLM2-135M, with the teachers all-mpnet-base-v2 and bge-small-en-v1.5,
+on 1,288,102 texts (those of the pairs included), 213,478 pairs and 49,997 long documents:
+
+| preset | what is trained | seconds of training on one H200 | tokens/s |
+|---|---|---|---|
+| `lora` | LoRA of rank 32; its adapter, stored in bfloat16, is `smollm2-135m-general` | 367 | 378k |
+| `full` | all weights, starting from the encoder of `lora` | 471 | 366k |
+
+These runs and their times are those of a predecessor of this script, which computed the teachers in 16 bits, also let
+norms decay, and drew its random numbers in another order: expect a similar encoder, not the same one. This version has
+been run on a CPU only, with tiny models.
+
+Run: python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA
+     python experiments/general/distill_packed.py full --pool DIR --teachers MPNET BGE --out FULL --backbone LORA
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+from torch.nn import functional
+from tqdm import tqdm
+
+from decoder2vec.adapters.lora import Lora
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import from_table, override, to_table
+from decoder2vec.encoder import Encoder, check_output_folder, spec_from_kwargs
+from decoder2vec.errors import DivergedError, InputError
+from decoder2vec.export.base_model import load_base_model
+from decoder2vec.export.transformers import write_model
+from decoder2vec.maths.losses import info_nce, margin_kl
+from decoder2vec.text.files import read_columns
+from decoder2vec.training.objectives.distill import similarity_distance
+from decoder2vec.training.teachers import Teacher, TeacherVectors
+from packed import PackedBatch, PackedDecoder, Rows, TokenTable, pack
+
+DOCUMENT_SOURCES = ("wikipedia", "abstracts", "openstax", "trials", "medquad", "debian-docs", "mdn", "science")
+"""Sources whose texts are put together to long documents."""
+
+_CENTRED_ON = 200_000
+"""The mean of a teacher is that of its first vectors; the texts of the pool are shuffled."""
+_VECTORS_AT_ONCE = 100_000
+_NEIGHBOURS = 24
+"""Nearest texts of the same source, the text itself included, from which a long document takes up to six."""
+_QUERIES_AT_ONCE = 4096
+_FALSE_NEGATIVE = 0.95
+"""A candidate that is more similar than this share of the pair's own similarity is no negative."""
+_MIN_PAIRS = 64
+"""With fewer pairs left, a source is shuffled again."""
+_LOG_EVERY = 50
+_MAPS_FILE = "teacher_maps.safetensors"
+_LOG_FILE = "distillation.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run."""
+
+    rank: int = 32
+    """Rank of LoRA; 0 trains all weights."""
+    alpha: float = 64
+    rate: float = 2.5e-3
+    """Peak learning rate: it rises linearly, then follows a cosine to zero."""
+    steps: int = 2800
+    seed: int = 0
+    max_length: int = 512
+    """Tokens of a text."""
+    batch_tokens: int = 49_152
+    """Tokens of a batch, at most."""
+    batch_texts: int = 1280
+    """Texts of a batch, at most."""
+    pair_share: float = 0.2
+    """Share of the batches that consist of pairs of one source."""
+    long_documents: int = 50_000
+    vectors: float = 1.0
+    """Weight of 1 - cosine between the teachers' vectors and the mapped vectors of the model."""
+    similarities: float = 2.0
+    """Weight of the squared difference between the model's and the ensemble's cosines within a batch."""
+    kl: float = 0.1
+    """Weight of the divergence of the model's from the ensemble's distribution over the other sides of pairs."""
+    info_nce: float = 0.03
+    """Weight of InfoNCE on pairs."""
+    temperature: float = 0.05
+    """What cosines are divided by in the losses on pairs."""
+    warm_up: float = 0.04
+    """Share of the steps in which the learning rate rises."""
+    weight_decay: float = 0.01
+    """Of matrices; embeddings, norms and biases do not decay."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens < 2 * self.max_length or self.batch_texts < 2:
+            raise InputError("A batch must have room for a pair: batch_tokens at least twice max_length, two texts.")
+
+
+PRESETS = {"lora": Settings(), "full": Settings(rank=0, rate=3e-4, steps=3200, seed=1)}
+
+
+# --- texts and teachers ---------------------------------------------------------------------------------------------
+
+
+class Pool(NamedTuple):
+    """Different texts with their sources, and pairs of them."""
+
+    texts: list[str]
+    sources: list[str]
+    pairs: dict[str, NDArray[np.intp]]
+    """[pairs, 2] indices of texts by source."""
+
+
+def read_pool(folder: Path) -> Pool:
+    """Read the texts, then the pairs; texts that occur in pairs only are added to the others."""
+    files = sorted(folder.glob("texts-*.tsv.gz"))
+    if not files:
+        raise InputError(f"{folder} has no texts-*.tsv.gz; give the folder of the pool.")
+    index: dict[str, int] = {}
+    sources: list[str] = []
+
+    def add(text: str, source: str) -> int:
+        row = index.setdefault(text, len(index))
+        if row == len(sources):
+            sources.append(source)
+        return row
+
+    for file in files:
+        for source, text in read_columns(file, ("source", "text")):
+            add(text, source)
+    pairs: dict[str, list[tuple[int, int]]] = {}
+    for file in sorted(folder.glob("pairs-*.tsv.gz")):
+        for source, text1, text2 in read_columns(file, ("source", "text1", "text2")):
+            if text1 and text2:
+                pairs.setdefault(source, []).append((add(text1, source), add(text2, source)))
+    return Pool(list(index), sources, {source: np.array(rows) for source, rows in pairs.items()})
+
+
+def teacher_vectors(teacher: Teacher, texts: Sequence[str], device: torch.device) -> Tensor:
+    """[texts, dim] unit vectors of a teacher in float16, on the device."""
+    stored = TeacherVectors(teacher, texts)
+    vectors = torch.empty(len(texts), stored.dim, dtype=torch.float16, device=device)
+    for begin in range(0, len(texts), _VECTORS_AT_ONCE):
+        rows = np.arange(begin, min(begin + _VECTORS_AT_ONCE, len(texts)))
+        vectors[begin : begin + len(rows)] = stored.batch(rows).to(device)
+    return vectors
+
+
+def long_documents(pool: Pool, vectors: Tensor, count: int) -> list[str]:
+    """About `count` documents of up to seven texts each, in proportion to the sizes of the sources.
+
+    Args:
+        pool: The texts.
+        vectors: [texts, dim] unit vectors of the texts, by which neighbours are found.
+        count: Number of documents.
+    """
+    rng = np.random.default_rng(0)
+    sources = np.array(pool.sources)
+    rows_of_sources = [np.flatnonzero(sources == source) for source in DOCUMENT_SOURCES]
+    total = max(1, sum(map(len, rows_of_sources)))
+    documents = []
+    for rows in rows_of_sources:
+        first_texts = rng.choice(rows, min(count * len(rows) // total, len(rows)), replace=False)
+        candidates = vectors[rows]
+        for begin in range(0, len(first_texts), _QUERIES_AT_ONCE):
+            queries = first_texts[begin : begin + _QUERIES_AT_ONCE]
+            nearest = (vectors[queries] @ candidates.T).topk(min(_NEIGHBOURS, len(rows)), dim=1).indices
+            for first, neighbours in zip(queries, rows[nearest.cpu().numpy()], strict=True):
+                others = neighbours[neighbours != first]
+                chosen = rng.choice(others, min(int(rng.integers(1, 7)), len(others)), replace=False)
+                documents.append(" ".join(pool.texts[row] for row in (first, *chosen)))
+    return documents
+
+
+def centre(vectors: Tensor) -> Tensor:
+    """Remove the mean over texts and scale to unit length, in place."""
+    mean = vectors[:_CENTRED_ON].float().mean(0)
+    for begin in range(0, len(vectors), _VECTORS_AT_ONCE):
+        chunk = vectors[begin : begin + _VECTORS_AT_ONCE]
+        chunk.copy_(functional.normalize(chunk.float() - mean, dim=1))
+    return vectors
+
+
+# --- batches --------------------------------------------------------------------------------------------------------
+
+
+class Batch(NamedTuple):
+    """Texts of one step."""
+
+    rows: Rows
+    """Indices of the texts; of pairs, all first sides and then all second sides."""
+    n_pairs: int
+    """Number of pairs; 0 for plain texts."""
+    n_tokens: int
+    """Number of tokens, without padding."""
+    packed: PackedBatch
+
+
+def text_batches(lengths: NDArray[np.intp], settings: Settings, rng: np.random.Generator) -> Iterator[Rows]:
+    """One epoch: every text once, in random order, as many to a batch as fit."""
+    order = rng.permutation(len(lengths))
+    ends = np.cumsum(lengths[order])
+    begin = 0
+    while begin < len(order):
+        before = ends[begin] - lengths[order[begin]]
+        fitting = int(np.searchsorted(ends, before + settings.batch_tokens, "right"))
+        end = min(begin + settings.batch_texts, fitting)
+        yield order[begin:end]
+        begin = end
+
+
+def pair_batches(
+    pairs: dict[str, NDArray[np.intp]], lengths: NDArray[np.intp], settings: Settings, rng: np.random.Generator
+) -> Iterator[NDArray[np.intp]]:
+    """Endless [pairs, 2] batches of one source each, which is drawn in proportion to its size."""
+    sources = list(pairs)
+    sizes = np.array([len(pairs[source]) for source in sources])
+    remaining = {source: np.empty((0, 2), np.intp) for source in sources}
+    while True:
+        source = sources[rng.choice(len(sources), p=sizes / sizes.sum())]
+        if len(remaining[source]) <= _MIN_PAIRS:
+            remaining[source] = rng.permutation(pairs[source])
+        candidates = remaining[source][: settings.batch_texts // 2]
+        ends = np.cumsum(lengths[candidates].sum(1))
+        count = int(np.searchsorted(ends, settings.batch_tokens, "right"))
+        yield candidates[:count]
+        remaining[source] = remaining[source][count:]
+
+
+def draw_batches(
+    table: TokenTable, pairs: dict[str, NDArray[np.intp]], settings: Settings, device: torch.device
+) -> Iterator[Batch]:
+    """The batches of all steps, packed."""
+    rng = np.random.default_rng(settings.seed)
+    epochs = (text_batches(table.lengths, settings, rng) for _ in itertools.count())
+    texts = itertools.chain.from_iterable(epochs)
+    pairs_of_one_source = pair_batches(pairs, table.lengths, settings, rng)
+    sizes = {"max_tokens": settings.batch_tokens, "max_texts": settings.batch_texts, "max_length": settings.max_length}
+    for _ in range(settings.steps):
+        if rng.random() < settings.pair_share:
+            batch = next(pairs_of_one_source)
+            rows, n_pairs = batch.T.flatten(), len(batch)
+        else:
+            rows, n_pairs = next(texts), 0
+        yield Batch(rows, n_pairs, int(table.lengths[rows].sum()), pack(table, rows, **sizes).to(device))
+
+
+def prefetched(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """The same batches, each prepared by a thread while the previous one is used."""
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(next, batches, None)
+        while (batch := pending.result()) is not None:
+            pending = pool.submit(next, batches, None)
+            yield batch
+
+
+# --- losses ---------------------------------------------------------------------------------------------------------
+
+
+class DistillationLoss(nn.Module):
+    """The losses of a batch against several teachers, with a linear map to the vectors of each.
+
+    Args:
+        dim: Width of the model's vectors.
+        targets: [texts, dim] centred unit vectors of each teacher.
+        weights: Weights of the teachers.
+        settings: Weights of the losses, and the temperature.
+    """
+
+    def __init__(self, dim: int, targets: Sequence[Tensor], weights: Sequence[float], settings: Settings) -> None:
+        super().__init__()
+        self.maps = nn.ModuleList([nn.Linear(dim, vectors.shape[1]) for vectors in targets])
+        self.targets = targets
+        self.weights = [weight / sum(weights) for weight in weights]
+        self.settings = settings
+
+    def forward(self, vectors: Tensor, rows: Rows, n_pairs: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """The weighted sum of the losses, and each loss by its name in `Settings`.
+
+        Args:
+            vectors: [texts, dim] vectors of the model.
+            rows: Indices of the texts.
+            n_pairs: Number of pairs, of which `vectors` holds first all left and then all right sides; 0 for texts.
+        """
+        device_rows = torch.from_numpy(rows).to(vectors.device)
+        targets = [teacher[device_rows].float() for teacher in self.targets]
+        ensemble = torch.cat([weight**0.5 * target for weight, target in zip(self.weights, targets, strict=True)], 1)
+        losses = {
+            "vectors": self._vector_distance(vectors, targets),
+            "similarities": similarity_distance(vectors, ensemble),
+        }
+        if n_pairs:
+            left, right = vectors[:n_pairs], vectors[n_pairs:]
+            losses |= self._pair_losses(left, right, ensemble[:n_pairs] @ ensemble[n_pairs:].T)
+        total = torch.stack([getattr(self.settings, name) * loss for name, loss in losses.items()]).sum()
+        return total, {name: loss.detach() for name, loss in losses.items()}
+
+    def _vector_distance(self, vectors: Tensor, targets: Sequence[Tensor]) -> Tensor:
+        """Weighted mean over teachers of 1 - cosine between the mapped vectors and the teacher's."""
+        distances = [
+            weight * (1 - functional.cosine_similarity(linear(vectors), target)).mean()
+            for weight, linear, target in zip(self.weights, self.maps, targets, strict=True)
+        ]
+        return torch.stack(distances).sum()
+
+    def _pair_losses(self, left: Tensor, right: Tensor, similarities: Tensor) -> dict[str, Tensor]:
+        """Losses on pairs, each the mean of both directions; `similarities` are [left, right] of the ensemble."""
+        temperature = self.settings.temperature
+        forward = margin_kl(left, right, None, teacher=similarities, temperature=temperature)
+        backward = margin_kl(right, left, None, teacher=similarities.T, temperature=temperature)
+        masked = false_negatives(similarities)
+        contrast = info_nce(left, right, temperature=temperature, symmetric=True, masked=masked)
+        return {"kl": (forward + backward) / 2, "info_nce": contrast}
+
+
+def false_negatives(similarities: Tensor) -> Tensor:
+    """[n, n] booleans: where a teacher finds two sides of different pairs nearly as similar as those of either pair."""
+    own = _FALSE_NEGATIVE * similarities.diag()
+    return (similarities > own[:, None]) | (similarities > own[None])
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """Linear warm-up, then a cosine to zero."""
+    warm_up = settings.warm_up * settings.steps
+    if step < warm_up:
+        return settings.rate * min(1, (step + 1) / warm_up)
+    return settings.rate * 0.5 * (1 + math.cos(math.pi * (step - warm_up) / (settings.steps - warm_up)))
+
+
+def new_optimiser(parameters: Sequence[nn.Parameter], embeddings: nn.Parameter, settings: Settings) -> Any:
+    """AdamW."""
+    matrices = [parameter for parameter in parameters if parameter.ndim > 1 and parameter is not embeddings]
+    others = [parameter for parameter in parameters if parameter.ndim == 1 or parameter is embeddings]
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(
+        groups, betas=(0.9, 0.98), weight_decay=settings.weight_decay, fused=embeddings.device.type == "cuda"
+    )
+
+
+def train(
+    backbone: Backbone, lora: Lora | None, loss: DistillationLoss, batches: Iterator[Batch], settings: Settings
+) -> list[dict[str, float]]:
+    """Train LoRA, or all weights without it, together with the maps; return the log.
+
+    Raises:
+        DivergedError: A loss is not finite.
+    """
+    on_gpu = backbone.device.type == "cuda"
+    trained: nn.Module = lora or backbone.model.requires_grad_(True)
+    model = PackedDecoder(
+        backbone,
+        lora,
+        max_length=settings.max_length,
+        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        compiled=on_gpu,
+    )
+    parameters = [*trained.parameters(), *loss.parameters()]
+    optimiser = new_optimiser(parameters, backbone.model.get_parameter("embed_tokens.weight"), settings)
+    log: list[dict[str, float]] = []
+    recent: list[dict[str, Tensor]] = []
+    tokens, started = 0, time.perf_counter()
+    for step, batch in enumerate(tqdm(batches, desc="steps", total=settings.steps, disable=None)):
+        for group in optimiser.param_groups:
+            group["lr"] = learning_rate(step, settings)
+        total, losses = loss(model(batch.packed)[: len(batch.rows)], batch.rows, batch.n_pairs)
+        total.backward()
+        nn.utils.clip_grad_norm_(parameters, settings.clip)
+        optimiser.step()
+        optimiser.zero_grad()
+        recent.append(losses)
+        tokens += batch.n_tokens
+        if (step + 1) % _LOG_EVERY == 0 or step + 1 == settings.steps:
+            means = _means(recent)  # waits for the GPU
+            seconds = round(time.perf_counter() - started, 1)
+            log.append({"step": step + 1, **means, "tokens": tokens, "seconds": seconds})
+            print(json.dumps(log[-1]), flush=True)
+            recent = []
+    trained.requires_grad_(False)
+    return log
+
+
+def _means(recent: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """The mean of each loss over the steps that have it."""
+    names = dict.fromkeys(name for losses in recent for name in losses)
+    means = {name: float(torch.stack([losses[name] for losses in recent if name in losses]).mean()) for name in names}
+    if not all(map(math.isfinite, means.values())):
+        raise DivergedError(f"A loss is not finite ({means}); lower the learning rate with --set rate=...")
+    return means
+
+
+def save_encoder(
+    backbone: Backbone, lora: Lora | None, out: Path, files: dict[str, bytes], settings: Settings, *, copy: bool
+) -> None:
+    """Save the trained model as an encoder.
+
+    Args:
+        backbone: The model.
+        lora: The trained adapter; without it all weights were trained, and a copy of them is saved.
+        out: Folder of the encoder.
+        files: Further files by name.
+        settings: Settings of the run.
+        copy: Copy the weights of the model that LoRA was trained on.
+    """
+    reading = {"pooling": "mean", "normed": True, "template": "plain", "max_length": settings.max_length}
+    spec = spec_from_kwargs(backbone.name, reading)
+    if lora:
+        Encoder(backbone.with_adapter(lora), spec).save(out, copy_backbone=copy, extra_files=files)
+        return
+    with TemporaryDirectory() as folder:
+        write_model(backbone, Path(folder))
+        trained = Backbone.load(folder, attention=backbone.attention, device=backbone.device, dtype=backbone.dtype)
+        Encoder(trained, spec).save(out, copy_backbone=True, extra_files=files)
+
+
+def distil(
+    pool_folder: Path,
+    teachers: Sequence[Teacher],
+    base: str,
+    out: Path,
+    settings: Settings,
+    *,
+    device: str | None = None,
+) -> None:
+    """Run the experiment; see the description of this file.
+
+    Args:
+        pool_folder: Folder of the pool.
+        teachers: The teachers; neighbours for long documents are found by the first.
+        base: A model, or an encoder of an earlier run, whose LoRA is merged and whose maps are taken over.
+        out: Folder of the encoder.
+        settings: Settings of the run.
+        device: By default the best one available.
+    """
+    check_output_folder(out)
+    backbone, copy = load_base_model(base, device=device, dtype="float32")
+    backbone.set_attention("bidirectional")
+    pool = read_pool(pool_folder)
+    if settings.pair_share and not pool.pairs:
+        raise InputError(f"{pool_folder} has no pairs-*.tsv.gz; add --set pair_share=0 to train on texts alone.")
+    vectors = [teacher_vectors(teacher, pool.texts, backbone.device) for teacher in teachers]
+    documents = long_documents(pool, vectors[0], settings.long_documents)
+    if documents:
+        of_documents = [teacher_vectors(teacher, documents, backbone.device) for teacher in teachers]
+        vectors = [torch.cat(both) for both in zip(vectors, of_documents, strict=True)]
+    table = TokenTable.of(backbone, [*pool.texts, *documents], settings.max_length)
+    torch.manual_seed(settings.seed)
+    lora = Lora.initialise(backbone, settings.rank, settings.alpha).to(backbone.device) if settings.rank else None
+    weights = [teacher.weight for teacher in teachers]
+    loss = DistillationLoss(backbone.dim, [centre(teacher) for teacher in vectors], weights, settings)
+    if (maps_file := Path(base) / _MAPS_FILE).is_file():
+        loss.maps.load_state_dict(load_file(maps_file))
+    loss.to(backbone.device)
+    batches = prefetched(draw_batches(table, pool.pairs, settings, backbone.device))
+    log = train(backbone, lora, loss, batches, settings)
+    record = {
+        "settings": to_table(settings),
+        "backbone": base,
+        "teachers": [to_table(teacher) for teacher in teachers],
+        "texts": len(pool.texts),
+        "pairs": sum(map(len, pool.pairs.values())),
+        "documents": len(documents),
+        "log": log,
+    }
+    files = {
+        _LOG_FILE: (json.dumps(record, indent=1) + "\n").encode(),
+        _MAPS_FILE: to_safetensors(loss.maps.state_dict()),
+    }
+    save_encoder(backbone, lora, out, files, settings, copy=copy)
+
+
+def main() -> None:
+    """Read the options and run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("preset", choices=PRESETS)
+    parser.add_argument("--pool", type=Path, required=True)
+    parser.add_argument("--teachers", nargs="+", required=True, help="anything that d2v eval takes; weight 1 each")
+    parser.add_argument("--backbone", default="smollm2-135m", help="a Llama model, or the encoder of an earlier run")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", nargs="*", default=[], help="key=value over the preset")
+    arguments = parser.parse_args()
+    torch.set_float32_matmul_precision("high")  # TF32: for teachers, and for merging LoRA
+    settings = from_table(Settings, override(to_table(PRESETS[arguments.preset]), arguments.set))
+    teachers = [Teacher(name) for name in arguments.teachers]
+    distil(arguments.pool, teachers, arguments.backbone, arguments.out, settings)
+
+
+if __name__ == "__main__":
+    main()
