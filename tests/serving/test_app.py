@@ -7,6 +7,7 @@ import doctest
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -145,6 +146,19 @@ def test_api_keys_are_read_from_the_environment(monkeypatch):
 def test_port_in_use_is_reported_before_the_model_is_loaded(url):
     with pytest.raises(InputError, match="choose another with --port"):
         app.serve(lambda: pytest.fail("a model was loaded"), port=int(url.rsplit(":", 1)[1]))
+
+
+def test_announced_address_accepts_connections(offline):
+    class Announced(Exception):
+        """Raised as soon as the address is announced, before the server has run at all."""
+
+    def connect(sentence):
+        host, port = re.search(r"http://([\d.]+):(\d+)", sentence).groups()
+        socket.create_connection((host, int(port)), timeout=5).close()
+        raise Announced
+
+    with pytest.raises(Announced):
+        app.serve(lambda: app.ServerConfig(offline, name="tiny"), port=0, notify=connect)
 
 
 def test_unusable_api_key_is_reported_before_the_model_is_loaded():
