@@ -145,11 +145,12 @@ def test_rank_is_cut_and_the_loss_reported(parents, tmp_path):
     assert exact.backbone.adapter.config.rank == 5
 
 
-def test_folder_names_parents_weights_and_seen_pairs(parents, tmp_path):
+def test_folder_names_parents_weights_and_what_they_saw(parents, tmp_path):
     for name, hashes in (("lora2", [1, 2]), ("lora3", [2, 3])):
         folder = tmp_path / name
         load(parents / name).save(folder)
-        np.save(folder / "seen.npy", np.array(hashes, np.uint64))
+        for file in ("seen.npy", "seen_texts.npy"):
+            np.save(folder / file, np.array(hashes, np.uint64))
     lines = []
     folders = [tmp_path / "lora2", tmp_path / "lora3"]
     merged = merge(folders, tmp_path / "merged", weights=[3, 1], notify=lines.append)
@@ -160,7 +161,8 @@ def test_folder_names_parents_weights_and_seen_pairs(parents, tmp_path):
     card = (tmp_path / "merged" / "README.md").read_text()
     assert all(f"| {weight} | {folder} |" in card for weight, folder in zip((0.75, 0.25), folders, strict=True))
     assert merged.fingerprint in card
-    assert np.load(tmp_path / "merged" / "seen.npy").tolist() == [1, 2, 3]
+    for file in ("seen.npy", "seen_texts.npy"):
+        assert np.load(tmp_path / "merged" / file).tolist() == [1, 2, 3]
     assert not list(tmp_path.glob(".tmp-*"))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from decoder2vec.adapters.lora import Lora
@@ -34,7 +35,7 @@ from decoder2vec.export.pruned import check_new_folder
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.interpolation import METHODS, interpolate
 from decoder2vec.storage import check_writable, versions
-from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, PairHashes
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE
 
 MERGE_FILE = "merge.json"
 _RESULTS_FILE = "results.json"
@@ -133,13 +134,13 @@ class _Parent:
                     return None
         return None
 
-    def training_pairs(self) -> PairHashes | None:
-        """Hashes of the pairs that it was trained on, if its folder has them."""
-        file = self.folder / TRAINING_PAIRS_FILE
+    def hashes(self, name: str) -> NDArray[np.uint64] | None:
+        """Hashes of the pairs or texts that it was trained on, if its folder has the file."""
+        file = self.folder / name
         if not file.is_file():
             return None
         try:
-            hashes: PairHashes = np.load(file, allow_pickle=False)
+            hashes: NDArray[np.uint64] = np.load(file, allow_pickle=False)
         except (ValueError, EOFError) as error:
             raise EncoderError(f"{file} cannot be read; delete it, or train the encoder again.") from error
         return hashes
@@ -356,11 +357,11 @@ def _files(
         MERGE_FILE: (json.dumps(record, indent=1) + "\n").encode(),
         "README.md": _card(encoder, record).encode(),
     }
-    pairs = [parent.training_pairs() for parent in parents]
-    if known := [hashes for hashes in pairs if hashes is not None]:
-        buffer = io.BytesIO()
-        np.save(buffer, np.unique(np.concatenate(known)))
-        files[TRAINING_PAIRS_FILE] = buffer.getvalue()
+    for name in (TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE):
+        if known := [hashes for parent in parents if (hashes := parent.hashes(name)) is not None]:
+            buffer = io.BytesIO()
+            np.save(buffer, np.unique(np.concatenate(known)))
+            files[name] = buffer.getvalue()
     return files
 
 
