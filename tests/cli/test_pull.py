@@ -21,3 +21,4 @@ def test_pull_prints_the_folder_of_an_installed_model(tmp_path, monkeypatch):
     result = d2v("pull", "smollm2-135m")
     assert (result.exit_code, result.stdout.strip()) == (0, str(folder))
     assert d2v("pull").stdout.count("yes") == 1
+    assert d2v("pull", "smollm2-135m-general").stdout.strip() == str(folder)

@@ -20,6 +20,7 @@ from typing import BinaryIO
 from decoder2vec.backbone.fingerprint import file_sha256, weight_files
 from decoder2vec.backbone.gguf import convert_gguf
 from decoder2vec.backbone.tiny import TINY, tiny_folder
+from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import BackboneError, unknown_name
 from decoder2vec.storage import atomic_folder, cache_root
 
@@ -197,7 +198,7 @@ def download_if_it_has(name: str, file: str) -> Path | None:
 
 
 def _download_from_hub(name: str, revision: str | None) -> Path:
-    error = unknown_name("model", name, [*BUILTIN_MODELS, *TINY])
+    error = unknown_name("model", name, [*BUILTIN_MODELS, DEFAULT_ENCODER, *TINY])
     if not _HUB_ID.fullmatch(name):
         raise BackboneError(f"{error} It is not a folder or .gguf file either.")
     from huggingface_hub import snapshot_download

