@@ -6,7 +6,7 @@ import pytest
 
 from decoder2vec.errors import DataFileError, Decoder2VecError, InputError
 from decoder2vec.matching.sides import Side, SideDocument, read_side, to_side
-from toys.files import pdf_file, word_file
+from toys.files import cells, pdf_file, sheets_file, word_file
 
 SECRET = "Zweitausendschoen"
 
@@ -45,13 +45,14 @@ def test_folder_has_one_document_per_readable_file(tmp_path):
     (folder / "ann.txt").write_text("\ufeffBakes bread.", "utf-8")
     (folder / "more" / "bob.md").write_text("# Skills\nSoup", "utf-8")
     (folder / "empty.txt").write_text(" \n", "utf-8")
-    (folder / "latin.txt").write_bytes(f"{SECRET} caf\xe9".encode("latin1"))
+    (folder / "binary.txt").write_bytes(f"{SECRET}\x00\x01\x02".encode())
+    (folder / "latin.txt").write_bytes("Serves caf\xe9.".encode("latin1"))
     (folder / "scan.xyz").write_bytes(b"%")
     (folder / ".hidden.txt").write_text(SECRET, "utf-8")
     side = read_side(folder)
-    assert [document.id for document in side.documents] == ["ann.txt", "more/bob.md"]
-    assert side.documents[0].text == "Bakes bread."
-    assert [reason.split(":")[0] for reason in side.skipped] == ["empty.txt", "latin.txt", "scan.xyz"]
+    assert [document.id for document in side.documents] == ["ann.txt", "latin.txt", "more/bob.md"]
+    assert [document.text for document in side.documents] == ["Bakes bread.", "Serves café.", "# Skills\nSoup"]
+    assert [reason.split(":")[0] for reason in side.skipped] == ["binary.txt", "empty.txt", "scan.xyz"]
     assert SECRET not in " ".join(side.skipped)
 
 
@@ -104,9 +105,12 @@ def test_unusable_side_is_an_error_that_quotes_no_text(tmp_path, name, content):
 
 
 def test_file_that_is_not_utf8_is_named_as_such(tmp_path):
-    lines = [json.dumps({"id": 1, "text": "Bakes."}), json.dumps({"id": 2, "text": SECRET + "é"}, ensure_ascii=False)]
+    lines = [
+        json.dumps({"id": 1, "text": "Bakes."}),
+        json.dumps({"id": 2, "text": f"{SECRET}\x81"}, ensure_ascii=False),
+    ]
     (tmp_path / "side.jsonl").write_bytes("\n".join(lines).encode("latin1"))
-    with pytest.raises(DataFileError) as caught:  # bytes are decoded in blocks, so no row before the error is read
+    with pytest.raises(DataFileError) as caught:
         read_side(tmp_path / "side.jsonl")
     assert "UTF-8" in str(caught.value) and SECRET not in str(caught.value)
 
@@ -127,6 +131,21 @@ def test_pdf_and_word_files_are_read(tmp_path):
     first_words = {document.id: document.text.split()[0] for document in side.documents}
     assert first_words == {"ann.pdf": "Bakes", "bob.docx": "Repairs"}
     assert side.skipped == ["eve.pdf: cannot be read."]
+
+
+def test_rows_of_a_spreadsheet_become_documents(tmp_path):
+    rows = cells(1, "id", "title", "text") + cells(2, "7", "Baker", "Bakes bread.") + cells(3, "8", "Cook", "")
+    sheets_file(tmp_path / "jobs.xlsx", Jobs=rows)
+    side = read_side(tmp_path / "jobs.xlsx")
+    assert side.documents == [SideDocument("7", "Bakes bread.", "Baker")]
+    assert len(side.skipped) == 1 and side.skipped[0].startswith("jobs.xlsx, sheet Jobs, line 3: no text")
+
+
+def test_row_with_a_stray_quote_costs_only_itself(tmp_path):
+    (tmp_path / "side.csv").write_text(f'id,text\n1,"{SECRET}"x\n2,Bakes.\n', "utf-8")
+    side = read_side(tmp_path / "side.csv")
+    assert [document.id for document in side.documents] == ["2"]
+    assert side.skipped[0].startswith("side.csv, line 2:") and SECRET not in side.skipped[0]
 
 
 def test_lists_of_texts_dicts_and_documents_become_sides(tmp_path):

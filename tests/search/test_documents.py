@@ -11,12 +11,12 @@ import pytest
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.search.documents import Document, Skipped, read_documents, to_documents
-from toys.files import pdf_file, word_file
+from toys.files import cells, pdf_file, sheets_file, word_file
 
 
 def read(source, *columns):
     """Return id -> document and name -> reason of what was skipped."""
-    results = list(read_documents(source, columns or ("text",)))
+    results = list(read_documents(source, columns))
     documents = {result.id: result for result in results if isinstance(result, Document)}
     return documents, {result.name: result.reason for result in results if isinstance(result, Skipped)}
 
@@ -40,7 +40,7 @@ def test_every_kind_of_file_gives_its_text(folder):
     assert skipped == {}
     assert {id: document.text for id, document in documents.items()} == {
         "a.txt": "Plain text, naïve café.",
-        "below/b.md": "# Heading\n\nMarkdown.",
+        "below/b.md": "Heading\n\nMarkdown.",
         "c.docx": "First paragraph\tend\n\nSecond & last\tend",
         "d.pdf": "A line of a PDF",
         "r1": "one, two",
@@ -63,32 +63,75 @@ def test_several_columns_are_joined(folder):
 
 
 def test_unreadable_files_are_named_and_others_are_read(folder):
-    (folder / "latin.txt").write_bytes("café".encode("latin-1"))
+    (folder / "russian.txt").write_bytes("Привет".encode("cp1251"))
     (folder / "binary.txt").write_bytes(b"a\x00b")
     (folder / "broken.pdf").write_bytes(os.urandom(300))
     (folder / "broken.docx").write_bytes(b"PK\x03\x04 no zip")
     (folder / "empty.docx").write_bytes(b"")
     (folder / "picture.png").write_bytes(b"")
+    (folder / "header.csv").write_text("id,text\n", encoding="utf-8")
     (folder / "bad.jsonl").write_text('{"text": "good"}\n{"text": \n[1]\n{"text": "also good"}\n', encoding="utf-8")
     documents, skipped = read(folder)
     assert set(skipped) == {
-        "latin.txt",
+        "russian.txt",
         "binary.txt",
         "broken.pdf",
         "broken.docx",
         "empty.docx",
         "picture.png",
+        "header.csv",
         "bad.jsonl, line 2",
         "bad.jsonl, line 3",
     }
-    assert "iconv" in skipped["latin.txt"] and "damaged" in skipped["broken.pdf"]
+    assert "iconv" in skipped["russian.txt"] and "damaged" in skipped["broken.pdf"]
     assert documents["bad.jsonl:1"].text == "good" and documents["bad.jsonl:4"].text == "also good"
     assert len(documents) == 10
 
 
-def test_word_file_with_entities_is_refused(tmp_path):
-    word_file(tmp_path / "trap.docx", "&a;", head='<!DOCTYPE x [<!ENTITY a "aaaa">]>')
-    assert "entities" in read(tmp_path)[1]["trap.docx"]
+def test_text_columns_are_joined_and_named_once(tmp_path):
+    rows = "7;Lamp;A lamp for the desk;9,50;2024-01-02;http://a.b/c d;home\n8;Sofa;;99;;;home\n"
+    content = f"id;Title;Description;Price;Date;Link;Group\n{rows}"
+    (tmp_path / "goods.csv").write_text(content, encoding="utf-8")
+    notes = []
+    lamp, sofa = read_documents(tmp_path, notify=notes.append)
+    assert (lamp.id, lamp.text) == ("7", "Lamp\nA lamp for the desk") and sofa.text == "Sofa"
+    assert lamp.metadata["Price"] == "9,50" and lamp.metadata["Group"] == "home"
+    assert notes == ["goods.csv has no column text; its texts are joined from Title, Description"]
+
+
+def test_columns_of_single_words_are_text_where_nothing_else_is(tmp_path):
+    (tmp_path / "words.csv").write_text("nr,word\n1,lamp\n2,sofa\n", encoding="utf-8")
+    (tmp_path / "numbers.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    documents, skipped = read(tmp_path)
+    assert [document.text for document in documents.values()] == ["lamp", "sofa"]
+    assert skipped == {"numbers.csv": "no column holds text; the columns are a, b"}
+
+
+@pytest.mark.parametrize("charset", ["cp1252", "utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_tables_of_any_delimiter_and_charset_are_read(tmp_path, charset, delimiter):
+    content = "id,text,year\r\na,naïve café,2024\r\n".replace(",", delimiter)
+    (tmp_path / "t.csv").write_bytes(content.encode(charset))
+    assert read(tmp_path) == ({"a": Document("a", "naïve café", {"path": "t.csv", "year": "2024"})}, {})
+
+
+def test_malformed_rows_are_listed_and_later_rows_are_read(tmp_path):
+    (tmp_path / "t.csv").write_text(f'id,text\n1,one\n2,"two"x\n3,{"x" * 140_000}\n4,four\n', encoding="utf-8")
+    documents, skipped = read(tmp_path)
+    assert list(documents) == ["1", "3", "4"] and list(skipped) == ["t.csv, line 3"]
+
+
+def test_rows_of_all_sheets_are_documents(tmp_path):
+    sheets_file(
+        tmp_path / "book.xlsx",
+        First=cells(1, "id", "text") + cells(3, "a", "Row of a sheet"),
+        Second=cells(1, "topic", "remark") + cells(2, "x", "A longer remark"),
+    )
+    notes = []
+    first, second = read_documents(tmp_path, notify=notes.append)
+    assert first == Document("a", "Row of a sheet", {"path": "book.xlsx"})
+    assert second == Document("book.xlsx:Second:2", "A longer remark", {"path": "book.xlsx", "topic": "x"})
+    assert notes == ["book.xlsx, sheet Second has no column text; its texts are joined from remark"]
 
 
 def test_only_pdf_files_are_skipped_without_pypdf(folder, monkeypatch):

@@ -25,17 +25,20 @@ from decoder2vec.storage import check_output_file, write_json
 if TYPE_CHECKING:
     from decoder2vec.search.index import Index, IndexChanges
 
-_MAX_NAMED = 20
-"""Skipped documents that are printed."""
+_MAX_NAMED = 10
+"""Messages about documents that are printed; the others are counted."""
 
 
 def index(
     out: Annotated[str, typer.Option(metavar="INDEX", help="Folder, or postgresql://host/database#name.")],
     source: Annotated[
-        Path | None, typer.Argument(help="Folder or file to add: .txt .md .pdf .docx .csv .tsv .jsonl.")
+        Path | None,
+        typer.Argument(help="Folder or file to add: .txt .md .rst .html .eml .pdf .docx .pptx .xlsx .csv .tsv .jsonl."),
     ] = None,
     encoder: EncoderOption = "",
-    column: Annotated[str, typer.Option(help="Columns of a table that are joined to the text of a row.")] = "text",
+    column: Annotated[
+        str, typer.Option(help="Columns of a table that are joined to the text of a row; text, or all that hold text.")
+    ] = "",
     chunk: Annotated[int | None, typer.Option(help="Maximum tokens of a chunk of a long document; 256.")] = None,
     overlap: Annotated[int | None, typer.Option(help="Tokens that neighbouring chunks share; 32.")] = None,
     delete: Annotated[list[str] | None, typer.Option(help="Remove the document with this id; may be repeated.")] = None,
@@ -49,7 +52,9 @@ def index(
     pair_columns: Annotated[
         str, typer.Option(help="Columns of --pairs: two texts and a score.")
     ] = "sentence1,sentence2,score",
-    json_file: Annotated[Path | None, typer.Option("--json", help="With --tune: write the scores here.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write what was added and left out, and the scores of --tune, here.")
+    ] = None,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,
@@ -59,32 +64,35 @@ def index(
     """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --verify."""
     if not (source or delete or tune or verify):
         raise InputError(f"Give a folder or file to add to {out}, or --delete, --tune or --verify.")
-    _check_tuning_options(tune, queries, qrels, pairs, json_file)
+    _check_tuning_options(tune, queries, qrels, pairs)
+    if json_file and not (source or queries):
+        raise InputError("There is nothing to write to --json; give a folder or file to add, or --tune with --queries.")
+    check_output_file(json_file, ".json", sources=[source, queries, qrels, pairs])
     options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
     opened = _open_or_create(out, source, encoder, options, (chunk, overlap))
     if delete:
         _delete(opened, delete)
+    report: dict[str, Any] = {}
     if source:
-        _add(opened, source, split_names(column))
+        report |= _add(opened, source, split_names(column))
     if pairs:
         _learn_reranker(opened, pairs, split_names(pair_columns))
     if queries and qrels:
-        _tune_fusion(opened, queries, qrels, json_file)
+        report |= _tune_fusion(opened, queries, qrels)
+    if json_file:
+        write_json(json_file, report)
     if source or delete or verify:
         opened.verify()
         documents, chunks = opened.count()
         info(f"{out}: {documents} documents in {chunks} chunks, verified")
 
 
-def _check_tuning_options(
-    tune: bool, queries: Path | None, qrels: Path | None, pairs: Path | None, json_file: Path | None
-) -> None:
+def _check_tuning_options(tune: bool, queries: Path | None, qrels: Path | None, pairs: Path | None) -> None:
     """Refuse options that would be ignored, before anything is read or written."""
-    if not tune and any((queries, qrels, pairs, json_file)):
-        raise InputError("The options --queries, --qrels, --pairs and --json belong to --tune; add it.")
+    if not tune and any((queries, qrels, pairs)):
+        raise InputError("The options --queries, --qrels and --pairs belong to --tune; add it.")
     if tune and (bool(queries) != bool(qrels) or not (queries or pairs)):
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
-    check_output_file(json_file, ".json", sources=[queries, qrels, pairs])
 
 
 def _open_or_create(
@@ -120,8 +128,10 @@ def _delete(opened: Index, ids: list[str]) -> None:
     info(f"deleted {len(deleted)} documents" + (f"; not in the index: {', '.join(missing)}" if missing else ""))
 
 
-def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> None:
+def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> dict[str, Any]:
+    """Add documents, print what was left out and return the counts and all of these for --json."""
     n_shown = 0
+    notes: list[str] = []
     with labelled_bars() as advance:
         advance("documents", 0, None)
 
@@ -130,17 +140,31 @@ def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> None:
             advance("documents", changes.processed - n_shown, None)
             n_shown = changes.processed
 
-        changes = opened.add(source, columns=columns, progress=show)
-    for skipped in changes.skipped[:_MAX_NAMED]:
-        info(f"left out {skipped.name}: {skipped.reason}")
-    if len(changes.skipped) > _MAX_NAMED:
-        info(f"... and {len(changes.skipped) - _MAX_NAMED} more")
+        changes = opened.add(source, columns=columns, progress=show, notify=notes.append)
+    _print_some(notes)
+    _print_some(
+        [f"left out {skipped.name}: {skipped.reason}" for skipped in changes.skipped],
+        hint="; --json writes all of them to a file",
+    )
     info(
         f"added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}, "
         f"left out {len(changes.skipped)}"
     )
     if changes.processed == len(changes.skipped):
         raise DataFileError(f"No document of {source} could be indexed.")
+    return {
+        "added": changes.added,
+        "updated": changes.updated,
+        "unchanged": changes.unchanged,
+        "skipped": [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped],
+    }
+
+
+def _print_some(messages: list[str], hint: str = "") -> None:
+    for message in messages[:_MAX_NAMED]:
+        info(message)
+    if len(messages) > _MAX_NAMED:
+        info(f"... and {len(messages) - _MAX_NAMED} more{hint}")
 
 
 def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
@@ -152,7 +176,7 @@ def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None
     info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")
 
 
-def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path, json_file: Path | None) -> None:
+def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> dict[str, Any]:
     from decoder2vec.search.tuning import read_qrels, read_queries
 
     queries, qrels = read_queries(queries_file), read_qrels(qrels_file)
@@ -165,5 +189,4 @@ def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path, json_file:
     table(("search", "dense weight", f"dev ({result.n_dev} queries)", f"test ({result.n_test})"), rows, "nDCG@10")
     best = result.best
     info(f"hybrid search in {opened.location} now fuses by {best.method}, with a dense weight of {best.weight:.2f}")
-    if json_file:
-        write_json(json_file, result.to_json())
+    return result.to_json()

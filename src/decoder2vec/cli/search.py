@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from decoder2vec.errors import InputError
 if TYPE_CHECKING:
     from decoder2vec.search.index import Hit, Index
     from decoder2vec.search.rerank import SupportsRerank
+    from decoder2vec.search.snippets import Snippet
 
 
 def search(
@@ -74,8 +76,21 @@ def _to_json(hit: Hit) -> str:
 
 def _print(hit: Hit) -> None:
     before, after = typer.style("|", bold=True).split("|") if sys.stdout.isatty() else ("«", "»")
-    typer.echo(f"{hit.score:8.4f}  {_printable(hit.id)}")
-    typer.echo(f"          {hit.snippet.marked(before, after, _printable)}\n")
+    title = str(hit.metadata.get("title") or hit.metadata.get("subject") or "")
+    path = str(hit.metadata.get("path", ""))
+    names = dict.fromkeys(name for name in (title, hit.id, "" if hit.id.startswith(path) else path) if name)
+    snippet = _without_title(hit.snippet, title)
+    typer.echo(f"{hit.score:8.4f}  {_printable(' · '.join(names))}")
+    typer.echo(f"          {snippet.marked(before, after, _printable)}\n")
+
+
+def _without_title(snippet: Snippet, title: str) -> Snippet:
+    """Cut the title off the start of an excerpt, unless it is the best sentence: it is printed above."""
+    if not title or not snippet.text.startswith(title) or snippet.start < len(title):
+        return snippet
+    text = snippet.text[len(title) :].lstrip()
+    cut = len(snippet.text) - len(text)
+    return replace(snippet, text=text, start=snippet.start - cut, end=snippet.end - cut)
 
 
 def _printable(text: str) -> str:

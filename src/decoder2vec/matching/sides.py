@@ -13,8 +13,7 @@ from typing import Any
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.matching.sections import section_kind
-from decoder2vec.search.documents import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text
-from decoder2vec.text.files import read_rows_or_errors
+from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
 
 TEXT_FIELDS = ("text", "description")
 """Fields that hold the text of a document; the first that is present is used."""
@@ -79,7 +78,7 @@ def to_side(source: SideSource, name: str) -> Side:
 
 
 def read_side(source: str | Path) -> Side:
-    """Read the documents of a .jsonl, .csv or .tsv file (one per row), of a text file, or of a folder of files."""
+    """Read the documents of a .jsonl, .csv, .tsv or .xlsx file (one per row), of a text file, or of a folder."""
     path = Path(source)
     if not path.exists():
         raise DataFileError(f"{source} does not exist; give a .jsonl or .csv file or a folder.")
@@ -118,7 +117,7 @@ def _read_file(file: Path, name: str) -> Iterator[SideDocument | str]:
         yield f"{name}: this kind of file is not supported; give {', '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)}."
         return
     try:
-        text = read_file_text(file)
+        text = read_file_text(file, keep_marks=True).text
     except MissingExtraError as error:
         yield f"{name}: {error}"
         return
@@ -130,9 +129,10 @@ def _read_file(file: Path, name: str) -> Iterator[SideDocument | str]:
 
 def _read_table(file: Path, name: str) -> Iterator[SideDocument | str]:
     try:
-        for line, row in read_rows_or_errors(file):
-            row_name = f"{name}, line {line}"
-            yield f"{row_name}: {row}" if isinstance(row, str) else _row_document(row, row_name, row_name)
+        for sheet, rows in read_tables(file):
+            for line, row in rows:
+                row_name = f"{name}, sheet {sheet}, line {line}" if sheet else f"{name}, line {line}"
+                yield f"{row_name}: {row}" if isinstance(row, str) else _row_document(row, row_name, row_name)
     except DataFileError:
         yield f"{name}: cannot be read to its end; is it UTF-8?"
 

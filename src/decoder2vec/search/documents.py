@@ -1,31 +1,33 @@
-"""Documents to index, read from folders, files (text, Markdown, PDF, Word, tables), strings and dicts."""
+"""Documents to index, read from folders, files, strings and dicts."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import math
 import os
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
-from decoder2vec.text.files import read_rows_or_errors
+from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
+from decoder2vec.text.tables import RowOrError
 
-TEXT_SUFFIXES = (".txt", ".md", ".pdf", ".docx")
-"""Suffixes of files that are one document each."""
-TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson")
-"""Suffixes of files in which every row is a document."""
 _ID_COLUMNS = ("id", "_id")
 _MAX_ID_LENGTH = 1000
-_MAX_XML_BYTES = 256 * 2**20
-"""Size that the XML of a Word file may unpack to; a larger one is a zip bomb, not a document."""
-_WORD_NAMESPACE = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+_SAMPLED_ROWS = 100
+"""Rows that tell which columns of a table hold text."""
+_TITLE_COLUMNS = ("title", "name", "subject", "headline")
+"""Columns that are text even if their values are single words."""
+_MIN_WORDS = 2
+"""Mean number of words of a column that holds text."""
+_WORD = re.compile(r"[^\W\d_]{2,}")
+_NOT_TEXT = re.compile(r"\S*(?:://|@)\S*")
+"""A URL or an e-mail address."""
 
 
 @dataclass(frozen=True)
@@ -53,19 +55,25 @@ class Skipped:
 DocumentSource = str | Path | Iterable[Document | Skipped | str | Mapping[str, Any]]
 """A folder or file, or documents, texts and dicts."""
 
+Notify = Callable[[str], object]
 
-def to_documents(source: DocumentSource, columns: Sequence[str] = ("text",)) -> Iterator[Document | Skipped]:
+
+def to_documents(
+    source: DocumentSource, columns: Sequence[str] = (), notify: Notify = lambda _: None
+) -> Iterator[Document | Skipped]:
     """Yield the documents of anything that `Index.add` accepts.
 
     Args:
         source: A folder or file, read by `read_documents`; or an iterable of documents, texts and dicts. The id of a
             text is a hash of it. A dict is read like a row of a table; without an id it gets the hash of its text.
-        columns: Columns of a table, or keys of a dict, that are joined to the text.
+        columns: Columns of a table, or keys of a dict, that are joined to the text. By default `text`, or what
+            `read_documents` chooses for a table without it.
+        notify: Called with messages for the user.
     """
     if isinstance(source, str) and not os.path.exists(source):
         raise DataFileError(f"{source[:200]!r} does not exist; give a folder or file, or a list of texts.")
     if isinstance(source, str | Path):
-        yield from read_documents(Path(source), columns)
+        yield from read_documents(Path(source), columns, notify)
         return
     for number, item in enumerate(source, 1):
         if isinstance(item, Document | Skipped):
@@ -73,26 +81,30 @@ def to_documents(source: DocumentSource, columns: Sequence[str] = ("text",)) -> 
         elif isinstance(item, str):
             yield Document(_text_id(item), storable(item))
         elif isinstance(item, Mapping):
-            yield _row_document(item, columns, name=f"document {number}")
+            yield _row_document(item, columns or ("text",), name=f"document {number}")
         else:
             raise InputError(f"Document {number} is a {type(item).__name__}; give documents, texts or dicts.")
 
 
-def read_documents(source: Path, columns: Sequence[str] = ("text",)) -> Iterator[Document | Skipped]:
+def read_documents(
+    source: Path, columns: Sequence[str] = (), notify: Notify = lambda _: None
+) -> Iterator[Document | Skipped]:
     """Yield every document of a file or of a folder and its subfolders, and `Skipped` for what cannot be read.
 
-    A .txt, .md, .pdf or .docx file is one document, with its path inside the folder as id. Every row of a .csv, .tsv or
-    .jsonl file is a document: its id is the column `id` or `_id`, or file name and line. Hidden files are ignored, and
-    links that lead out of the folder are not followed.
+    A file of text (`TEXT_SUFFIXES`) is one document, with its path inside the folder as id. Every row of a table
+    (`TABLE_SUFFIXES`) is a document: its id is the column `id` or `_id`, or file name and line. Hidden files are
+    ignored, and links that lead out of the folder are not followed.
 
     Args:
         source: File or folder.
-        columns: Columns of a row that are joined to its text; the other columns become its metadata.
+        columns: Columns of a row that are joined to its text; the other columns become its metadata. By default `text`;
+            in a table without it, all columns that hold texts of two words or more.
+        notify: Called with the columns that were chosen, once for each table without a column `text`.
     """
     if not source.exists():
         raise DataFileError(f"{source} does not exist.")
     if source.is_file():
-        yield from _file_documents(source, source.name, columns)
+        yield from _file_documents(source, source.name, columns, notify)
         return
     empty = True
     for path in _visible_files(source):
@@ -101,7 +113,7 @@ def read_documents(source: Path, columns: Sequence[str] = ("text",)) -> Iterator
         if not path.resolve().is_relative_to(source.resolve()):
             yield Skipped(name, "it is a link that leads out of the folder")
         else:
-            yield from _file_documents(path, name, columns)
+            yield from _file_documents(path, name, columns, notify)
     if empty:
         raise DataFileError(f"{source} holds no file; documents are {', '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)} files.")
 
@@ -120,47 +132,74 @@ def storable(text: str) -> str:
     return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
 
 
-def read_file_text(path: Path) -> str:
-    """Return the text of a .txt, .md, .pdf or .docx file; raises DataFileError with the reason if it is unreadable."""
-    readers = {".pdf": _read_pdf, ".docx": _read_docx}
-    try:
-        return readers.get(path.suffix.lower(), _read_plain)(path)
-    except (DataFileError, MissingExtraError):
-        raise
-    except UnicodeDecodeError:
-        raise DataFileError("it is not UTF-8; convert it first, for example with iconv -f latin1 -t utf-8") from None
-    except OSError as error:
-        raise DataFileError((error.strerror or str(error)).lower()) from None
-    except Exception as error:  # a broken PDF can raise anything
-        raise DataFileError(f"it is damaged ({type(error).__name__}: {' '.join(str(error).split())[:200]})") from None
-
-
 def _visible_files(folder: Path) -> Iterator[Path]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(parent) / name for name in sorted(names) if not name.startswith("."))
 
 
-def _file_documents(path: Path, name: str, columns: Sequence[str]) -> Iterator[Document | Skipped]:
+def _file_documents(path: Path, name: str, columns: Sequence[str], notify: Notify) -> Iterator[Document | Skipped]:
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     try:
         if suffix.lower() in TABLE_SUFFIXES:
-            yield from _table_documents(path, name, columns)
+            yield from _table_documents(path, name, columns, notify)
         elif path.suffix.lower() in TEXT_SUFFIXES:
-            yield Document(name, storable(read_file_text(path)), {"path": name})
+            text, metadata = read_file_text(path)
+            yield Document(name, storable(text), {"path": name, **_row_metadata(metadata, ())})
         else:
             yield Skipped(name, f"files of the kind {path.suffix or 'without a suffix'} are not read")
     except (DataFileError, MissingExtraError) as error:
-        yield Skipped(name, str(error))
+        yield Skipped(name, str(error).rstrip("."))
 
 
-def _table_documents(path: Path, name: str, columns: Sequence[str]) -> Iterator[Document | Skipped]:
-    for line, row in read_rows_or_errors(path):
-        row_name = f"{name}, line {line}"
-        if isinstance(row, str):
-            yield Skipped(row_name, row.rstrip("."))
-        else:
-            yield _row_document(row, columns, name=row_name, default_id=f"{name}:{line}", path=name)
+def _table_documents(path: Path, name: str, columns: Sequence[str], notify: Notify) -> Iterator[Document | Skipped]:
+    for sheet, rows in read_tables(path):
+        table_name, table_id = (f"{name}, sheet {sheet}", f"{name}:{sheet}") if sheet else (name, name)
+        sample = list(islice(rows, _SAMPLED_ROWS))
+        chosen = tuple(columns) or _text_columns(sample)
+        is_joined = not columns and chosen != ("text",)
+        if not sample:
+            yield Skipped(table_name, "it holds no row")
+        elif not chosen:
+            yield Skipped(table_name, f"no column holds text; the columns are {', '.join(_column_names(sample))}")
+            continue
+        elif is_joined:
+            notify(f"{table_name} has no column text; its texts are joined from {', '.join(chosen)}")
+        for line, row in chain(sample, rows):
+            row_name = f"{table_name}, line {line}"
+            if isinstance(row, str):
+                yield Skipped(row_name, row.rstrip("."))
+            else:
+                if is_joined:  # a row need not have all of them
+                    row |= {column: "" for column in chosen if row.get(column) is None}
+                yield _row_document(row, chosen, name=row_name, default_id=f"{table_id}:{line}", path=name)
+
+
+def _column_names(rows: Sequence[RowOrError]) -> list[str]:
+    return list(dict.fromkeys(str(name) for _, row in rows if not isinstance(row, str) for name in row))
+
+
+def _text_columns(rows: Sequence[RowOrError]) -> tuple[str, ...]:
+    """Return `text` if there is such a column; else the columns that hold text, none if there is none.
+
+    Those are columns with two words per value on average, and titles; if all values are shorter, columns of words.
+    """
+    names = _column_names(rows)
+    if "text" in names or not names:
+        return ("text",)
+    n_words = {name: _mean_words(rows, name) for name in names if name not in _ID_COLUMNS}
+    texts = [name for name, count in n_words.items() if count >= _MIN_WORDS]
+    if not texts:
+        return tuple(name for name, count in n_words.items() if count >= 1)
+    return tuple(name for name in n_words if name in texts or (name.lower() in _TITLE_COLUMNS and n_words[name]))
+
+
+def _mean_words(rows: Sequence[RowOrError], column: str) -> float:
+    """Return the mean number of words in a column's values; 0 if one of them is not a string."""
+    values = [row[column] for _, row in rows if not isinstance(row, str) and row.get(column) not in (None, "")]
+    if not values or not all(isinstance(value, str) for value in values):
+        return 0.0
+    return sum(0 if _NOT_TEXT.fullmatch(value) else len(_WORD.findall(value)) for value in values) / len(values)
 
 
 def _row_document(
@@ -171,7 +210,7 @@ def _row_document(
     missing = [column for column, text in zip(columns, texts, strict=True) if not isinstance(text, str)]
     if missing:
         return Skipped(name, f"{missing[0]!r} is not a text; the columns are {', '.join(map(str, row))}")
-    text = "\n".join(map(str, texts))
+    text = "\n".join(text for text in map(str, texts) if text.strip())
     id = next((row[key] for key in _ID_COLUMNS if row.get(key) not in (None, "")), default_id or _text_id(text))
     metadata = {**({"path": path} if path else {}), **_row_metadata(row, {*columns, *_ID_COLUMNS})}
     return Document(storable(str(id)), storable(text), metadata)
@@ -197,44 +236,3 @@ def _storable_value(value: Any) -> Any:
 
 def _text_id(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _read_plain(path: Path) -> str:
-    text = path.read_text(encoding="utf-8-sig")
-    if "\x00" in text:
-        raise DataFileError("it is binary, not text")
-    return text
-
-
-def _read_pdf(path: Path) -> str:
-    try:
-        import pypdf
-    except ImportError:
-        raise MissingExtraError("pypdf", "index") from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it complains about files that it then reads well
-    reader = pypdf.PdfReader(path)
-    if reader.is_encrypted and not reader.decrypt(""):
-        raise DataFileError("it is encrypted; remove the password first")
-    text = "\n\n".join(page.extract_text() for page in reader.pages)
-    if not text.strip():
-        raise DataFileError("it holds no text, only pictures; run OCR over it first")
-    return text
-
-
-def _read_docx(path: Path) -> str:
-    with zipfile.ZipFile(path) as archive:
-        entry = archive.getinfo("word/document.xml")
-        if entry.file_size > _MAX_XML_BYTES:
-            raise DataFileError(f"its text unpacks to {entry.file_size / 2**20:.0f} MB")
-        content = archive.read(entry)
-    if b"<!DOCTYPE" in content[:1024] or b"<!ENTITY" in content:
-        raise DataFileError("it defines entities, which no word processor does")
-    paragraphs = ElementTree.fromstring(content).iter(f"{_WORD_NAMESPACE}p")
-    return "\n\n".join(text for paragraph in paragraphs if (text := _docx_paragraph(paragraph)).strip())
-
-
-def _docx_paragraph(paragraph: ElementTree.Element) -> str:
-    breaks = {f"{_WORD_NAMESPACE}tab": "\t", f"{_WORD_NAMESPACE}br": "\n", f"{_WORD_NAMESPACE}cr": "\n"}
-    return "".join(
-        node.text or "" if node.tag == f"{_WORD_NAMESPACE}t" else breaks.get(node.tag, "") for node in paragraph.iter()
-    )

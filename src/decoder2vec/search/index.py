@@ -185,8 +185,9 @@ class Index:
         self,
         documents: DocumentSource,
         *,
-        columns: Sequence[str] = ("text",),
+        columns: Sequence[str] = (),
         progress: Callable[[IndexChanges], object] | None = None,
+        notify: Callable[[str], object] = lambda _: None,
     ) -> IndexChanges:
         """Add documents, replacing those with the same id; unchanged documents are not encoded again.
 
@@ -195,13 +196,15 @@ class Index:
         Args:
             documents: A folder or file (see `read_documents`), or an iterable of `Document`s, texts and dicts with
                 `text`, optionally `id` or `_id`, and metadata.
-            columns: Columns of a table, or keys of a dict, that are joined to the text.
+            columns: Columns of a table, or keys of a dict, that are joined to the text. By default `text`; in a table
+                without it, all columns that hold text.
             progress: Called with the changes so far after every batch.
+            notify: Called with messages for the user.
 
         Returns:
             Counts of added, updated and unchanged documents, and the skipped ones with their reasons.
         """
-        items = to_documents(documents, columns)
+        items = to_documents(documents, columns, notify)
         changes = _add_documents(self.store, self.encoder, self.header.chunking, items, progress or (lambda _: None))
         self._ranker.prepare()
         return changes

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import math
 import re
-import sys
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.text.tables import RowOrError, format_of, parse_rows
 
 PAIR_COLUMNS = ("sentence1", "sentence2", "score")
 TEXT_COLUMN_HINT = "Call the one that holds the texts `text`."
 """Hint for callers of `read_texts` that offer no way to name a column."""
 _COLUMN_HINT = "Name yours with --column."
-
-RowOrError = tuple[int, dict[str, Any] | str]
-"""Line number, and the fields of the line or the reason why it has none."""
 
 DataKind = Literal["records", "scored pairs", "inferences", "pairs", "triplets", "labelled texts", "plain texts"]
 
@@ -140,7 +133,7 @@ def read_texts_with_source(
     source: str | Path, column: str | None = None, *, hint: str = _COLUMN_HINT
 ) -> Iterator[tuple[str, str]]:
     """Like `read_texts`, but yield each text with the value of the column `source`, empty where there is none."""
-    file_format = ("jsonl" if column else "txt") if str(source) == "-" else _file_format(Path(source))
+    file_format = ("jsonl" if column else "txt") if str(source) == "-" else format_of(Path(source))
     if file_format == "txt" and column:
         raise DataFileError(f"{source} is read as plain lines and has no column {column!r}; use .tsv, .csv or .jsonl.")
     for line, row in read_rows(source, file_format):
@@ -158,15 +151,18 @@ def read_rows(source: str | Path, file_format: str | None = None) -> Iterator[tu
         source: The file, or "-" for standard input.
         file_format: txt, tsv, csv or jsonl; by default the one of the file's suffix.
     """
-    for line, row in _parse(source, file_format or _file_format(Path(source))):
+    for line, row in parse_rows(source, file_format or format_of(Path(source))):
         if isinstance(row, str):
             raise DataFileError(f"{source}, line {line}: {row}")
         yield line, row
 
 
 def read_rows_or_errors(source: str | Path) -> Iterator[RowOrError]:
-    """Like `read_rows`, but yield the reason as a string where a line is malformed, so that the caller can go on."""
-    yield from _parse(source, _file_format(Path(source)))
+    """Like `read_rows`, but yield the reason as a string where a line is malformed, so that the caller can go on.
+
+    The charset is guessed, which data for training and evaluation must not depend on.
+    """
+    yield from parse_rows(source, format_of(Path(source)), guess_charset=True)
 
 
 def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | None = None) -> list[tuple[str, ...]]:
@@ -202,11 +198,11 @@ def read_pairs(
     """
     if len(columns) != 3:
         raise InputError(f"Give three column names (text, text, score), not {len(columns)}: {', '.join(columns)}.")
-    file_format = _file_format(Path(source))
+    file_format = format_of(Path(source))
     if file_format == "txt":
         raise DataFileError(f"{source}: pairs are read from .tsv, .csv or .jsonl files (or those with .gz).")
     pairs, skipped = [], 0
-    for line, row in _parse(source, file_format):
+    for line, row in parse_rows(source, file_format):
         pair = row if isinstance(row, str) else _pair_or_error(row, columns, source)
         if not isinstance(pair, str):
             pairs.append(pair)
@@ -254,80 +250,6 @@ def read_triplets(source: str | Path) -> Triplets:
     return Triplets(file.source.name.split(".")[0], rows, len(file.rows) - len(rows))
 
 
-# --- file formats ---------------------------------------------------------------------------------------------------
-
-
-def _parse(source: str | Path, file_format: str) -> Iterator[RowOrError]:
-    parsers = {"txt": _parse_txt, "tsv": _parse_tsv, "csv": _parse_csv, "jsonl": _parse_jsonl}
-    try:
-        if str(source) == "-":
-            yield from parsers[file_format](sys.stdin)
-            return
-        with _open(Path(source)) as handle:
-            yield from parsers[file_format](handle)
-    except UnicodeDecodeError as error:
-        raise DataFileError(
-            f"{source} is not UTF-8 (byte {error.object[error.start]:#x} {error.reason}); "
-            "convert it first, for example with iconv -f latin1 -t utf-8."
-        ) from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataFileError(f"Cannot read {source}: {getattr(error, 'strerror', None) or error}.") from None
-
-
-def _open(path: Path) -> TextIO:
-    if path.is_dir():
-        raise DataFileError(f"{path} is a folder; give a file.")
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    handle: TextIO = opener(path, "rt", encoding="utf-8-sig", newline="")
-    return handle
-
-
-def _parse_txt(handle: TextIO) -> Iterator[RowOrError]:
-    for number, line in enumerate(handle, 1):
-        text = line.rstrip("\r\n")
-        yield number, {"text": text.removeprefix("\ufeff") if number == 1 else text}
-
-
-def _parse_tsv(handle: TextIO) -> Iterator[RowOrError]:
-    """Split at tabs only: quotes are text, because sentences contain many of them."""
-    names = handle.readline().rstrip("\r\n").split("\t")
-    for number, line in enumerate(handle, 2):
-        if fields := line.rstrip("\r\n"):
-            values = fields.split("\t")
-            row = dict.fromkeys(names) | dict(zip(names, values, strict=False))
-            yield number, _extra_fields_error(values, names) or row
-
-
-def _parse_csv(handle: TextIO) -> Iterator[RowOrError]:
-    reader = csv.DictReader(handle, strict=True)
-    while True:
-        try:
-            row = next(reader, None)
-        except csv.Error as error:
-            yield reader.line_num, f"{error}."
-            return
-        if row is None:
-            return
-        extra = row.pop(None, None)  # type: ignore[call-overload]
-        yield reader.line_num, _extra_fields_error([*row, *(extra or [])], list(row)) or row
-
-
-def _parse_jsonl(handle: TextIO) -> Iterator[RowOrError]:
-    for number, line in enumerate(handle, 1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            yield number, f"not JSON ({error})."
-            continue
-        yield number, row if isinstance(row, dict) else f"expected a JSON object, not {type(row).__name__}."
-
-
-def _extra_fields_error(values: Sequence[Any], names: Sequence[str]) -> str:
-    return f"{len(values)} fields, but the header has {len(names)}." if len(values) > len(names) else ""
-
-
 def _require_columns(names: Sequence[str], row: dict[str, Any], source: str | Path, hint: str) -> None:
     missing = [name for name in names if name not in row]
     if missing:
@@ -337,11 +259,6 @@ def _require_columns(names: Sequence[str], row: dict[str, Any], source: str | Pa
 
 def _default_column(row: dict[str, Any]) -> str:
     return next((name for name in ("text", "sentence") if name in row), "text")
-
-
-def _file_format(path: Path) -> str:
-    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    return {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(suffix.lower(), "txt")
 
 
 def _pair_or_error(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
