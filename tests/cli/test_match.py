@@ -24,7 +24,7 @@ def sides(tmp_path):
     folder.mkdir()
     (folder / "ann.txt").write_text(f"Skills\n{SECRET} and bread.\nEducation\nOven school.", "utf-8")
     (folder / "bob.md").write_text(f"I bake a at night, said {SECRET}.", "utf-8")
-    (folder / "cut.txt").write_bytes(f"{SECRET} \xff".encode("latin1"))
+    (folder / "cut.txt").write_bytes(f"{SECRET} \x81".encode("latin1"))
     return "--left", tmp_path / "jobs.jsonl", "--right", folder
 
 

@@ -112,6 +112,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
         (("index", "--out", index, "--tune"), InputError, "--queries and --qrels"),
         (("index", "--out", index, "--tune", *queries), InputError, "--queries and --qrels"),
         (("index", folder, "--out", index, *queries), InputError, "belong to --tune"),
+        (("index", "--out", index, "--verify", "--json", tmp_path / "x.json"), InputError, "nothing to write"),
         (("search", new, "q"), InputError, "no index"),
         (("search", index, "q", "--filter", "year"), InputError, "key=value"),
         (("search", "s3://bucket", "q"), InputError, "cannot hold an index"),
@@ -121,6 +122,25 @@ def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
     assert not new.exists()
     with pytest.raises(DataFileError, match="No document of"):
         d2v("index", folder / "broken.pdf", "--encoder", "tiny-llama", "--out", tmp_path / "y")
+
+
+def test_folder_of_real_files_is_indexed_and_reported(tmp_path):
+    folder = tmp_path / "real"
+    folder.mkdir()
+    page = "# All about **lamps**\n\nSee [the shop](http://a.b). A lamp is `bright` at night."
+    (folder / "lamps.md").write_text(page, encoding="utf-8")
+    (folder / "goods.csv").write_bytes("nr;title;remark\n1;Sofa;Naïve café sofa\n2;Bed;A bed".encode("cp1252"))
+    for number in range(12):
+        (folder / f"{number:02}.png").write_bytes(b"")
+    options = ("--encoder", "tiny-llama", "--out", tmp_path / "index", "--json", tmp_path / "index.json")
+    output = d2v("index", folder, *options).output
+    assert "goods.csv has no column text; its texts are joined from title, remark" in " ".join(output.split())
+    assert "left out 09.png: files of the kind .png are not read" in output and "10.png" not in output
+    assert "... and 2 more" in output and "added 3, updated 0, unchanged 0, left out 12" in output
+    data = json.loads((tmp_path / "index.json").read_text(encoding="utf-8"))
+    assert data["added"] == 3 and data["skipped"][11]["name"] == "11.png"
+    output = d2v("search", tmp_path / "index", "bright lamp at night", "--mode", "lexical").output
+    assert "All about lamps · lamps.md\n          See the shop. «A lamp is bright at night.»\n" in output
 
 
 def test_control_characters_are_not_printed(tmp_path):

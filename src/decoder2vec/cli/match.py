@@ -22,7 +22,8 @@ _MAX_PRINTED = 20
 
 def match(
     left: Annotated[
-        Path, typer.Option(help="Jobs: .jsonl or .csv (id, title, text ...), or a folder of .txt .md .pdf .docx.")
+        Path,
+        typer.Option(help="Jobs: .jsonl, .csv or .xlsx (id, title, text ...), or a folder of .txt .md .pdf .docx ..."),
     ],
     right: Annotated[Path, typer.Option(help="Resumes, or anything to match with the left side; as --left.")],
     out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],

@@ -47,8 +47,8 @@ def match(
     """Match two sides, such as jobs and resumes: rank each for every document of the other, with reasons.
 
     Args:
-        left: A .jsonl, .csv or .tsv file, a folder of .txt, .md, .pdf and .docx files, a `Side`, or a list of texts and
-            dicts with `text` and optionally `id`, `title`, `name` and sections such as `skills`.
+        left: A .jsonl, .csv, .tsv or .xlsx file, a folder of .txt, .md, .pdf, .docx and other files, a `Side`, or a
+            list of texts and dicts with `text` and optionally `id`, `title`, `name` and sections such as `skills`.
         right: The other side, as `left`.
         encoder: An `Encoder`, anything with `encode`, a model name or the folder of a saved encoder; by default the
             built-in encoder.
