@@ -42,6 +42,7 @@ def serve(
     adapter: Adapters = None,
     api_key: ApiKeys = None,
     sweep: Annotated[Path | None, typer.Option(help="A sweep.json for the page to show.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not scale the vectors to length 1.")] = False,
     cache_mb: Annotated[float, typer.Option(help="Megabytes of vectors to cache; 0 disables the cache.")] = 64,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; by default by device.")] = None,
     max_request_tokens: Annotated[int, typer.Option(help="Tokens of one request.")] = 131_072,
@@ -74,7 +75,8 @@ def serve(
         model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
         for adapter_name, folder in adapters.items():
             model.add_adapter(adapter_name, folder)
-        return app.ServerConfig(model, name or Path(encoder).name or "encoder", index, sweep, limits, cache_mb)
+        served_name = name or Path(encoder).name or "encoder"
+        return app.ServerConfig(model, served_name, index, sweep, limits, cache_mb, normalize=not raw)
 
     app.serve(load_config, api_key or [], host=host, port=port, notify=info)
 
