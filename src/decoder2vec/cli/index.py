@@ -10,6 +10,7 @@ import typer
 from decoder2vec.cli.options import (
     AttentionOption,
     Device,
+    Dtype,
     EncoderOption,
     Layer,
     PoolingOption,
@@ -55,13 +56,15 @@ def index(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --verify."""
     if not (source or delete or tune or verify):
         raise InputError(f"Give a folder or file to add to {out}, or --delete, --tune or --verify.")
     _check_tuning_options(tune, queries, qrels, pairs, json_file)
-    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
-    opened = _open_or_create(out, source, encoder, options, (chunk, overlap))
+    choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    loading = {"device": device, "dtype": dtype}
+    opened = _open_or_create(out, source, encoder, choices, loading, (chunk, overlap))
     if delete:
         _delete(opened, delete)
     if source:
@@ -91,7 +94,8 @@ def _open_or_create(
     out: str,
     source: Path | None,
     encoder: str,
-    options: dict[str, Any],
+    choices: dict[str, Any],
+    loading: dict[str, str | None],
     chunking: tuple[int | None, int | None],
 ) -> Index:
     from decoder2vec.search.chunks import Chunking
@@ -103,15 +107,16 @@ def _open_or_create(
     if Index.exists(out):
         if chunking != (None, None):
             raise InputError(f"The chunks of {out} were set when it was created; leave out --chunk and --overlap.")
-        named = bool(encoder) or any(value is not None for key, value in options.items() if key != "device")
-        return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **options) if named else None)
+        if encoder or any(value is not None for value in choices.values()):
+            return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices))
+        return Index.open(out, **loading)
     if not source:
         raise InputError(f"There is no index at {out}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
     size, overlap = chunking
     size = size or Chunking.size
     overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
-    return Index.create(out, open_encoder(encoder or DEFAULT_ENCODER, **options), Chunking(size, overlap))
+    return Index.create(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices), Chunking(size, overlap))
 
 
 def _delete(opened: Index, ids: list[str]) -> None:

@@ -10,6 +10,7 @@ import typer
 from decoder2vec.cli.options import (
     AttentionOption,
     Device,
+    Dtype,
     EncoderArgument,
     Layer,
     PoolingOption,
@@ -54,6 +55,7 @@ def serve(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Serve an encoder: OpenAI's /v1/embeddings, /search, /match, /rerank, and a page at /."""
     try:
@@ -72,7 +74,8 @@ def serve(
     adapters = _parse_adapters(adapter or [])
 
     def load_config() -> ServerConfig:
-        model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+        choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+        model = open_encoder(encoder, device, dtype, **choices)
         for adapter_name, folder in adapters.items():
             model.add_adapter(adapter_name, folder)
         served_name = name or Path(encoder).name or "encoder"
