@@ -99,6 +99,22 @@ def test_matching_takes_it_if_none_is_named(tiny_builtin):
     assert matching.for_left[0][0].right == 1
 
 
+def test_server_takes_it_if_none_is_named(tiny_builtin, monkeypatch):
+    app = pytest.importorskip("decoder2vec.serving.app", reason="no server: pip install 'decoder2vec[serve]'")
+    from fastapi.testclient import TestClient
+
+    configs = []
+    monkeypatch.setattr(app, "serve", lambda load_config, *_, **__: configs.append(load_config()))
+    assert d2v("serve").exit_code == d2v("serve", "--raw").exit_code == 0
+    lengths = np.linalg.norm(tiny_builtin.encode(TEXTS), axis=1, keepdims=True)
+    for config, scale in zip(configs, (1 / lengths, 1), strict=True):
+        with TestClient(app.create_app(config), "http://localhost") as client:
+            assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [DEFAULT_ENCODER]
+            body = {"model": DEFAULT_ENCODER, "input": TEXTS}
+            vectors = [item["embedding"] for item in client.post("/v1/embeddings", json=body).json()["data"]]
+        np.testing.assert_allclose(vectors, tiny_builtin.encode(TEXTS) * scale, atol=1e-5, rtol=1e-5)
+
+
 def test_training_starts_from_it(tiny_builtin, tmp_path):
     (tmp_path / "texts.txt").write_text("\n".join(f"Text number {n} of many." for n in range(12)), encoding="utf-8")
     result = decoder2vec.train(

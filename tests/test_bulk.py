@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from decoder2vec import bulk
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.bulk import embed_texts
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
@@ -55,7 +56,7 @@ class RecordingEncoder:
 
     def __init__(self, encoder, stop_at=None):
         self.encoder, self.stop_at, self.calls = encoder, stop_at, []
-        self.fingerprint, self.dim = encoder.fingerprint, encoder.dim
+        self.fingerprint, self.dim, self.backbone = encoder.fingerprint, encoder.dim, encoder.backbone
 
     def encode(self, texts, **kwargs):
         if len(self.calls) + 1 == self.stop_at:
@@ -154,11 +155,13 @@ def interrupt(encoder, texts, out, at=3, **kwargs):
     return recorder
 
 
-@pytest.mark.parametrize("change", ["another encoder", "normalised", "another format"])
+@pytest.mark.parametrize("change", ["another encoder", "another dtype", "normalised", "another format"])
 def test_shards_of_other_settings_are_not_reused(backbone, tmp_path, small_shards, change):
     out = tmp_path / "out.npy"
     interrupt(make_encoder(backbone), TEXTS, out)
     encoder = RecordingEncoder(make_encoder(backbone, layer=3 if change == "another encoder" else 2))
+    if change == "another dtype":
+        encoder = RecordingEncoder(Encoder(Backbone.load("tiny-llama", dtype="float64"), encoder.encoder.spec))
     out = tmp_path / "out.jsonl" if change == "another format" else out
     embed_texts(encoder, TEXTS, out, normalize=change == "normalised")
     assert encoder.calls == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]

@@ -63,6 +63,15 @@ def test_command_lines_name_existing_commands_and_options(page):
                 assert word in help_text, f"{page.name}: {line}: no option {word}"
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/guide/quickstart.md"])
+def test_commands_of_the_first_pages_overwrite_nothing(name):
+    """Their commands are run in the order given."""
+    page = (ROOT / name).read_text(encoding="utf-8")
+    lines = [line for line in page.splitlines() if line.startswith("d2v ")]
+    outputs = [output.rstrip("/") for line in lines for output in re.findall(r"--(?:out|json) (\S+)", line)]
+    assert outputs and len(outputs) == len(set(outputs))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=path_of)
 def test_relative_links_lead_to_files(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)

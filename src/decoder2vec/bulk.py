@@ -1,7 +1,8 @@
 """Embedding of more texts than fit into memory: streamed in shards, resumable, written to one file at the end.
 
 Shards are written to `OUT.parts/`. Each is named by its index and stores the hash of its texts, and the folder stores
-the fingerprint of the encoder, so a second run reuses exactly the shards that are still valid and computes the others.
+the fingerprint and dtype of the encoder, so a second run reuses exactly the shards that are still valid and computes
+the others.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def embed_texts(
     """
     write = get_writer(out)
     folder = out.with_name(out.name + ".parts")
-    owner = f"{encoder.fingerprint}-{int(normalize)}"
+    owner = f"{encoder.fingerprint}-{int(normalize)}-{encoder.backbone.dtype}"
     _delete_foreign_shards(folder, owner)
     total = n_shards = 0
     stream = iter(texts)
@@ -75,7 +76,7 @@ def get_writer(out: Path) -> Writer:
 
 
 def _delete_foreign_shards(folder: Path, owner: str) -> None:
-    """Delete shards of another encoder or normalisation."""
+    """Delete shards of another encoder, normalisation or dtype."""
     owner_file = folder / "encoder"
     if folder.exists() and (not owner_file.is_file() or owner_file.read_text(encoding="utf-8") != owner):
         shutil.rmtree(folder)

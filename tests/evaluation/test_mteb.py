@@ -442,6 +442,13 @@ def test_instruction_is_a_separate_experiment(encoder, mteb, evaluate, tmp_path)
     assert plain["cosine_spearman"] != instructed["cosine_spearman"]
 
 
+def test_dtype_is_a_separate_experiment(mteb):
+    encoders = [Encoder.from_pretrained("tiny-llama", device="cpu", dtype=dtype) for dtype in ("float64", "float32")]
+    metas = [as_mteb_model(encoder, "me/it").mteb_model_meta for encoder in encoders]
+    assert metas[0].revision == metas[1].revision
+    assert [meta.experiment_kwargs for meta in metas] == [{"dtype": "float64"}, None]
+
+
 def test_prompts_are_chosen_in_the_order_of_mteb(encoder, tasks, mteb):
     """The order is task-role, task, type-role, type, role; the expected name comes from mteb's function."""
     from mteb.models.abs_encoder import get_prompt_name

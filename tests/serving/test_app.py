@@ -66,7 +66,7 @@ def check_vectors(results, offline):
     """Every vector is that of its own text."""
     texts = [text for request_texts, _ in results for text in request_texts]
     vectors = np.concatenate([vectors for _, vectors in results])
-    expected = offline.encode(texts)
+    expected = offline.encode(texts, normalize_embeddings=True)
     scale = np.abs(expected).max(axis=1, keepdims=True)
     assert vectors.shape == expected.shape and np.abs((vectors - expected) / scale).max() < 1e-5
 

@@ -111,6 +111,43 @@ def test_too_many_texts_or_tokens_get_a_413(serving):
         assert client.post("/v1/embeddings", json={"input": ["x"] * 3}).status_code == 200
 
 
+def test_tokens_are_counted_after_truncation(serving, offline):
+    long = "word " * 3000
+    limit = 2 * offline.max_seq_length
+    with serving(limits=Limits(max_request_tokens=limit)) as url, httpx.Client(base_url=url, timeout=30) as client:
+        for texts in ([long], [long, long]):
+            response = client.post("/v1/embeddings", json={"input": texts})
+            assert response.json()["usage"]["total_tokens"] == len(texts) * offline.max_seq_length
+        message = error_of(client.post("/v1/embeddings", json={"input": [long] * 3}), 413)["message"]
+        assert f"{3 * offline.max_seq_length} tokens" in message
+        rerank = client.post("/rerank", json={"query": "x", "documents": [long]})
+        compare = client.post("/compare", json={"a": long, "b": "x"})
+        assert rerank.status_code == compare.status_code == 200
+
+
+def test_matching_counts_long_documents_whole(serving, offline):
+    """Matching splits documents into sentences, so the model reads all of a long one."""
+    documents = [{"id": "a", "text": "Bake bread at night. " * 600}]
+    limits = Limits(max_request_tokens=2 * offline.max_seq_length)
+    with serving(limits=limits) as url, httpx.Client(base_url=url) as client:
+        error = error_of(client.post("/match", json={"left": documents, "right": documents}), 413)
+    assert error["code"] == "too_many_tokens"
+
+
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/search", "/match", "/rerank", "/compare"])
+@pytest.mark.parametrize("media_type", [None, "application/x-www-form-urlencoded", "text/plain"])
+def test_body_of_another_type_is_answered_in_words(client, route, media_type):
+    """`curl -d` sends JSON as a form; a page of another site may send these types without asking the browser."""
+    headers = {"Content-Type": media_type} if media_type else {}
+    error = error_of(client.post(route, content=b'{"input": "x", "query": "x"}', headers=headers), 415)
+    assert "`Content-Type: application/json`" in error["message"] and error["code"] == "unsupported_media_type"
+
+
+def test_json_with_a_charset_is_understood(client):
+    headers = {"Content-Type": "Application/JSON; charset=utf-8"}
+    assert client.post("/v1/embeddings", content=b'{"input": "x"}', headers=headers).status_code == 200
+
+
 def test_missing_or_wrong_key_gets_a_401(serving):
     with serving(api_keys=["first", "second"]) as url, httpx.Client(base_url=url) as client:
         for headers in (

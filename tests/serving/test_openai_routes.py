@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import struct
+import sys
 
 import httpx
 import numpy as np
@@ -12,9 +14,10 @@ import pytest
 import tiktoken
 from langchain_openai import OpenAIEmbeddings
 
+from decoder2vec.encoder import Encoder
 from decoder2vec.evaluation.baselines import load_encoder
-from decoder2vec.serving import tokens
 
+CL100K_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 TEXTS = ["A cat sleeps.", "Kätzchen 🐈 träumen", "", "The boat leaves at seven, unless the wind is too strong."]
 
 
@@ -24,12 +27,56 @@ def openai_client(url):
         yield opened
 
 
-def test_openai_client_gets_the_vectors_of_the_encoder(openai_client, offline):
+@pytest.fixture
+def vocabulary(monkeypatch, tmp_path):
+    """A tokenizer of single bytes that tiktoken has in its cache as cl100k_base, for client and server."""
+    byte_ranks = {bytes([byte]): byte for byte in range(256)}
+    encoding = tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=byte_ranks, special_tokens={})
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"cl100k_base": encoding}[name])
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    (tmp_path / hashlib.sha1(CL100K_URL.encode()).hexdigest()).touch()
+    return encoding
+
+
+def unit_vectors(encoder, texts):
+    """The vectors of an encoder, scaled to length 1 in float64."""
+    vectors = encoder.encode(texts).astype(np.float64)
+    return vectors / np.sqrt((vectors**2).sum(axis=-1, keepdims=True))
+
+
+def test_openai_client_gets_unit_vectors_of_the_encoder(openai_client, offline):
+    expected = unit_vectors(offline, TEXTS)
+    assert not np.allclose(expected, offline.encode(TEXTS), atol=1e-2)  # the encoder itself does not normalise
     response = openai_client.embeddings.create(model="tiny", input=TEXTS)  # requests base64 by default
     assert [item.index for item in response.data] == [0, 1, 2, 3]
-    np.testing.assert_allclose([item.embedding for item in response.data], offline.encode(TEXTS), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose([item.embedding for item in response.data], expected, atol=1e-5)
     vector = openai_client.embeddings.create(model="tiny", input=TEXTS[0], encoding_format="float").data[0].embedding
-    np.testing.assert_allclose(vector, offline.encode(TEXTS[0]), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(vector, expected[0], atol=1e-5)
+
+
+def test_raw_vectors_are_those_of_encode(serving, offline):
+    with serving(normalize=False) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        for dimensions in (None, 5):
+            options = {} if dimensions is None else {"dimensions": dimensions}
+            data = client.embeddings.create(model="tiny", input=TEXTS, **options).data
+            expected = offline.encode(TEXTS, truncate_dim=dimensions)
+            np.testing.assert_allclose([item.embedding for item in data], expected, atol=1e-5, rtol=1e-5)
+        assert client.models.retrieve("tiny").model_dump()["normalize"] is False
+
+
+def test_raw_keeps_the_length_that_the_encoder_gives(serving, encoder):
+    """An encoder with `normalize=True` normalises after truncation, and so does its server."""
+    served = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32", normalize=True)
+    with serving(encoder=served, normalize=False) as url, httpx.Client(base_url=url) as client:
+        body = {"input": TEXTS, "dimensions": 5}
+        vectors = [item["embedding"] for item in client.post("/v1/embeddings", json=body).json()["data"]]
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+
+
+def test_cached_vectors_are_normalised_once(openai_client, offline):
+    for _ in range(2):
+        (item,) = openai_client.embeddings.create(model="tiny", input="Encoded, then cached.").data
+        np.testing.assert_allclose(item.embedding, unit_vectors(offline, "Encoded, then cached."), atol=1e-5)
 
 
 def test_usage_counts_the_tokens_that_the_model_reads(openai_client, offline):
@@ -57,35 +104,59 @@ def test_base64_is_little_endian_float32(client, offline):
     packed = base64.b64decode(client.post("/v1/embeddings", json=body).json()["data"][0]["embedding"])
     assert len(packed) == 4 * offline.dim
     vector = struct.unpack(f"<{offline.dim}f", packed)
-    np.testing.assert_allclose(vector, offline.encode(TEXTS[0]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(vector, unit_vectors(offline, TEXTS[0]), atol=1e-5)
 
 
 def test_langchain_gets_the_vectors_when_it_sends_texts(url, offline):
     embeddings = OpenAIEmbeddings(
         model="tiny", base_url=f"{url}/v1", api_key="none", check_embedding_ctx_length=False, max_retries=0
     )
-    np.testing.assert_allclose(embeddings.embed_documents(TEXTS), offline.encode(TEXTS), atol=1e-5, rtol=1e-5)
-    np.testing.assert_allclose(embeddings.embed_query(TEXTS[1]), offline.encode(TEXTS[1]), atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(embeddings.embed_documents(TEXTS), unit_vectors(offline, TEXTS), atol=1e-5)
+    np.testing.assert_allclose(embeddings.embed_query(TEXTS[1]), unit_vectors(offline, TEXTS[1]), atol=1e-5)
+
+
+def test_langchain_gets_the_vectors_by_default(url, offline, vocabulary):
+    embeddings = OpenAIEmbeddings(model="tiny", base_url=f"{url}/v1", api_key="none", max_retries=0)
+    np.testing.assert_allclose(embeddings.embed_documents(TEXTS), unit_vectors(offline, TEXTS), atol=1e-5)
+    np.testing.assert_allclose(embeddings.embed_query(TEXTS[1]), unit_vectors(offline, TEXTS[1]), atol=1e-5)
 
 
 @pytest.mark.parametrize("ids", [[1, 2, 3], [[1, 2], [3]]])
 def test_token_ids_without_vocabulary_are_a_400(openai_client, ids, monkeypatch, tmp_path):
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
-    tokens.tiktoken_vocabulary.cache_clear()
-    with pytest.raises(openai.BadRequestError, match="check_embedding_ctx_length=False"):
+    with pytest.raises(openai.BadRequestError, match=r"cl100k_base is not in .*check_embedding_ctx_length=False"):
         openai_client.embeddings.create(model="tiny", input=ids)
 
 
-def test_token_ids_are_decoded_with_their_vocabulary(openai_client, offline, monkeypatch):
-    byte_ranks = {bytes([byte]): byte for byte in range(256)}
-    vocabulary = tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks=byte_ranks, special_tokens={})
-    monkeypatch.setattr(tokens, "tiktoken_vocabulary", lambda: vocabulary)
+def test_token_ids_without_tiktoken_are_a_400(openai_client, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    with pytest.raises(openai.BadRequestError, match=r"tiktoken is not installed.*check_embedding_ctx_length=False"):
+        openai_client.embeddings.create(model="tiny", input=[1, 2, 3])
+
+
+def test_vocabulary_that_arrives_later_is_used(openai_client, monkeypatch, tmp_path, request):
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path / "empty"))
+    with pytest.raises(openai.BadRequestError):
+        openai_client.embeddings.create(model="tiny", input=[1])
+    request.getfixturevalue("vocabulary")
+    assert openai_client.embeddings.create(model="tiny", input=[1]).data
+
+
+def test_token_ids_of_another_vocabulary_are_a_400(serving, vocabulary):
+    """LangChain takes a model named gpt2 for OpenAI's and sends ids of its vocabulary, which mean other texts here."""
+    with serving(name="gpt2") as url, httpx.Client(base_url=url) as client:
+        response = client.post("/v1/embeddings", json={"model": "gpt2", "input": [1, 2]})
+    error = response.json()["error"]
+    assert response.status_code == 400 and error["code"] == "token_ids" and "'gpt2'" in error["message"]
+
+
+def test_token_ids_are_decoded_with_their_vocabulary(openai_client, offline, vocabulary):
     rows = [vocabulary.encode(text) for text in TEXTS if text]
     data = openai_client.embeddings.create(model="tiny", input=rows).data
-    expected = offline.encode([text for text in TEXTS if text])
-    np.testing.assert_allclose([item.embedding for item in data], expected, atol=1e-5, rtol=1e-5)
+    expected = unit_vectors(offline, [text for text in TEXTS if text])
+    np.testing.assert_allclose([item.embedding for item in data], expected, atol=1e-5)
     vector = openai_client.embeddings.create(model="tiny", input=rows[0]).data[0].embedding
-    np.testing.assert_allclose(vector, expected[0], atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(vector, expected[0], atol=1e-5)
     for wrong in ([256], [-1], [2**70]):
         with pytest.raises(openai.BadRequestError, match="token id"):
             openai_client.embeddings.create(model="tiny", input=wrong)
@@ -96,7 +167,7 @@ def test_models_list_what_decides_their_vectors(openai_client, offline):
     info = model.model_dump()
     assert info["id"] == "tiny" and info["fingerprint"] == offline.fingerprint
     assert (info["layer"], info["pooling"]) == (offline.backbone.n_layers, "lasttoken")
-    assert info["template"] == offline.spec.template
+    assert info["template"] == offline.spec.template and info["normalize"] is True
     assert openai_client.models.retrieve("tiny").model_dump() == info
 
 
@@ -114,7 +185,6 @@ def test_adapters_are_served_under_their_own_names(encoder, offline, serving, tm
     import torch
 
     from decoder2vec.adapters.soft_prompt import SoftPrompt
-    from decoder2vec.encoder import Encoder
 
     prompt = SoftPrompt(torch.randn(2, offline.backbone.dim, generator=torch.Generator().manual_seed(0)))
     adapted = Encoder(offline.backbone.with_adapter(prompt), offline.spec)
@@ -128,7 +198,7 @@ def test_adapters_are_served_under_their_own_names(encoder, offline, serving, tm
         for name, expected in [("tiny", offline), ("soft", adapted)] * 2:
             body = {"model": name, "input": TEXTS}
             vectors = [item["embedding"] for item in client.post("/v1/embeddings", json=body).json()["data"]]
-            np.testing.assert_allclose(vectors, expected.encode(TEXTS), atol=1e-5, rtol=1e-5)
+            np.testing.assert_allclose(vectors, unit_vectors(expected, TEXTS), atol=1e-5)
 
 
 def test_own_client_gives_the_vectors_of_the_encoder(serving, offline, monkeypatch):
@@ -136,5 +206,5 @@ def test_own_client_gives_the_vectors_of_the_encoder(serving, offline, monkeypat
     texts = [f"Loaf {number}" for number in range(100)]
     with serving(api_keys=("good",)) as address:
         client = load_encoder(f"{address}/v1#tiny")
-        assert np.allclose(client.encode(texts), offline.encode(texts), atol=1e-5)
+        assert np.allclose(client.encode(texts), unit_vectors(offline, texts), atol=1e-5)
         assert client.dim == offline.dim

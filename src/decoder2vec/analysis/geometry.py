@@ -42,6 +42,7 @@ def measure_geometry(
     template: str | None = None,
     attention: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
     notify: Callable[[str], object] = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Document:
@@ -63,6 +64,7 @@ def measure_geometry(
         template: Template of models given by name.
         attention: Attention of models given by name: causal or bidirectional.
         device: cuda, mps or cpu, for encoders given by name.
+        dtype: Dtype such as "float32" or "bfloat16", for encoders given by name.
         notify: Called with one-line messages.
         on_progress: Called with a label, the number of items just finished and their total.
 
@@ -74,7 +76,7 @@ def measure_geometry(
     check_output_file(target, ".json", sources=sources)
     positives = read_positive_pairs(Path(pairs)) if isinstance(pairs, str | Path) else pairs
     chosen, file = load_texts(texts, limit, notify)
-    measurement = LayerMeasurement(chosen, file, pooling, template, attention, device)
+    measurement = LayerMeasurement(chosen, file, pooling, template, attention, device, dtype)
     documents = [
         measurement.run(encoder, lambda layers, report: layer_geometry(layers, positives, report), on_progress)
         for encoder in encoders

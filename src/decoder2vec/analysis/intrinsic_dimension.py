@@ -89,6 +89,7 @@ def measure_dimension(
     template: str | None = None,
     attention: str | None = None,
     device: str | None = None,
+    dtype: str | None = None,
     notify: Callable[[str], object] = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Document:
@@ -111,6 +112,7 @@ def measure_dimension(
         template: Template of models given by name.
         attention: Attention of models given by name: causal or bidirectional.
         device: cuda, mps or cpu, for encoders given by name.
+        dtype: Dtype such as "float32" or "bfloat16", for encoders given by name.
         notify: Called with one-line messages.
         on_progress: Called with a label, the number of items just finished and their total.
 
@@ -127,7 +129,7 @@ def measure_dimension(
     measurement = None
     if any(str(encoder) not in saved for encoder in encoders):
         chosen, file = load_texts(texts, limit, notify)
-        measurement = LayerMeasurement(chosen, file, pooling, template, attention, device)
+        measurement = LayerMeasurement(chosen, file, pooling, template, attention, device, dtype)
     curves: list[Document] = []
     for encoder in encoders:
         if measurement is None or str(encoder) in saved:

@@ -128,6 +128,7 @@ class LayerMeasurement:
     template: str | None = None
     attention: str | None = None
     device: str | None = None
+    dtype: str | None = None
 
     def run(
         self,
@@ -148,7 +149,7 @@ class LayerMeasurement:
         name = str(encoder) if isinstance(encoder, str | Path) else repr(encoder)
         if isinstance(encoder, str | Path):
             encoder = Encoder.from_pretrained(
-                encoder, template=self.template, attention=self.attention, device=self.device
+                encoder, template=self.template, attention=self.attention, device=self.device, dtype=self.dtype
             )
         total = count_passes(encoder) * len(self.texts)
 

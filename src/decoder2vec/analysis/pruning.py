@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from decoder2vec.activations.extract import Extractor, Progress
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.analysis.layer_embeddings import OnProgress
-from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.blocks import parameters_by_depth
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError, unknown_name
@@ -68,6 +68,7 @@ def prune(
     template: str = "plain",
     seed: int = 0,
     device: str | None = None,
+    dtype: str | None = None,
     notify: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Pruning:
@@ -94,6 +95,7 @@ def prune(
         template: Template of the texts for the curve.
         seed: Seed of the sample of triplets.
         device: cuda, mps or cpu; by default the best one available.
+        dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
         notify: Called with one-line messages.
         on_progress: Called with a label, the number of texts just encoded and their total.
 
@@ -104,7 +106,9 @@ def prune(
     choice = _check_request(keep, layers, folder, has_curve=triplets is not None)
     plan = LossCurvePlan(samples, batch, scale, pooling, template, seed=seed)
     rows = read_triplets(triplets) if isinstance(triplets, str | Path) else triplets
-    backbone, _ = load_base_model(model, device=device, notify=notify)
+    if dtype == FOUR_BIT:
+        raise InputError("Pruning compares the cut model with whole weights; give another dtype than 4bit.")
+    backbone, _ = load_base_model(model, device=device, dtype=dtype, notify=notify)
     depth = None if choice is None or choice in MINIMA else layers_to_keep(choice, backbone.n_layers)
     curve = None
     if rows is not None:

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from decoder2vec.cli.options import AttentionOption, Device, TemplateOption
+from decoder2vec.cli.options import AttentionOption, Device, Dtype, TemplateOption
 from decoder2vec.cli.output import info, labelled_bars, table
 from decoder2vec.storage import check_output_file
 
@@ -42,6 +42,7 @@ def intrinsic_dimension(
     average: Annotated[str, typer.Option(help="Average local estimates (mean) or their inverses (inverse).")] = "mean",
     seed: Annotated[int, typer.Option(help="Seed of random subsamples and bootstrap samples.")] = 0,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Intrinsic dimension of every layer: TwoNN and maximum likelihood with intervals, and the area of the curve."""
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, measure_dimension
@@ -59,6 +60,7 @@ def intrinsic_dimension(
             template=template,
             attention=attention,
             device=device,
+            dtype=dtype,
             notify=info,
             on_progress=advance,
         )
@@ -82,6 +84,7 @@ def geometry(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Anisotropy, effective rank, uniformity and alignment of every layer, and the similarity of layers (CKA)."""
     from decoder2vec.analysis.geometry import measure_geometry
@@ -99,6 +102,7 @@ def geometry(
             template=template,
             attention=attention,
             device=device,
+            dtype=dtype,
             notify=info,
             on_progress=advance,
         )

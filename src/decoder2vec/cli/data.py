@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device
+from decoder2vec.cli.options import Device, Dtype
 from decoder2vec.cli.output import info, table
 from decoder2vec.storage import check_output_file
 
@@ -50,6 +50,7 @@ def mine(
     ] = 0.95,
     skip: Annotated[int, typer.Option(help="Skip this many of the nearest texts.")] = 0,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Mine hard negatives within a file: texts near an anchor that are not among its positives."""
     from decoder2vec.encoder import Encoder
@@ -61,7 +62,7 @@ def mine(
     examples = read_contrastive_examples(file)
     for note in examples.notes:
         info(note)
-    model = Encoder.from_pretrained(encoder, device=device)
+    model = Encoder.from_pretrained(encoder, device=device, dtype=dtype)
     rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip, show_progress_bar=True)
     with atomic_file(out) as temporary:
         temporary.write_text(to_jsonl(rows), encoding="utf-8")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from decoder2vec.cli.options import AttentionOption, Device, Model
+from decoder2vec.cli.options import AttentionOption, Device, Dtype, Model
 from decoder2vec.cli.output import info, table
 
 
@@ -14,7 +12,7 @@ def doctor(
     model: Model,
     attention: AttentionOption = None,
     device: Device = None,
-    dtype: Annotated[str | None, typer.Option(help="float32 or bfloat16; by default chosen by the device.")] = None,
+    dtype: Dtype = None,
 ) -> None:
     """Check on your own model that it is read correctly; exit code 1 if a check fails."""
     from decoder2vec.analysis.doctor import doctor as run_doctor

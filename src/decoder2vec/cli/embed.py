@@ -11,6 +11,7 @@ import typer
 from decoder2vec.cli.options import (
     AttentionOption,
     Device,
+    Dtype,
     EncoderOption,
     Layer,
     PoolingOption,
@@ -33,6 +34,7 @@ def embed(
     attention: AttentionOption = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Encode a file of texts; the same command resumes an interrupted run."""
     from decoder2vec.bulk import embed_texts, get_writer
@@ -40,7 +42,8 @@ def embed(
 
     check_output_file(out, sources=[source])
     get_writer(out)
-    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    model = open_encoder(encoder, device, dtype, **choices)
     texts = iter(read_texts(source, column))
     first = list(itertools.islice(texts, 1))  # an unreadable file raises here, before a bar is shown
     with labelled_bars() as advance:

@@ -14,6 +14,7 @@ from decoder2vec.cli.options import (
     AttentionOption,
     Columns,
     Device,
+    Dtype,
     Layer,
     Limit,
     PoolingOption,
@@ -52,6 +53,7 @@ def evaluate(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Score an encoder: Spearman and Pearson on scored pairs, or all tasks in a folder, with confidence intervals.
 
@@ -77,6 +79,7 @@ def evaluate(
         pooling=pooling,
         template=template,
         attention=attention,
+        dtype=dtype,
     )
     if "tasks" in document:
         _print_tasks(document)

@@ -10,6 +10,7 @@ import typer
 from decoder2vec.cli.options import (
     AttentionOption,
     Device,
+    Dtype,
     EncoderOption,
     Layer,
     PoolingOption,
@@ -60,6 +61,7 @@ def index(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --verify."""
     if not (source or delete or tune or verify):
@@ -68,8 +70,9 @@ def index(
     if json_file and not (source or queries):
         raise InputError("There is nothing to write to --json; give a folder or file to add, or --tune with --queries.")
     check_output_file(json_file, ".json", sources=[source, queries, qrels, pairs])
-    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
-    opened = _open_or_create(out, source, encoder, options, (chunk, overlap))
+    choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    loading = {"device": device, "dtype": dtype}
+    opened = _open_or_create(out, source, encoder, choices, loading, (chunk, overlap))
     if delete:
         _delete(opened, delete)
     report: dict[str, Any] = {}
@@ -99,7 +102,8 @@ def _open_or_create(
     out: str,
     source: Path | None,
     encoder: str,
-    options: dict[str, Any],
+    choices: dict[str, Any],
+    loading: dict[str, str | None],
     chunking: tuple[int | None, int | None],
 ) -> Index:
     from decoder2vec.search.chunks import Chunking
@@ -111,15 +115,16 @@ def _open_or_create(
     if Index.exists(out):
         if chunking != (None, None):
             raise InputError(f"The chunks of {out} were set when it was created; leave out --chunk and --overlap.")
-        named = bool(encoder) or any(value is not None for key, value in options.items() if key != "device")
-        return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **options) if named else None)
+        if encoder or any(value is not None for value in choices.values()):
+            return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices))
+        return Index.open(out, **loading)
     if not source:
         raise InputError(f"There is no index at {out}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
     size, overlap = chunking
     size = size or Chunking.size
     overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
-    return Index.create(out, open_encoder(encoder or DEFAULT_ENCODER, **options), Chunking(size, overlap))
+    return Index.create(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices), Chunking(size, overlap))
 
 
 def _delete(opened: Index, ids: list[str]) -> None:

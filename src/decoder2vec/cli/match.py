@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import AttentionOption, Device, EncoderOption, Layer, PoolingOption, TemplateOption
+from decoder2vec.cli.options import AttentionOption, Device, Dtype, EncoderOption, Layer, PoolingOption, TemplateOption
 from decoder2vec.cli.output import info, table
 from decoder2vec.config import DEFAULT_ENCODER
 
@@ -42,6 +42,7 @@ def match(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Match two sides, such as jobs and resumes, in both directions; everything runs locally."""
     from decoder2vec.matching.match import match as match_documents
@@ -49,7 +50,7 @@ def match(
     from decoder2vec.report.match_page import check_report_path
 
     check_report_path(out)  # before the work, not after it
-    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
+    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     matching = match_documents(
         left,
         right,
@@ -58,7 +59,7 @@ def match(
         weight=weight,
         aggregate=aggregate,
         standardise=standardise,
-        encoder_options=options,
+        encoder_options={**options, "device": device, "dtype": dtype},
         show_progress_bar=sys.stderr.isatty(),
     )
     for reason in (*matching.left.skipped, *matching.right.skipped):

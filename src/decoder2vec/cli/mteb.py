@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from decoder2vec.cli.options import AttentionOption, Device, Layer, PoolingOption, TemplateOption, split_names
+from decoder2vec.cli.options import AttentionOption, Device, Dtype, Layer, PoolingOption, TemplateOption, split_names
 from decoder2vec.cli.output import table
 
 
@@ -31,6 +31,7 @@ def mteb(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Score an encoder on tasks of mteb, by mteb itself; stored results are not computed again."""
     from decoder2vec.evaluation.mteb import evaluate_mteb
@@ -48,6 +49,7 @@ def mteb(
         pooling=pooling,
         template=template,
         attention=attention,
+        dtype=dtype,
     )
     scored = document["results"]
     rows = [

@@ -26,16 +26,20 @@ AttentionOption = Annotated[
     str | None, typer.Option(help="causal, bidirectional, or bidirectional:12 (above layer 12).")
 ]
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best available.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(help="float32, bfloat16, float16, float64 or 4bit; by default the one that suits the device."),
+]
 Columns = Annotated[str, typer.Option(help="Column names of the two texts and the score.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip lines that cannot be used instead of stopping.")]
 Limit = Annotated[int | None, typer.Option(help="Use only this many pairs, spread evenly over the file.")]
 
 
-def open_encoder(name: str, device: str | None = None, **options: Any) -> Encoder:
+def open_encoder(name: str, device: str | None = None, dtype: str | None = None, **options: Any) -> Encoder:
     """Load a saved encoder, or make one of a model with these options; None means the default."""
     from decoder2vec.encoder import Encoder
 
-    return Encoder.from_pretrained(name, device=device, **options)
+    return Encoder.from_pretrained(name, device=device, dtype=dtype, **options)
 
 
 def split_names(names: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device
+from decoder2vec.cli.options import Device, Dtype
 from decoder2vec.cli.output import info, labelled_bars, table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def prune(
     template: Annotated[str, typer.Option(help="For the curve: a name, or any string with {text}.")] = "plain",
     seed: Annotated[int, typer.Option(help="Seed of the sample of triplets.")] = 0,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Remove a model's upper layers: as many as you choose, or as the loss of every layer on triplets suggests."""
     from decoder2vec.analysis.pruning import prune as prune_model
@@ -53,6 +54,7 @@ def prune(
             template=template,
             seed=seed,
             device=device,
+            dtype=dtype,
             notify=info,
             on_progress=advance,
         )

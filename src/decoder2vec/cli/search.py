@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, open_encoder
+from decoder2vec.cli.options import Device, Dtype, open_encoder
 from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError
 
@@ -35,6 +35,7 @@ def search(
         str | None, typer.Option("--encoder", "-e", help="Needed only if the index does not hold its encoder.")
     ] = None,
     device: Device = None,
+    dtype: Dtype = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per document.")] = False,
 ) -> None:
     """Search an index and print the best documents, each with its best sentence marked."""
@@ -42,20 +43,20 @@ def search(
 
     if not query.strip():
         raise InputError("The query is empty; give a text to search for.")
-    opened = Index.open(index, open_encoder(encoder, device) if encoder else None)
-    hits = opened.search(query, top, mode, _parse_filters(filters or []), _reranker(opened, rerank, device))
+    opened = Index.open(index, encoder or None, device=device, dtype=dtype)
+    hits = opened.search(query, top, mode, _parse_filters(filters or []), _reranker(opened, rerank, device, dtype))
     for hit in hits:
         typer.echo(_to_json(hit)) if as_json else _print(hit)
     if not hits:
         info("nothing found")
 
 
-def _reranker(opened: Index, name: str | None, device: str | None) -> SupportsRerank | None:
+def _reranker(opened: Index, name: str | None, device: str | None, dtype: str | None) -> SupportsRerank | None:
     from decoder2vec.search.rerank import PairReranker
 
     if name == "own":
         return opened.load_reranker()
-    return PairReranker(open_encoder(name, device)) if name else None
+    return PairReranker(open_encoder(name, device, dtype)) if name else None
 
 
 def _parse_filters(assignments: list[str]) -> dict[str, list[str]]:

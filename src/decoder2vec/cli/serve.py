@@ -10,6 +10,7 @@ import typer
 from decoder2vec.cli.options import (
     AttentionOption,
     Device,
+    Dtype,
     EncoderArgument,
     Layer,
     PoolingOption,
@@ -42,6 +43,7 @@ def serve(
     adapter: Adapters = None,
     api_key: ApiKeys = None,
     sweep: Annotated[Path | None, typer.Option(help="A sweep.json for the page to show.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not scale the vectors to length 1.")] = False,
     cache_mb: Annotated[float, typer.Option(help="Megabytes of vectors to cache; 0 disables the cache.")] = 64,
     max_batch_tokens: Annotated[int | None, typer.Option(help="Tokens of a batch; by default by device.")] = None,
     max_request_tokens: Annotated[int, typer.Option(help="Tokens of one request.")] = 131_072,
@@ -53,6 +55,7 @@ def serve(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Serve an encoder: OpenAI's /v1/embeddings, /search, /match, /rerank, and a page at /."""
     try:
@@ -71,10 +74,12 @@ def serve(
     adapters = _parse_adapters(adapter or [])
 
     def load_config() -> ServerConfig:
-        model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+        choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+        model = open_encoder(encoder, device, dtype, **choices)
         for adapter_name, folder in adapters.items():
             model.add_adapter(adapter_name, folder)
-        return app.ServerConfig(model, name or Path(encoder).name or "encoder", index, sweep, limits, cache_mb)
+        served_name = name or Path(encoder).name or "encoder"
+        return app.ServerConfig(model, served_name, index, sweep, limits, cache_mb, normalize=not raw)
 
     app.serve(load_config, api_key or [], host=host, port=port, notify=info)
 

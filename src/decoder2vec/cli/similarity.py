@@ -10,6 +10,7 @@ import typer
 from decoder2vec.cli.options import (
     AttentionOption,
     Device,
+    Dtype,
     EncoderOption,
     Layer,
     PoolingOption,
@@ -33,13 +34,15 @@ def similarity(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     device: Device = None,
+    dtype: Dtype = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also print the contribution of each layer.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the explanation into this file (.png).")] = None,
 ) -> None:
     """Print the similarity of two texts."""
     if plot and plot.suffix.lower() != ".png":
         raise InputError(f"{plot} must end in .png, the format of the figure.")
-    model = open_encoder(encoder, device, layer=layer, pooling=pooling, template=template, attention=attention)
+    choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    model = open_encoder(encoder, device, dtype, **choices)
     if explain or plot:
         _print_explanation(model.explain(a, b), (a, b), plot)
         return

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Columns, Device, Limit, Model, SkipBad, split_names
+from decoder2vec.cli.options import Columns, Device, Dtype, Limit, Model, SkipBad, split_names
 from decoder2vec.cli.output import info, labelled_bars, table
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def sweep(
     limit: Limit = None,
     skip_bad: SkipBad = False,
     device: Device = None,
+    dtype: Dtype = None,
 ) -> None:
     """Score every layer x pooling x template x attention on your own pairs, and save the best as an encoder."""
     from decoder2vec.report.sweep import sweep as run_sweep
@@ -50,6 +51,7 @@ def sweep(
             limit=limit,
             skip_bad=skip_bad,
             device=device,
+            dtype=dtype,
             notify=info,
             on_progress=advance,
         )

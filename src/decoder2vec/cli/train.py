@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, split_names
+from decoder2vec.cli.options import Device, Dtype, split_names
 from decoder2vec.cli.output import TrainingBars, bars, info, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_output_file, write_json
@@ -52,7 +52,7 @@ def train(
     stages: Annotated[str | None, typer.Option(help="Of a plan with stages, only these: mntp,simcse.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
     device: Device = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, or 4bit to train LoRA beside.")] = None,
+    dtype: Dtype = None,
 ) -> None:
     """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
     from decoder2vec.training.api import train as train_encoder

@@ -64,7 +64,7 @@ def evaluate(
         show_progress_bar: Show a progress bar on stderr.
         notify: Called with one-line messages: the estimated time, skipped lines, overlap with training data.
         command: Command line to record in the results of tasks.
-        choices: layer, pooling, template or attention of a model given by name.
+        choices: layer, pooling, template or attention of a model given by name; dtype of a model or saved encoder.
 
     Returns:
         For tasks {"encoder", "tasks", "summary", "cost", "versions", "command"}; for pairs {"encoder", "fingerprint",

@@ -60,7 +60,7 @@ def evaluate_mteb(
         json_file: Write the returned document here after every task.
         device: For an encoder given by name.
         show_progress_bar: Show mteb's progress bars.
-        choices: layer, pooling, template or attention of a model given by name.
+        choices: layer, pooling, template or attention of a model given by name; dtype of a model or saved encoder.
 
     Returns:
         {"encoder", "kind", "name", "fingerprint", "instruction", "results", "versions"}, with one entry in results for
@@ -180,7 +180,7 @@ class _MTEBModel:
 
     @cached_property
     def mteb_model_meta(self) -> Any:
-        """The `ModelMeta`: name, revision and settings, so that two encoders are two models to mteb."""
+        """The `ModelMeta`: name, revision and settings, so that two encoders or dtypes are two models to mteb."""
         try:
             from mteb.models import ModelMeta
             from mteb.models.model_meta import ScoringFunction
@@ -188,6 +188,10 @@ class _MTEBModel:
             raise _missing_mteb(error) from None
         encoder = self.encoder
         similarity = getattr(encoder, "similarity_fn_name", "cosine")
+        dtype = str(getattr(getattr(encoder, "backbone", None), "dtype", "float32")).removeprefix("torch.")
+        experiment = {"instruction": fingerprint(self.instruction)[:8]} if self.instruction else {}
+        if dtype != "float32":
+            experiment["dtype"] = dtype
         return ModelMeta.create_empty(
             overwrites={
                 "name": self.name,
@@ -199,7 +203,7 @@ class _MTEBModel:
                 "adapted_from": getattr(getattr(encoder, "spec", None), "backbone", None),
                 "use_instructions": bool(self.instruction or any(_encoder_prompts(encoder).values())),
                 "model_type": [self.model_type],
-                "experiment_kwargs": {"instruction": fingerprint(self.instruction)[:8]} if self.instruction else None,
+                "experiment_kwargs": experiment or None,
             }
         )
 

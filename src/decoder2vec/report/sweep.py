@@ -34,6 +34,7 @@ def sweep(
     limit: int | None = None,
     skip_bad: bool = False,
     device: str | None = None,
+    dtype: str | None = None,
     notify: Callable[[str], None] = lambda _: None,
     on_progress: OnProgress = lambda *_: None,
 ) -> Sweep:
@@ -64,6 +65,7 @@ def sweep(
         limit: Use at most this many pairs of a `data` file, evenly spaced.
         skip_bad: Skip lines of a file that cannot be used, instead of raising an error.
         device: cuda, mps or cpu; by default the best one available.
+        dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
         notify: Called with one-line messages: skipped lines, skipped attentions.
         on_progress: Called with the template and attention, the number of texts just encoded and their total.
 
@@ -74,7 +76,7 @@ def sweep(
     test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
-    backbone = Backbone.load(model, device=device, notify=notify)
+    backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
     defaults = SweepPlan()
     plan = SweepPlan(
         templates=tuple(templates or defaults.templates),

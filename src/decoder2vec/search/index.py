@@ -148,13 +148,17 @@ class Index:
         return cls(location, store, header, encoder)
 
     @classmethod
-    def open(cls, location: str | Path, encoder: Any = None) -> Index:
+    def open(
+        cls, location: str | Path, encoder: Any = None, *, device: str | None = None, dtype: str | None = None
+    ) -> Index:
         """Open an existing index.
 
         Args:
             location: Folder, or `postgresql://user@host/database#name`.
             encoder: An encoder (or model name or folder) of the same embedding space; by default the one that the index
                 was created with.
+            device: cuda, mps or cpu, for an encoder that is loaded here; by default the best one available.
+            dtype: Dtype of such an encoder; by default the one that suits the device.
 
         Raises:
             InputError: There is no index, or the encoder embeds into another space.
@@ -172,7 +176,7 @@ class Index:
             if not is_encoder_folder(encoder_folder):
                 raise InputError(f"The encoder of {location} is not known on this machine; give an encoder.")
             encoder = encoder_folder
-        encoder = resolve_encoder(encoder)
+        encoder = resolve_encoder(encoder, device=device, dtype=dtype)
         header.space.check_encoder(encoder, str(location))
         return cls(location, store, header, encoder)
 

@@ -132,12 +132,22 @@ def api_error_of(error: Exception) -> APIError:
     return APIError(rule.status, rule.message or str(error), code=rule.code)
 
 
-async def handle_exception(_: Request, error: Exception) -> Response:
+async def handle_exception(request: Request, error: Exception) -> Response:
     """Return the error response for an exception; for `FastAPI.add_exception_handler`."""
-    response = api_error_of(error).response()
+    api_error = api_error_of(error)
+    if isinstance(error, RequestValidationError) and not _is_json(request.headers.get("content-type", "")):
+        # a body of another type is not parsed: a foreign page could send it through the user's browser without asking
+        message = "The body must be JSON, with the header `Content-Type: application/json`."
+        api_error = APIError(415, message, code="unsupported_media_type")
+    response = api_error.response()
     if isinstance(error, HTTPException) and error.headers:
         response.headers.update(error.headers)
     return response
+
+
+def _is_json(content_type: str) -> bool:
+    media_type = content_type.partition(";")[0].strip().lower()
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
 
 
 def _is_disk_full(error: BaseException | None) -> bool:

@@ -24,7 +24,7 @@ class Limits:
     max_texts: int = 2_048
     """Texts in one request."""
     max_request_tokens: int = 131_072
-    """Tokens in one request, before its texts are truncated to the maximum length of the model."""
+    """Tokens that the model reads for one request: texts are counted after truncation to its maximum length."""
     max_waiting_tokens: int = 262_144
     """Tokens of all requests in the queue; further requests get a 429."""
     max_batch_tokens: int | None = None

@@ -33,7 +33,7 @@ class EmbeddingsRequest(BaseModel):
     model: ModelName = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Annotated[
-        int | None, Field(ge=1, description="Truncate vectors to this many dimensions and normalise them.")
+        int | None, Field(ge=1, description="Truncate vectors to this many dimensions, before they are normalised.")
     ] = None
 
     def texts(self) -> list[str]:
@@ -43,7 +43,7 @@ class EmbeddingsRequest(BaseModel):
         if isinstance(self.input[0], str):
             return [str(text) for text in self.input]
         rows: Any = [self.input] if isinstance(self.input[0], int) else self.input
-        return decode_token_ids(rows)
+        return decode_token_ids(rows, self.model)
 
 
 class Embedding(BaseModel):
@@ -81,6 +81,7 @@ class ModelInfo(BaseModel):
     owned_by: str
     fingerprint: str | None
     dim: int
+    normalize: bool
     layer: int | list[int] | None = None
     pooling: str | list[str] | None = None
     template: str | None = None
@@ -102,8 +103,9 @@ async def embeddings(body: EmbeddingsRequest, request: Request) -> JSONResponse:
         raise APIError(400, f"dimensions: {model.id} has only {model.dim}.", param="dimensions")
     texts = body.texts()
     vectors, tokens = await cancel_on_disconnect(request, _encode(service, request, model, texts))
-    if body.dimensions is not None:
-        vectors = _truncate(vectors, body.dimensions)
+    vectors = vectors[:, : body.dimensions]
+    if model.normalize:
+        vectors = _normalise(vectors)
     data = [
         {"object": "embedding", "index": index, "embedding": _serialise(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
@@ -130,10 +132,8 @@ async def _encode(service: Service, request: Request, model: ServedModel, texts:
     return await service.cached_batcher.encode_async(BatchKey(model.id), texts, token_counts), sum(token_counts)
 
 
-def _truncate(vectors: Vectors, dimensions: int) -> Vectors:
-    """Return the first dimensions of every vector, normalised after truncation and not before."""
-    truncated = vectors[:, :dimensions]
-    return np.asarray(truncated / np.maximum(np.linalg.norm(truncated, axis=1, keepdims=True), 1e-12), np.float32)
+def _normalise(vectors: Vectors) -> Vectors:
+    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), np.float32)
 
 
 def _serialise(vector: Vectors, encoding_format: str) -> list[float] | str:

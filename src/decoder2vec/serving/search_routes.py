@@ -215,7 +215,7 @@ async def match(body: MatchRequest, request: Request) -> JSONResponse:
     texts = [document.text for document in (*body.left, *body.right)]
     choices = MatchConfig(top=body.top)
     matching = await service.run_job(
-        request, model, texts, lambda: match_sides(left, right, service.queued_encoder(model), choices)
+        request, model, texts, lambda: match_sides(left, right, service.queued_encoder(model), choices), in_parts=True
     )
     rankings = [
         {"left": document.id, "matches": [_match_json(matching, match) for match in matches]}
@@ -240,7 +240,7 @@ def _compare(service: Service, model: ServedModel, texts: list[str]) -> dict[str
     similarity = pairwise(vectors[:1], vectors[1:])
     layers = []
     if model.n_layers:
-        token_counts = model.token_counter.truncate(model.token_counter.count(texts))
+        token_counts = model.token_counter.count(texts)
         states = service.cached_batcher.encode(BatchKey(model.id, LAYERS), texts, token_counts)
         by_layer = pairwise_similarity(model.encoder.similarity_fn_name, *states.reshape(2, model.n_layers, -1))
         layers = [{"layer": layer, "similarity": value} for layer, value in enumerate(by_layer.tolist())]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
@@ -59,6 +59,8 @@ class ServerConfig:
     """Limits on the size and the rate of requests."""
     cache_megabytes: float = 64
     """Size of the cache of vectors; 0 disables it."""
+    normalize: bool = True
+    """Scale the vectors of /v1/embeddings to length 1, as OpenAI's are; False: as `encode` returns them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,8 @@ class ServedModel:
     id: str
     encoder: Any
     token_counter: TokenCounter
+    normalize: bool
+    """Whether clients get vectors of length 1."""
 
     @property
     def dim(self) -> int:
@@ -83,7 +87,8 @@ class ServedModel:
     @cached_property
     def description(self) -> dict[str, Any]:
         """The entry of /v1/models: everything that decides what the vectors are."""
-        details: dict[str, Any] = {"fingerprint": getattr(self.encoder, "fingerprint", None), "dim": self.dim}
+        fingerprint = getattr(self.encoder, "fingerprint", None)
+        details: dict[str, Any] = {"fingerprint": fingerprint, "dim": self.dim, "normalize": self.normalize}
         if isinstance(self.encoder, Encoder):
             spec = self.encoder.spec
             layers, poolings = ([getattr(r, name) for r in spec.readings] for name in ("layer", "pooling"))
@@ -102,13 +107,14 @@ class ServedModel:
 class ServedModels:
     """The encoder and its named adapters by model id; `None` is the encoder itself."""
 
-    def __init__(self, name: str, encoder: Any) -> None:
-        models = [ServedModel(name, encoder, TokenCounter(encoder))]
+    def __init__(self, name: str, encoder: Any, *, normalize: bool) -> None:
+        normalize = normalize or (isinstance(encoder, Encoder) and encoder.spec.normalize)
+        models = [ServedModel(name, encoder, TokenCounter(encoder), normalize)]
         adapters = encoder.backbone.adapters if isinstance(encoder, Encoder) else {}
         for adapter in adapters:
             if adapter == name:
                 raise InputError(f"The encoder and one of its adapters are both named {name!r}; set another --name.")
-            models.append(ServedModel(adapter, encoder.with_adapter(adapter), models[0].token_counter))
+            models.append(replace(models[0], id=adapter, encoder=encoder.with_adapter(adapter)))
         self._models = {model.id: model for model in models}
         self._layer_extractors: dict[str, Extractor] = {}
 
@@ -182,7 +188,7 @@ class QueuedEncoder:
             starts = range(0, len(texts), _TEXTS_PER_SUBMISSION)
             chunks = [texts[start : start + _TEXTS_PER_SUBMISSION] for start in starts]
             vectors = np.concatenate(
-                [self._cached_batcher.encode(key, chunk, counter.truncate(counter.count(chunk))) for chunk in chunks]
+                [self._cached_batcher.encode(key, chunk, counter.count(chunk)) for chunk in chunks]
             )
         return vectors[0] if isinstance(inputs, str) else vectors
 
@@ -193,7 +199,7 @@ class Service:
     def __init__(self, config: ServerConfig) -> None:
         self.limits = config.limits
         self.sweep = _read_sweep(config.sweep) if config.sweep else None
-        self.models = ServedModels(config.name, config.encoder)
+        self.models = ServedModels(config.name, config.encoder, normalize=config.normalize)
         max_batch_tokens = config.limits.max_batch_tokens or _default_batch_tokens(config.encoder)
         batcher = Batcher(self.models.encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
         self.cached_batcher = CachedBatcher(batcher, VectorCache(config.cache_megabytes))
@@ -219,30 +225,46 @@ class Service:
         """Return the encoder of a model for use in any thread."""
         return QueuedEncoder(model, self.cached_batcher)
 
-    async def admit(self, request: Request, model: ServedModel, texts: Sequence[str]) -> list[int]:
-        """Check the limits for these texts and charge the API key; return how many tokens the model reads of each."""
+    async def admit(
+        self, request: Request, model: ServedModel, texts: Sequence[str], *, in_parts: bool = False
+    ) -> list[int]:
+        """Check the limits for these texts and charge the API key; return how many tokens the model reads of each.
+
+        Args:
+            request: The request whose API key is charged.
+            model: The model that encodes the texts.
+            texts: The texts of the request.
+            in_parts: The texts are split before they are encoded, so that the model reads all of a long one.
+        """
         self.limits.check_texts(len(texts))
         check_texts(texts)  # other libraries fail on lone surrogates with errors that look like server faults
-        if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS:
-            counts = await self._run_in_thread(lambda: model.token_counter.count(texts))
-        else:
-            counts = model.token_counter.count(texts)
+        count = partial(model.token_counter.count, texts, truncate=not in_parts)
+        counts = await self._run_in_thread(count) if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS else count()
         self.limits.check_tokens(sum(counts))
         request.state.charge_tokens(sum(counts))
-        return model.token_counter.truncate(counts)
+        return counts
 
-    async def run_job(self, request: Request, model: ServedModel, texts: Sequence[str], job: Callable[[], T]) -> T:
+    async def run_job(
+        self,
+        request: Request,
+        model: ServedModel,
+        texts: Sequence[str],
+        job: Callable[[], T],
+        *,
+        in_parts: bool = False,
+    ) -> T:
         """Run a job in a thread if the limits allow it, and return its result.
 
         Args:
             request: The request; the job's texts are dropped from the queue when its client disconnects.
             model: The model that encodes the texts.
-            texts: The texts of the request, which the job encodes whole or in parts through a `QueuedEncoder`.
+            texts: The texts of the request, which the job encodes through a `QueuedEncoder`.
             job: A function without arguments.
+            in_parts: The job splits the texts, and so reads all of a long one.
         """
 
         async def admit_and_run() -> T:
-            self.cached_batcher.batcher.check_capacity(sum(await self.admit(request, model, texts)))
+            self.cached_batcher.batcher.check_capacity(sum(await self.admit(request, model, texts, in_parts=in_parts)))
             return await self._run_in_thread(job)
 
         return await cancel_on_disconnect(request, admit_and_run())

@@ -6,7 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Sequence
-from functools import cache
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,19 @@ class TokenCounter:
         truncates = spec is not None and spec.on_overflow == "truncate"
         self._max_tokens = int(encoder.max_seq_length) * len(self._templates) if truncates else None
 
-    def count(self, texts: Sequence[str]) -> list[int]:
-        """Return the number of tokens of each text with its template, before truncation."""
+    def count(self, texts: Sequence[str], *, truncate: bool = True) -> list[int]:
+        """Return the number of tokens of each text with its template.
+
+        Args:
+            texts: The texts.
+            truncate: Count only what the model reads of a text that it truncates to its maximum length.
+        """
+        counts = self._count(texts)
+        if truncate and self._max_tokens is not None:
+            return [min(count, self._max_tokens) for count in counts]
+        return counts
+
+    def _count(self, texts: Sequence[str]) -> list[int]:
         if self._tokenizer is None:
             return [1 + len(text) // _CHARACTERS_PER_TOKEN for text in texts]
         # the tokenizer cannot read lone surrogates; here they count as "?", and the encoder rejects them
@@ -43,10 +54,6 @@ class TokenCounter:
             for row, encoding in enumerate(self._tokenizer.encode_batch_fast(prompts)):
                 totals[row] += len(encoding)
         return [max(1, total) for total in totals]
-
-    def truncate(self, counts: Sequence[int]) -> list[int]:
-        """Return how many of these tokens the model reads after texts are truncated to its maximum length."""
-        return [min(count, self._max_tokens) for count in counts] if self._max_tokens else list(counts)
 
 
 def _copy_tokenizer(tokenizer: Any) -> Any:
@@ -60,17 +67,14 @@ def _copy_tokenizer(tokenizer: Any) -> Any:
     return copy
 
 
-def decode_token_ids(rows: Sequence[Sequence[int]]) -> list[str]:
-    """Return the texts of rows of token ids of OpenAI's tokenizer, or raise a 400 if they cannot be decoded."""
-    vocabulary = tiktoken_vocabulary()
-    if vocabulary is None:
-        raise APIError(
-            400,
-            "The input is token ids, which this server cannot decode; send texts. "
-            "In LangChain: OpenAIEmbeddings(check_embedding_ctx_length=False).",
-            code="token_ids",
-            param="input",
-        )
+def decode_token_ids(rows: Sequence[Sequence[int]], model: str | None) -> list[str]:
+    """Return the texts of rows of token ids, or raise a 400 if they cannot be decoded.
+
+    Args:
+        rows: Token ids of OpenAI's embedding models.
+        model: The model name in the request. Clients choose their vocabulary by it.
+    """
+    vocabulary = _load_vocabulary(model)
     max_id = vocabulary.max_token_value
     if any(not 0 <= token_id <= max_id for row in rows for token_id in row):
         raise APIError(400, f"A token id is outside 0 to {max_id}, the range of {vocabulary.name}.", param="input")
@@ -80,16 +84,31 @@ def decode_token_ids(rows: Sequence[Sequence[int]]) -> list[str]:
         raise APIError(400, f"A token id is unknown to {vocabulary.name}.", param="input") from None
 
 
-@cache
-def tiktoken_vocabulary() -> Any | None:
-    """Return OpenAI's tokenizer if tiktoken and its vocabulary file are installed; nothing is downloaded."""
+def _load_vocabulary(model: str | None) -> Any:
+    """Return OpenAI's tokenizer for embeddings, or raise a 400 that says why it is not there. Nothing is downloaded."""
     try:
         import tiktoken
     except ImportError:
-        return None
+        raise _refuse_token_ids("tiktoken is not installed beside the server") from None
+    # a client that knows the model's name uses the vocabulary of that model, and decoding would return another text
+    with suppress(KeyError):
+        if model and (known := tiktoken.encoding_name_for_model(model)) != _OPENAI_VOCABULARY:
+            raise _refuse_token_ids(f"clients take {model!r} for an OpenAI model with the vocabulary {known}")
     folder = os.environ.get("TIKTOKEN_CACHE_DIR") or os.environ.get("DATA_GYM_CACHE_DIR")
     folder = folder or os.path.join(tempfile.gettempdir(), "data-gym-cache")
     # tiktoken names its cached file by this digest, and downloads it if it is missing
     if not (Path(folder) / hashlib.sha1(_OPENAI_VOCABULARY_URL.encode()).hexdigest()).is_file():
-        return None
+        raise _refuse_token_ids(
+            f"the vocabulary {_OPENAI_VOCABULARY} is not in the tiktoken cache of the server (TIKTOKEN_CACHE_DIR)"
+        )
     return tiktoken.get_encoding(_OPENAI_VOCABULARY)
+
+
+def _refuse_token_ids(reason: str) -> APIError:
+    return APIError(
+        400,
+        f"The input is token ids, which this server cannot decode, since {reason}; send texts, "
+        "in LangChain with OpenAIEmbeddings(check_embedding_ctx_length=False).",
+        code="token_ids",
+        param="input",
+    )
