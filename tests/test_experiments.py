@@ -75,3 +75,15 @@ def test_plans_equal_those_recorded(file):
     changes = {path: value_at(table, path) for path in changed_settings(document)}
     assert effective(with_settings(planned.recipe, changes)) == effective(recorded.recipe)
     assert planned.data == recorded.data
+
+
+OPEN = {"attention", "read.template", "read.layer", "read.pooling", "read.normed", "training.epochs"}
+
+
+@pytest.mark.parametrize("study", ["spt", "llm2vec", "masking", "l3prune"])
+def test_plans_of_studies_leave_no_reading_open(study):
+    """Defaults may change with the model and the data; what a study did may not."""
+    for file, variant in plan_files(study).values():
+        for stage in load_plan(file, variant=variant).stages:
+            unset = stage.unset - ({"training.epochs"} if stage.recipe.training.steps else set())
+            assert not unset & OPEN, variant

@@ -73,7 +73,9 @@ def test_an_optional_stage_without_a_file_is_left_out(folder):
     assert list(stages) == ["distill", "contrastive"]
     assert "triplets: left out, the data have no file for it" in messages
     (folder / "nli.tsv").rename(folder / "triplets.tsv")
-    assert list(load(folder, "texts-1.tsv.gz", "mined.tsv.gz")[0]) == ["distill", "contrastive", "triplets"]
+    assert list(load(folder, "texts-1.tsv.gz", "mined.tsv.gz")[0]) == ["distill", "contrastive"]  # it was not named
+    named = load(folder, "texts-1.tsv.gz", "mined.tsv.gz", "triplets.tsv")[0]
+    assert list(named) == ["distill", "contrastive", "triplets"]
 
 
 def test_a_stage_that_is_named_is_not_optional():
@@ -82,7 +84,7 @@ def test_a_stage_that_is_named_is_not_optional():
 
 
 def test_missing_and_unsuitable_files_fail(folder):
-    with pytest.raises(DataFileError, match=r"has no file 'pairs.tsv'"):
+    with pytest.raises(DataFileError, match="No file of pairs was named"):
         load(folder, "texts-1.tsv.gz")
     with pytest.raises(InputError, match=r"mined.tsv.gz holds pairs, and nothing here learns from those"):
         load(folder, "texts-1.tsv.gz", "mined.tsv.gz", plan="bidirectional")

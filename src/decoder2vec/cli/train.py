@@ -36,6 +36,9 @@ def train(
     test: Annotated[list[str] | None, typer.Option(help="Scored pairs to evaluate once at the end.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of tasks: count their texts that were trained on.")] = None,
     columns: Annotated[str | None, typer.Option(help="Column names of the two texts and the score.")] = None,
+    auto_dev: Annotated[
+        bool, typer.Option("--auto-dev", help="Also use dev.* and test.* beside a --data file that was named.")
+    ] = False,
     setting: Annotated[list[str] | None, typer.Option("--set", help="key=value over the plan: loss=mse.")] = None,
     teacher: Annotated[
         list[str] | None,
@@ -48,6 +51,9 @@ def train(
     keep: Annotated[
         float | None, typer.Option(help="Keep this share of the change: 0.7 is 70 % trained, 30 % the start.")
     ] = None,
+    keep_better: Annotated[
+        bool, typer.Option("--keep-better", help="Save the untrained model if it is better on dev.")
+    ] = False,
     results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
     stages: Annotated[str | None, typer.Option(help="Of a plan with stages, only these: mntp,simcse.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
@@ -65,7 +71,7 @@ def train(
         shown = TrainingBars(progress)
         result = train_encoder(
             plan or recipe,
-            data or Path("."),
+            data or None,
             backbone,
             out,
             train=train_file,
@@ -73,6 +79,7 @@ def train(
             test=test or (),
             tasks=tasks,
             columns=split_names(columns) if columns is not None else None,
+            auto_dev=auto_dev,
             settings=setting or (),
             teachers=teacher or (),
             variant=variant,
@@ -82,6 +89,7 @@ def train(
             grid=parse_grid(grid or ()),
             trials=trials,
             keep=keep,
+            keep_better=keep_better,
             overwrite=overwrite,
             device=device,
             dtype=dtype,
@@ -97,9 +105,13 @@ def train(
 
 def _print(result: TrainingResult, out: Path) -> None:
     from decoder2vec.training.card import score_rows
+    from decoder2vec.training.results import Improvement
 
     results, share = result.results, result.record["parameters"]
     title = f"{results['config']['name']} on {results['backbone']['name']}, {len(results['seeds'])} seed(s)"
+    improvement = Improvement.of(results)
+    if improvement and improvement.is_worse:
+        title += ": worse than the untrained model"
     if rows := score_rows(results):
         table(("", "file", "Spearman", "Pearson"), rows, title)
     for note in results["notes"]:
@@ -112,6 +124,8 @@ def _print(result: TrainingResult, out: Path) -> None:
         return
     info(f"{share['trained']:,} parameters trained, {share['percent']} % of the model, in {results['seconds']} s")
     info(f"wrote the encoder {out} (best seed{' on dev' if results['mean']['dev'] else ''}: {results['best_seed']})")
+    if improvement:
+        info(f"{improvement}{'; --keep-better saves the better one' if improvement.is_worse else ''}")
 
 
 def _seeds(text: str) -> list[int]:

@@ -34,6 +34,7 @@ from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.data_source import DataSource
+from decoder2vec.training.defaults import choose_reading
 from decoder2vec.training.distributed import barrier, init_processes, is_main_process
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
 from decoder2vec.training.loop import OnProgress
@@ -72,7 +73,7 @@ class Reporting:
 
 def train(
     plan: Plan | Recipe[Any, Any] | str | Path | None = None,
-    data: TrainingData | str | Path | Sequence[str | Path] = ".",
+    data: TrainingData | str | Path | Sequence[str | Path] | None = None,
     backbone: Backbone | str | Path = "smollm2-135m",
     out: str | Path = "encoder",
     *,
@@ -81,6 +82,7 @@ def train(
     test: Sequence[str | Path] = (),
     tasks: str | Path | None = None,
     columns: Sequence[str] | None = None,
+    auto_dev: bool = False,
     settings: Sequence[str] = (),
     teachers: Sequence[str | Path] = (),
     variant: str | None = None,
@@ -89,6 +91,7 @@ def train(
     grid: Grid | None = None,
     trials: int = 0,
     keep: float | None = None,
+    keep_better: bool = False,
     overwrite: bool = False,
     device: str | torch.device | None = None,
     dtype: str | None = None,
@@ -101,7 +104,8 @@ def train(
 
     Args:
         plan: A recipe or its name (`freeze`, `lora`, `full`, `distill`, ...), a TOML file, or a `Plan`; else FREEZE.
-        data: A folder, files to learn from (each for the stages that learn from its kind), or a `TrainingData`.
+        data: A folder, files to learn from (each for the stages that learn from its kind), or a `TrainingData`; by
+            default the working directory.
         backbone: The model: built-in name, folder, .gguf file, hub id, an encoder to train further, or a `Backbone`.
         out: Folder for the encoder. The stages before the last are saved beside it, in `<out>-stages`.
         train: File to learn from, where `data` is a folder.
@@ -109,6 +113,7 @@ def train(
         test: Files of scored pairs to evaluate once, at the end.
         tasks: Folder of tasks as for `evaluate`: how many of their texts were trained on is recorded.
         columns: Columns of the two texts and the score.
+        auto_dev: Where `data` names files, also use files named dev or test beside the first of them.
         settings: `key=value` over the plan, such as `training.rate=1e-3`.
         teachers: Encoders to distil, by name or folder, where an objective learns from a teacher.
         variant: Which plan of a file that describes several.
@@ -117,6 +122,7 @@ def train(
         grid: Values to try by setting; the best combination on dev is trained with all seeds.
         trials: Number of Optuna trials over the plan's `[search]` table.
         keep: Share of the trained change to keep: 0.7 interpolates 70 % trained, 30 % start. By default all.
+        keep_better: Save the untrained model where it is better on dev than the trained one.
         overwrite: Allow an encoder in `out` to be replaced; one that is up to date is kept and returned.
         device: cuda, mps or cpu; by default the best there is. A `Backbone` has its own.
         dtype: float32, bfloat16, or 4bit to train LoRA beside. A `Backbone` has its own.
@@ -143,10 +149,11 @@ def train(
         raise InputError("Give at least one seed, and none below 0.")
     folder = _output_folder(Path(out), overwrite=overwrite)
     reporting = Reporting(notify, progress, on_progress, command)
-    loaded = _with_keep(_with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers), keep)
+    loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
+    loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     if len(loaded.stages) > 1 and (grid or trials):
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
-    prepared = DataSource.of(data, train, dev, test, columns).load(loaded, notify)
+    prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
     model = LoadedModel.of(backbone, device, dtype, notify)
     prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
     return _train_stages(prepared, model, folder, seeds, overwrite, extra, tasks, reporting)
@@ -175,20 +182,25 @@ def _with_teachers(plan: Plan, names: Sequence[str | Path]) -> Plan:
     return replace(plan, stages=tuple(stages))
 
 
-def _with_keep(plan: Plan, keep: float | None) -> Plan:
-    """The plan, a single training, with the share of the change to keep; None: the plan itself."""
-    if keep is None:
+def _with_keep(plan: Plan, keep: float | None, *, keep_better: bool) -> Plan:
+    """The plan, a single training, with what to keep of its result; without either setting the plan itself."""
+    changes: dict[str, Any] = {} if keep is None else {"keep": keep}
+    changes |= {"keep_better": True} if keep_better else {}
+    if not changes:
         return plan
+    setting = next(iter(changes))
+    option = f"--{setting.replace('_', '-')}"
     if len(plan.stages) > 1:
-        name = plan.stages[-1].name
-        raise InputError(f"--keep is for a single training; set it for a stage of this plan: --set {name}.keep={keep}.")
+        setting = f"{plan.stages[-1].name}.{setting}={str(changes[setting]).lower()}"
+        raise InputError(f"{option} is for a single training; set it for a stage of this plan: --set {setting}.")
     (stage,) = plan.stages
     if not isinstance(stage.recipe, AdapterRecipe):
+        verb = "interpolates" if keep is not None else "compares"
         raise InputError(
-            f"--keep interpolates with the model before training, and {stage.recipe.name} trains something new; "
+            f"{option} {verb} with the model before training, and {stage.recipe.name} trains something new; "
             "leave it out, or use lora, full, soft_prompt or kv_prefix."
         )
-    return replace(plan, stages=(replace(stage, recipe=replace(stage.recipe, keep=keep)),))
+    return replace(plan, stages=(replace(stage, recipe=replace(stage.recipe, **changes)),))
 
 
 def _choose_settings(

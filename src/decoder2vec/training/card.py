@@ -11,6 +11,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.baselines import PACKAGED_MODELS, packaged_folder
 from decoder2vec.training.plan import Stage
+from decoder2vec.training.results import Improvement
 
 
 def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: dict[str, Any]) -> str:
@@ -83,12 +84,14 @@ def _scores(results: dict[str, Any]) -> list[str]:
     rows = score_rows(results)
     if not rows:
         return ["No scored pairs were given; the best state was selected on held-out texts."]
+    improvement = Improvement.of(results)
     return [
         f"Mean over {len(results['seeds'])} seed(s), in points. Nothing was selected on test, which was scored once.",
         "",
         "| file | Spearman | Pearson |",
         "|---|---|---|",
         *(f"| {part}: {name} | {spearman} | {pearson} |" for part, name, spearman, pearson in rows),
+        *(["", f"Best seed against the untrained model: {improvement}."] if improvement else []),
     ]
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +41,9 @@ FILE_ROLES = {
     "nli": "nli",
 }
 """Key in `[data]` of the files of a kind of data."""
+
+ROLES = ("dev", "test", *dict.fromkeys(FILE_ROLES.values()))
+"""Files are found by these names in a folder of data."""
 
 _SCALES = ((0.0, 1.0), (1.0, 5.0), (0.0, 5.0), (-1.0, 1.0), (0.0, 10.0), (0.0, 100.0))
 _EXTENSIONS = (".tsv", ".csv", ".jsonl", ".tsv.gz", ".csv.gz", ".jsonl.gz", ".txt")
@@ -162,24 +166,27 @@ class TrainingData:
         return ((np.asarray(scores) - low) / (high - low)).astype(np.float32)
 
 
-def load_data(folder: Path, files: DataFiles, *, needs: Sequence[str]) -> TrainingData:
-    """Read what a recipe needs from a folder. Dev pairs are always read, test pairs if named.
+def load_data(
+    folder: Path, files: DataFiles, *, needs: Sequence[str], by_role: Collection[str] = ROLES
+) -> TrainingData:
+    """Read what a recipe needs from a folder, and the pairs to select on and to evaluate.
 
     Args:
         folder: The data folder.
         files: File names.
         needs: Some of `DATA_KINDS`.
+        by_role: Roles whose files are found by their names, such as dev.tsv, where the file is not named or missing.
 
     """
     notes: list[str] = []
-    train = read_pairs(_find(folder, files.train, "train", notes), files.columns) if "pairs" in needs else None
-    dev = tuple(read_pairs(path, files.columns) for path in _existing(folder, files.dev, "dev", notes))
+    train = read_pairs(_find(folder, files.train, "train", notes, by_role), files.columns) if "pairs" in needs else None
+    dev = tuple(read_pairs(path, files.columns) for path in _existing(folder, files, "dev", notes, by_role))
     if train and not dev:
         train, dev = _split_dev(train)
         notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
     contrastive = None
     if examples_needed := [need for need in ("contrastive", "positive_pairs") if need in needs]:
-        paths = find_files(folder, files, examples_needed[0], notes)
+        paths = find_files(folder, files, examples_needed[0], notes, by_role)
         contrastive = read_contrastive_examples(paths)
         notes += contrastive.notes
         if not dev:
@@ -188,20 +195,20 @@ def load_data(folder: Path, files: DataFiles, *, needs: Sequence[str]) -> Traini
             notes.append(f"no dev pairs were given: {len(dev_pairs) // 2} of the examples were set aside to choose on")
     if not dev and "corpus" not in needs:
         raise DataFileError("Give scored pairs to choose on: `dev` in the configuration, or --dev.")
-    test = tuple(read_pairs(path, files.columns) for path in _existing(folder, files.test, "test", notes))
+    test = tuple(read_pairs(path, files.columns) for path in _existing(folder, files, "test", notes, by_role))
     data = TrainingData(train, dev, test, contrastive=contrastive)
     if "corpus" in needs:
-        texts = _read_corpus(find_files(folder, files, "corpus", notes))
+        texts = _read_corpus(find_files(folder, files, "corpus", notes, by_role))
         concepts = ConceptSet.read(_require(folder / files.concepts)) if files.concepts else None
         sources = Counter(source for source in texts.values() if source)
         data = replace(data, texts=tuple(texts), text_sources=dict(sources.most_common()), concepts=concepts)
     if "texts" in needs:
-        data = replace(data, texts=_read_texts_or_pairs(folder, files, train, notes))
+        data = replace(data, texts=_read_texts_or_pairs(folder, files, train, notes, by_role))
     if "triplets" in needs:
-        triplets = [read_columns(path, _TRIPLET_COLUMNS) for path in find_files(folder, files, "triplets", notes)]
-        data = replace(data, triplets=tuple(row for rows in triplets for row in rows))
+        paths = find_files(folder, files, "triplets", notes, by_role)
+        data = replace(data, triplets=tuple(row for path in paths for row in read_columns(path, _TRIPLET_COLUMNS)))
     if "nli" in needs:
-        data = replace(data, nli=_read_nli(_find(folder, files.nli, "nli", notes)))
+        data = replace(data, nli=_read_nli(_find(folder, files.nli, "nli", notes, by_role)))
     return check_data(data, files.scale, tuple(notes))
 
 
@@ -274,11 +281,11 @@ def _split_dev(train: ScoredPairs) -> tuple[ScoredPairs, tuple[ScoredPairs, ...]
 
 
 def _read_texts_or_pairs(
-    folder: Path, files: DataFiles, train: ScoredPairs | None, notes: list[str]
+    folder: Path, files: DataFiles, train: ScoredPairs | None, notes: list[str], by_role: Collection[str]
 ) -> tuple[str, ...]:
     """Plain texts up to the limit; without such a file, the texts of the training pairs."""
     try:
-        paths = find_files(folder, files, "texts", notes)
+        paths = find_files(folder, files, "texts", notes, by_role)
     except DataFileError:
         if train is None:
             raise
@@ -309,7 +316,9 @@ def _read_nli(path: Path) -> tuple[tuple[str, ...], ...]:
     return tuple(rows)
 
 
-def find_files(folder: Path, files: DataFiles, need: str, notes: list[str]) -> list[Path]:
+def find_files(
+    folder: Path, files: DataFiles, need: str, notes: list[str], by_role: Collection[str] = ROLES
+) -> list[Path]:
     """The files of a kind of data, which a user may have named otherwise.
 
     Args:
@@ -317,6 +326,7 @@ def find_files(folder: Path, files: DataFiles, need: str, notes: list[str]) -> l
         files: File names.
         need: One of `DATA_KINDS`.
         notes: Gets a sentence for each file that is not the named one.
+        by_role: Roles whose files are found by their names.
 
     Raises:
         DataFileError: A file is missing.
@@ -324,20 +334,27 @@ def find_files(folder: Path, files: DataFiles, need: str, notes: list[str]) -> l
     """
     role = FILE_ROLES[need]
     names = getattr(files, role)
-    paths = (_find(folder, name, role, notes) for name in ([names] if isinstance(names, str) else names))
+    paths = (_find(folder, name, role, notes, by_role) for name in ([names] if isinstance(names, str) else names))
     return list(dict.fromkeys(paths))
 
 
-def _existing(folder: Path, names: Sequence[str], role: str, notes: list[str]) -> list[Path]:
+def _existing(
+    folder: Path, files: DataFiles, role: Literal["dev", "test"], notes: list[str], by_role: Collection[str]
+) -> list[Path]:
     """Those files that the folder has: a plan made for other data names files that a user's own folder lacks."""
-    if not names:  # a file named after its role is meant to be used
-        paths = [path for path in _named_by_role(folder, role) if path.is_file()][:1]
-        notes += [f"{path.name} in the data folder is used as {role}" for path in paths]
-        return paths
+    names: tuple[str, ...] = getattr(files, role)
+    if not names:
+        learned_from = {folder / name for name in _names_to_learn_from(files)}
+        paths = [path for path in _named_by_role(folder, role) if path.is_file() and path not in learned_from][:1]
+        if role in by_role:
+            notes += [f"{path.name} in the data folder is used as {role}" for path in paths]
+            return paths
+        notes += [f"{path} was not named and is not used; add --{role} {path}, or --auto-dev" for path in paths]
+        return []
     existing: list[Path] = []
     for name in names:
         try:
-            path = _find(folder, name, role, notes)
+            path = _find(folder, name, role, notes, by_role)
         except DataFileError:
             notes.append(f"there is no {role} file {name} in {folder}; it is skipped")
             continue
@@ -346,8 +363,18 @@ def _existing(folder: Path, names: Sequence[str], role: str, notes: list[str]) -
     return existing
 
 
-def _find(folder: Path, name: str, role: str, notes: list[str]) -> Path:
+def _names_to_learn_from(files: DataFiles) -> Iterator[str]:
+    for role in dict.fromkeys(FILE_ROLES.values()):
+        names = getattr(files, role)
+        yield from [names] if isinstance(names, str) else names
+
+
+def _find(folder: Path, name: str, role: str, notes: list[str], by_role: Collection[str]) -> Path:
     """The file of that name in the folder, else the one named after its role, which is noted."""
+    if role not in by_role:
+        if name and (folder / name).is_file():
+            return folder / name
+        raise DataFileError(f"No file of {role} was named; give it with --data, or the folder that holds all files.")
     requested = name or f"{role}.tsv"
     for path in (folder / requested, *_named_by_role(folder, role)):
         if path.is_file():

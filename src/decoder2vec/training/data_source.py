@@ -11,7 +11,8 @@ from typing import Any
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.text.files import DataKind, read_data_kind
-from decoder2vec.training.data import FILE_ROLES, TrainingData, check_scores, find_files, load_data
+from decoder2vec.training.data import FILE_ROLES, ROLES, TrainingData, check_scores, find_files, load_data
+from decoder2vec.training.defaults import choose_schedule
 from decoder2vec.training.plan import Plan, Stage
 
 _KINDS: dict[str, tuple[DataKind, ...]] = {
@@ -42,24 +43,40 @@ class DataSource:
     dev: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     columns: tuple[str, ...] | None = None
+    found_by_role: tuple[str, ...] = ROLES
+    """Roles for which the folder is searched for a file of that name, such as dev.tsv, where none was named."""
 
     @classmethod
     def of(
         cls,
-        data: TrainingData | str | Path | Sequence[str | Path],
+        data: TrainingData | str | Path | Sequence[str | Path] | None = None,
         train: str | Path | None = None,
         dev: Sequence[str | Path] = (),
         test: Sequence[str | Path] = (),
         columns: Sequence[str] | None = None,
+        *,
+        auto_dev: bool = False,
     ) -> DataSource:
-        """Raise if files are missing or data in memory cannot be used, before a model is loaded."""
+        """Raise if files are missing or data in memory cannot be used, before a model is loaded.
+
+        Args:
+            data: A folder, whose files are found by their names; files to learn from; or data in memory. By default
+                the working directory.
+            train: File to learn from, where `data` is a folder.
+            dev: Files to select on.
+            test: Files to evaluate at the end.
+            columns: Columns of the two texts and the score.
+            auto_dev: Where only files are named, also use files named dev or test beside the first of them.
+
+        """
         if isinstance(data, TrainingData):
-            if train or dev or test or columns:
+            if train or dev or test or columns or auto_dev:
                 raise InputError("Files and columns are for data in a folder; put the pairs into the TrainingData.")
             if data.train:
                 check_scores(data.train, data.scale)
             return cls(data)
-        folder, files = _folder_and_files([data] if isinstance(data, str | Path) else data, train)
+        folder, files = _folder_and_files([data] if isinstance(data, str | Path) else data or ["."], train)
+        folder_is_named = not files or (bool(train) and data is not None)
         for file in (*files, *dev, *test):
             if not Path(file).is_file():
                 raise DataFileError(f"There is no file {file}.")
@@ -70,6 +87,7 @@ class DataSource:
             tuple(map(Path, dev)),
             tuple(map(Path, test)),
             tuple(columns) if columns is not None else None,
+            ROLES if folder_is_named else ("dev", "test") if auto_dev else (),
         )
 
     def load(self, plan: Plan, notify: Notify) -> list[tuple[Stage, TrainingData]]:
@@ -81,7 +99,10 @@ class DataSource:
             if stage.optional and not self._has_files(stage):
                 notify(f"{stage.name}: left out, the data have no file for it")
                 continue
-            data = self.data or load_data(self.folder, stage.data, needs=stage.recipe.needs())
+            data = self.data or load_data(
+                self.folder, stage.data, needs=stage.recipe.needs(), by_role=self.found_by_role
+            )
+            stage = choose_schedule(stage, data, notify)
             for note in (*stage.recipe.data_notes(data), *data.notes):
                 notify(note)
             loaded.append((stage, data))
@@ -107,7 +128,9 @@ class DataSource:
         if self.data is not None:
             return False
         try:
-            return all(find_files(self.folder, stage.data, need, []) for need in stage.recipe.needs())
+            return all(
+                find_files(self.folder, stage.data, need, [], self.found_by_role) for need in stage.recipe.needs()
+            )
         except DataFileError:
             return False
 

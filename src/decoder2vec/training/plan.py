@@ -44,6 +44,9 @@ class Stage:
     """Ranges for hyperparameter search: setting = [low, high] or a list of choices."""
     optional: bool = False
     """Whether the stage is left out where the data have no file for it."""
+    unset: frozenset[str] = field(default=frozenset(), compare=False)
+    """Settings of the recipe, such as `read.template`, that neither a plan nor the user named: the recipe has their
+    fixed defaults, and training may choose better ones for the model and the data."""
 
     def to_json(self) -> Table:
         """The whole stage, defaults included, as a plan of one stage."""
@@ -115,6 +118,8 @@ def load_plan(
         _parse_stage(name, table, _settings_of(settings, name) if tables.staged else settings)
         for name, table in tables.stages.items()
     ]
+    if tables.staged:  # stages build on each other: each is trained as it is written
+        parsed = [replace(stage, unset=frozenset()) for stage in parsed]
     if stages:  # a stage that is named is wanted
         parsed = [replace(stage, optional=False) for stage in parsed if stage.name in stages]
     return Plan(tables.name, tuple(parsed), tables.about)
@@ -164,7 +169,7 @@ def _read_source(source: Plan | str | Path | None, variant: str | None) -> _Plan
     if variant is not None:
         raise InputError(f"--variant {variant} chooses among the plans of a file; give the file.")
     if isinstance(source, Plan):
-        tables = {stage.name: stage.to_json() for stage in source.stages}
+        tables = {stage.name: _set_table(stage) for stage in source.stages}
         return _PlanTables(source.name, tables, source.about, staged=len(tables) > 1)
     if source is None or source == "freeze":
         return _PlanTables("embedding", {"embedding": {"freeze": to_table(EMBEDDING)}})
@@ -185,6 +190,18 @@ def _read_file(file: Path, variant: str | None) -> _PlanTables:
     if "stages" in table:
         return _PlanTables(name, _stage_tables(table), about, staged=True)
     return _PlanTables(name, {name: table}, about)
+
+
+def _set_table(stage: Stage) -> Table:
+    """The stage as a table without its unset settings, so that they stay unset."""
+    table = stage.to_json()
+    for path in stage.unset:
+        subtable = table[stage.recipe.name]
+        *parents, name = path.split(".")
+        for parent in parents:
+            subtable = subtable[parent]
+        subtable.pop(name, None)
+    return table
 
 
 def _text(table: Table, key: str, default: str = "") -> str:
@@ -243,14 +260,24 @@ def _parse_stage(name: str, table: Table, settings: Sequence[str]) -> Stage:
     known = {"name", "about", "optional", *parts}
     if unknown := table.keys() - known:
         raise unknown_name("setting", sorted(unknown)[0], known | {"recipe"})
+    parsed = from_table(kind, parts[recipe], recipe)
     return Stage(
         _text(table, "name", name),
-        from_table(kind, parts[recipe], recipe),
+        parsed,
         from_table(DataFiles, parts["data"], "data"),
         _text(table, "about"),
         parts["search"],
         table.get("optional", False) is True,
+        frozenset(_paths(to_table(parsed)) - _paths(parts[recipe])),
     )
+
+
+def _paths(table: Table, prefix: str = "") -> set[str]:
+    """The names of all settings in a table, those of its tables with a dot."""
+    paths: set[str] = set()
+    for key, value in table.items():
+        paths |= _paths(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}"}
+    return paths
 
 
 def _subtable(table: Table, key: str) -> Table:

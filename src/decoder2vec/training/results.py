@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,8 @@ class SeedResult:
     notes: dict[str, Any] = field(default_factory=dict)
     """Training histories, reconstruction errors, the cost of a truncation."""
     seconds: float = 0.0
+    untrained: float | None = None
+    """Dev score of the model before training under the same reading; None without dev pairs or such a reading."""
     own_score: float | None = None
     """The objective's own dev metric, by which a seed is selected where there are no dev pairs."""
     n_trained: int = 0
@@ -59,13 +61,20 @@ class SeedResult:
         """The score by which a seed is selected."""
         if self.own_score is not None:
             return self.own_score
-        return float(np.mean([scores[metric] for scores in self.dev.values()]))
+        return mean_score(self.dev, metric)
 
     def to_json(self) -> dict[str, Any]:
         """For the results file."""
         names = ("seed", "dev", "test", "checks", "notes")
         document = {name: getattr(self, name) for name in names} | {"seconds": round(self.seconds, 2)}
+        if self.untrained is not None:
+            document["untrained"] = round(self.untrained, 2)
         return document if self.own_score is None else document | {"own_score": round(self.own_score, 4)}
+
+
+def mean_score(scores: Mapping[str, Mapping[str, float]], metric: str) -> float:
+    """Mean of a metric over files."""
+    return float(np.mean([of_file[metric] for of_file in scores.values()]))
 
 
 def correlations(files: Sequence[ScoredPairs], similarity: Callable[[TextPairs], Any]) -> dict[str, dict[str, float]]:
@@ -134,6 +143,33 @@ def _statistic(seeds: Sequence[dict[str, Any]], statistic: Callable[..., Any]) -
     return result
 
 
+@dataclass(frozen=True)
+class Improvement:
+    """Dev scores of the saved encoder and of the untrained model under the same reading, in points."""
+
+    dev: float
+    untrained: float
+
+    @classmethod
+    def of(cls, results: dict[str, Any]) -> Improvement | None:
+        """From a results file: its best seed; None if the untrained model was not scored."""
+        seed = next(seed for seed in results["seeds"] if seed["seed"] == results["best_seed"])
+        if "untrained" not in seed:
+            return None
+        config = results["config"]
+        return cls(mean_score(seed["dev"], config[config["recipe"]]["choose_by"]), seed["untrained"])
+
+    @property
+    def is_worse(self) -> bool:
+        """Whether training lowered the score by more than rounding does."""
+        return round(self.dev - self.untrained, 1) < 0
+
+    def __str__(self) -> str:
+        difference = self.dev - self.untrained
+        verdict = f"training made it worse by {-difference:.1f}" if self.is_worse else f"+{abs(difference):.1f}"
+        return f"dev {self.dev:.1f}, untrained {self.untrained:.1f}: {verdict}"
+
+
 def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
     """What a user should know of the seeds: training without improvement, the effect of keep, punctuation restored."""
     notes = [
@@ -147,6 +183,12 @@ def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
         f"{100 * kept['share']:g} % of the change kept"
         for seed in seeds
         if (kept := seed["notes"].get("keep"))
+    ]
+    notes += [
+        f"seed {seed['seed']}: dev {kept['dev_trained']:.2f} as trained, {kept['dev_untrained']:.2f} untrained; "
+        "the untrained model was kept"
+        for seed in seeds
+        if (kept := seed["notes"].get("untrained kept"))
     ]
     line = "seed {}: punctuation and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
     restored = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]

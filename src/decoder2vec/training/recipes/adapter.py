@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,13 +36,15 @@ from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
 from decoder2vec.training.recipes.recipe import Recipe, SeedRun
-from decoder2vec.training.results import SeedResult, TextPairs, correlations, sanity_checks
+from decoder2vec.training.results import SeedResult, TextPairs, correlations, mean_score, sanity_checks
 from decoder2vec.training.teachers import Teacher
 
 _FORMAT = 1
 _CHECKED_TEXTS = 1000
 _MANY_REPETITIONS = 20
 """A text that is seen more often than this suggests settings made for a larger file."""
+MIN_STEPS = 50
+"""Fewer training steps change little."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,9 @@ def adapter_schedule(rate: float = 1e-3) -> Schedule:
 class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     """Settings and methods that all of them share."""
 
+    starts_unchanged: ClassVar[bool] = False
+    """Whether the adapted model gives the vectors of the original one before the first step."""
+
     read: ReadSettings = field(default_factory=ReadSettings)
     objective: ObjectiveConfig = field(default_factory=ContrastiveConfig)
     training: Schedule = field(default_factory=adapter_schedule)
@@ -106,6 +111,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     """Compile the model's blocks: a minute at the start, then faster steps on a GPU."""
     keep: float = 1.0
     """Share of the change that is kept after training: 0.7 interpolates 70 % trained, 30 % start (LM-Cocktail)."""
+    keep_better: bool = False
+    """Export the untrained model where it is better on dev than the trained one."""
 
     def __post_init__(self) -> None:
         if self.choose_by not in METRICS:
@@ -155,6 +162,12 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def needs(self) -> Sequence[str]:
         """What the objective learns from."""
         return [OBJECTIVES[self.objective.name].needs]
+
+    def n_examples(self, data: TrainingData) -> int | None:
+        """Number of pairs or triplets to learn from; None for objectives on plain texts."""
+        if self.needs() == ["pairs"]:
+            return len(data.train) if data.train else None
+        return len(data.contrastive) if self.needs() != ["corpus"] and data.contrastive else None
 
     def with_teachers(self, teachers: Sequence[Teacher]) -> AdapterRecipe:
         """The recipe with these teachers, if its objective learns from any."""
@@ -242,8 +255,25 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return result
 
     def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
-        """Score dev and test files with the encoder itself."""
-        encoder = Encoder(result.model.backbone, self._encoder_spec(corpus))
+        """Score dev and test files with the encoder itself, and dev with the untrained model under the same reading."""
+        data = corpus.data
+        cosines = self._cosines(result.model.backbone, corpus)
+        result.dev = correlations(data.dev, cosines)
+        if data.dev:
+            result.untrained = self._untrained_score(result, corpus)
+            trained = mean_score(result.dev, self.choose_by)
+            if self.keep_better and trained < result.untrained:
+                result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": result.untrained}
+                result.model.backbone = corpus.backbone
+                cosines = self._cosines(corpus.backbone, corpus)
+                result.dev = correlations(data.dev, cosines)
+        result.test = correlations(data.test, cosines)
+        texts = data.dev[0].texts() if data.dev else corpus.objective.texts[:_CHECKED_TEXTS]
+        result.checks = sanity_checks(texts, cosines)
+
+    def _cosines(self, backbone: Backbone, corpus: TokenCorpus) -> Callable[[TextPairs], NDArray[np.floating[Any]]]:
+        """Cosines of pairs of texts as the encoder of a backbone gives them."""
+        encoder = Encoder(backbone, self._encoder_spec(corpus))
 
         def cosines(pairs: TextPairs) -> NDArray[np.floating[Any]]:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -251,11 +281,13 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             left, right = (np.stack([vectors[pair[side]] for pair in pairs]) for side in (0, 1))
             return pairwise_cos_sim(left, right)
 
-        result.dev = correlations(corpus.data.dev, cosines)
-        result.test = correlations(corpus.data.test, cosines)
-        data = corpus.data
-        texts = data.dev[0].texts() if data.dev else corpus.objective.texts[:_CHECKED_TEXTS]
-        result.checks = sanity_checks(texts, cosines)
+        return cosines
+
+    def _untrained_score(self, result: SeedResult, corpus: TokenCorpus) -> float:
+        """Dev score of the model without the adapter; training may have measured it before its first step."""
+        if self.starts_unchanged and corpus.objective.needs_dev:
+            return float(result.notes["training"]["start"])
+        return mean_score(correlations(corpus.data.dev, self._cosines(corpus.backbone, corpus)), self.choose_by)
 
     def export(self, result: SeedResult, corpus: TokenCorpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder; of a trained copy of the model, the weights are written to `work` and must be saved with it."""
@@ -276,8 +308,15 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return {} if self.keep == 1 else {"kept of the change": f"{100 * self.keep:g} % (the rest is the start)"}
 
     def data_notes(self, data: TrainingData) -> list[str]:
-        """Warn of masked token prediction with causal attention, and of a small corpus that is seen very often."""
+        """Warn of few steps, masked token prediction with causal attention, and a small corpus seen very often."""
         notes: list[str] = []
+        n_examples, schedule = self.n_examples(data) or 0, self.training
+        n_steps = schedule.steps or schedule.epochs * math.ceil(n_examples / schedule.batch)
+        if 0 < n_steps < MIN_STEPS:
+            notes.append(
+                f"only about {n_steps} training steps, and fewer than {MIN_STEPS} change little: "
+                "give more examples, or set training.steps"
+            )
         if self.needs() != ["corpus"]:
             return notes
         if self.objective.name == "mntp" and self.attention == "causal":
