@@ -191,6 +191,13 @@ def test_zip_bombs_are_refused(tmp_path, monkeypatch):
             read()
 
 
+def test_small_file_does_not_unpack_to_a_large_one(tmp_path):
+    office_file(tmp_path / "a.docx", word__document=f'<w:document xmlns:w="{WORD}">{" " * 5_000_000}</w:document>')
+    assert (tmp_path / "a.docx").stat().st_size < 10_000
+    with pytest.raises(DataFileError, match="unpacks to more than 4 MB"):
+        read_file_text(tmp_path / "a.docx")
+
+
 def test_deeply_nested_paragraphs_are_refused(tmp_path):
     xml = f'<w:document xmlns:w="{WORD}">{"<w:p>" * 100_000}{"</w:p>" * 100_000}</w:document>'
     office_file(tmp_path / "a.docx", word__document=xml)

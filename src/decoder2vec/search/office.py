@@ -12,8 +12,9 @@ import re
 import zipfile
 from collections.abc import Iterator
 from datetime import datetime, timedelta
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 from xml.parsers import expat
 
 from decoder2vec.errors import DataFileError
@@ -21,6 +22,8 @@ from decoder2vec.text.tables import RowOrError
 
 _MAX_XML_BYTES = 128 * 2**20
 """Size that the XML of a file may unpack to in all; a larger one is a zip bomb, not a document."""
+_MAX_RATIO, _MIN_XML_BYTES = 50, 4 * 2**20
+"""It may also be at most this many times as large as the file; a small file may always unpack to the second."""
 _MAX_DEPTH = 1000
 """Depth of nested elements; no Office program comes near."""
 _BLOCK = 2**16
@@ -31,11 +34,8 @@ _LITERAL = re.compile(r'"[^"]*"|\[[^\]]*\]|\\.')
 """Parts of a number format that stand for themselves."""
 
 
-class _Event(NamedTuple):
-    kind: Literal["start", "end", "text"]
-    name: str
-    """Tag without its namespace, or the text."""
-    attributes: dict[str, str]
+_Event = tuple[Literal["start", "end", "text"], str, dict[str, str]]
+"""Kind; tag without its namespace, or text; attributes of a start."""
 
 
 class _Archive:
@@ -46,7 +46,8 @@ class _Archive:
             if file.read(4) == b"\xd0\xcf\x11\xe0":
                 raise DataFileError("it has a password or is of an old version of Office; save it again without")
         self._zip = zipfile.ZipFile(path)
-        self._bytes_left = _MAX_XML_BYTES
+        self._max_bytes = min(_MAX_XML_BYTES, max(_MIN_XML_BYTES, _MAX_RATIO * path.stat().st_size))
+        self._bytes_left = self._max_bytes
 
     def __enter__(self) -> _Archive:
         return self
@@ -60,6 +61,7 @@ class _Archive:
     def events(self, name: str) -> Iterator[_Event]:
         """Yield start, end and text of all elements of an XML part."""
         events: list[_Event] = []
+        no_attributes: dict[str, str] = {}
         depth = 0
 
         def start(tag: str, attributes: dict[str, str]) -> None:
@@ -67,13 +69,13 @@ class _Archive:
             depth += 1
             if depth > _MAX_DEPTH:
                 raise DataFileError("its XML is nested too deeply")
-            local = {_local_name(key): value for key, value in attributes.items()}
-            events.append(_Event("start", _local_name(tag), local))
+            local = {_local_name(key): value for key, value in attributes.items()} if attributes else attributes
+            events.append(("start", _local_name(tag), local))
 
         def end(tag: str) -> None:
             nonlocal depth
             depth -= 1
-            events.append(_Event("end", _local_name(tag), {}))
+            events.append(("end", _local_name(tag), no_attributes))
 
         def refuse_doctype(*_: object) -> None:
             raise DataFileError("it defines entities, which no Office program does")
@@ -81,13 +83,13 @@ class _Archive:
         parser = expat.ParserCreate(namespace_separator=" ")
         parser.buffer_text = True
         parser.StartElementHandler, parser.EndElementHandler = start, end
-        parser.CharacterDataHandler = lambda text: events.append(_Event("text", text, {}))
+        parser.CharacterDataHandler = lambda text: events.append(("text", text, no_attributes))
         parser.StartDoctypeDeclHandler = refuse_doctype
+        self._bytes_left -= self._zip.getinfo(name).file_size  # no more is read, even if there is more
+        if self._bytes_left < 0:
+            raise DataFileError(f"it unpacks to more than {self._max_bytes / 2**20:.0f} MB")
         with self._zip.open(name) as part:
             while block := part.read(_BLOCK):
-                self._bytes_left -= len(block)
-                if self._bytes_left < 0:
-                    raise DataFileError(f"it unpacks to more than {_MAX_XML_BYTES / 2**20:.0f} MB")
                 parser.Parse(block, False)
                 yield from events
                 events.clear()
@@ -122,31 +124,35 @@ def read_xlsx(path: Path) -> Iterator[tuple[str, Iterator[RowOrError]]]:
             yield sheet, _sheet_rows(archive, part, shared, date_styles)
 
 
+@lru_cache(maxsize=1024)
 def _local_name(name: str) -> str:
     return name.rpartition(" ")[2]
 
 
 def _paragraphs(archive: _Archive, part: str) -> str:
     """Return the text of all elements `t` of Word or PowerPoint XML, by paragraph."""
-    text, paragraph = io.StringIO(), io.StringIO()
+    text = io.StringIO()
+    paragraph: list[str] = []
     path: list[str] = []
     n_fallbacks = 0  # a fallback repeats the text of the shape before it for old programs
     for kind, name, _ in archive.events(part):
         if kind == "text":
             if path[-1] == "t" and not n_fallbacks:
-                paragraph.write(name)
+                paragraph.append(name)
             continue
         if name == "p":  # starts or ends; a text box holds paragraphs inside a paragraph
-            if (content := paragraph.getvalue()).strip():
+            if (content := "".join(paragraph)).strip():
                 text.write(f"{content}\n\n")
-            paragraph = io.StringIO()
-        n_fallbacks += (name == "Fallback") * (1 if kind == "start" else -1)
+            paragraph.clear()
+        elif name == "Fallback":
+            n_fallbacks += 1 if kind == "start" else -1
         if kind == "end":
             path.pop()
             continue
         if name == "tab" and path and path[-1] == "r":  # elsewhere it is a tab stop
-            paragraph.write("\t")
-        paragraph.write(_BREAKS.get(name, ""))
+            paragraph.append("\t")
+        elif name in _BREAKS:
+            paragraph.append(_BREAKS[name])
         path.append(name)
     return text.getvalue().removesuffix("\n\n")
 
