@@ -3,8 +3,8 @@
     python experiments/matching/records.py experiments/matching/records
 
 writes train.jsonl, one record {"label", "description", "pos": [...], "neg": [...]} per line, and dev.jsonl, one
-{"sentence1", "sentence2", "score"} per line. `d2v train --recipe lora --data FOLDER/train.jsonl` trains on the first
-file and finds the second beside it.
+{"sentence1", "sentence2", "score"} per line. `d2v train --recipe lora --data FOLDER/train.jsonl --dev FOLDER/dev.jsonl`
+trains on the first file and selects on the second.
 """
 
 from __future__ import annotations

@@ -258,7 +258,7 @@ def test_plans_of_the_paper_run_on_any_data_folder(name, data, folder):
         (["--data", "pairs.tsv", "--out", "mine"], "mine is not empty and not an encoder"),
         (["--data", "pairs.tsv", "--set", "data.scale=[0, 1]"], "outside the scale 0 to 1"),
         (["--data", "pairs.tsv", "--set", "latents=[{layers=[9]}]"], "is not within 0 to 4"),
-        (["--data", "pairs.tsv", "--set", "pretrain=snli"], "has no file 'nli.tsv'"),
+        (["--data", "pairs.tsv", "--set", "pretrain=snli"], "No file of nli was named"),
         (["--data", "few.tsv"], "few has 5 pairs, too few to set some aside"),
         (["--data", "same.tsv"], "All scores of same are 3: there is nothing to learn"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
-from toys.command import d2v
+from toys.command import cosine, d2v, one_line, tiny_encoder, write_rows
 from toys.training import toy_examples, toy_pairs
 
 QUICK = ["--set", "training.epochs=1", "--set", "training.batch=8"]
@@ -98,3 +98,38 @@ def test_mistake_is_reported_and_nothing_written(options, message, folder):
     with pytest.raises((InputError, ValueError), match=message):
         train(*options, "--out", "enc", *TINY, *QUICK)
     assert not (folder / "enc").exists()
+
+
+def test_last_line_compares_with_the_untrained_model():
+    output = train("--recipe", "lora", "--data", "data/mine.csv", "--out", "enc", *TINY, "--set", "training.steps=2")
+    assert "about 2 training step(s)" in output
+    assert output.strip().splitlines()[-1].startswith("dev ") and "untrained" in output.strip().splitlines()[-1]
+
+
+def test_training_that_made_it_worse_is_in_the_headline():
+    """The dev scores are the untrained model's own cosines, which a random prompt can only make worse."""
+    encoder, pairs = tiny_encoder(template="prompteol", pooling="lasttoken", normed=True), toy_pairs()
+    cosines = [cosine(*encoder.encode([a, b])) for a, b in zip(pairs.left, pairs.right, strict=True)]
+    dev = write_rows(Path("own.tsv"), zip(pairs.left, pairs.right, cosines, strict=True))
+    options = ("--recipe", "soft_prompt", "--data", "triplets.tsv", "--dev", dev, *TINY, "--set", "training.steps=1")
+    output = train(*options, "--out", "enc")
+    assert "worse than the untrained model" in one_line(output) and "--keep-better" in output.strip().splitlines()[-1]
+    assert "made it worse" not in train(*options, "--out", "better", "--keep-better")
+
+
+def test_files_that_were_not_named_are_not_used(folder):
+    (folder / "dev.tsv").write_text("question\tanswer\nWhere?\tHere.\n", encoding="utf-8")
+    output = train("--recipe", "lora", "--data", "triplets.tsv", "--out", "enc", *TINY, *QUICK)
+    assert "dev.tsv was not named and is not used" in output
+    assert "set aside to choose on" in output
+    train("--recipe", "lora", "--train", "triplets.tsv", "--out", "other", *TINY, *QUICK)
+
+
+def test_auto_dev_uses_the_files_beside_the_data():
+    train("--recipe", "lora", "--data", "triplets.tsv", "--out", "enc", "--auto-dev", *TINY, *QUICK)
+    assert list(read_results()["mean"]["dev"]) == ["dev"]
+
+
+def test_files_of_a_named_folder_are_used(folder):
+    train("--recipe", "lora", "--data", folder, "--out", "enc", *TINY, *QUICK)
+    assert list(read_results()["mean"]["dev"]) == ["dev"]

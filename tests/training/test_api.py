@@ -92,11 +92,13 @@ def test_freeze_learns_from_a_file_of_triplets_of_any_name(data, triplets_file, 
 
 def test_every_form_of_a_plan_gives_the_same_encoder(backbone, triplets_file, tmp_path):
     """A name with settings, a recipe object, a plan object, a TOML file as path and as text."""
-    (recipe,) = (stage.recipe for stage in load_plan("lora", QUICK).stages)
+    settings = [*QUICK, "read.template=plain"]
+    (recipe,) = (stage.recipe for stage in load_plan("lora", settings).stages)
     file = tmp_path / "plan.toml"
-    file.write_text('recipe = "lora"\nlora = {rank = 2, training = {epochs = 1, batch = 8}}\n')
+    lines = ["[lora]", "rank = 2", 'read.template = "plain"', "training = {epochs = 1, batch = 8}"]
+    file.write_text("\n".join(['recipe = "lora"', *lines]) + "\n")
     sources = {
-        "name": ("lora", QUICK),
+        "name": ("lora", settings),
         "recipe": (recipe, []),
         "plan": (Plan.of(recipe), []),
         "file": (file, []),

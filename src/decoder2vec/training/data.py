@@ -374,7 +374,8 @@ def _find(folder: Path, name: str, role: str, notes: list[str], by_role: Collect
     if role not in by_role:
         if name and (folder / name).is_file():
             return folder / name
-        raise DataFileError(f"No file of {role} was named; give it with --data, or the folder that holds all files.")
+        missing = f"{folder} has no file {name!r}" if name else f"No file of {role} was named"
+        raise DataFileError(f"{missing}; name it with --data, or give the folder that holds all files.")
     requested = name or f"{role}.tsv"
     for path in (folder / requested, *_named_by_role(folder, role)):
         if path.is_file():

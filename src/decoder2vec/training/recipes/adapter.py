@@ -314,7 +314,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         n_steps = schedule.steps or schedule.epochs * math.ceil(n_examples / schedule.batch)
         if 0 < n_steps < MIN_STEPS:
             notes.append(
-                f"only about {n_steps} training steps, and fewer than {MIN_STEPS} change little: "
+                f"about {n_steps} training step(s), and fewer than {MIN_STEPS} change little: "
                 "give more examples, or set training.steps"
             )
         if self.needs() != ["corpus"]:

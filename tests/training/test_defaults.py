@@ -1,0 +1,198 @@
+"""Settings that a plan leaves open are chosen by model and data; those it names are kept."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from scipy.stats import spearmanr
+
+from decoder2vec.config import Reading
+from decoder2vec.encoder import Encoder
+from decoder2vec.training.api import train
+from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
+from decoder2vec.training.data import TrainingData
+from decoder2vec.training.defaults import choose_reading, choose_schedule
+from decoder2vec.training.plan import load_plan
+from decoder2vec.training.results import Improvement
+from toys.command import cosine
+from toys.training import small_recipe, toy_data, toy_pairs
+
+ADAPTERS = ["lora", "soft_prompt", "kv_prefix", "full"]
+
+
+def chosen_reading(source, *settings, backbone="tiny-llama"):
+    """(template, pooling, attention) that training chooses."""
+    recipe = choose_reading(load_plan(source, settings), backbone, lambda _: None).stages[0].recipe
+    return recipe.read.template, recipe.read.pooling, recipe.attention
+
+
+def chosen_schedule(n_examples, *settings):
+    """The schedule that training chooses for so many pairs."""
+    examples = ContrastiveExamples.of([Example(f"a {n}", f"b {n}", (), n) for n in range(n_examples)])
+    data = TrainingData(None, (), contrastive=examples)
+    return choose_schedule(load_plan("lora", settings).stages[0], data, lambda _: None).recipe.training
+
+
+def n_steps(n_examples, schedule):
+    return schedule.epochs * math.ceil(n_examples / schedule.batch)
+
+
+@pytest.mark.parametrize("recipe", ADAPTERS)
+def test_causal_models_read_the_last_token_of_a_prompt(recipe):
+    assert chosen_reading(recipe) == ("prompteol", "lasttoken", "causal")
+    assert chosen_reading(recipe, "objective.name=cosent")[0] == "prompteol"
+
+
+@pytest.mark.parametrize("recipe", ADAPTERS)
+def test_bidirectional_models_read_the_mean_of_plain_text(recipe):
+    assert chosen_reading(recipe, "attention=bidirectional") == ("plain", "mean", "bidirectional")
+
+
+def test_named_settings_win():
+    assert chosen_reading("lora", "read.template=plain") == ("plain", "lasttoken", "causal")
+    assert chosen_reading("lora", "read.pooling=mean") == ("plain", "mean", "causal")
+    assert chosen_reading("lora", "read.template=echo", "read.pooling=mean") == ("echo", "mean", "causal")
+    both = ("attention=bidirectional", "read.pooling=lasttoken")
+    assert chosen_reading("lora", *both) == ("plain", "lasttoken", "bidirectional")
+
+
+def test_plan_file_has_the_same_defaults_and_wins(tmp_path):
+    file = tmp_path / "plan.toml"
+    file.write_text('recipe = "lora"\n')
+    assert chosen_reading(file) == ("prompteol", "lasttoken", "causal")
+    file.write_text('recipe = "lora"\nlora.read.template = "plain"\n')
+    assert chosen_reading(file) == ("plain", "lasttoken", "causal")
+
+
+def test_settings_stay_open_in_a_plan_that_is_changed():
+    plan = load_plan(load_plan("lora", ["read.layer=2"]), ["rank=3"])
+    assert chosen_reading(plan)[0] == "prompteol" and "read.layer" not in plan.stages[0].unset
+
+
+@pytest.mark.parametrize("source", [small_recipe("lora"), "bidirectional", "distill", "general", None])
+def test_recipes_in_python_and_stages_are_kept(source):
+    plan = load_plan(source)
+    assert choose_reading(plan, "tiny-llama", lambda _: None) == plan
+
+
+def test_objectives_on_plain_texts_read_them_as_before():
+    assert chosen_reading("lora", "objective.name=mntp") == ("plain", "lasttoken", "causal")
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Save an encoder of tiny-llama with these choices and return its folder."""
+
+    def save(**choices):
+        encoder = Encoder.from_pretrained("tiny-llama", device="cpu", **choices)
+        encoder.save(tmp_path / "start")
+        return tmp_path / "start"
+
+    return save
+
+
+def test_a_saved_encoder_is_trained_as_it_reads(saved, tmp_path):
+    start = saved(template="echo", layer=2, pooling="mean", attention="bidirectional")
+    settings = ["rank=2", "training.steps=2", "training.batch=8"]
+    trained = train("lora", toy_data(), start, tmp_path / "out", settings=settings).encoder.spec
+    before = Encoder.load(start).spec
+    assert (trained.template, trained.attention, trained.readings) == (
+        before.template,
+        before.attention,
+        before.readings,
+    )
+
+
+def test_a_named_setting_wins_over_a_saved_encoder(saved):
+    start = saved(template="echo", layer=2, pooling="mean")
+    recipe = choose_reading(load_plan("lora", ["read.pooling=max"]), start, lambda _: None).stages[0].recipe
+    assert (recipe.read.pooling, recipe.read.layer) == ("max", 2)
+
+
+def test_several_readings_cannot_be_taken_over(tmp_path):
+    encoder = Encoder.from_pretrained("tiny-llama", device="cpu")
+    spec = replace(encoder.spec, readings=(Reading(1), Reading(2)))
+    Encoder(encoder.backbone, spec).save(tmp_path / "start")
+    assert chosen_reading("lora", backbone=tmp_path / "start") == ("prompteol", "lasttoken", "causal")
+
+
+@pytest.mark.parametrize("n_examples", [58, 100, 300, 1000, 2000])
+def test_few_examples_make_at_least_fifty_steps(n_examples):
+    schedule = chosen_schedule(n_examples)
+    assert 50 <= n_steps(n_examples, schedule) < 120 and schedule.epochs <= 10 and 8 <= schedule.batch <= 64
+    assert schedule.evaluate_every == 0, "a state of every epoch can be kept"
+
+
+def test_many_examples_are_trained_on_as_before():
+    assert chosen_schedule(5000) == load_plan("lora").stages[0].recipe.training
+
+
+def test_named_steps_epochs_and_batches_win():
+    assert chosen_schedule(64, "training.steps=3").steps == 3 and chosen_schedule(64, "training.steps=3").batch == 64
+    assert chosen_schedule(64, "training.epochs=2").epochs == 2
+    assert chosen_schedule(64, "training.batch=32").batch == 32 and chosen_schedule(64, "training.batch=32").epochs > 1
+    both = chosen_schedule(64, "training.epochs=1", "training.batch=64")
+    assert (both.epochs, both.batch, both.evaluate_every) == (1, 64, 125)
+    assert chosen_schedule(64, "training.epochs=0").epochs == 0
+
+
+@pytest.mark.parametrize(("settings", "warns"), [(["training.steps=4"], True), (["training.steps=60"], False)])
+def test_few_steps_are_warned_of(settings, warns):
+    notes = load_plan("lora", settings).stages[0].recipe.data_notes(toy_data())
+    assert any("about 4 training step(s)" in note for note in notes) == warns
+
+
+def test_an_untrained_plan_is_not_warned_of():
+    assert load_plan("lora", ["training.epochs=0"]).stages[0].recipe.data_notes(toy_data()) == []
+
+
+# --- the untrained model ---------------------------------------------------------------------------------------------
+
+
+def untrained_cosines(pairs):
+    """Cosines of pairs by the untrained tiny-llama: the last token of prompteol, after the final norm."""
+    encoder = Encoder.from_pretrained(
+        "tiny-llama", device="cpu", template="prompteol", layer=-1, pooling="lasttoken", normed=True
+    )
+    return [cosine(*encoder.encode([a, b])) for a, b in zip(pairs.left, pairs.right, strict=True)]
+
+
+@pytest.mark.parametrize("recipe", ["lora", "soft_prompt"])
+def test_results_have_the_score_of_the_untrained_model(recipe, tmp_path):
+    result = train(recipe, toy_data(), "tiny-llama", tmp_path / "out", settings=["training.steps=2"])
+    improvement, pairs = Improvement.of(result.results), toy_pairs()
+    expected = 100 * spearmanr(untrained_cosines(pairs), pairs.scores).statistic
+    assert improvement.untrained == pytest.approx(expected, abs=0.02)
+    assert f"untrained {improvement.untrained:.1f}" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_the_better_one_is_kept_on_request(tmp_path):
+    """The dev scores are the untrained model's own cosines, which a random prompt can only make worse."""
+    pairs = toy_pairs()
+    data = toy_data(dev=(replace(pairs, scores=untrained_cosines(pairs)),))
+    settings = ["training.steps=1", "tokens=8"]
+    runs = {
+        keep: train("soft_prompt", data, "tiny-llama", tmp_path / str(keep), settings=settings, keep_better=keep)
+        for keep in (False, True)
+    }
+    worse, kept = (Improvement.of(runs[keep].results) for keep in (False, True))
+    assert worse.is_worse and "training made it worse" in str(worse)
+    assert kept.dev == pytest.approx(kept.untrained, abs=0.02) and not kept.is_worse
+    assert runs[True].encoder.backbone.adapter is None and runs[False].encoder.backbone.adapter is not None
+    assert any("the untrained model was kept" in note for note in runs[True].results["notes"])
+    plain = Encoder.load(tmp_path / "True").encode("A cat sleeps.")
+    assert plain == pytest.approx(runs[True].encoder.encode("A cat sleeps."), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("dev", "untrained", "text"),
+    [
+        (86.6, 82.5, "dev 86.6, untrained 82.5: +4.1"),
+        (70.9, 89.3, "dev 70.9, untrained 89.3: training made it worse by 18.4"),
+        (82.48, 82.5, "dev 82.5, untrained 82.5: +0.0"),
+    ],
+)
+def test_improvement_is_told_in_one_line(dev, untrained, text):
+    assert str(Improvement(dev, untrained)) == text
