@@ -24,7 +24,8 @@ from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
-    from decoder2vec.search.index import Index, IndexChanges
+    from decoder2vec.search.index import Index
+    from decoder2vec.search.indexing import IndexChanges
 
 _MAX_NAMED = 10
 """Messages about documents that are printed; the others are counted."""
@@ -151,18 +152,12 @@ def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> dict[str, Any
         [f"left out {skipped.name}: {skipped.reason}" for skipped in changes.skipped],
         hint="; --json writes all of them to a file",
     )
-    info(
-        f"added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}, "
-        f"left out {len(changes.skipped)}"
-    )
+    counts = {name: getattr(changes, name) for name in ("added", "updated", "unchanged", "moved", "removed")}
+    shown = [f"{name} {n}" for name, n in counts.items() if n or name in ("added", "updated", "unchanged")]
+    info(f"{', '.join(shown)}, left out {len(changes.skipped)}")
     if changes.processed == len(changes.skipped):
         raise DataFileError(f"No document of {source} could be indexed.")
-    return {
-        "added": changes.added,
-        "updated": changes.updated,
-        "unchanged": changes.unchanged,
-        "skipped": [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped],
-    }
+    return counts | {"skipped": [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped]}
 
 
 def _print_some(messages: list[str], hint: str = "") -> None:

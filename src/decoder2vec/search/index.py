@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,10 @@ import numpy as np
 from decoder2vec.config import from_table, to_table
 from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
-from decoder2vec.search.chunks import Chunking, LengthFunction, token_lengths
-from decoder2vec.search.documents import Document, DocumentSource, Skipped, to_documents, unusable_reason
+from decoder2vec.search.chunks import Chunking
+from decoder2vec.search.documents import DocumentSource, to_documents
 from decoder2vec.search.hybrid import Fusion, RankedDocument
+from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DocumentRanker
 from decoder2vec.search.rerank import SupportsRerank, WeightedCosineReranker
 from decoder2vec.search.snippets import Snippet, make_snippets
@@ -37,8 +38,6 @@ _MIN_FUSED = 100
 """Documents of each ranking that are fused, at least."""
 _MIN_RERANKED = 30
 """Documents that are rescored by a reranker, at least."""
-_MIN_BATCH_CHUNKS = 64
-"""Chunks that are encoded and stored together, at least; a kill loses at most one such batch."""
 _VERIFIED_AT_ONCE = 1000
 """Chunks that `verify` reads at once."""
 
@@ -57,22 +56,6 @@ class Hit:
     """Excerpt of the chunk, with its best sentence marked."""
     chunk: int = 0
     """Position of the chunk in the document, from 0."""
-
-
-@dataclass
-class IndexChanges:
-    """What `Index.add` did so far."""
-
-    added: int = 0
-    updated: int = 0
-    unchanged: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
-    encoded_chunks: int = 0
-
-    @property
-    def processed(self) -> int:
-        """Number of documents seen so far, skipped ones included."""
-        return self.added + self.updated + self.unchanged + len(self.skipped)
 
 
 @dataclass(frozen=True)
@@ -197,6 +180,9 @@ class Index:
 
         Batches are stored as they are ready. If the process stops, the same call continues where it stopped.
 
+        A folder is mirrored: documents that an earlier call read from it and that are gone are removed, and those of
+        renamed files are moved without being encoded again. Documents that were added otherwise are never removed.
+
         Args:
             documents: A folder or file (see `read_documents`), or an iterable of `Document`s, texts and dicts with
                 `text`, optionally `id` or `_id`, and metadata.
@@ -206,10 +192,13 @@ class Index:
             notify: Called with messages for the user.
 
         Returns:
-            Counts of added, updated and unchanged documents, and the skipped ones with their reasons.
+            Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
+        folder = Path(documents) if isinstance(documents, str | Path) and Path(documents).is_dir() else None
         items = to_documents(documents, columns, notify)
-        changes = _add_documents(self.store, self.encoder, self.header.chunking, items, progress or (lambda _: None))
+        changes = add_documents(
+            self.store, self.encoder, self.header.chunking, items, folder, progress or (lambda _: None)
+        )
         self._ranker.prepare()
         return changes
 
@@ -219,6 +208,7 @@ class Index:
             stored = self.store.document_digests()
             existing = [id for id in dict.fromkeys(ids) if id in stored]
             self.store.delete_documents(existing)
+            source_record(self.store).forget(existing)
         return existing
 
     def search(
@@ -362,69 +352,6 @@ def open_store(location: str | Path) -> ChunkStore:
     from decoder2vec.search.lance_store import LanceStore
 
     return LanceStore(Path(location))
-
-
-def _add_documents(
-    store: ChunkStore,
-    encoder: Any,
-    chunking: Chunking,
-    documents: Iterable[Document | Skipped],
-    progress: Callable[[IndexChanges], object],
-) -> IndexChanges:
-    """Encode and store new and changed documents, batch by batch."""
-    changes = IndexChanges()
-    with store.write_lock():
-        stored = store.document_digests()
-        changed = _changed_documents(documents, stored, changes)
-        for batch in _chunk_batches(changed, chunking, token_lengths(encoder)):
-            vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
-            ids = {chunk.document for chunk in batch}
-            updated = ids & stored.keys()
-            store.write_chunks(batch, vectors, replace=bool(updated))
-            changes.updated += len(updated)
-            changes.added += len(ids - updated)
-            changes.encoded_chunks += len(batch)
-            progress(changes)
-    progress(changes)
-    return changes
-
-
-def _changed_documents(
-    documents: Iterable[Document | Skipped], stored: dict[str, str], changes: IndexChanges
-) -> Iterator[tuple[Document, str]]:
-    """Yield new and changed documents with their digests; count unchanged and skipped ones in `changes`."""
-    seen: set[str] = set()
-    for document in documents:
-        if isinstance(document, Skipped):
-            changes.skipped.append(document)
-        elif document.id in seen:
-            changes.skipped.append(Skipped(document.id, "another document has the same id; the first is kept"))
-        elif reason := unusable_reason(document):
-            changes.skipped.append(Skipped(document.id, reason))
-        else:
-            seen.add(document.id)
-            digest = document.digest()
-            if stored.get(document.id) == digest:
-                changes.unchanged += 1
-            else:
-                yield document, digest
-
-
-def _chunk_batches(
-    documents: Iterable[tuple[Document, str]], chunking: Chunking, lengths_of: LengthFunction
-) -> Iterator[list[Chunk]]:
-    """Yield batches of chunks; all chunks of a document are in the same batch, so that they are stored in one step."""
-    batch: list[Chunk] = []
-    for document, digest in documents:
-        texts = chunking.split(document.text, lengths_of)
-        batch += [
-            Chunk(document.id, number, len(texts), text, document.metadata, digest) for number, text in enumerate(texts)
-        ]
-        if len(batch) >= _MIN_BATCH_CHUNKS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _verify(store: ChunkStore, dim: int) -> None:
