@@ -15,7 +15,7 @@ from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import DocumentSource, to_documents
-from decoder2vec.search.hybrid import Fusion, RankedDocument
+from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
 from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DocumentRanker
 from decoder2vec.search.rerank import SupportsRerank, WeightedCosineReranker
@@ -34,6 +34,8 @@ from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
 
 MODES = ("dense", "lexical", "hybrid")
 _FORMAT = 1
+_FUSION_BEFORE_0_2 = {"method": "rrf", "weight": 0.5}
+"""The default that older versions wrote into every index that was not tuned; such an index gets today's default."""
 _MIN_FUSED = 100
 """Documents of each ranking that are fused, at least."""
 _MIN_RERANKED = 30
@@ -48,7 +50,8 @@ class Hit:
 
     id: str
     score: float
-    """A similarity, BM25 score, fused score or reranker's score: comparable within one search only."""
+    """Hybrid search: from 0 to 1, the weighted mean of `dense` and `lexical`. Dense search: the similarity. Lexical
+    search: the BM25 score. With a reranker: its score."""
     text: str
     """Text of the best chunk; a short document is one chunk."""
     metadata: dict[str, Any]
@@ -56,6 +59,10 @@ class Hit:
     """Excerpt of the chunk, with its best sentence marked."""
     chunk: int = 0
     """Position of the chunk in the document, from 0."""
+    dense: float | None = None
+    """Hybrid search: how similar the document is, from 0 (the least similar candidate) to 1 (the query itself)."""
+    lexical: float | None = None
+    """Hybrid search: how many of the query's words it has, rare ones counting more, from 0 (none) to 1 (all)."""
 
 
 @dataclass(frozen=True)
@@ -153,6 +160,8 @@ class Index:
             raise InputError(f"There is no index at {location}; create one with `d2v index`.")
         if table.get("format") != _FORMAT:
             raise StorageError(f"The index at {location} is of another version of this package; create it again.")
+        if table.get("fusion") == _FUSION_BEFORE_0_2:
+            table = {key: value for key, value in table.items() if key != "fusion"}
         header = from_table(IndexHeader, table)
         if encoder is None:
             encoder_folder = store.local_folder / "encoder"
@@ -245,7 +254,16 @@ class Index:
         ranked = ranked[:top]
         snippets = make_snippets(query, [chunks[document.chunk_key].text for document in ranked], self._encode)
         return [
-            Hit(document.id, document.score, chunk.text, chunk.metadata, snippet, chunk.number)
+            Hit(
+                document.id,
+                document.score,
+                chunk.text,
+                chunk.metadata,
+                snippet,
+                chunk.number,
+                document.dense,
+                document.lexical,
+            )
             for document, snippet in zip(ranked, snippets, strict=True)
             if (chunk := chunks[document.chunk_key])
         ]
@@ -260,25 +278,29 @@ class Index:
             raise InputError(f"top is {top}; ask for 1 or more documents.")
         if mode != "hybrid":
             return self._rank_by(mode, queries, top, filter)
-        depth = max(top, _MIN_FUSED)
-        dense, lexical = (self._rank_by(single, queries, depth, filter) for single in ("dense", "lexical"))
-        return [self.header.fusion(a, b)[:top] for a, b in zip(dense, lexical, strict=True)]
+        candidates = self._candidates(queries, max(top, _MIN_FUSED), filter)
+        return [self.header.fusion(*both)[:top] for both in candidates]
 
     def tune(self, queries: str | Path | Mapping[str, str], qrels: str | Path | Qrels) -> TuningResult:
-        """Choose how hybrid search fuses both rankings by nDCG@10 on dev queries, and keep the choice in the index.
+        """Choose how hybrid search fuses both rankings by nDCG@10 on queries, and keep the choice in the index.
+
+        The fusion stays as it is if cross-validation finds no better one. `set_fusion(Fusion())` undoes the choice.
 
         Args:
-            queries: Query id -> text, or a file with `_id` and `text`. Those with sha1(id) mod 10 < 3 are the dev
-                queries; the others are scored, but choose nothing.
+            queries: Query id -> text, or a file with `_id` and `text`.
             qrels: Query id -> document id -> relevance, or a file with `query-id`, `corpus-id` and `score`.
 
         Returns:
-            The chosen fusion, and dev and test scores of every method.
+            The chosen fusion, nDCG@10 before and after with the interval of the gain, and that of every method.
+
+        Raises:
+            InputError: Fewer than 20 queries have a relevant document.
         """
         queries = read_queries(Path(queries)) if isinstance(queries, str | Path) else queries
         qrels = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else qrels
-        result = choose_fusion(self.rank, queries, qrels)
-        self.set_fusion(result.best)
+        result = choose_fusion(self._candidates, queries, qrels, self.header.fusion)
+        if result.best != result.before:
+            self.set_fusion(result.best)
         return result
 
     def set_fusion(self, fusion: Fusion) -> None:
@@ -336,6 +358,11 @@ class Index:
         else:
             rankings = iter(self._ranker.lexical(searched, top, filter))
         return [next(rankings) if query.strip() else [] for query in queries]
+
+    def _candidates(self, queries: Sequence[str], depth: int, filter: MetadataFilter | None = None) -> list[Candidates]:
+        """Return for each query what a fusion takes: both rankings and the scores of a full match."""
+        dense, lexical = (self._rank_by(mode, queries, depth, filter) for mode in ("dense", "lexical"))
+        return list(zip(dense, lexical, self._ranker.full_scores(queries), strict=True))
 
     def _encode(self, texts: list[str], role: str) -> Embeddings:
         return encode_texts(self.encoder, texts, role)
