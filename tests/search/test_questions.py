@@ -99,6 +99,7 @@ def test_question_words_count_only_if_nothing_else_is_asked():
 def test_untuned_index_of_an_older_version_gets_the_new_default(index):
     file = index.store.local_folder / "index.json"
     header = json.loads(file.read_text(encoding="utf-8"))
+    del header["tuned"]  # as in an index of version 0.1
     for stored, expected in (
         ({"method": "rrf", "weight": 0.5}, Fusion()),
         ({"method": "rrf", "weight": 0.2}, Fusion("rrf", 0.2)),
@@ -106,3 +107,10 @@ def test_untuned_index_of_an_older_version_gets_the_new_default(index):
     ):
         file.write_text(json.dumps(header | {"fusion": stored}), encoding="utf-8")
         assert Index.open(index.location, PlannedEncoder()).header.fusion == expected
+
+
+@pytest.mark.parametrize("fusion", [Fusion("rrf", 0.5), Fusion("zscore", 0.3), Fusion()])
+def test_chosen_fusion_is_kept(index, fusion):
+    index.set_fusion(fusion)
+    header = Index.open(index.location, PlannedEncoder()).header
+    assert header.fusion == fusion and header.tuned == (fusion != Fusion())

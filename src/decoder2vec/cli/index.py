@@ -209,9 +209,7 @@ def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> dict[st
         f"{gain.value:+.1f} (95 % interval {gain.low:+.1f} to {gain.high:+.1f})"
     )
     if result.best == result.before:
-        info(
-            f"no fusion is better on queries that did not choose it: {opened.location} still fuses {_describe(opened)}"
-        )
+        info(f"no better fusion was found: hybrid search in {opened.location} still fuses {_describe(opened)}")
     else:
         info(f"hybrid search in {opened.location} now fuses {_describe(opened)}; undo with --tune --reset")
         if not gain.significant:

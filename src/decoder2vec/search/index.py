@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,8 +35,8 @@ from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
 
 MODES = ("dense", "lexical", "hybrid")
 _FORMAT = 1
-_FUSION_BEFORE_0_2 = {"method": "rrf", "weight": 0.5}
-"""The default that older versions wrote into every index that was not tuned; such an index gets today's default."""
+_DEFAULT_FUSION_OF_0_1 = Fusion("rrf", 0.5)
+"""Indexes of version 0.1 do not say whether they were tuned; one with this fusion was not."""
 _MIN_FUSED = 100
 """Documents of each ranking that are fused, at least."""
 _MIN_RERANKED = 30
@@ -74,6 +75,8 @@ class IndexHeader:
     space: EmbeddingSpace
     chunking: Chunking
     fusion: Fusion = field(default_factory=Fusion)
+    tuned: bool = False
+    """Whether the fusion was chosen for this index."""
     format: int = _FORMAT
 
 
@@ -160,9 +163,9 @@ class Index:
             raise InputError(f"There is no index at {location}; create one with `d2v index`.")
         if table.get("format") != _FORMAT:
             raise StorageError(f"The index at {location} is of another version of this package; create it again.")
-        if table.get("fusion") == _FUSION_BEFORE_0_2:
-            table = {key: value for key, value in table.items() if key != "fusion"}
         header = from_table(IndexHeader, table)
+        if not table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
+            header = replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
         if encoder is None:
             encoder_folder = store.local_folder / "encoder"
             if not is_encoder_folder(encoder_folder):
@@ -203,7 +206,7 @@ class Index:
         Returns:
             Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
-        folder = Path(documents) if isinstance(documents, str | Path) and Path(documents).is_dir() else None
+        folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
         items = to_documents(documents, columns, notify)
         changes = add_documents(
             self.store, self.encoder, self.header.chunking, items, folder, progress or (lambda _: None)
@@ -305,7 +308,7 @@ class Index:
 
     def set_fusion(self, fusion: Fusion) -> None:
         """Set how hybrid search fuses both rankings from now on, and keep it in the index."""
-        self.header = replace(self.header, fusion=fusion)
+        self.header = replace(self.header, fusion=fusion, tuned=fusion != Fusion())
         self.store.write_header(to_table(self.header))
 
     def learn_reranker(
