@@ -67,23 +67,47 @@ def test_index_is_updated_by_the_same_command(index, folder):
     result = d2v("index", "--out", index, "--delete", "more.md", "--delete", "nobody")
     assert "deleted 1 documents; not in the index: nobody" in result.output
     assert "4 documents in 4 chunks, verified" in result.output
-    (folder / "more.md").unlink()
+    assert "added 1, updated 0, unchanged 4, left out 1" in d2v("index", folder, "--out", index).output
+    (folder / "more.md").rename(folder / "again.md")
+    assert "unchanged 4, moved 1, left out 1" in d2v("index", folder, "--out", index).output
+    (folder / "again.md").unlink()
+    assert "added 0, updated 0, unchanged 4, removed 1, left out 1" in d2v("index", folder, "--out", index).output
     assert "4 documents in 4 chunks, verified" in d2v("index", "--out", index, "--verify").output
 
 
-def test_tune_prints_a_table_and_keeps_the_fusion(index, tmp_path):
-    rows = [{"_id": f"q{number}", "text": f"Stocks in {2023 + number % 3}"} for number in range(12)]
-    (tmp_path / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    qrels = "".join(f"q{number}\tn{2023 + number % 3}\t1\n" for number in range(12))
-    (tmp_path / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{qrels}", encoding="utf-8")
-    files = ("--queries", tmp_path / "queries.jsonl", "--qrels", tmp_path / "qrels.tsv", "--json", tmp_path / "t.json")
-    result = d2v("index", "--out", index, "--tune", *files)
-    assert result.exit_code == 0 and "lexical" in result.output and "now fuses by" in result.output
-    assert "verified" not in result.output
+def test_tune_prints_before_and_after_and_can_be_undone(index, tmp_path):
+    def files(count):
+        rows = [{"_id": f"q{number}", "text": f"Stocks in {2023 + number % 3}"} for number in range(count)]
+        (tmp_path / "queries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        qrels = "".join(f"q{number}\tn{2023 + number % 3}\t1\n" for number in range(count))
+        (tmp_path / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{qrels}", encoding="utf-8")
+        return ("--queries", tmp_path / "queries.jsonl", "--qrels", tmp_path / "qrels.tsv")
+
+    def stored():
+        return json.loads((index / "index.json").read_text(encoding="utf-8"))["fusion"]
+
+    new = stored()
+    with pytest.raises(InputError, match="there are 12"):
+        d2v("index", "--out", index, "--tune", *files(12))
+    assert stored() == new
+    result = d2v("index", "--out", index, "--tune", *files(24), "--json", tmp_path / "t.json")
+    assert result.exit_code == 0 and "lexical" in result.output and "verified" not in result.output
+    assert "nDCG@10 before" in result.output and "95 % interval" in result.output
     data = json.loads((tmp_path / "t.json").read_text(encoding="utf-8"))
-    assert json.loads((index / "index.json").read_text(encoding="utf-8"))["fusion"] == data["best"]
-    assert [score["way"] for score in data["scores"]] == ["dense", "lexical", "rrf", "weighted", "minmax", "zscore"]
-    assert sum(data["queries"]) == 12
+    assert stored() == data["best"] and data["queries"] == 24
+    ways = ["dense", "lexical", "calibrated", "rrf", "weighted", "minmax", "zscore"]
+    assert [score["way"] for score in data["scores"]] == ways
+    assert "as in a new index" in d2v("index", "--out", index, "--tune", "--reset").output
+    assert stored() == new
+
+
+def test_hybrid_scores_are_means_of_their_parts(index):
+    hits = search_json(index, "stocks fell in 2024")
+    assert hits[0]["id"] == "n2024" and hits[0]["lexical"] > 0.9
+    for hit in hits:
+        assert 0 <= hit["score"] <= 1
+        assert hit["score"] == pytest.approx(0.6 * hit["dense"] + 0.4 * hit["lexical"])
+    assert "dense" not in search_json(index, "stocks", "--mode", "lexical")[0]
 
 
 @pytest.mark.parametrize("columns", ["sentence1,sentence2,score", "a,b,gold"])
@@ -113,6 +137,8 @@ def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
         (("index", "--out", index, "--tune", *queries), InputError, "--queries and --qrels"),
         (("index", folder, "--out", index, *queries), InputError, "belong to --tune"),
         (("index", "--out", index, "--verify", "--json", tmp_path / "x.json"), InputError, "nothing to write"),
+        (("index", folder, "--out", index, "--reset"), InputError, "belong to --tune"),
+        (("index", "--out", index, "--tune", "--reset", *queries), InputError, "undoes tuning"),
         (("search", new, "q"), InputError, "no index"),
         (("search", index, "q", "--filter", "year"), InputError, "key=value"),
         (("search", "s3://bucket", "q"), InputError, "cannot hold an index"),

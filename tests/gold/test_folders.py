@@ -13,6 +13,7 @@ from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
+from decoder2vec.search.hybrid import Fusion
 from decoder2vec.search.index import Index
 from decoder2vec.text.template import Template
 from toys.gold import FOLDER
@@ -62,6 +63,8 @@ def test_old_index_gives_recorded_hits(tmp_path):
     shutil.copytree(FOLDER / "backbone", tmp_path / "index" / "encoder" / "backbone")
     index = Index.open(tmp_path / "index")
     index.verify()
+    assert index.header.fusion == Fusion()  # it was not tuned, and follows the default
+    index.set_fusion(Fusion("rrf", 0.5))  # the default of 0.1.0
     for mode, expected_hits in expected["hits"].items():
         hits = index.search(expected["query"], 5, mode)
         assert [(hit.id, hit.snippet.text) for hit in hits] == [(id, text) for id, _, text in expected_hits]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.search.hybrid import FUSIONS, Fusion, RankedDocument
+from decoder2vec.search.hybrid import FUSIONS, FullScores, Fusion, RankedDocument
 
 
 def toy_ranking(name, count, seed, low, high):
@@ -55,6 +55,21 @@ def test_fused_scores_equal_a_plain_loop(method):
             total += share * value
         expected[id] = total
     assert scores_of(Fusion(method, 0.3)(dense, lexical)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("full", [(1.0, 40.0), (0.5, 20.0), (0.0, 0.0)])
+def test_default_scores_are_shares_of_a_full_match(full):
+    dense, lexical = toy_ranking("a", 20, 1, 0.2, 0.9), toy_ranking("b", 15, 1, 0.1, 30)
+    dense_scores, lexical_scores = scores_of(dense), scores_of(lexical)
+    floor, highest = min(dense_scores.values()), max(full[0], *dense_scores.values())
+    fused = Fusion()(dense, lexical, FullScores(*full))
+    for document in fused:
+        similarity = (dense_scores.get(document.id, floor) - floor) / (highest - floor)
+        words = lexical_scores.get(document.id, 0.0) / max(full[1], *lexical_scores.values())
+        assert (document.dense, document.lexical) == pytest.approx((similarity, words))
+        assert document.score == pytest.approx(0.6 * similarity + 0.4 * words)
+        assert 0 <= document.score <= 1
+    assert [document.score for document in fused] == sorted((document.score for document in fused), reverse=True)
 
 
 @pytest.mark.parametrize("method", FUSIONS)

@@ -22,14 +22,14 @@ from toys.encoder import WordEncoder
 _LAUNCHER = """
 import os, sys, warnings
 import lancedb
-from decoder2vec.search import index as index_module
+from decoder2vec.search import indexing
 from decoder2vec.search.index import Index
 from toys.encoder import WordEncoder
 from test_kill import CHUNKING, toy_documents
 
 warnings.simplefilter("ignore")
-assert index_module._MIN_BATCH_CHUNKS == 64
-index_module._MIN_BATCH_CHUNKS = 4
+assert indexing._MIN_BATCH_CHUNKS == 64
+indexing._MIN_BATCH_CHUNKS = 4
 for line in sys.stdin:  # the slow imports are done once; each round runs in a child process
     child = os.fork()
     if child == 0:

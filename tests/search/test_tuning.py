@@ -1,4 +1,4 @@
-"""The fusion is chosen on dev queries alone, and is the best on them."""
+"""The fusion is the best one on held-out queries, and stays as it is where none is better."""
 
 from __future__ import annotations
 
@@ -6,21 +6,15 @@ import hashlib
 import json
 import math
 
+import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.search.documents import Document
-from decoder2vec.search.hybrid import Fusion
+from decoder2vec.search.hybrid import FUSIONS, Fusion
 from decoder2vec.search.index import Index
-from decoder2vec.search.tuning import choose_fusion, is_dev_query, ndcg_at_10, read_qrels, read_queries
+from decoder2vec.search.tuning import WEIGHTS, _best, _cross_validate, _folds, ndcg_at_10, read_qrels, read_queries
 from toys.encoder import WordEncoder
-
-
-def test_dev_queries_are_three_tenths_by_sha1():
-    ids = [str(number) for number in range(2000)]
-    dev = [id for id in ids if is_dev_query(id)]
-    assert dev == [id for id in ids if int.from_bytes(hashlib.sha1(id.encode()).digest(), "big") % 10 < 3]
-    assert 500 < len(dev) < 700
 
 
 def test_ndcg_equals_sklearn_and_a_sum_by_hand():
@@ -50,45 +44,79 @@ def toy_queries():
     return queries, {f"q{number}": {f"d{number}": 1.0} for number in range(40)}
 
 
-def test_better_ranking_gets_the_weight_and_index_keeps_it(index):
-    result = choose_fusion(index.rank, *toy_queries())
-    by_method = {score.method: score for score in result.scores}
-    assert by_method["lexical"].dev == by_method["lexical"].test == 100
-    assert by_method["dense"].dev < 60
-    best = max(score.dev for score in result.scores)
-    assert next(score for score in result.scores if score.fusion == result.best).dev == best == 100
-    assert result.n_dev + result.n_test == 40 and 0 < result.n_dev < 20
-    index.set_fusion(Fusion("minmax", 0.0))
-    reopened = Index.open(index.location, WordEncoder(dim=2))
-    assert reopened.header.fusion == Fusion("minmax", 0.0)
-    assert reopened.search("subject7", 1)[0].id == "d7"
-
-
-def test_index_tune_reads_files_and_keeps_the_choice(index, tmp_path):
-    queries, qrels = toy_queries()
-    expected = choose_fusion(index.rank, queries, qrels)
-    assert index.header.fusion == Fusion() != expected.best
+def write_files(folder, queries, qrels):
     lines = "".join(json.dumps({"_id": id, "text": text}) + "\n" for id, text in queries.items())
-    (tmp_path / "queries.jsonl").write_text(lines, encoding="utf-8")
+    (folder / "queries.jsonl").write_text(lines, encoding="utf-8")
     rows = "".join(f"{id}\t{document}\t1\n" for id, relevances in qrels.items() for document in relevances)
-    (tmp_path / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}", encoding="utf-8")
-    assert index.tune(tmp_path / "queries.jsonl", str(tmp_path / "qrels.tsv")) == expected
-    assert Index.open(index.location, WordEncoder(dim=2)).header.fusion == expected.best
-    data = expected.to_json()
-    assert data["queries"] == [expected.n_dev, expected.n_test]
-    assert data["scores"][0] == {"way": "dense", "dev": expected.scores[0].dev, "test": expected.scores[0].test} | {
-        "fusion": None
+    (folder / "qrels.tsv").write_text(f"query-id\tcorpus-id\tscore\n{rows}", encoding="utf-8")
+    return folder / "queries.jsonl", str(folder / "qrels.tsv")
+
+
+def test_index_tune_keeps_the_better_fusion_and_says_so(index, tmp_path):
+    index.set_fusion(Fusion("minmax", 1.0))
+    result = index.tune(*write_files(tmp_path, *toy_queries()))
+    by_method = {score.method: score for score in result.scores}
+    assert by_method["lexical"].score == 100 and by_method["dense"].score < 60
+    assert result.before == Fusion("minmax", 1.0) and result.score_before == by_method["dense"].score
+    assert result.score_after == 100 and result.n_queries == 40
+    assert result.gain.value == pytest.approx(100 - result.score_before)
+    assert 0 < result.gain.low < result.gain.value < result.gain.high
+    assert index.header.fusion == Index.open(index.location, WordEncoder(dim=2)).header.fusion == result.best
+    assert index.search("subject7", 1)[0].id == "d7"
+    assert json.loads(json.dumps(result.to_json()))["best"] == {
+        "method": result.best.method,
+        "weight": result.best.weight,
     }
+
+
+def test_nothing_changes_where_nothing_is_better(index):
+    result = index.tune(*toy_queries())  # lexical search finds all, and so does the default
+    assert result.score_before == result.score_after == 100
+    assert result.best == result.before == Fusion() == index.header.fusion
+    assert (result.gain.value, result.gain.low, result.gain.high) == (0, 0, 0)
+
+
+def test_equal_fusions_are_decided_towards_the_default():
+    level = {Fusion(method, weight): np.full(30, 80.0) for method in FUSIONS for weight in WEIGHTS}
+    assert _best(level) == Fusion()
+    low = {fusion: scores for fusion, scores in level.items() if fusion.weight <= 0.3}
+    assert _best(low) == Fusion(weight=0.3)
+    better = {Fusion("zscore", weight): np.full(30, 81.0) for weight in (0.1, 0.2, 0.95)}
+    assert _best(level | better) == Fusion("zscore", 0.95)
+
+
+def test_no_query_is_scored_with_a_fusion_it_chose():
+    folds = _folds([f"q{number}" for number in range(23)])
+    assert sorted(np.bincount(folds).tolist()) == [4, 4, 5, 5, 5]
+    rng = np.random.default_rng(0)
+    values = {Fusion("rrf", weight): rng.uniform(0, 100, 23) for weight in WEIGHTS}
+    expected = []
+    for row in range(23):
+        others = [other for other in range(23) if folds[other] != folds[row]]
+        chosen = max(values, key=lambda fusion: values[fusion][others].mean())
+        expected.append(values[chosen][row])
+    assert _cross_validate(values, folds).tolist() == pytest.approx(expected)
+    assert _cross_validate(values, folds).mean() < max(scores.mean() for scores in values.values())
+
+
+def test_few_queries_are_refused_and_change_nothing(index):
+    queries, qrels = toy_queries()
+    few = {id: queries[id] for id in list(queries)[:19]}
+    index.set_fusion(Fusion("minmax", 1.0))
+    for some, judged in ((few, qrels), (queries, {}), (queries, {id: {"d1": 0.0} for id in queries})):
+        with pytest.raises(InputError, match="20 queries"):
+            index.tune(some, judged)
+    assert index.header.fusion == Fusion("minmax", 1.0)
 
 
 def test_a_query_does_not_find_itself(index):
     ids = [f"d{number}" for number in range(40)]
     queries = {id: f"subject{id[1:]}" for id in ids}
     qrels = {id: {f"d{(number + 1) % 40}": 1.0} for number, id in enumerate(ids)}
-    assert {score.method: score.dev for score in choose_fusion(index.rank, queries, qrels).scores}["lexical"] == 0
+    assert {score.method: score.score for score in index.tune(queries, qrels).scores}["lexical"] == 0
 
 
-def test_files_are_read_and_errors_name_the_line(tmp_path, index):
+def test_files_are_read_and_errors_name_the_line(tmp_path):
     queries, qrels = tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"
     queries.write_text(json.dumps({"_id": 1, "text": "one"}) + "\n", encoding="utf-8")
     qrels.write_text("query-id\tcorpus-id\tscore\n1\td1\t2\n", encoding="utf-8")
@@ -99,5 +127,3 @@ def test_files_are_read_and_errors_name_the_line(tmp_path, index):
     queries.write_text('{"_id": 1}\n', encoding="utf-8")
     with pytest.raises(DataFileError, match="`_id` and `text`"):
         read_queries(queries)
-    with pytest.raises(InputError, match="give more queries"):
-        choose_fusion(index.rank, {"q": "subject1"}, {})

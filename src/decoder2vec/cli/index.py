@@ -24,7 +24,8 @@ from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
-    from decoder2vec.search.index import Index, IndexChanges
+    from decoder2vec.search.index import Index
+    from decoder2vec.search.indexing import IndexChanges
 
 _MAX_NAMED = 10
 """Messages about documents that are printed; the others are counted."""
@@ -56,6 +57,9 @@ def index(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write what was added and left out, and the scores of --tune, here.")
     ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="With --tune: undo; hybrid search fuses as in a new index.")
+    ] = False,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,
@@ -66,7 +70,7 @@ def index(
     """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --verify."""
     if not (source or delete or tune or verify):
         raise InputError(f"Give a folder or file to add to {out}, or --delete, --tune or --verify.")
-    _check_tuning_options(tune, queries, qrels, pairs)
+    _check_tuning_options(tune, reset, queries, qrels, pairs)
     if json_file and not (source or queries):
         raise InputError("There is nothing to write to --json; give a folder or file to add, or --tune with --queries.")
     check_output_file(json_file, ".json", sources=[source, queries, qrels, pairs])
@@ -80,6 +84,8 @@ def index(
         report |= _add(opened, source, split_names(column))
     if pairs:
         _learn_reranker(opened, pairs, split_names(pair_columns))
+    if reset:
+        _reset_fusion(opened)
     if queries and qrels:
         report |= _tune_fusion(opened, queries, qrels)
     if json_file:
@@ -90,11 +96,15 @@ def index(
         info(f"{out}: {documents} documents in {chunks} chunks, verified")
 
 
-def _check_tuning_options(tune: bool, queries: Path | None, qrels: Path | None, pairs: Path | None) -> None:
+def _check_tuning_options(
+    tune: bool, reset: bool, queries: Path | None, qrels: Path | None, pairs: Path | None
+) -> None:
     """Refuse options that would be ignored, before anything is read or written."""
-    if not tune and any((queries, qrels, pairs)):
-        raise InputError("The options --queries, --qrels and --pairs belong to --tune; add it.")
-    if tune and (bool(queries) != bool(qrels) or not (queries or pairs)):
+    if not tune and any((reset, queries, qrels, pairs)):
+        raise InputError("The options --queries, --qrels, --pairs and --reset belong to --tune; add it.")
+    if reset and any((queries, qrels, pairs)):
+        raise InputError("--reset undoes tuning; give it without --queries, --qrels and --pairs.")
+    if tune and not reset and (bool(queries) != bool(qrels) or not (queries or pairs)):
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
 
 
@@ -151,18 +161,12 @@ def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> dict[str, Any
         [f"left out {skipped.name}: {skipped.reason}" for skipped in changes.skipped],
         hint="; --json writes all of them to a file",
     )
-    info(
-        f"added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}, "
-        f"left out {len(changes.skipped)}"
-    )
+    counts = {name: getattr(changes, name) for name in ("added", "updated", "unchanged", "moved", "removed")}
+    shown = [f"{name} {n}" for name, n in counts.items() if n or name in ("added", "updated", "unchanged")]
+    info(f"{', '.join(shown)}, left out {len(changes.skipped)}")
     if changes.processed == len(changes.skipped):
         raise DataFileError(f"No document of {source} could be indexed.")
-    return {
-        "added": changes.added,
-        "updated": changes.updated,
-        "unchanged": changes.unchanged,
-        "skipped": [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped],
-    }
+    return counts | {"skipped": [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped]}
 
 
 def _print_some(messages: list[str], hint: str = "") -> None:
@@ -181,6 +185,13 @@ def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None
     info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")
 
 
+def _reset_fusion(opened: Index) -> None:
+    from decoder2vec.search.hybrid import Fusion
+
+    opened.set_fusion(Fusion())
+    info(f"hybrid search in {opened.location} fuses {_describe(opened)} again, as in a new index")
+
+
 def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> dict[str, Any]:
     from decoder2vec.search.tuning import read_qrels, read_queries
 
@@ -188,10 +199,24 @@ def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> dict[st
     info(f"searching for {len(queries)} queries")
     result = opened.tune(queries, qrels)
     rows = [
-        (score.method, f"{score.fusion.weight:.2f}" if score.fusion else "", f"{score.dev:.1f}", f"{score.test:.1f}")
+        (score.method, f"{score.fusion.weight:.2f}" if score.fusion else "", f"{score.score:.1f}")
         for score in result.scores
     ]
-    table(("search", "dense weight", f"dev ({result.n_dev} queries)", f"test ({result.n_test})"), rows, "nDCG@10")
-    best = result.best
-    info(f"hybrid search in {opened.location} now fuses by {best.method}, with a dense weight of {best.weight:.2f}")
+    table(("search", "dense weight", f"{result.n_queries} queries"), rows, "nDCG@10, cross-validated")
+    gain = result.gain
+    info(
+        f"nDCG@10 before {result.score_before:.1f}, after {result.score_after:.1f}: "
+        f"{gain.value:+.1f} (95 % interval {gain.low:+.1f} to {gain.high:+.1f})"
+    )
+    if result.best == result.before:
+        info(f"no better fusion was found: hybrid search in {opened.location} still fuses {_describe(opened)}")
+    else:
+        info(f"hybrid search in {opened.location} now fuses {_describe(opened)}; undo with --tune --reset")
+        if not gain.significant:
+            info("the interval includes 0: the gain may be chance; more queries would tell")
     return result.to_json()
+
+
+def _describe(opened: Index) -> str:
+    fusion = opened.header.fusion
+    return f"by {fusion.method}, with a dense weight of {fusion.weight:.2f}"

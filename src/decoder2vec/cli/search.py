@@ -70,9 +70,10 @@ def _parse_filters(assignments: list[str]) -> dict[str, list[str]]:
 
 
 def _to_json(hit: Hit) -> str:
-    fields = {"id": hit.id, "score": hit.score, "chunk": hit.chunk, "text": hit.text, "metadata": hit.metadata}
+    parts = {} if hit.dense is None else {"dense": hit.dense, "lexical": hit.lexical}
+    fields = {"chunk": hit.chunk, "text": hit.text, "metadata": hit.metadata}
     snippet = {"text": hit.snippet.text, "start": hit.snippet.start, "end": hit.snippet.end}
-    return json.dumps({**fields, "snippet": snippet}, ensure_ascii=False)
+    return json.dumps({"id": hit.id, "score": hit.score, **parts, **fields, "snippet": snippet}, ensure_ascii=False)
 
 
 def _print(hit: Hit) -> None:
@@ -81,7 +82,7 @@ def _print(hit: Hit) -> None:
     path = str(hit.metadata.get("path", ""))
     names = dict.fromkeys(name for name in (title, hit.id, "" if hit.id.startswith(path) else path) if name)
     snippet = _without_title(hit.snippet, title)
-    typer.echo(f"{hit.score:8.4f}  {_printable(' · '.join(names))}")
+    typer.echo(f"{hit.score:8.3f}  {_printable(' · '.join(names))}")
     typer.echo(f"          {snippet.marked(before, after, _printable)}\n")
 
 

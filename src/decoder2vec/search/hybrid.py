@@ -1,4 +1,4 @@
-"""Fusion of a dense and a lexical ranking into one, by ranks or by rescaled scores."""
+"""Fusion of a dense and a lexical ranking into one, by rescaled scores or by ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from decoder2vec.errors import InputError, unknown_name
 _RRF_CONSTANT = 60
 """The constant k of reciprocal rank fusion, as in the paper (Cormack, Clarke and Büttcher 2009)."""
 
-ScoreScaling = Callable[[Sequence[float], float], list[float]]
-"""Scores (best first) and the score of an absent document -> the same on a common scale, the absent one last."""
+ScoreScaling = Callable[[Sequence[float], float, float], list[float]]
+"""Scores (best first), the score of an absent document and that of a full match -> the scores and that of an absent
+document on a common scale, the latter last."""
 
 
 class RankedDocument(NamedTuple):
@@ -22,24 +23,46 @@ class RankedDocument(NamedTuple):
     id: str
     chunk_key: str
     score: float
+    dense: float | None = None
+    """Dense part of a fused score; the score is the weighted mean of both parts."""
+    lexical: float | None = None
+    """Lexical part of a fused score."""
 
 
-def _reciprocal_ranks(scores: Sequence[float], floor: float) -> list[float]:
+class FullScores(NamedTuple):
+    """Scores of a text that says all that the query says; 0 where a higher score is always possible."""
+
+    dense: float = 0.0
+    lexical: float = 0.0
+
+
+_NO_FULL_SCORES = FullScores()
+
+Candidates = tuple[Sequence[RankedDocument], Sequence[RankedDocument], FullScores]
+"""What a fusion takes: the dense and the lexical ranking for a query, and the scores of a full match."""
+
+
+def _calibrated(scores: Sequence[float], floor: float, full: float) -> list[float]:
+    """1 for a full match (or for the best document, if its score is higher), 0 for an absent document."""
+    return _min_max([max(full, max(scores)), *scores], floor, full)[1:]
+
+
+def _reciprocal_ranks(scores: Sequence[float], floor: float, full: float) -> list[float]:
     """1 / (60 + rank): reciprocal rank fusion."""
     return [1 / (_RRF_CONSTANT + rank) for rank in range(1, len(scores) + 1)] + [0.0]
 
 
-def _unscaled(scores: Sequence[float], floor: float) -> list[float]:
+def _unscaled(scores: Sequence[float], floor: float, full: float) -> list[float]:
     return [*scores, floor]
 
 
-def _min_max(scores: Sequence[float], floor: float) -> list[float]:
+def _min_max(scores: Sequence[float], floor: float, full: float) -> list[float]:
     """The best score becomes 1, that of an absent document 0."""
     span = max(scores) - floor
     return [(score - floor) / span if span > 0 else 1.0 for score in scores] + [0.0]
 
 
-def _z_scores(scores: Sequence[float], floor: float) -> list[float]:
+def _z_scores(scores: Sequence[float], floor: float, full: float) -> list[float]:
     """Mean 0 and variance 1, taken over the ranked documents and one absent document."""
     deviation = statistics.pstdev([*scores, floor])
     mean = statistics.fmean([*scores, floor])
@@ -47,6 +70,7 @@ def _z_scores(scores: Sequence[float], floor: float) -> list[float]:
 
 
 FUSIONS: dict[str, ScoreScaling] = {
+    "calibrated": _calibrated,
     "rrf": _reciprocal_ranks,
     "weighted": _unscaled,
     "minmax": _min_max,
@@ -59,9 +83,9 @@ FUSIONS: dict[str, ScoreScaling] = {
 class Fusion:
     """How hybrid search combines a dense and a lexical ranking."""
 
-    method: str = "rrf"
-    """rrf, weighted, minmax or zscore."""
-    weight: float = 0.5
+    method: str = "calibrated"
+    """calibrated, rrf, weighted, minmax or zscore."""
+    weight: float = 0.6
     """Weight of the dense ranking, from 0 to 1; the lexical ranking has the remainder."""
 
     def __post_init__(self) -> None:
@@ -70,26 +94,35 @@ class Fusion:
         if not 0 <= self.weight <= 1:
             raise InputError(f"The weight of the dense ranking must be between 0 and 1, not {self.weight}.")
 
-    def __call__(self, dense: Sequence[RankedDocument], lexical: Sequence[RankedDocument]) -> list[RankedDocument]:
-        """Return one ranking of all documents of both; each keeps its chunk from the ranking where it ranks higher."""
-        totals: dict[str, float] = {}
-        best_chunk: dict[str, tuple[int, str]] = {}
+    def __call__(
+        self, dense: Sequence[RankedDocument], lexical: Sequence[RankedDocument], full: FullScores = _NO_FULL_SCORES
+    ) -> list[RankedDocument]:
+        """Return one ranking of all documents of both; each keeps its chunk from the ranking where it ranks higher.
+
+        Args:
+            dense: Documents by embedding similarity, best first.
+            lexical: Documents by BM25, best first.
+            full: Scores of a full match, for the method "calibrated".
+        """
         # A document that is absent from the lexical ranking shares no words and scores 0; one that is absent from the
         # dense ranking is at most as similar as the last document in it.
-        weighted_rankings = (
-            (dense, self.weight, dense[-1].score if dense else 0.0),
-            (lexical, 1 - self.weight, 0.0),
-        )
-        ids = dict.fromkeys(document.id for ranking, _, _ in weighted_rankings for document in ranking)
-        for ranking, weight, floor in weighted_rankings:
-            if not ranking:
-                continue
-            *scaled, absent = FUSIONS[self.method]([document.score for document in ranking], floor)
-            score_of = dict(zip((document.id for document in ranking), scaled, strict=True))
-            for id in ids:
-                totals[id] = totals.get(id, 0.0) + weight * score_of.get(id, absent)
+        dense_part = self._scaled(dense, dense[-1].score if dense else 0.0, full.dense)
+        lexical_part = self._scaled(lexical, 0.0, full.lexical)
+        best: dict[str, tuple[int, RankedDocument]] = {}
+        for ranking in (dense, lexical):
             for rank, document in enumerate(ranking):
-                if document.id not in best_chunk or rank < best_chunk[document.id][0]:
-                    best_chunk[document.id] = (rank, document.chunk_key)
-        order = sorted(ids, key=lambda id: -totals[id])
-        return [RankedDocument(id, best_chunk[id][1], totals[id]) for id in order]
+                if document.id not in best or rank < best[document.id][0]:
+                    best[document.id] = (rank, document)
+        fused = []
+        for id, (_, document) in best.items():
+            a, b = dense_part(id), lexical_part(id)
+            fused.append(document._replace(score=self.weight * a + (1 - self.weight) * b, dense=a, lexical=b))
+        return sorted(fused, key=lambda document: -document.score)
+
+    def _scaled(self, ranking: Sequence[RankedDocument], floor: float, full: float) -> Callable[[str], float]:
+        """Return a function of a document's id: its scaled score in the ranking."""
+        if not ranking:
+            return lambda id: 0.0
+        *scaled, absent = FUSIONS[self.method]([document.score for document in ranking], floor, full)
+        score_of = dict(zip((document.id for document in ranking), scaled, strict=True))
+        return lambda id: score_of.get(id, absent)

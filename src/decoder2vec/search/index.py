@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ import numpy as np
 from decoder2vec.config import from_table, to_table
 from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
-from decoder2vec.search.chunks import Chunking, LengthFunction, token_lengths
-from decoder2vec.search.documents import Document, DocumentSource, Skipped, to_documents, unusable_reason
-from decoder2vec.search.hybrid import Fusion, RankedDocument
+from decoder2vec.search.chunks import Chunking
+from decoder2vec.search.documents import DocumentSource, to_documents
+from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
+from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DocumentRanker
 from decoder2vec.search.rerank import SupportsRerank, WeightedCosineReranker
 from decoder2vec.search.snippets import Snippet, make_snippets
@@ -33,12 +35,12 @@ from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
 
 MODES = ("dense", "lexical", "hybrid")
 _FORMAT = 1
+_DEFAULT_FUSION_OF_0_1 = Fusion("rrf", 0.5)
+"""Indexes of version 0.1 do not say whether they were tuned; one with this fusion was not."""
 _MIN_FUSED = 100
 """Documents of each ranking that are fused, at least."""
 _MIN_RERANKED = 30
 """Documents that are rescored by a reranker, at least."""
-_MIN_BATCH_CHUNKS = 64
-"""Chunks that are encoded and stored together, at least; a kill loses at most one such batch."""
 _VERIFIED_AT_ONCE = 1000
 """Chunks that `verify` reads at once."""
 
@@ -49,7 +51,8 @@ class Hit:
 
     id: str
     score: float
-    """A similarity, BM25 score, fused score or reranker's score: comparable within one search only."""
+    """Hybrid search: from 0 to 1, the weighted mean of `dense` and `lexical`. Dense search: the similarity. Lexical
+    search: the BM25 score. With a reranker: its score."""
     text: str
     """Text of the best chunk; a short document is one chunk."""
     metadata: dict[str, Any]
@@ -57,22 +60,10 @@ class Hit:
     """Excerpt of the chunk, with its best sentence marked."""
     chunk: int = 0
     """Position of the chunk in the document, from 0."""
-
-
-@dataclass
-class IndexChanges:
-    """What `Index.add` did so far."""
-
-    added: int = 0
-    updated: int = 0
-    unchanged: int = 0
-    skipped: list[Skipped] = field(default_factory=list)
-    encoded_chunks: int = 0
-
-    @property
-    def processed(self) -> int:
-        """Number of documents seen so far, skipped ones included."""
-        return self.added + self.updated + self.unchanged + len(self.skipped)
+    dense: float | None = None
+    """Hybrid search: how similar the document is, from 0 (the least similar candidate) to 1 (the query itself)."""
+    lexical: float | None = None
+    """Hybrid search: how many of the query's words it has, rare ones counting more, from 0 (none) to 1 (all)."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +75,8 @@ class IndexHeader:
     space: EmbeddingSpace
     chunking: Chunking
     fusion: Fusion = field(default_factory=Fusion)
+    tuned: bool = False
+    """Whether the fusion was chosen for this index."""
     format: int = _FORMAT
 
 
@@ -171,6 +164,8 @@ class Index:
         if table.get("format") != _FORMAT:
             raise StorageError(f"The index at {location} is of another version of this package; create it again.")
         header = from_table(IndexHeader, table)
+        if not table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
+            header = replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
         if encoder is None:
             encoder_folder = store.local_folder / "encoder"
             if not is_encoder_folder(encoder_folder):
@@ -197,6 +192,9 @@ class Index:
 
         Batches are stored as they are ready. If the process stops, the same call continues where it stopped.
 
+        A folder is mirrored: documents that an earlier call read from it and that are gone are removed, and those of
+        renamed files are moved without being encoded again. Documents that were added otherwise are never removed.
+
         Args:
             documents: A folder or file (see `read_documents`), or an iterable of `Document`s, texts and dicts with
                 `text`, optionally `id` or `_id`, and metadata.
@@ -206,10 +204,13 @@ class Index:
             notify: Called with messages for the user.
 
         Returns:
-            Counts of added, updated and unchanged documents, and the skipped ones with their reasons.
+            Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
+        folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
         items = to_documents(documents, columns, notify)
-        changes = _add_documents(self.store, self.encoder, self.header.chunking, items, progress or (lambda _: None))
+        changes = add_documents(
+            self.store, self.encoder, self.header.chunking, items, folder, progress or (lambda _: None)
+        )
         self._ranker.prepare()
         return changes
 
@@ -219,6 +220,7 @@ class Index:
             stored = self.store.document_digests()
             existing = [id for id in dict.fromkeys(ids) if id in stored]
             self.store.delete_documents(existing)
+            source_record(self.store).forget(existing)
         return existing
 
     def search(
@@ -255,7 +257,16 @@ class Index:
         ranked = ranked[:top]
         snippets = make_snippets(query, [chunks[document.chunk_key].text for document in ranked], self._encode)
         return [
-            Hit(document.id, document.score, chunk.text, chunk.metadata, snippet, chunk.number)
+            Hit(
+                document.id,
+                document.score,
+                chunk.text,
+                chunk.metadata,
+                snippet,
+                chunk.number,
+                document.dense,
+                document.lexical,
+            )
             for document, snippet in zip(ranked, snippets, strict=True)
             if (chunk := chunks[document.chunk_key])
         ]
@@ -270,30 +281,34 @@ class Index:
             raise InputError(f"top is {top}; ask for 1 or more documents.")
         if mode != "hybrid":
             return self._rank_by(mode, queries, top, filter)
-        depth = max(top, _MIN_FUSED)
-        dense, lexical = (self._rank_by(single, queries, depth, filter) for single in ("dense", "lexical"))
-        return [self.header.fusion(a, b)[:top] for a, b in zip(dense, lexical, strict=True)]
+        candidates = self._candidates(queries, max(top, _MIN_FUSED), filter)
+        return [self.header.fusion(*both)[:top] for both in candidates]
 
     def tune(self, queries: str | Path | Mapping[str, str], qrels: str | Path | Qrels) -> TuningResult:
-        """Choose how hybrid search fuses both rankings by nDCG@10 on dev queries, and keep the choice in the index.
+        """Choose how hybrid search fuses both rankings by nDCG@10 on queries, and keep the choice in the index.
+
+        The fusion stays as it is if cross-validation finds no better one. `set_fusion(Fusion())` undoes the choice.
 
         Args:
-            queries: Query id -> text, or a file with `_id` and `text`. Those with sha1(id) mod 10 < 3 are the dev
-                queries; the others are scored, but choose nothing.
+            queries: Query id -> text, or a file with `_id` and `text`.
             qrels: Query id -> document id -> relevance, or a file with `query-id`, `corpus-id` and `score`.
 
         Returns:
-            The chosen fusion, and dev and test scores of every method.
+            The chosen fusion, nDCG@10 before and after with the interval of the gain, and that of every method.
+
+        Raises:
+            InputError: Fewer than 20 queries have a relevant document.
         """
         queries = read_queries(Path(queries)) if isinstance(queries, str | Path) else queries
         qrels = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else qrels
-        result = choose_fusion(self.rank, queries, qrels)
-        self.set_fusion(result.best)
+        result = choose_fusion(self._candidates, queries, qrels, self.header.fusion)
+        if result.best != result.before:
+            self.set_fusion(result.best)
         return result
 
     def set_fusion(self, fusion: Fusion) -> None:
         """Set how hybrid search fuses both rankings from now on, and keep it in the index."""
-        self.header = replace(self.header, fusion=fusion)
+        self.header = replace(self.header, fusion=fusion, tuned=fusion != Fusion())
         self.store.write_header(to_table(self.header))
 
     def learn_reranker(
@@ -347,6 +362,11 @@ class Index:
             rankings = iter(self._ranker.lexical(searched, top, filter))
         return [next(rankings) if query.strip() else [] for query in queries]
 
+    def _candidates(self, queries: Sequence[str], depth: int, filter: MetadataFilter | None = None) -> list[Candidates]:
+        """Return for each query what a fusion takes: both rankings and the scores of a full match."""
+        dense, lexical = (self._rank_by(mode, queries, depth, filter) for mode in ("dense", "lexical"))
+        return list(zip(dense, lexical, self._ranker.full_scores(queries), strict=True))
+
     def _encode(self, texts: list[str], role: str) -> Embeddings:
         return encode_texts(self.encoder, texts, role)
 
@@ -362,69 +382,6 @@ def open_store(location: str | Path) -> ChunkStore:
     from decoder2vec.search.lance_store import LanceStore
 
     return LanceStore(Path(location))
-
-
-def _add_documents(
-    store: ChunkStore,
-    encoder: Any,
-    chunking: Chunking,
-    documents: Iterable[Document | Skipped],
-    progress: Callable[[IndexChanges], object],
-) -> IndexChanges:
-    """Encode and store new and changed documents, batch by batch."""
-    changes = IndexChanges()
-    with store.write_lock():
-        stored = store.document_digests()
-        changed = _changed_documents(documents, stored, changes)
-        for batch in _chunk_batches(changed, chunking, token_lengths(encoder)):
-            vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
-            ids = {chunk.document for chunk in batch}
-            updated = ids & stored.keys()
-            store.write_chunks(batch, vectors, replace=bool(updated))
-            changes.updated += len(updated)
-            changes.added += len(ids - updated)
-            changes.encoded_chunks += len(batch)
-            progress(changes)
-    progress(changes)
-    return changes
-
-
-def _changed_documents(
-    documents: Iterable[Document | Skipped], stored: dict[str, str], changes: IndexChanges
-) -> Iterator[tuple[Document, str]]:
-    """Yield new and changed documents with their digests; count unchanged and skipped ones in `changes`."""
-    seen: set[str] = set()
-    for document in documents:
-        if isinstance(document, Skipped):
-            changes.skipped.append(document)
-        elif document.id in seen:
-            changes.skipped.append(Skipped(document.id, "another document has the same id; the first is kept"))
-        elif reason := unusable_reason(document):
-            changes.skipped.append(Skipped(document.id, reason))
-        else:
-            seen.add(document.id)
-            digest = document.digest()
-            if stored.get(document.id) == digest:
-                changes.unchanged += 1
-            else:
-                yield document, digest
-
-
-def _chunk_batches(
-    documents: Iterable[tuple[Document, str]], chunking: Chunking, lengths_of: LengthFunction
-) -> Iterator[list[Chunk]]:
-    """Yield batches of chunks; all chunks of a document are in the same batch, so that they are stored in one step."""
-    batch: list[Chunk] = []
-    for document, digest in documents:
-        texts = chunking.split(document.text, lengths_of)
-        batch += [
-            Chunk(document.id, number, len(texts), text, document.metadata, digest) for number, text in enumerate(texts)
-        ]
-        if len(batch) >= _MIN_BATCH_CHUNKS:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
 
 
 def _verify(store: ChunkStore, dim: int) -> None:

@@ -5,6 +5,7 @@
 - `encoder/`: description of the encoder, without its model
 - `lexical/`: BM25 index of the chunks, rebuilt when they change
 - `pair_head.safetensors`: a reranker learned for this index
+- `sources.json`: the folders that documents came from
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ from decoder2vec.storage import atomic_file
 _HEADER_FILE = "index.json"
 _TABLE_NAME = "chunks"
 _LOCK_FILE = ".writing"
-_INDEX_FILES = {_HEADER_FILE, f"{_TABLE_NAME}.lance", "encoder", "lexical", "pair_head.safetensors", _LOCK_FILE}
+_INDEX_FILES = {
+    _HEADER_FILE,
+    f"{_TABLE_NAME}.lance",
+    "encoder",
+    "lexical",
+    "pair_head.safetensors",
+    "sources.json",
+    _LOCK_FILE,
+}
 _KEEP_VERSIONS = timedelta(minutes=10)
 """Older versions of the table are removed; a running search still finds the version it began with."""
 _DISTANCES = {"cosine": "cosine", "dot": "dot", "euclidean": "l2"}
@@ -96,9 +105,10 @@ class LanceStore:
         if ids:
             self._table.delete(_is_in("document", ids))
 
-    def read_vectors(self) -> tuple[list[str], Embeddings]:
-        """Return all keys and vectors, in memory."""
-        return _keys_and_vectors(self._read(["key", "vector"]))
+    def read_vectors(self, documents: Sequence[str] | None = None) -> tuple[list[str], Embeddings]:
+        """Return keys and vectors, in memory."""
+        condition = None if documents is None else _is_in("document", documents)
+        return _keys_and_vectors(self._read(["key", "vector"], condition))
 
     def read_texts(self) -> tuple[list[str], list[str]]:
         """Return all keys and texts."""

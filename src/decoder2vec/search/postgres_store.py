@@ -115,8 +115,11 @@ class PostgresStore:
             self._run(f"DELETE FROM {self.name} WHERE document = ANY(%s)", list(ids))
             self._run(f"UPDATE {self.name}_header SET revision = revision + 1")
 
-    def read_vectors(self) -> tuple[list[str], Embeddings]:
-        """Return all keys and vectors, in memory."""
+    def read_vectors(self, documents: Sequence[str] | None = None) -> tuple[list[str], Embeddings]:
+        """Return keys and vectors, in memory."""
+        if documents is not None:
+            rows = self._run(f"SELECT key, embedding FROM {self.name} WHERE document = ANY(%s)", list(documents))
+            return self._keys_and_vectors(rows)
         keys: list[str] = []
         matrix = np.empty((self.count_chunks(), self._dim()), np.float32)
         with (
@@ -162,8 +165,7 @@ class PostgresStore:
                 *tags,
                 np.asarray(vector, np.float32),
             )
-        matrix = np.array([embedding.to_numpy() for _, embedding in rows], np.float32).reshape(len(rows), self._dim())
-        return [key for key, _ in rows], matrix
+        return self._keys_and_vectors(rows)
 
     def optimise(self, approximate_for: str | None) -> None:
         """Update the planner's statistics and, for a similarity, index the vectors (HNSW)."""
@@ -188,6 +190,10 @@ class PostgresStore:
             yield
         finally:
             self._run("SELECT pg_advisory_unlock(%s)", lock_id)
+
+    def _keys_and_vectors(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[str], Embeddings]:
+        matrix = np.array([embedding.to_numpy() for _, embedding in rows], np.float32).reshape(len(rows), self._dim())
+        return [key for key, _ in rows], matrix
 
     def _has_table(self, table: str) -> bool:
         return bool(self._run("SELECT to_regclass(%s) IS NOT NULL", table)[0][0])

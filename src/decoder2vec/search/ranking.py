@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -13,10 +14,10 @@ import numpy as np
 import torch
 
 from decoder2vec.maths.similarity import similarity_matrix
-from decoder2vec.search.hybrid import RankedDocument
+from decoder2vec.search.hybrid import FullScores, RankedDocument
 from decoder2vec.search.store import ChunkStore, Embeddings, MetadataFilter, document_id_of
 from decoder2vec.storage import atomic_folder
-from decoder2vec.text.bm25 import SETTINGS, new_index, tokenise_to_ids, tokenise_words
+from decoder2vec.text.bm25 import K1, SETTINGS, new_index, tokenise_queries, tokenise_to_ids
 
 MAX_EXACT_BYTES = 512 * 2**20
 """Vectors up to this size are kept in memory and searched exactly; beyond it the store's approximate index is used."""
@@ -70,6 +71,11 @@ class DocumentRanker:
 
         first = chunks.search(queries, top * _CHUNKS_PER_DOCUMENT, allowed)
         return [_best_documents(scored, top, len(chunks), partial(search_row, row)) for row, scored in enumerate(first)]
+
+    def full_scores(self, queries: Sequence[str]) -> list[FullScores]:
+        """Return the dense and the lexical score of a text that says all that each query says."""
+        dense = 1.0 if self.similarity == "cosine" else 0.0  # a distance of 0; a dot product has no highest value
+        return [FullScores(dense, lexical) for lexical in self._lexical_search().full_scores(queries)]
 
     def _approximate(self, query_vector: Embeddings, top: int, filter: MetadataFilter | None) -> list[RankedDocument]:
         """Take candidates from the store's approximate index, and score them exactly."""
@@ -195,12 +201,24 @@ class LexicalSearch:
             return [[] for _ in queries]
         mask = None if allowed is None else np.array([key in allowed for key in self.keys], np.float32)
         best_indices, best_scores = self._retriever.retrieve(
-            tokenise_words(queries), k=min(count, len(self.keys)), show_progress=False, weight_mask=mask
+            tokenise_queries(queries), k=min(count, len(self.keys)), show_progress=False, weight_mask=mask
         )
         return [
             [(self.keys[index], score) for index, score in zip(indices, scores, strict=True) if score > 0]
             for indices, scores in zip(best_indices.tolist(), best_scores.tolist(), strict=True)
         ]
+
+    def full_scores(self, queries: Sequence[str]) -> list[float]:
+        """Return for each query the score of a chunk of average length that has every word of the query once."""
+        if self._retriever is None:
+            return [0.0 for _ in queries]
+        starts, ids = self._retriever.scores["indptr"], self._retriever.vocab_dict
+
+        def inverse_document_frequency(word: str) -> float:
+            count = int(starts[ids[word] + 1] - starts[ids[word]]) if word in ids else 0
+            return math.log(1 + (len(self) - count + 0.5) / (count + 0.5))
+
+        return [sum(map(inverse_document_frequency, words)) / (1 + K1) for words in tokenise_queries(queries)]
 
 
 def _best_first(scored: tuple[float, int]) -> tuple[float, int]:

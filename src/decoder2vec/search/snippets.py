@@ -10,7 +10,7 @@ import numpy as np
 
 from decoder2vec.search.ranking import DenseSearch
 from decoder2vec.search.store import Embeddings
-from decoder2vec.text.bm25 import tokenise_words
+from decoder2vec.text.bm25 import tokenise_queries, tokenise_words
 from decoder2vec.text.sentences import sentence_spans
 
 _MAX_CHARACTERS = 300
@@ -64,7 +64,7 @@ def make_snippets(query: str, texts: Sequence[str], encode: Callable[[list[str],
 def _best_by_words(query: str, text: str, spans: Sequence[Span]) -> int | None:
     if len(spans) == 1:
         return 0
-    query_words = set(tokenise_words([query])[0])
+    query_words = set(tokenise_queries([query])[0])
     shared = [query_words & set(words) for words in tokenise_words([text[start:end] for start, end in spans])]
     sentences_with = Counter(word for words in shared for word in words)
     scores = [sum(1 / sentences_with[word] for word in words) for words in shared]

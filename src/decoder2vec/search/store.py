@@ -85,8 +85,8 @@ class ChunkStore(Protocol):
     def delete_documents(self, ids: Sequence[str]) -> None:
         """Remove whole documents in one step."""
 
-    def read_vectors(self) -> tuple[list[str], Embeddings]:
-        """Return the keys and vectors of all chunks."""
+    def read_vectors(self, documents: Sequence[str] | None = None) -> tuple[list[str], Embeddings]:
+        """Return the keys and vectors of all chunks, or of those of some documents."""
 
     def read_texts(self) -> tuple[list[str], list[str]]:
         """Return the keys and texts of all chunks."""

@@ -1,28 +1,34 @@
 """Choose how hybrid search fuses both rankings, on queries with known answers.
 
 Files have the BEIR layout: queries with `_id` and `text`, and qrels (relevance judgements) with `query-id`,
-`corpus-id` and `score`. A query belongs to the dev part if sha1(id) mod 10 < 3. The other queries are the test part,
-which is scored and chooses nothing.
+`corpus-id` and `score`.
+
+What the choice is worth is measured by cross-validation: the queries are split into five folds, and each fold is scored
+with the fusion that is best on the other four. So no query is scored with a fusion that it helped to choose.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import ranking
-from decoder2vec.search.hybrid import FUSIONS, Fusion, RankedDocument
+from decoder2vec.maths.bootstrap import Difference, Floats, difference, mean_scorer, resample
+from decoder2vec.search.hybrid import FUSIONS, Candidates, Fusion, RankedDocument
 from decoder2vec.text.files import read_rows
 
 WEIGHTS = tuple(step / 20 for step in range(21))
 """Weights of the dense ranking that are tried."""
+MIN_QUERIES = 20
+"""With fewer queries the best fusion is best by chance."""
+_FOLDS = 5
 _DEPTH = 100
 """Documents of each ranking that are fused."""
 _NDCG_CUTOFF = 10
@@ -30,79 +36,99 @@ _NDCG_CUTOFF = 10
 Qrels = Mapping[str, Mapping[str, float]]
 """Query id -> document id -> relevance."""
 
-Rank = Callable[[Sequence[str], int, str], list[list[RankedDocument]]]
-"""Ranks documents for queries, as `Index.rank` does: queries, number of documents, mode."""
+FindCandidates = Callable[[Sequence[str], int], list[Candidates]]
+"""Queries and a number of documents -> both rankings of that many documents for each query."""
 
 
 @dataclass(frozen=True)
 class SearchScore:
-    """nDCG@10 of one way to search, in percent."""
+    """nDCG@10 of one way to search, in percent; that of a fusion is cross-validated."""
 
     method: str
     """dense, lexical, or the method of a fusion."""
-    dev: float
-    test: float
+    score: float
     fusion: Fusion | None = None
+    """The fusion of this method that is best on all queries."""
 
 
 @dataclass(frozen=True)
 class TuningResult:
-    """The fusion that is best on dev, and the scores of all methods."""
+    """The fusion that was chosen, and what it is worth."""
 
+    before: Fusion
     best: Fusion
+    """The fusion to use from now on: `before`, if no other one is better on queries that did not choose it."""
+    score_before: float
+    """nDCG@10 with `before`, in percent."""
+    score_after: float
+    """Cross-validated nDCG@10 of the fusion that is best on the queries, in percent."""
+    gain: Difference
+    """What tuning adds to nDCG@10, with the 95 % bootstrap interval over queries."""
     scores: list[SearchScore]
-    """Dense and lexical search, then each fusion method with its best weight on dev."""
-    n_dev: int
-    """Number of dev queries."""
-    n_test: int
-    """Number of test queries."""
+    """Dense and lexical search, then each fusion method."""
+    n_queries: int
+    """Number of queries with a relevant document."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
         scores = [
-            {
-                "way": score.method,
-                "dev": score.dev,
-                "test": score.test,
-                "fusion": asdict(score.fusion) if score.fusion else None,
-            }
+            {"way": score.method, "score": score.score, "fusion": asdict(score.fusion) if score.fusion else None}
             for score in self.scores
         ]
-        return {"best": asdict(self.best), "scores": scores, "queries": [self.n_dev, self.n_test]}
+        gain = {"value": self.gain.value, "low": self.gain.low, "high": self.gain.high}
+        return {
+            "before": asdict(self.before),
+            "best": asdict(self.best),
+            "score_before": self.score_before,
+            "score_after": self.score_after,
+            "gain": gain,
+            "scores": scores,
+            "queries": self.n_queries,
+        }
 
 
-def choose_fusion(rank: Rank, queries: Mapping[str, str], qrels: Qrels) -> TuningResult:
-    """Try every fusion method with every weight on the dev queries.
+def choose_fusion(
+    candidates_of: FindCandidates, queries: Mapping[str, str], qrels: Qrels, before: Fusion
+) -> TuningResult:
+    """Try every fusion method with every weight.
 
     Args:
-        rank: `Index.rank` of the index that is searched.
+        candidates_of: Finds both rankings in the index that is searched.
         queries: Query id -> text.
         qrels: Query id -> document id -> relevance; queries without a relevant document are ignored.
+        before: The fusion that is used so far.
 
     Raises:
-        InputError: No dev query has a relevant document.
+        InputError: Fewer than 20 queries have a relevant document.
     """
     ids = [id for id in queries if any(relevance > 0 for relevance in qrels.get(id, {}).values())]
-    dev, test = [id for id in ids if is_dev_query(id)], [id for id in ids if not is_dev_query(id)]
-    if not dev:
+    if len(ids) < MIN_QUERIES:
         raise InputError(
-            f"None of the {len(queries)} queries is a dev query with a judged document; give more queries."
+            f"Tuning needs {MIN_QUERIES} queries with a relevant document or more, and there are {len(ids)}: with so "
+            "few, the best fusion is best by chance. Give more queries; hybrid search is left as it is."
         )
-    dense, lexical = (_rankings(rank, queries, ids, mode, qrels) for mode in ("dense", "lexical"))
+    found = candidates_of([queries[id] for id in ids], _DEPTH)
+    candidates = {id: _without_itself(id, both, qrels) for id, both in zip(ids, found, strict=True)}
 
-    def score(method: str, rankings: Mapping[str, Sequence[RankedDocument]], fusion: Fusion | None) -> SearchScore:
-        values = {id: ndcg_at_10([document.id for document in rankings[id]], qrels[id]) for id in ids}
-        return SearchScore(method, _mean_percent(values, dev), _mean_percent(values, test), fusion)
+    def score(rank: Callable[..., Sequence[RankedDocument]]) -> Floats:
+        """[queries] nDCG@10, in percent, of the rankings that `rank` makes of the candidates."""
+        rankings = ([document.id for document in rank(*candidates[id])] for id in ids)
+        return np.array([100 * ndcg_at_10(ranked, qrels[id]) for id, ranked in zip(ids, rankings, strict=True)])
 
-    scores = [score("dense", dense, None), score("lexical", lexical, None)]
-    best: list[SearchScore] = []
+    scores = [
+        SearchScore("dense", float(score(lambda dense, lexical, full: dense).mean())),
+        SearchScore("lexical", float(score(lambda dense, lexical, full: lexical).mean())),
+    ]
+    values: dict[Fusion, Floats] = {}
+    folds = _folds(ids)
     for method in FUSIONS:
-        fusions = [Fusion(method, weight) for weight in WEIGHTS]
-        tried = [score(method, {id: fusion(dense[id], lexical[id]) for id in ids}, fusion) for fusion in fusions]
-        best.append(max(tried, key=lambda fused: fused.dev))
-    chosen = max(best, key=lambda fused: fused.dev).fusion
-    assert chosen is not None
-    return TuningResult(chosen, [*scores, *best], len(dev), len(test))
+        tried = {fusion: score(fusion) for fusion in (Fusion(method, weight) for weight in WEIGHTS)}
+        scores.append(SearchScore(method, float(_cross_validate(tried, folds).mean()), _best(tried)))
+        values |= tried
+    score_before, score_after = score(before), _cross_validate(values, folds)
+    gain = _paired_difference(score_after, score_before)
+    best = _best(values) if gain.value > 0 else before
+    return TuningResult(before, best, float(score_before.mean()), float(score_after.mean()), gain, scores, len(ids))
 
 
 def ndcg_at_10(ranked_ids: Sequence[str], relevances: Mapping[str, float]) -> float:
@@ -111,11 +137,6 @@ def ndcg_at_10(ranked_ids: Sequence[str], relevances: Mapping[str, float]) -> fl
     ranks = np.array([rank for rank, _ in judged], np.intp)
     gains = np.array([gain for _, gain in judged])
     return ranking.ndcg(ranks, gains, np.array(list(relevances.values())), _NDCG_CUTOFF)
-
-
-def is_dev_query(query_id: str) -> bool:
-    """Return whether a query belongs to the dev part, on which the fusion is chosen."""
-    return int(hashlib.sha1(query_id.encode()).hexdigest(), 16) % 10 < 3
 
 
 def read_queries(file: Path) -> dict[str, str]:
@@ -140,16 +161,42 @@ def read_qrels(file: Path) -> dict[str, dict[str, float]]:
     return qrels
 
 
-def _rankings(
-    rank: Rank, queries: Mapping[str, str], ids: Sequence[str], mode: str, qrels: Qrels
-) -> dict[str, list[RankedDocument]]:
-    rankings = rank([queries[id] for id in ids], _DEPTH, mode)
-    return {
-        # a document with the id of the query is the query itself, unless it is judged
-        id: [document for document in ranked if document.id != id or id in qrels[id]]
-        for id, ranked in zip(ids, rankings, strict=True)
-    }
+def _without_itself(id: str, candidates: Candidates, qrels: Qrels) -> Candidates:
+    """Remove the document with the id of the query, which is the query itself, unless it is judged."""
+    if id in qrels[id]:
+        return candidates
+    dense, lexical, full = candidates
+    return [document for document in dense if document.id != id], [doc for doc in lexical if doc.id != id], full
 
 
-def _mean_percent(values: Mapping[str, float], ids: Sequence[str]) -> float:
-    return 100 * sum(values[id] for id in ids) / len(ids) if ids else math.nan
+def _folds(ids: Sequence[str]) -> NDArray[np.intp]:
+    """[queries] fold of each: all of nearly equal size, in an order that depends on the ids alone."""
+    order = sorted(range(len(ids)), key=lambda row: hashlib.sha1(ids[row].encode()).hexdigest())
+    folds = np.empty(len(ids), np.intp)
+    folds[order] = np.arange(len(ids)) % _FOLDS
+    return folds
+
+
+def _best(values: Mapping[Fusion, Floats]) -> Fusion:
+    """Return the fusion with the highest mean; of equal ones that which is nearest to the default."""
+    default = Fusion()
+
+    def quality(fusion: Fusion) -> tuple[float, bool, float]:
+        distance = round(abs(fusion.weight - default.weight), 6)
+        return round(float(values[fusion].mean()), 6), fusion.method == default.method, -distance
+
+    return max(values, key=quality)
+
+
+def _cross_validate(values: Mapping[Fusion, Floats], folds: NDArray[np.intp]) -> Floats:
+    """[queries] values, those of each fold with the fusion that is best on the other folds."""
+    result = np.empty(len(folds))
+    for fold in set(folds.tolist()):
+        chosen = _best({fusion: scores[folds != fold] for fusion, scores in values.items()})
+        result[folds == fold] = values[chosen][folds == fold]
+    return result
+
+
+def _paired_difference(after: Floats, before: Floats) -> Difference:
+    values, samples = resample(mean_scorer(np.stack([after, before])), len(after))
+    return difference(float(values[0] - values[1]), samples[0] - samples[1])

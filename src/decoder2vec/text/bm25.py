@@ -24,6 +24,14 @@ SETTINGS = {"method": "lucene", "k1": K1, "b": B, "stop_words": "en", "stemmer":
 """Everything that changes a score."""
 
 
+_MORE_QUERY_STOP_WORDS = (
+    *("also", "anybody", "anyone", "anything", "cannot", "could", "ever", "every", "get", "gets", "got", "let", "long"),
+    *("many", "may", "maybe", "might", "much", "must", "need", "often", "please", "shall", "somebody", "someone"),
+    *("something", "tell", "us", "want", "whose", "would"),
+)
+"""Words of questions that the longer list of bm25s lacks."""
+
+
 class BM25:
     """A BM25 index over texts in memory.
 
@@ -75,6 +83,17 @@ def tokenise_words(texts: Sequence[str], stop_words: StopWords = "en") -> list[l
     return words
 
 
+def tokenise_queries(queries: Sequence[str]) -> list[list[str]]:
+    """Return the stemmed words of each query that say what it is about.
+
+    Words that only make a query a question or a sentence ("how can I ...") are left out, unless nothing else remains.
+    """
+    words = tokenise_words(queries, _query_stop_words())
+    if all(words):
+        return words
+    return [few or more for few, more in zip(words, tokenise_words(queries), strict=True)]
+
+
 def stem(word: str) -> str:
     """Return the stem of a lower-case word: "engineer" for "engineers"."""
     stemmed: str = _stemmer().stemWord(word)
@@ -87,6 +106,13 @@ def _tokenise(texts: Sequence[str], stop_words: StopWords, *, return_ids: bool) 
     return bm25s.tokenize(
         list(texts), stopwords=stop_words, stemmer=_stemmer(), return_ids=return_ids, show_progress=False
     )
+
+
+@cache
+def _query_stop_words() -> list[str]:
+    from bm25s.stopwords import STOPWORDS_EN_PLUS
+
+    return sorted({*STOPWORDS_EN_PLUS, *_MORE_QUERY_STOP_WORDS})
 
 
 @cache

@@ -1,0 +1,132 @@
+"""Indexing a folder again mirrors it: what is gone is removed, what was renamed is moved, nothing else is touched."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from decoder2vec.search.chunks import Chunking
+from decoder2vec.search.index import Index
+from toys.encoder import WordEncoder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "papers"
+    (folder / "sub").mkdir(parents=True)
+    for name in ("a.txt", "b.md", "sub/c.txt"):
+        (folder / name).write_text(f"The text of {name}, as it is. " * 12, encoding="utf-8")
+    write_rows(folder / "rows.jsonl", [{"id": "n1", "text": "one"}, {"id": "n2", "text": "two"}, {"text": "three"}])
+    return folder
+
+
+@pytest.fixture
+def index(location, closing, folder):
+    index = closing(Index.create(location, WordEncoder(), Chunking(16, 0)))
+    index.add(folder)
+    index.encoder.encoded_texts.clear()
+    return index
+
+
+def write_rows(file, rows):
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def ids_of(index):
+    index.verify()
+    return set(index.store.document_digests())
+
+
+def content_of(index, id):
+    """Texts and vectors of the chunks of a document, in order."""
+    keys, vectors = index.store.read_vectors([id])
+    chunks = index.store.read_chunks(keys)
+    rows = sorted(zip(keys, vectors.tolist(), strict=True), key=lambda row: chunks[row[0]].number)
+    return [(chunks[key].text, vector) for key, vector in rows]
+
+
+ALL = {"a.txt", "b.md", "sub/c.txt", "n1", "n2", "rows.jsonl:3"}
+
+
+def test_files_and_rows_that_are_gone_are_removed(index, folder):
+    assert ids_of(index) == ALL
+    (folder / "a.txt").unlink()
+    write_rows(folder / "rows.jsonl", [{"id": "n1", "text": "one"}])
+    changes = index.add(str(folder))
+    assert (changes.removed, changes.unchanged, changes.added, changes.moved) == (3, 3, 0, 0)
+    assert ids_of(index) == {"b.md", "sub/c.txt", "n1"}
+    assert index.add(folder).removed == 0
+
+
+def test_renamed_files_are_moved_and_not_encoded(index, folder):
+    before = content_of(index, "a.txt")
+    assert len(before) > 1
+    (folder / "a.txt").rename(folder / "new.txt")
+    (folder / "sub").rename(folder / "other")
+    (folder / "rows.jsonl").rename(folder / "table.jsonl")
+    changes = index.add(folder)
+    assert (changes.moved, changes.removed, changes.added, changes.updated, changes.unchanged) == (5, 0, 0, 0, 1)
+    assert index.encoder.encoded_texts == [] and changes.processed == 6
+    assert ids_of(index) == {"new.txt", "b.md", "other/c.txt", "n1", "n2", "table.jsonl:3"}
+    assert content_of(index, "new.txt") == before
+    assert {hit.id for hit in index.search("text", 9, filter={"path": "table.jsonl"})} == {"n1", "n2", "table.jsonl:3"}
+    assert index.add(folder).unchanged == 6
+
+
+def test_a_renamed_and_changed_file_is_encoded(index, folder):
+    (folder / "a.txt").unlink()
+    (folder / "new.txt").write_text("Other words.", encoding="utf-8")
+    changes = index.add(folder)
+    assert (changes.added, changes.removed, changes.moved) == (1, 1, 0)
+    assert index.encoder.encoded_texts == ["Other words."]
+
+
+def test_a_copy_is_encoded_and_its_model_stays(index, folder):
+    (folder / "copy.txt").write_bytes((folder / "a.txt").read_bytes())
+    changes = index.add(folder)
+    assert (changes.added, changes.moved, changes.removed) == (1, 0, 0)
+    assert ids_of(index) == ALL | {"copy.txt"}
+
+
+def test_documents_from_elsewhere_are_never_removed(index, folder, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "o.txt").write_text("From another folder.", encoding="utf-8")
+    index.add(other)
+    index.add([{"id": "mine", "text": "Added by hand."}, {"id": "a.txt", "text": "Replaced by hand."}])
+    single = tmp_path / "single.txt"
+    single.write_text("A single file.", encoding="utf-8")
+    index.add(single)
+    for name in ("a.txt", "b.md"):
+        (folder / name).unlink()
+    single.unlink()
+    assert index.add(folder).removed == 1
+    assert ids_of(index) == (ALL - {"b.md"}) | {"o.txt", "mine", "single.txt"}
+
+
+def test_files_that_cannot_be_read_now_are_kept(index, folder):
+    (folder / "a.txt").write_bytes(b"\xff\xfe\x00 not UTF-8")
+    (folder / "rows.jsonl").write_text('{"id": "n1", "text": "one"}\nbroken\n', encoding="utf-8")
+    changes = index.add(folder)
+    assert changes.removed == 0 and len(changes.skipped) == 2
+    assert ids_of(index) == ALL
+    (folder / "a.txt").unlink()
+    assert index.add(folder).removed == 1  # it was still known to be from the folder
+
+
+def test_index_without_a_record_removes_nothing(index, folder):
+    (index.store.local_folder / "sources.json").unlink()  # as in an index of an older version
+    (folder / "a.txt").unlink()
+    assert index.add(folder).removed == 0
+    (folder / "b.md").unlink()
+    assert index.add(folder).removed == 1
+    (index.store.local_folder / "sources.json").write_text("{", encoding="utf-8")
+    (folder / "sub" / "c.txt").unlink()
+    assert index.add(folder).removed == 0
+
+
+def test_deleted_documents_come_back_with_their_file(index, folder):
+    index.delete(["a.txt"])
+    assert index.add(folder).added == 1
+    assert ids_of(index) == ALL
