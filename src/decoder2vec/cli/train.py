@@ -36,9 +36,7 @@ def train(
     test: Annotated[list[str] | None, typer.Option(help="Scored pairs to evaluate once at the end.")] = None,
     tasks: Annotated[Path | None, typer.Option(help="Folder of tasks: count their texts that were trained on.")] = None,
     columns: Annotated[str | None, typer.Option(help="Column names of the two texts and the score.")] = None,
-    auto_dev: Annotated[
-        bool, typer.Option("--auto-dev", help="Also use dev.* and test.* beside a --data file that was named.")
-    ] = False,
+    auto_dev: Annotated[bool, typer.Option("--auto-dev", help="Also use dev.* and test.* beside --data FILE.")] = False,
     setting: Annotated[list[str] | None, typer.Option("--set", help="key=value over the plan: loss=mse.")] = None,
     teacher: Annotated[
         list[str] | None,
@@ -51,9 +49,7 @@ def train(
     keep: Annotated[
         float | None, typer.Option(help="Keep this share of the change: 0.7 is 70 % trained, 30 % the start.")
     ] = None,
-    keep_better: Annotated[
-        bool, typer.Option("--keep-better", help="Save the untrained model if it is better on dev.")
-    ] = False,
+    keep_better: Annotated[bool, typer.Option("--keep-better", help="Save the start if it is better on dev.")] = False,
     results: Annotated[Path | None, typer.Option(help="Also write the results (.json) here.")] = None,
     stages: Annotated[str | None, typer.Option(help="Of a plan with stages, only these: mntp,simcse.")] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an encoder that is there already.")] = False,
