@@ -143,8 +143,10 @@ def train(
         >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=cosent"]).encoder.dim
         32
     """
-    folder = _output_folder(Path(out), overwrite=overwrite)
-    reporting = Reporting(notify, progress, on_progress, command)
+    folder, reporting = (
+        _output_folder(Path(out), overwrite=overwrite),
+        Reporting(notify, progress, on_progress, command),
+    )
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
