@@ -106,7 +106,7 @@ def test_documents_from_elsewhere_are_never_removed(index, folder, tmp_path):
 
 
 def test_files_that_cannot_be_read_now_are_kept(index, folder):
-    (folder / "a.txt").write_bytes(b"\xff\xfe\x00 not UTF-8")
+    (folder / "a.txt").write_bytes(b"\x00\x01\x02\x03")
     (folder / "rows.jsonl").write_text('{"id": "n1", "text": "one"}\nbroken\n', encoding="utf-8")
     changes = index.add(folder)
     assert changes.removed == 0 and len(changes.skipped) == 2
