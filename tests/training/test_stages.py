@@ -316,7 +316,8 @@ def test_stages_that_are_up_to_date_are_not_trained(finished, run_again, trained
     assert trained == [] and equal_encoders(result.encoder, finished[1].encoder)
     assert result.results == finished[1].results and result.record == finished[1].record
     assert (finished[1].trained, result.trained) == (True, False)
-    assert messages == [f"mntp: found in {tmp_path / 'enc-stages' / '1-mntp'}", f"simcse: found in {tmp_path / 'enc'}"]
+    found = [message for message in messages if "found in" in message]
+    assert found == [f"mntp: found in {tmp_path / 'enc-stages' / '1-mntp'}", f"simcse: found in {tmp_path / 'enc'}"]
     assert set(devices) == {"cpu"}, "encoders that are found are loaded to the requested device, too"
 
 
@@ -385,7 +386,7 @@ def test_a_stage_of_another_encoder_is_reused(run, trained, tmp_path):
     messages = []
     run(tmp_path / "first", ONE_STEP[0], stages=["mntp"])
     run(tmp_path / "other" / "enc", *ONE_STEP, notify=messages.append)
-    assert trained == ["mntp", "simcse"] and messages[0] == f"mntp: found in {tmp_path / 'first'}"
+    assert trained == ["mntp", "simcse"] and f"mntp: found in {tmp_path / 'first'}" in messages
     assert [path.name for path in (tmp_path / "other").iterdir()] == ["enc"]
     (tmp_path / "first").rename(tmp_path / "moved")
     run(tmp_path / "third" / "enc", *ONE_STEP)
