@@ -138,15 +138,12 @@ def train(
 
     Example:
         >>> import decoder2vec as d2v
-        >>> pairs = d2v.ScoredPairs("toy", ["A cat sleeps.", "It rains."], ["A cat naps.", "Stocks fell."], [1.0, 0.0])
-        >>> data = d2v.TrainingData(train=pairs, dev=(pairs,))
-        >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=cosent"]).encoder.dim
+        >>> data = d2v.TrainingData(None, (), texts=("A cat sleeps.", "It rains.", "A cat naps.", "Stocks fell."))
+        >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=simcse"]).encoder.dim
         32
     """
-    folder, reporting = (
-        _output_folder(Path(out), overwrite=overwrite),
-        Reporting(notify, progress, on_progress, command),
-    )
+    folder = _output_folder(Path(out), overwrite=overwrite)
+    reporting = Reporting(notify, progress, on_progress, command)
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
