@@ -217,10 +217,9 @@ def test_a_file_goes_to_the_stages_that_learn_from_its_kind(backbone, plan_file,
         train(twice, plan_file.with_name("texts.txt"), backbone("tiny-llama"), tmp_path / "none")
     alone = train(Plan("one", (contrastive,)), file, backbone("tiny-llama"), tmp_path / "one")
     assert alone.results["config"]["data"]["triplets"] == "mine.tsv"
-    shutil.copy(file, tmp_path / "triplets.tsv")
     texts = shutil.copy(plan_file.with_name("texts.txt"), tmp_path / "plain.txt")
     plan = Plan("two", (replace(mntp, recipe=replace(mntp.recipe, training=contrastive.recipe.training)), contrastive))
-    both = train(plan, texts, backbone("tiny-llama"), tmp_path / "two")
+    both = train(plan, [texts, file], backbone("tiny-llama"), tmp_path / "two")
     first = json.loads((tmp_path / "two-stages" / "1-mntp" / "results.json").read_text())
     assert first["config"]["data"]["texts"] == "plain.txt" and first["data"] == {"plain texts": "24"}
     assert both.results["config"]["data"]["texts"] == "" and "examples" in both.results["data"]
