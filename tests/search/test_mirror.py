@@ -115,6 +115,22 @@ def test_files_that_cannot_be_read_now_are_kept(index, folder):
     assert index.add(folder).removed == 1  # it was still known to be from the folder
 
 
+def test_file_named_like_a_sheet_is_kept(index, folder):
+    """The name of a skipped sheet is "FILE, sheet NAME"; a file may have such a name, too."""
+    file = folder / "songs, sheet music.txt"
+    file.write_text("A song about rain.", encoding="utf-8")
+    index.add(folder)
+    file.write_bytes(b"\x00\x01\x02\x03")
+    assert index.add(folder).removed == 0
+    assert file.name in ids_of(index)
+
+
+def test_document_of_an_emptied_file_is_removed(index, folder):
+    (folder / "a.txt").write_text("", encoding="utf-8")
+    assert index.add(folder).removed == 1
+    assert ids_of(index) == ALL - {"a.txt"}
+
+
 def test_index_without_a_record_removes_nothing(index, folder):
     (index.store.local_folder / "sources.json").unlink()  # as in an index of an older version
     (folder / "a.txt").unlink()

@@ -20,7 +20,7 @@ from decoder2vec.text.tables import RowOrError
 _ID_COLUMNS = ("id", "_id")
 _MAX_ID_LENGTH = 1000
 _SAMPLED_ROWS = 100
-"""Rows that tell which columns of a table hold text."""
+"""Rows by which the columns that hold text are chosen."""
 _TITLE_COLUMNS = ("title", "name", "subject", "headline")
 """Columns that are text even if their values are single words."""
 _MIN_WORDS = 2
@@ -50,6 +50,8 @@ class Skipped:
 
     name: str
     reason: str
+    path: str = ""
+    """The file that could not be read completely, by its path inside the folder; empty if it is no matter of a file."""
 
 
 DocumentSource = str | Path | Iterable[Document | Skipped | str | Mapping[str, Any]]
@@ -111,7 +113,7 @@ def read_documents(
         empty = False
         name = path.relative_to(source).as_posix()
         if not path.resolve().is_relative_to(source.resolve()):
-            yield Skipped(name, "it is a link that leads out of the folder")
+            yield Skipped(name, "it is a link that leads out of the folder", name)
         else:
             yield from _file_documents(path, name, columns, notify)
     if empty:
@@ -147,9 +149,9 @@ def _file_documents(path: Path, name: str, columns: Sequence[str], notify: Notif
             text, metadata = read_file_text(path)
             yield Document(name, storable(text), {"path": name, **_row_metadata(metadata, ())})
         else:
-            yield Skipped(name, f"files of the kind {path.suffix or 'without a suffix'} are not read")
+            yield Skipped(name, f"files of the kind {path.suffix or 'without a suffix'} are not read", name)
     except (DataFileError, MissingExtraError) as error:
-        yield Skipped(name, str(error).rstrip("."))
+        yield Skipped(name, str(error).rstrip("."), name)
 
 
 def _table_documents(path: Path, name: str, columns: Sequence[str], notify: Notify) -> Iterator[Document | Skipped]:
@@ -159,16 +161,17 @@ def _table_documents(path: Path, name: str, columns: Sequence[str], notify: Noti
         chosen = tuple(columns) or _text_columns(sample)
         is_joined = not columns and chosen != ("text",)
         if not sample:
-            yield Skipped(table_name, "it holds no row")
+            yield Skipped(table_name, "it holds no row", name)
         elif not chosen:
-            yield Skipped(table_name, f"no column holds text; the columns are {', '.join(_column_names(sample))}")
+            reason = f"no column holds text; the columns are {', '.join(_column_names(sample))}"
+            yield Skipped(table_name, reason, name)
             continue
         elif is_joined:
             notify(f"{table_name} has no column text; its texts are joined from {', '.join(chosen)}")
         for line, row in chain(sample, rows):
             row_name = f"{table_name}, line {line}"
             if isinstance(row, str):
-                yield Skipped(row_name, row.rstrip("."))
+                yield Skipped(row_name, row.rstrip("."), name)
             else:
                 if is_joined:  # a row need not have all of them
                     row |= {column: "" for column in chosen if row.get(column) is None}
@@ -209,7 +212,7 @@ def _row_document(
     texts = [row.get(column) for column in columns]
     missing = [column for column, text in zip(columns, texts, strict=True) if not isinstance(text, str)]
     if missing:
-        return Skipped(name, f"{missing[0]!r} is not a text; the columns are {', '.join(map(str, row))}")
+        return Skipped(name, f"{missing[0]!r} is not a text; the columns are {', '.join(map(str, row))}", path)
     text = "\n".join(text for text in map(str, texts) if text.strip())
     id = next((row[key] for key in _ID_COLUMNS if row.get(key) not in (None, "")), default_id or _text_id(text))
     metadata = {**({"path": path} if path else {}), **_row_metadata(row, {*columns, *_ID_COLUMNS})}

@@ -1,4 +1,4 @@
-"""The text and tables of the user's files, by the format that a file's suffix tells."""
+"""Read the text and tables of files; the suffix determines the format."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read_file_text(path: Path, *, keep_marks: bool = False) -> FileText:
 
     Args:
         path: The file.
-        keep_marks: Keep the marks of Markdown and reStructuredText, which tell headings from text.
+        keep_marks: Keep the marks of Markdown and reStructuredText, which distinguish headings from text.
 
     Raises:
         DataFileError: It cannot be read; the message is a reason.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from decoder2vec.search.store import Chunk, ChunkStore, encode_texts
 _MIN_BATCH_CHUNKS = 64
 """Chunks that are encoded and stored together, at least; a kill loses at most one such batch."""
 _SOURCES_FILE = "sources.json"
-_ROW_NAME = re.compile(r", (sheet|line) .*", re.DOTALL)
-"""What follows the path of a table in the name of a skipped sheet or row."""
 
 
 @dataclass
@@ -144,7 +141,7 @@ class _Adding:
 
     def removed_ids(self) -> set[str]:
         """Return the ids of the documents that are no longer in the folder."""
-        unread = {_ROW_NAME.sub("", skipped.name) for skipped in self.changes.skipped}
+        unread = {skipped.path for skipped in self.changes.skipped}
         return {id for id, origin in self.origins.items() if id not in self.seen and origin.path not in unread}
 
 

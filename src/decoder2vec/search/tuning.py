@@ -27,7 +27,7 @@ from decoder2vec.text.files import read_rows
 WEIGHTS = tuple(step / 20 for step in range(21))
 """Weights of the dense ranking that are tried."""
 MIN_QUERIES = 20
-"""With fewer queries the best fusion is best by chance."""
+"""With fewer queries, differences between fusions are mostly noise."""
 _FOLDS = 5
 _DEPTH = 100
 """Documents of each ranking that are fused."""
@@ -104,8 +104,8 @@ def choose_fusion(
     ids = [id for id in queries if any(relevance > 0 for relevance in qrels.get(id, {}).values())]
     if len(ids) < MIN_QUERIES:
         raise InputError(
-            f"Tuning needs {MIN_QUERIES} queries with a relevant document or more, and there are {len(ids)}: with so "
-            "few, the best fusion is best by chance. Give more queries; hybrid search is left as it is."
+            f"Tuning needs {MIN_QUERIES} queries with a relevant document or more, and there are {len(ids)}: with "
+            "so few, differences between fusions are mostly noise. Give more queries; the fusion is unchanged."
         )
     found = candidates_of([queries[id] for id in ids], _DEPTH)
     candidates = {id: _without_itself(id, both, qrels) for id, both in zip(ids, found, strict=True)}

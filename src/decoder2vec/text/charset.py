@@ -27,7 +27,7 @@ def detect_charset(file: BinaryIO) -> str:
     """Return the charset of a text file, which is read from its start to its end.
 
     Raises:
-        DataFileError: It is binary, or in a charset that cannot be told from others; the message is a reason.
+        DataFileError: It is binary, or its charset cannot be determined; the message is a reason.
     """
     sample = block = file.read(_BLOCK)
     if bom_charset(block) == "utf-16":
