@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+import pytest
 import torch
+from scipy.special import logsumexp
 
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
@@ -91,3 +94,22 @@ def gradients_of(module, task, rows, seed=5):
         loss.backward()
     module.eval()
     return loss.item(), {name: tensor.grad for name, tensor in module.named_parameters() if tensor.requires_grad}
+
+
+def assert_same_gradients(actual, expected):
+    """Compare two results of `gradients_of`."""
+    (loss, gradients), (expected_loss, expected_gradients) = actual, expected
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    for name, gradient in expected_gradients.items():
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-3, atol=2e-5 * float(gradient.abs().max()))
+
+
+def info_nce_by_hand(vectors, temperature=0.2):
+    """InfoNCE text by text; the first half of the vectors are first views, the second half second ones."""
+    unit = vectors.astype(np.float64) / np.linalg.norm(vectors, axis=1, keepdims=True)
+    first, second = np.split(unit, 2)
+    losses = []
+    for row, anchor in enumerate(first):
+        scores = [anchor @ vector / temperature for vector in second]
+        losses.append(logsumexp(scores) - scores[row])
+    return np.mean(losses)

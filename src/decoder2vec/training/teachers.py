@@ -78,7 +78,8 @@ class TeacherVectors:
     """
 
     def __init__(self, teacher: Teacher, texts: Sequence[str], *, queries: bool = False) -> None:
-        encoder = teacher.load()
+        with torch.random.fork_rng(devices=[]):  # what is initialised next must not depend on the teacher
+            encoder = teacher.load()
         self.fingerprint = str(encoder.fingerprint)
         prompt = teacher.query_prompt if queries else teacher.prompt
         role = "query" if queries else "document"

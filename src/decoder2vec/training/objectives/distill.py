@@ -79,8 +79,7 @@ class DistillObjective(CorpusObjective[DistillConfig]):
     @cached_property
     def teacher_vectors(self) -> list[TeacherVectors]:
         """Vectors of each teacher for training and held-out texts, computed at first use."""
-        with torch.random.fork_rng(devices=[]):  # a teacher that is loaded must not change what is initialised next
-            return [TeacherVectors(teacher, self.texts) for teacher in self.config.teachers]
+        return [TeacherVectors(teacher, self.texts) for teacher in self.config.teachers]
 
     def extra_modules(self, context: TrainingContext) -> nn.Module | None:
         """A linear map to the vectors of each teacher; None if only similarities are matched."""

@@ -156,8 +156,7 @@ class GuideVectors:
         chosen = [texts[index] for index in self._used]
         total = sum(teacher.weight for teacher in teachers)
         self._scales = [math.sqrt(teacher.weight / total) for teacher in teachers]
-        with torch.random.fork_rng(devices=[]):  # a teacher that is loaded must not change what is initialised next
-            self._vectors = [TeacherVectors(teacher, chosen, queries=queries) for teacher in teachers]
+        self._vectors = [TeacherVectors(teacher, chosen, queries=queries) for teacher in teachers]
         self.fingerprints = [vectors.fingerprint for vectors in self._vectors]
 
     def __call__(self, texts: Rows, device: torch.device) -> Tensor:
