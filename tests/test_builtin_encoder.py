@@ -11,7 +11,9 @@ from safetensors import safe_open
 
 import decoder2vec
 from decoder2vec import encoder as encoder_module
+from decoder2vec.adapters.lora import Lora
 from decoder2vec.analysis.doctor import GOLD_FILE, write_gold_vectors
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.encoder import BUILTIN_ENCODERS, Encoder, read_encoder_folder
 from decoder2vec.errors import InputError
@@ -125,6 +127,26 @@ def test_training_starts_from_it(tiny_builtin, tmp_path):
         settings=["objective.name=crop", "training.steps=1", "training.batch=4"],
     )
     assert result.results["backbone"]["name"] == DEFAULT_ENCODER
+
+
+def test_encoders_are_merged_with_it(tiny_builtin, tmp_path):
+    merged = decoder2vec.merge([DEFAULT_ENCODER, DEFAULT_ENCODER], tmp_path / "merged")
+    assert np.allclose(merged.encode(TEXTS), tiny_builtin.encode(TEXTS), atol=1e-5)
+
+
+def test_its_adapter_is_added_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoder_module, "BUILTIN_ENCODERS", tmp_path)
+    model = Backbone.load("tiny-llama", device="cpu")
+    lora = Lora.initialise(model, 2, 4)
+    for matrix in lora.upper.values():
+        matrix.data.fill_(0.1)
+    spec = Encoder.from_pretrained("tiny-llama", device="cpu").spec
+    builtin = Encoder(model.with_adapter(lora), spec)
+    builtin.save(tmp_path / DEFAULT_ENCODER)
+    encoder = Encoder.from_pretrained("tiny-llama", device="cpu")
+    encoder.add_adapter("general", DEFAULT_ENCODER)
+    assert np.allclose(encoder.with_adapter("general").encode(TEXTS), builtin.encode(TEXTS), atol=1e-5)
+    assert not np.allclose(encoder.encode(TEXTS), builtin.encode(TEXTS), atol=1e-3)
 
 
 # --- doctor ---------------------------------------------------------------------------------------------------------

@@ -288,11 +288,12 @@ class Encoder:
 
         Args:
             name: Name of the adapter: letters, digits, - and _.
-            folder: The folder of the saved encoder that has the adapter.
+            folder: The saved encoder that has the adapter: its folder, or the name of a built-in encoder.
         """
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it becomes the name of a folder
             raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
-        self.backbone.adapters[name] = load_adapter(Path(folder) / ADAPTER_FOLDER, self.backbone)
+        source = saved_encoder_folder(folder) or Path(folder)
+        self.backbone.adapters[name] = load_adapter(source / ADAPTER_FOLDER, self.backbone)
 
     def with_adapter(self, name: str) -> Encoder:
         """Return a new encoder with the named adapter active; the weights are shared, so switching is free.
