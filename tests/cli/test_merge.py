@@ -42,6 +42,7 @@ def test_encoders_are_merged():
     assert result.output.splitlines()[-1] == "merged"
     record = json.loads(Path("merged/merge.json").read_text())
     assert [row["folder"] for row in record["encoders"]] == ["a", "b"] and record["method"] == "linear"
+    assert [row["weight"] for row in record["encoders"]] == [0.7, 0.3]
     a, b, merged = (Encoder.load(name, device="cpu").encode(["cats sleep"]) for name in ("a", "b", "merged"))
     assert np.isfinite(merged).all() and not np.allclose(merged, a) and not np.allclose(merged, b)
 

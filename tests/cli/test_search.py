@@ -173,3 +173,18 @@ def test_control_characters_are_not_printed(tmp_path):
     (tmp_path / "a.txt").write_text("Evil \x1b[2J text.", encoding="utf-8")
     d2v("index", tmp_path / "a.txt", "--encoder", "tiny-llama", "--out", tmp_path / "index")
     assert "\x1b[2J" not in d2v("search", tmp_path / "index", "evil").output
+
+
+def test_all_that_was_left_out_is_written_even_if_nothing_is_left(tmp_path):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "picture.bin").write_bytes(b"\x00\x01")
+    with pytest.raises(DataFileError, match="No document of .* could be indexed"):
+        d2v("index", tmp_path / "papers", "-e", "tiny-llama", "--out", tmp_path / "i", "--json", tmp_path / "out.json")
+    assert [entry["name"] for entry in json.loads((tmp_path / "out.json").read_text())["skipped"]] == ["picture.bin"]
+
+
+def test_only_a_whole_title_is_cut_off(tmp_path):
+    rows = [{"id": "a", "title": "Rain", "text": "Rainfall is rare. Cats sleep a lot."}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    d2v("index", tmp_path / "rows.jsonl", "-e", "tiny-llama", "--out", tmp_path / "i")
+    assert "Rainfall is rare." in d2v("search", tmp_path / "i", "cats sleep", "--mode", "lexical").output

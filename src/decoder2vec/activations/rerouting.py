@@ -21,7 +21,7 @@ def reroute(backbone: Backbone, name: str) -> Backbone:
 
     Raises:
         InputError: The name has no range of layers, or one that the model does not have.
-        UnknownNameError: There is no such way of re-routing.
+        UnknownNameError: There is no such re-routing method.
         UnsupportedError: The model cannot be re-routed in this way.
     """
     top = backbone.n_layers

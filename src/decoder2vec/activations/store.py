@@ -212,8 +212,8 @@ class KeyIndex:
         """[keys] row of each key; -1 where there is none."""
         if not len(self._sorted):
             return np.full(len(keys), -1)
-        places = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
-        return np.where(self._sorted[places] == keys, self._order[places], -1)
+        positions = np.minimum(np.searchsorted(self._sorted, keys), len(self._sorted) - 1)
+        return np.where(self._sorted[positions] == keys, self._order[positions], -1)
 
 
 @dataclass(frozen=True)

@@ -124,13 +124,15 @@ def _inner_products(uppers: Sequence[Tensor], lowers: Sequence[Tensor]) -> Tenso
 @torch.no_grad()
 def _merge_values(adapters: Sequence[Adapter], weights: Sequence[float], method: str) -> Adapter:
     """Average the trained values of soft prompts or prefixes."""
-    merged = copy.deepcopy(adapters[0])
     states = [adapter.state_dict() for adapter in adapters]
     shapes = [{name: list(tensor.shape) for name, tensor in state.items()} for state in states]
     if any(other != shapes[0] for other in shapes) or len({str(adapter.settings()) for adapter in adapters}) > 1:
         raise InputError(
-            f"Only {merged.kind} adapters of one size and with the same settings have an average; these differ."
+            f"Only {adapters[0].kind} adapters of one size and with the same settings have an average; these differ."
         )
+    if not states[0]:  # re-routing has no parameters
+        return adapters[0]
+    merged = copy.deepcopy(adapters[0])
     merged.load_state_dict(
         {name: interpolate([state[name] for state in states], weights, method) for name in states[0]}
     )

@@ -26,7 +26,7 @@ from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 
 
 class Rerouting(Adapter):
-    """What the ways of re-routing share: the range of layers, and no parameters.
+    """Base class of the re-routing methods: the range of layers, and no parameters.
 
     Args:
         backbone: The model that it is for.
@@ -55,7 +55,7 @@ class Rerouting(Adapter):
         return {"first": self.first, "last": self.last}
 
     def digest(self) -> str:
-        """Hash of the kind and the range: there are no parameters to tell the kinds apart."""
+        """Hash of the kind and the range: there are no parameters that would differ."""
         return fingerprint(self.kind, self.settings())
 
 
@@ -165,10 +165,10 @@ _KINDS: dict[str, type[Rerouting]] = {"prepend": TokenPrepending, "kv": KeyValue
 
 
 def parse_rerouting(name: str, n_layers: int) -> tuple[str, int, int]:
-    """Split "prepend:2-8" into the way, the first and the last layer of a model with `n_layers` layers."""
+    """Split "prepend:2-8" into the method, the first and the last layer of a model with `n_layers` layers."""
     kind, _, layers = name.partition(":")
     if kind not in _KINDS:
-        raise unknown_name("way of re-routing", kind, _KINDS)
+        raise unknown_name("re-routing method", kind, _KINDS)
     if not (bounds := re.fullmatch(r"(\d+)-(\d+)", layers)):
         raise InputError(f"Re-routing needs a range of layers, such as {kind}:2-8, not {name!r}.")
     first, last = int(bounds[1]), int(bounds[2])
@@ -186,7 +186,7 @@ def create_rerouting(backbone: Backbone, name: str) -> Rerouting:
 
     Raises:
         InputError: The name has no range of layers, or one that the model does not have.
-        UnknownNameError: There is no such way of re-routing.
+        UnknownNameError: There is no such re-routing method.
         UnsupportedError: The model has no keys and values, or its attention is not causal.
 
     """

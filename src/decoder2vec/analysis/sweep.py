@@ -190,7 +190,7 @@ def reroutings_to_try(names: Sequence[str], n_layers: int) -> list[str]:
     attentions: list[str] = []
     for name in names:
         if ":" not in name and name not in ranges:
-            raise unknown_name("way of re-routing", name, ranges)
+            raise unknown_name("re-routing method", name, ranges)
         with_ranges = [name] if ":" in name else [f"{name}:{first}-{last}" for first, last in ranges[name]]
         attentions += [f"causal+{rerouting}" for rerouting in with_ranges]
     return list(dict.fromkeys(attentions))

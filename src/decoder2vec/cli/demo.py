@@ -47,7 +47,7 @@ def demo(
             encoder, chosen = _builtin_encoder(file, result.winner.spearman), ""
     sentences = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8").splitlines()
     _search(encoder, sentences)
-    typer.echo(f"\nThe curves are in {out / 'sweep.png'}; what the sweep found is in {out / 'encoder'}. Try:")
+    typer.echo(f"\nThe curves are in {out / 'sweep.png'}; the best encoder of the sweep is in {out / 'encoder'}. Try:")
     typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping."{chosen}')
     if _write_index(encoder, sentences, out / "index"):
         typer.echo(f'  d2v search {out / "index"} "{_QUERIES[0]}"')

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 10
 """Messages about documents that are printed; the others are counted."""
+_KEPT = ("added", "updated", "unchanged", "moved")
+"""Counts of documents that are in the index after `_add`."""
 
 
 def index(
@@ -90,6 +92,7 @@ def index(
         report |= _tune_fusion(opened, queries, qrels)
     if json_file:
         write_json(json_file, report)
+    _check_indexed(source, report)
     if source or delete or verify:
         opened.verify()
         documents, chunks = opened.count()
@@ -106,6 +109,12 @@ def _check_tuning_options(
         raise InputError("--reset undoes tuning; give it without --queries, --qrels and --pairs.")
     if tune and not reset and (bool(queries) != bool(qrels) or not (queries or pairs)):
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
+
+
+def _check_indexed(source: Path | None, report: dict[str, Any]) -> None:
+    """Raise if everything that was to be added was left out."""
+    if source and report["skipped"] and not any(report[name] for name in _KEPT):
+        raise DataFileError(f"No document of {source} could be indexed.")
 
 
 def _open_or_create(
@@ -164,8 +173,6 @@ def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> dict[str, Any
     counts = {name: getattr(changes, name) for name in ("added", "updated", "unchanged", "moved", "removed")}
     shown = [f"{name} {n}" for name, n in counts.items() if n or name in ("added", "updated", "unchanged")]
     info(f"{', '.join(shown)}, left out {len(changes.skipped)}")
-    if changes.processed == len(changes.skipped):
-        raise DataFileError(f"No document of {source} could be indexed.")
     return counts | {"skipped": [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped]}
 
 
@@ -213,7 +220,7 @@ def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> dict[st
     else:
         info(f"hybrid search in {opened.location} now fuses {_describe(opened)}; undo with --tune --reset")
         if not gain.significant:
-            info("the interval includes 0: the gain may be chance; more queries would tell")
+            info("the interval includes 0: the gain is not significant; use more queries")
     return result.to_json()
 
 

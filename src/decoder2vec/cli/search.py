@@ -82,15 +82,16 @@ def _print(hit: Hit) -> None:
     path = str(hit.metadata.get("path", ""))
     names = dict.fromkeys(name for name in (title, hit.id, "" if hit.id.startswith(path) else path) if name)
     snippet = _without_title(hit.snippet, title)
-    typer.echo(f"{hit.score:8.3f}  {_printable(' · '.join(names))}")
+    typer.echo(f"{hit.score:8.4f}  {_printable(' · '.join(names))}")
     typer.echo(f"          {snippet.marked(before, after, _printable)}\n")
 
 
 def _without_title(snippet: Snippet, title: str) -> Snippet:
     """Cut the title off the start of an excerpt, unless it is the best sentence: it is printed above."""
-    if not title or not snippet.text.startswith(title) or snippet.start < len(title):
+    rest = snippet.text.removeprefix(title)
+    if rest == snippet.text or not rest[:1].isspace() or snippet.start < len(title):
         return snippet
-    text = snippet.text[len(title) :].lstrip()
+    text = rest.lstrip()
     cut = len(snippet.text) - len(text)
     return replace(snippet, text=text, start=snippet.start - cut, end=snippet.end - cut)
 

@@ -50,10 +50,10 @@ class OpenAIEncoder(TextEncoder):
 
     def __init__(self, url: str, requests_per_minute: int = 0) -> None:
         parts = urlsplit(url)
-        if not parts.fragment or not parts.hostname:
-            raise InputError(f"Name the model of {url} behind a #, for example https://host/v1#model.")
         if parts.username or parts.password:
             raise InputError(f"The address of {parts.hostname} contains a password; set {KEY_VARIABLES[0]} instead.")
+        if not parts.fragment or not parts.hostname:
+            raise InputError(f"Name the model of {url} after a #, for example https://host/v1#model.")
         if requests_per_minute < 0:
             raise InputError(f"requests_per_minute must be 0 or more, not {requests_per_minute}.")
         path = parts.path.rstrip("/").removesuffix("/embeddings")
@@ -110,7 +110,7 @@ class OpenAIEncoder(TextEncoder):
                     hint = f"; set {' or '.join(KEY_VARIABLES)}" if error.code == 401 and not key else ""
                     raise EncoderError(f"{self.url} refused the request: {failure}{hint}.") from None
                 asked_wait = _retry_after(error.headers.get("Retry-After", ""))
-            except (OSError, http.client.HTTPException) as error:  # not reached, timed out, or hung up
+            except (OSError, http.client.HTTPException) as error:  # not reached, timed out, or disconnected
                 failure = str(getattr(error, "reason", error)) or type(error).__name__
             except ValueError:
                 raise EncoderError(f"{self.url} does not answer with JSON; give the address up to /v1.") from None

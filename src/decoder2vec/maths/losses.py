@@ -249,12 +249,14 @@ def round_trip(vectors: Tensor, precision: str) -> Tensor:
 
 
 def spread_out(vectors: Tensor) -> Tensor:
-    """Spread-out regulariser: cosines of different texts should look like those of random directions.
+    """Spread-out regulariser: cosines of different texts should be distributed like those of random directions.
 
     Zhang, Yu, Kumar and Chang, 2017: the squared mean of the cosines, plus the excess of their second moment over
     1 / dim, that of random directions.
     """
-    unit = torch.nn.functional.normalize(vectors, dim=1)
+    unit = _normalise(vectors)
     count, dim = unit.shape
+    if count < 2:  # one text has no other to be away from
+        return vectors.new_zeros(())
     cosines = (unit @ unit.T)[~torch.eye(count, dtype=torch.bool, device=unit.device)]
     return cosines.mean().square() + (cosines.square().mean() - 1 / dim).clamp_min(0)

@@ -30,7 +30,7 @@ class RankedDocument(NamedTuple):
 
 
 class FullScores(NamedTuple):
-    """Scores of a text that says all that the query says; 0 where a higher score is always possible."""
+    """Scores of a full match with the query; 0 where there is no highest score."""
 
     dense: float = 0.0
     lexical: float = 0.0

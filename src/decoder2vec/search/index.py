@@ -51,8 +51,8 @@ class Hit:
 
     id: str
     score: float
-    """Hybrid search: from 0 to 1, the weighted mean of `dense` and `lexical`. Dense search: the similarity. Lexical
-    search: the BM25 score. With a reranker: its score."""
+    """Hybrid search: the weighted mean of `dense` and `lexical`, from 0 to 1 with the default fusion. Dense search: the
+    similarity. Lexical search: the BM25 score. With a reranker: its score."""
     text: str
     """Text of the best chunk; a short document is one chunk."""
     metadata: dict[str, Any]
@@ -61,9 +61,10 @@ class Hit:
     chunk: int = 0
     """Position of the chunk in the document, from 0."""
     dense: float | None = None
-    """Hybrid search: how similar the document is, from 0 (the least similar candidate) to 1 (the query itself)."""
+    """Hybrid search: the dense score as the fusion scales it; by default from 0 (the least similar candidate) to 1 (the
+    query itself)."""
     lexical: float | None = None
-    """Hybrid search: how many of the query's words it has, rare ones counting more, from 0 (none) to 1 (all)."""
+    """Hybrid search: the BM25 score as the fusion scales it; by default from 0 (no word of the query) to 1 (all)."""
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def serve(
         app = create_app(config, keys, local_only=is_loopback(host))
         if not is_loopback(host) and not keys:
             notify(f"anyone who can reach {host} can use the server; set --api-key to require a key")
-        bound_socket.listen(_MAX_CONNECTIONS)  # who reads the address may connect at once, before the server runs
+        bound_socket.listen(_MAX_CONNECTIONS)  # accept connections before the address is printed
         url_host = f"[{host}]" if ":" in host else host
         notify(f"{config.name} at http://{url_host}:{bound_socket.getsockname()[1]} (Ctrl-C stops it)")
         with suppress(KeyboardInterrupt):

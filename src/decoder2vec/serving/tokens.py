@@ -89,7 +89,7 @@ def _load_vocabulary(model: str | None) -> Any:
     try:
         import tiktoken
     except ImportError:
-        raise _refuse_token_ids("tiktoken is not installed beside the server") from None
+        raise _refuse_token_ids("tiktoken is not installed on the server") from None
     # a client that knows the model's name uses the vocabulary of that model, and decoding would return another text
     with suppress(KeyError):
         if model and (known := tiktoken.encoding_name_for_model(model)) != _OPENAI_VOCABULARY:

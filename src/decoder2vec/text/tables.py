@@ -23,7 +23,7 @@ RowOrError = tuple[int, dict[str, Any] | str]
 
 _DELIMITERS = ",;\t|"
 _SAMPLED_LINES = 20
-"""Lines at the start of a table that tell its delimiter."""
+"""Lines at the start of a table by which its delimiter is detected."""
 _MAX_ROW = 16 * 2**20
 """Characters of a CSV row; a longer one has a quote that is never closed."""
 _MAX_REREAD = 4 * _MAX_ROW
@@ -58,7 +58,7 @@ def parse_rows(source: str | Path, file_format: str, *, guess_charset: bool = Fa
 
 
 def format_of(path: Path) -> str:
-    """Return the format that a file's suffix tells: tsv, csv, jsonl or, for any other, txt."""
+    """Return the format by the suffix of a file: tsv, csv, jsonl or, for any other, txt."""
     suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
     return {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl"}.get(suffix.lower(), "txt")
 
@@ -101,10 +101,10 @@ def _parse_tsv(handle: TextIO) -> Iterator[RowOrError]:
 
 
 def _parse_csv(handle: Iterable[str]) -> Iterator[RowOrError]:
-    """Parse rows one by one; a malformed one costs only itself.
+    """Parse rows one by one; a malformed row does not affect the others.
 
-    A quote that is not closed swallows the rows after it. So after an error, reading goes on with the second line of
-    the malformed row. Until its end, only complete rows are believed: the others are pieces of it.
+    A quote that is not closed takes in the rows after it. So after an error, reading goes on with the second line of
+    the malformed row. Until its end, only complete rows are accepted: the others are pieces of it.
     """
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_ROW))
     handle = iter(handle)
@@ -184,7 +184,7 @@ def _detect_delimiter(sample: Sequence[str]) -> str:
 
     def n_consistent(delimiter: str) -> int:
         widths: list[int] = []
-        with contextlib.suppress(csv.Error):  # a field that is too long: the rows before it tell enough
+        with contextlib.suppress(csv.Error):  # a field that is too long: the rows before it are enough
             widths.extend(len(row) for row in csv.reader(sample, delimiter=delimiter) if row)
         return widths.count(widths[0]) if widths and widths[0] > 1 else 0
 

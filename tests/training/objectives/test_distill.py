@@ -107,6 +107,7 @@ def test_spread_out_prefers_random_directions():
     generator = torch.Generator().manual_seed(0)
     random = torch.randn(200, 64, generator=generator)
     assert spread_out(random) < 1e-3 < spread_out(random + 2)
+    assert spread_out(random[:1]) == 0, "a batch of one text has no other texts"
 
 
 def test_gradients_pass_through_rounding():
