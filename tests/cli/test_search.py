@@ -178,7 +178,7 @@ def test_control_characters_are_not_printed(tmp_path):
 def test_all_that_was_left_out_is_written_even_if_nothing_is_left(tmp_path):
     (tmp_path / "papers").mkdir()
     (tmp_path / "papers" / "picture.bin").write_bytes(b"\x00\x01")
-    with pytest.raises(DataFileError, match="No document of .* could be indexed"):
+    with pytest.raises(DataFileError, match=r"No document of .* could be indexed"):
         d2v("index", tmp_path / "papers", "-e", "tiny-llama", "--out", tmp_path / "i", "--json", tmp_path / "out.json")
     assert [entry["name"] for entry in json.loads((tmp_path / "out.json").read_text())["skipped"]] == ["picture.bin"]
 
