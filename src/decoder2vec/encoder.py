@@ -24,7 +24,7 @@ from tqdm.auto import tqdm
 
 from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
 from decoder2vec.activations.rerouting import reroute
-from decoder2vec.adapters.saving import load_adapter, save_adapter
+from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
@@ -306,7 +306,12 @@ class Encoder:
         return Encoder(self.backbone.with_adapter(self.backbone.adapters[name]), self.spec, self.head)
 
     def save(
-        self, folder: str | Path, *, copy_backbone: bool = False, extra_files: Mapping[str, bytes] | None = None
+        self,
+        folder: str | Path,
+        *,
+        copy_backbone: bool = False,
+        lora_dtype: str = "float32",
+        extra_files: Mapping[str, bytes] | None = None,
     ) -> Path:
         """Save the encoder to a folder; an encoder that is already there is replaced.
 
@@ -316,23 +321,30 @@ class Encoder:
         Args:
             folder: The folder to write.
             copy_backbone: Copy the weights of the backbone too, for a folder that is self-contained.
+            lora_dtype: How the active adapter is stored, if it is a LoRA: "float32", "bfloat16" for half the size or
+                "int8" for a quarter. The saved encoder is then the rounded one, which differs slightly from this.
             extra_files: Further files to write, by name: the model card and the record of a training run.
 
         Returns:
             The path of the folder.
         """
         target = Path(folder)
-        source = resolve_model_folder(self.backbone.name)
+        backbone = self.backbone
+        if backbone.adapter:
+            backbone = backbone.with_adapter(round_adapter(backbone.adapter, backbone, lora_dtype))
+        encoder = Encoder(backbone, self.spec, self.head)
+        source = resolve_model_folder(backbone.name)
         inside = source.resolve().is_relative_to(target.resolve())  # saved over itself: keep its weights
         description = {
             "decoder2vec": __version__,
-            "fingerprint": self.fingerprint,
-            "backbone_fingerprint": self.backbone.fingerprint,
+            "fingerprint": encoder.fingerprint,
+            "backbone_fingerprint": backbone.fingerprint,
             "dim": self.dim,
-            "spec": replace(self.spec, backbone=self.backbone.name).to_json(),
+            "spec": replace(self.spec, backbone=backbone.name).to_json(),
             "head": self.head.kind if self.head else None,
         }
-        _write_folder(target, description, self, source if copy_backbone or inside else None, extra_files or {})
+        weights = source if copy_backbone or inside else None
+        _write_folder(target, description, encoder, weights, lora_dtype, extra_files or {})
         return target
 
     save_pretrained = save
@@ -479,7 +491,12 @@ def check_output_folder(target: Path) -> None:
 
 
 def _write_folder(
-    target: Path, description: dict[str, Any], encoder: Encoder, weights: Path | None, extra_files: Mapping[str, bytes]
+    target: Path,
+    description: dict[str, Any],
+    encoder: Encoder,
+    weights: Path | None,
+    lora_dtype: str,
+    extra_files: Mapping[str, bytes],
 ) -> None:
     """Write everything next to the target, then rename; nothing is lost if that is interrupted.
 
@@ -497,7 +514,7 @@ def _write_folder(
         for name, content in extra_files.items():
             (temporary / name).write_bytes(content)
         if backbone.adapter:
-            save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone)
+            save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone, lora_dtype)
         for name, adapter in backbone.adapters.items():
             save_adapter(adapter, temporary / _NAMED_ADAPTERS_FOLDER / name, backbone)
         if weights:

@@ -12,7 +12,8 @@ from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.adapters.soft_prompt import SoftPrompt
-from decoder2vec.errors import EncoderError, InputError
+from decoder2vec.encoder import Encoder, spec_from_kwargs
+from decoder2vec.errors import EncoderError, InputError, UnknownNameError
 
 ADAPTERS = {
     "soft_prompt": lambda model: SoftPrompt.initialise(model, 3, position="prepend", output="text"),
@@ -101,3 +102,31 @@ def test_damaged_folder_is_refused_in_one_sentence(damage, saved, backbone):
         "another kind": f"The adapter in {folder} is of the unknown",
     }
     assert str(caught.value).startswith(starts.get(damage, f"The adapter in {folder} is damaged"))
+
+
+@pytest.mark.parametrize(("dtype", "bytes_per_weight", "tolerance"), [("bfloat16", 2, 2**-8), ("int8", 1, 1 / 254)])
+def test_lora_can_be_stored_in_fewer_bits(dtype, bytes_per_weight, tolerance, backbone, tmp_path, randomised):
+    model = backbone("tiny-llama")
+    lora = randomised(Lora.initialise(model, 4, 8))
+    encoder = Encoder(model.with_adapter(lora), spec_from_kwargs("tiny-llama", {}))
+    folder = encoder.save(tmp_path / "enc", lora_dtype=dtype)
+    stored = load_file(folder / "adapter" / WEIGHTS["lora"])
+    matrices = {name: tensor for name, tensor in stored.items() if name.endswith("weight")}
+    assert {tensor.element_size() for tensor in matrices.values()} == {bytes_per_weight}
+    loaded = Encoder.load(folder, device="cpu")
+    for name, matrix in lora.peft_state_dict().items():
+        restored = loaded.backbone.adapter.peft_state_dict()[name]
+        largest = matrix.abs().amax(1 if "lora_A" in name else 0, keepdim=True)  # of each rank
+        assert ((restored - matrix).abs() <= tolerance * largest + 1e-9).all()
+    description = json.loads((folder / "encoder.json").read_text())
+    assert description["fingerprint"] == loaded.fingerprint != encoder.fingerprint
+    again = loaded.save(tmp_path / "again", lora_dtype=dtype)
+    assert json.loads((again / "encoder.json").read_text())["fingerprint"] == loaded.fingerprint
+
+
+def test_unknown_dtype_of_lora_is_refused(backbone, tmp_path):
+    model = backbone("tiny-llama")
+    encoder = Encoder(model.with_adapter(Lora.initialise(model, 4, 8)), spec_from_kwargs("tiny-llama", {}))
+    with pytest.raises(UnknownNameError, match="int8"):
+        encoder.save(tmp_path / "enc", lora_dtype="int3")
+    assert not (tmp_path / "enc").exists()

@@ -16,23 +16,38 @@ from decoder2vec.adapters.rerouting import KeyValueRerouting, TokenPrepending
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
-from decoder2vec.errors import EncoderError, InputError
+from decoder2vec.errors import EncoderError, InputError, unknown_name
 
 _DESCRIPTION = "adapter.json"
 _WEIGHTS = "adapter.safetensors"
 _PEFT_CONFIG = "adapter_config.json"
 _PEFT_WEIGHTS = "adapter_model.safetensors"
 
+LORA_DTYPES = ("float32", "bfloat16", "int8")
+"""How the matrices of LoRA are stored. int8 has a scale for each rank; peft itself reads only the other two."""
 
-def save_adapter(adapter: Adapter, folder: Path, backbone: Backbone) -> None:
-    """Write the adapter, and the fingerprint of the model that it is for."""
+
+def round_adapter(adapter: Adapter, backbone: Backbone, dtype: str) -> Adapter:
+    """The adapter as it will be when it has been saved in a dtype and loaded again; only LoRA changes."""
+    if dtype not in LORA_DTYPES:
+        raise unknown_name("dtype", dtype, LORA_DTYPES)
+    if not isinstance(adapter, Lora) or dtype == "float32":
+        return adapter
+    rounded = Lora(backbone, adapter.config)
+    rounded.load_peft_state_dict(_from_stored(_to_stored(_on_cpu(adapter.peft_state_dict()), dtype)))
+    return rounded.requires_grad_(False).to(backbone.device)
+
+
+def save_adapter(adapter: Adapter, folder: Path, backbone: Backbone, dtype: str = "float32") -> None:
+    """Write the adapter, and the fingerprint of the model that it is for; a dtype other than float32 is for LoRA."""
     folder.mkdir(parents=True, exist_ok=True)
     description = {"kind": adapter.kind, "backbone_fingerprint": backbone.fingerprint, "settings": adapter.settings()}
     (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     if isinstance(adapter, Lora):
         config = json.dumps(adapter.peft_config(backbone), indent=1) + "\n"
         (folder / _PEFT_CONFIG).write_text(config, encoding="utf-8")
-        save_file(_on_cpu(adapter.peft_state_dict()), folder / _PEFT_WEIGHTS, metadata={"format": "pt"})
+        tensors = _to_stored(_on_cpu(adapter.peft_state_dict()), dtype)
+        save_file(tensors, folder / _PEFT_WEIGHTS, metadata={"format": "pt"})
     elif parameters := adapter.state_dict():  # re-routing has none
         save_file(_on_cpu(parameters), folder / _WEIGHTS)
 
@@ -87,7 +102,7 @@ def _load_kv_prefix(folder: Path, backbone: Backbone, settings: dict[str, Any]) 
 
 def _load_lora(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
     adapter = Lora(backbone, LoraConfig(**{**settings, "targets": tuple(settings["targets"])}))
-    adapter.load_peft_state_dict(load_file(folder / _PEFT_WEIGHTS))
+    adapter.load_peft_state_dict(_from_stored(load_file(folder / _PEFT_WEIGHTS)))
     return adapter
 
 
@@ -106,6 +121,31 @@ _LOADERS = {
     "token_prepending": _load_token_prepending,
     "kv_rerouting": _load_kv_rerouting,
 }
+
+
+def _to_stored(tensors: dict[str, torch.Tensor], dtype: str) -> dict[str, torch.Tensor]:
+    """Matrices of LoRA under peft's names, in the dtype; those in int8 get a scale for each rank beside them."""
+    if dtype != "int8":
+        return {name: tensor.to(getattr(torch, dtype)) for name, tensor in tensors.items()}
+    stored = {}
+    for name, tensor in tensors.items():
+        other_dim = 1 if name.endswith("lora_A.weight") else 0  # lora_A is [rank, in], lora_B [out, rank]
+        scale = (tensor.float().abs().amax(other_dim, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+        stored[name] = (tensor.float() / scale).round().to(torch.int8)
+        stored[_scale_name(name)] = scale
+    return stored
+
+
+def _from_stored(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The matrices in floating point."""
+    return {
+        name: tensor.float() * tensors[_scale_name(name)] if tensor.dtype == torch.int8 else tensor
+        for name, tensor in tensors.items()
+    }
+
+
+def _scale_name(name: str) -> str:
+    return name.removesuffix("weight") + "scale"
 
 
 def _on_cpu(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
