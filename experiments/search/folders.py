@@ -1,7 +1,7 @@
 """Three small folders of documents with questions, written for this project; all names are invented.
 
-Half of the questions use other words than their document, as people who do not know it do. The others name a thing by
-its name or code, for which words are the better evidence. Each question has one answer.
+About two thirds of the questions use other words than their document, as people who do not know it do. The others name
+a thing by its name or code, for which words are the better evidence. Each question has one answer.
 """
 
 from __future__ import annotations
