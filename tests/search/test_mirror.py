@@ -82,6 +82,44 @@ def test_a_renamed_and_changed_file_is_encoded(index, folder):
     assert index.encoder.encoded_texts == ["Other words."]
 
 
+def replaced_and_interrupted(monkeypatch):
+    """Documents that replace two of the folder; the run ends before it records where they are from."""
+    monkeypatch.setattr("decoder2vec.search.indexing._MIN_BATCH_CHUNKS", 1)
+    yield {"id": "a.txt", "text": "Other words."}
+    yield {"id": "n1", "text": "Another row."}
+    raise KeyboardInterrupt
+
+
+def test_files_replaced_by_an_interrupted_run_are_encoded(index, folder, monkeypatch):
+    before = {id: content_of(index, id) for id in ALL}
+    with pytest.raises(KeyboardInterrupt):
+        index.add(replaced_and_interrupted(monkeypatch))
+    assert content_of(index, "a.txt") != before["a.txt"] and content_of(index, "n1") != before["n1"]
+    changes = index.add(folder)
+    assert (changes.updated, changes.moved, changes.unchanged) == (2, 0, 4)
+    assert {id: content_of(index, id) for id in ids_of(index)} == before
+
+
+def test_renamed_files_replaced_by_a_run_are_encoded(index, folder, monkeypatch):
+    before = content_of(index, "a.txt")
+    with pytest.raises(KeyboardInterrupt):
+        index.add(replaced_and_interrupted(monkeypatch))
+    (folder / "a.txt").rename(folder / "new.txt")
+    changes = index.add(folder)
+    assert (changes.added, changes.moved) == (1, 0)
+    assert content_of(index, "new.txt") == before
+
+
+def test_record_without_digests_moves_nothing(index, folder):
+    record = index.store.local_folder / "sources.json"
+    folders = json.loads(record.read_text(encoding="utf-8"))
+    old = {key: {id: origin[:2] for id, origin in origins.items()} for key, origins in folders.items()}
+    record.write_text(json.dumps(old), encoding="utf-8")
+    (folder / "a.txt").rename(folder / "new.txt")
+    changes = index.add(folder)
+    assert (changes.added, changes.moved, changes.removed, changes.unchanged) == (1, 0, 1, 5)
+
+
 def test_a_copy_is_encoded_and_its_model_stays(index, folder):
     (folder / "copy.txt").write_bytes((folder / "a.txt").read_bytes())
     changes = index.add(folder)

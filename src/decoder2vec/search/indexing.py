@@ -107,6 +107,7 @@ class _Adding:
             for id, origin in self.origins.items()
             # an id that does not begin with the path is a row's own and may be in another file now
             if folder and id.startswith(origin.path) and not (folder / origin.path).exists()
+            if stored[id] == origin.digest
         }
 
     def changed(self, documents: Iterable[Document | Skipped]) -> Iterator[tuple[Document, str]]:
@@ -135,9 +136,11 @@ class _Adding:
             return None
         origin, before = Origin.of(document), self.origins.get(document.id)
         self.origins[document.id] = origin
-        if before and before.content == origin.content:  # a row with an id of its own, in a renamed table
-            return document.id
-        return None if document.id in self.stored else self._left.pop(origin.content, None)
+        if document.id not in self.stored:
+            return self._left.pop(origin.content, None)
+        if before and before.content == origin.content and before.digest == self.stored[document.id]:
+            return document.id  # a row with an id of its own, in a renamed table
+        return None
 
     def removed_ids(self) -> set[str]:
         """Return the ids of the documents that are no longer in the folder."""

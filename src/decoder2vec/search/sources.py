@@ -18,12 +18,15 @@ class Origin(NamedTuple):
     """Its file inside the folder."""
     content: str
     """Hash of the document without the path, by which it is recognised in a renamed file."""
+    digest: str = ""
+    """Hash of the stored document. If the store has another one, the document was replaced and not recorded."""
 
     @classmethod
     def of(cls, document: Document) -> Origin:
         """Return the origin of a document that was read from a folder."""
         metadata = {key: value for key, value in document.metadata.items() if key != "path"}
-        return cls(str(document.metadata.get("path", "")), Document("", document.text, metadata).digest())
+        content = Document("", document.text, metadata).digest()
+        return cls(str(document.metadata.get("path", "")), content, document.digest())
 
 
 class SourceRecord:
