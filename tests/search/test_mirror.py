@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
+from decoder2vec.errors import DataFileError
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.index import Index
 from toys.encoder import WordEncoder
@@ -151,6 +154,52 @@ def test_files_that_cannot_be_read_now_are_kept(index, folder):
     assert ids_of(index) == ALL
     (folder / "a.txt").unlink()
     assert index.add(folder).removed == 1  # it was still known to be from the folder
+
+
+@pytest.fixture
+def close_folder(monkeypatch):
+    """Take away the permission to read and enter a folder, which root would have in any case."""
+    scandir, stat = os.scandir, os.stat
+    closed = set()
+
+    def closed_scandir(path):
+        if isinstance(path, str | Path) and Path(path) in closed:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def closed_stat(path, **kwargs):
+        if isinstance(path, str | Path) and closed & set(Path(path).parents):
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **kwargs)
+
+    monkeypatch.setattr(os, "scandir", closed_scandir)
+    monkeypatch.setattr(os, "stat", closed_stat)
+    return closed.add
+
+
+def test_documents_of_an_unreadable_folder_are_kept(index, folder, close_folder):
+    (folder / "sub.txt").write_text("Not in the folder sub.", encoding="utf-8")
+    index.add(folder)
+    (folder / "sub.txt").unlink()
+    close_folder(folder / "sub")
+    changes = index.add(folder)
+    assert [(skipped.name, skipped.reason) for skipped in changes.skipped] == [("sub/", "permission denied")]
+    assert changes.removed == 1
+    assert ids_of(index) == ALL
+
+
+def test_copy_of_an_unreadable_file_is_encoded(index, folder, close_folder):
+    (folder / "copy.txt").write_bytes((folder / "sub" / "c.txt").read_bytes())
+    close_folder(folder / "sub")
+    changes = index.add(folder)
+    assert (changes.added, changes.moved, changes.removed) == (1, 0, 0)
+
+
+def test_unreadable_folder_is_an_error(index, folder, close_folder):
+    close_folder(folder)
+    with pytest.raises(DataFileError, match=r"Cannot read .*papers: permission denied"):
+        index.add(folder)
+    assert ids_of(index) == ALL
 
 
 def test_file_named_like_a_sheet_is_kept(index, folder):

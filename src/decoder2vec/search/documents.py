@@ -51,7 +51,7 @@ class Skipped:
     name: str
     reason: str
     path: str = ""
-    """The file that could not be read completely, by its path inside the folder; empty if it is no matter of a file."""
+    """The file that could not be read completely, or the subfolder, with a slash at its end; empty if it is neither."""
 
 
 DocumentSource = str | Path | Iterable[Document | Skipped | str | Mapping[str, Any]]
@@ -111,6 +111,13 @@ def read_documents(
     empty = True
     for path in _visible_files(source):
         empty = False
+        if isinstance(path, OSError):
+            reason = (path.strerror or str(path)).lower()
+            if Path(path.filename) == source:
+                raise DataFileError(f"Cannot read {source}: {reason}.")
+            name = f"{Path(path.filename).relative_to(source).as_posix()}/"
+            yield Skipped(name, reason, name)
+            continue
         name = path.relative_to(source).as_posix()
         if not path.resolve().is_relative_to(source.resolve()):
             yield Skipped(name, "it is a link that leads out of the folder", name)
@@ -134,10 +141,13 @@ def storable(text: str) -> str:
     return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
 
 
-def _visible_files(folder: Path) -> Iterator[Path]:
-    for parent, folders, names in os.walk(folder):
+def _visible_files(folder: Path) -> Iterator[Path | OSError]:
+    """Yield the files of a folder and its subfolders, then an error for each of them that cannot be read."""
+    errors: list[OSError] = []
+    for parent, folders, names in os.walk(folder, onerror=errors.append):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         yield from (Path(parent) / name for name in sorted(names) if not name.startswith("."))
+    yield from errors
 
 
 def _file_documents(path: Path, name: str, columns: Sequence[str], notify: Notify) -> Iterator[Document | Skipped]:

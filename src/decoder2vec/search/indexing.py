@@ -47,8 +47,8 @@ def add_documents(
 ) -> IndexChanges:
     """Store new and changed documents, batch by batch; mirror the `folder` that they are from, if any.
 
-    A document that was read from the folder before and is no longer in it is removed, unless its file is still there
-    and could not be read completely.
+    A document that was read from the folder before and is no longer in it is removed, unless its file or subfolder is
+    still there and could not be read completely.
     """
     with store.write_lock():
         sources = source_record(store)
@@ -106,7 +106,7 @@ class _Adding:
             origin.content: id
             for id, origin in self.origins.items()
             # an id that does not begin with the path is a row's own and may be in another file now
-            if folder and id.startswith(origin.path) and not (folder / origin.path).exists()
+            if folder and id.startswith(origin.path) and _is_gone(folder / origin.path)
             if stored[id] == origin.digest
         }
 
@@ -145,7 +145,21 @@ class _Adding:
     def removed_ids(self) -> set[str]:
         """Return the ids of the documents that are no longer in the folder."""
         unread = {skipped.path for skipped in self.changes.skipped}
-        return {id for id, origin in self.origins.items() if id not in self.seen and origin.path not in unread}
+        unread_folders = tuple(path for path in unread if path.endswith("/"))
+        return {
+            id
+            for id, origin in self.origins.items()
+            if id not in self.seen and origin.path not in unread and not origin.path.startswith(unread_folders)
+        }
+
+
+def _is_gone(path: Path) -> bool:
+    """Tell whether a file does not exist; in a folder that cannot be read, it may."""
+    try:
+        path.stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return False
 
 
 def _move(store: ChunkStore, moves: Sequence[_Move]) -> None:
