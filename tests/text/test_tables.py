@@ -100,6 +100,20 @@ def test_accent_after_the_first_block_is_found(tmp_path, monkeypatch):
     assert parse(tmp_path, content)[0][22]["text"] == "café"
 
 
+@pytest.mark.parametrize("block", [7, 2**20])
+@pytest.mark.parametrize("broken", [b"\xff", b"\xe2\x82", b"\xc3"])
+def test_utf8_with_few_broken_bytes_stays_utf8(tmp_path, monkeypatch, broken, block):
+    monkeypatch.setattr("decoder2vec.text.charset._BLOCK", block)
+    rows = "1,naïve café\n2,日本語\n".encode()
+    good, bad = parse(tmp_path, b"id,text\n" + rows + b"3," + broken + b" end\n4,cut " + broken)
+    assert [row["text"] for row in good.values()] == ["naïve café", "日本語", "\ufffd end", "cut \ufffd"] and bad == {}
+
+
+def test_few_valid_sequences_do_not_make_utf8(tmp_path):
+    content = "id,text\n1,Ã© été à l’école\n".encode("cp1252")  # the first two letters are é in UTF-8
+    assert parse(tmp_path, content)[0][2]["text"] == "Ã© été à l’école"
+
+
 @pytest.mark.parametrize(
     "content", ["Привет, мир".encode("cp1251"), "日本語のテキスト".encode("shift-jis"), bytes(range(256)) * 4]
 )

@@ -14,6 +14,8 @@ _MIN_PRINTABLE = 0.95
 """Share of the characters of a text that must be printable; below that it is binary."""
 _MAX_ACCENTED = 0.4
 """Share of the letters of a Western text that may be outside ASCII; above that it is another script's charset."""
+_MIN_VALID = 0.75
+"""Share of the bytes outside ASCII that must be valid UTF-8, if not all are; in other charsets, at most half are."""
 _MIN_ZEROS = 0.1
 """Share of the characters of UTF-16 that must have a zero byte, as Latin letters, digits and spaces do."""
 
@@ -23,17 +25,19 @@ def bom_charset(start: bytes) -> str:
     return "utf-16" if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
 
 
-def detect_charset(file: BinaryIO) -> str:
-    """Return the charset of a text file, which is read from its start to its end.
+def detect_charset(file: BinaryIO) -> tuple[str, str]:
+    """Return the charset of a text file, which is read from its start to its end, and how to handle decoding errors.
+
+    Errors are replaced in UTF-8 of which a few bytes are broken; in all else they are strict.
 
     Raises:
         DataFileError: It is binary, or its charset cannot be determined; the message is a reason.
     """
     sample = block = file.read(_BLOCK)
     if bom_charset(block) == "utf-16":
-        return "utf-16"
+        return "utf-16", "strict"
     if b"\x00" in block:
-        return _utf16_without_bom(block)
+        return _utf16_without_bom(block), "strict"
     decoder = codecs.getincrementaldecoder("utf-8")()
     try:
         while block:
@@ -42,13 +46,27 @@ def detect_charset(file: BinaryIO) -> str:
             block = file.read(_BLOCK)
         decoder.decode(b"", final=True)
     except UnicodeDecodeError:
-        return _western(sample)
-    return "utf-8-sig"
+        file.seek(0)
+        return ("utf-8-sig", "replace") if _is_mostly_utf8(file) else (_western(sample), "strict")
+    return "utf-8-sig", "strict"
 
 
 def decode_text(content: bytes) -> str:
     """Return the text of a file's content; raises DataFileError like `detect_charset`."""
-    return content.decode(detect_charset(io.BytesIO(content)))
+    return content.decode(*detect_charset(io.BytesIO(content)))
+
+
+def _is_mostly_utf8(file: BinaryIO) -> bool:
+    decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+    n_valid = n_bytes = 0
+    while block := file.read(_BLOCK):
+        n_valid += _n_not_ascii(decoder.decode(block).encode())
+        n_bytes += _n_not_ascii(block)
+    return n_valid >= _MIN_VALID * n_bytes
+
+
+def _n_not_ascii(content: bytes) -> int:
+    return len(content) - len(content.decode("ascii", "ignore"))
 
 
 def _utf16_without_bom(sample: bytes) -> str:

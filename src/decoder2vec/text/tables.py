@@ -36,7 +36,7 @@ def parse_rows(source: str | Path, file_format: str, *, guess_charset: bool = Fa
     Args:
         source: The file, or "-" for standard input.
         file_format: txt, tsv, csv or jsonl.
-        guess_charset: Also read UTF-16 without a byte order mark, and Latin-1.
+        guess_charset: Also read UTF-16 without a byte order mark, Latin-1, and UTF-8 of which a few bytes are broken.
 
     Raises:
         DataFileError: The file cannot be read at all.
@@ -70,14 +70,14 @@ def _open(path: Path, guess_charset: bool) -> TextIO:
     raw = opener(path, "rb")
     try:
         if guess_charset and raw.seekable():  # a pipe can be read only once
-            charset = detect_charset(raw)
+            charset, errors = detect_charset(raw)
             raw.seek(0)
         else:
-            charset = bom_charset(raw.peek(2))
+            charset, errors = bom_charset(raw.peek(2)), "strict"
     except BaseException:
         raw.close()
         raise
-    return io.TextIOWrapper(raw, encoding=charset, newline="")
+    return io.TextIOWrapper(raw, encoding=charset, errors=errors, newline="")
 
 
 def _parse_txt(handle: TextIO) -> Iterator[RowOrError]:
