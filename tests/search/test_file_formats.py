@@ -168,6 +168,19 @@ def test_sheets_give_rows_by_column(tmp_path):
     assert sheets == {"Goods": [(4, row)], "Empty": [], "More": []}
 
 
+def test_cells_without_a_reference_follow_each_other(tmp_path):
+    def row(*values, at_z=""):
+        texts = [f'<c t="str"><v>{value}</v></c>' for value in values]
+        return f"<row>{''.join(texts[:3])}{at_z}{''.join(texts[3:])}</row>"
+
+    names = row(*(f"name {index}" for index in range(27)))
+    values = row("one", "", "three", "27", "28", at_z='<c r="Z2" t="str"><v>26</v></c>')
+    sheets_file(tmp_path / "a.xlsx", A=names + values)
+    ((number, fields),) = next(list(rows) for _, rows in read_tables(tmp_path / "a.xlsx"))
+    texts = {"name 0": "one", "name 2": "three", "name 25": "26", "name 26": "27", "AB": "28"}
+    assert (number, {name: text for name, text in fields.items() if text}) == (2, texts)
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 def test_entities_are_refused(tmp_path, encoding):
     head = f'<?xml version="1.0" encoding="{encoding}"?><!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;">]>'

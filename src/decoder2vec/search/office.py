@@ -223,7 +223,7 @@ def _cells(
     archive: _Archive, part: str, shared: list[str], date_styles: set[str]
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield number and column letter -> text of every row that is not empty."""
-    number = 0
+    number, column = 0, ""
     cells: dict[str, str] = {}
     cell: dict[str, str] = {}
     pieces: list[str] = []
@@ -235,13 +235,21 @@ def _cells(
             continue
         inside = name if kind == "start" else ""
         if name == "row" and kind == "start":
-            number, cells = int(attributes.get("r", number + 1)), {}
+            number, column, cells = int(attributes.get("r", number + 1)), "", {}
         elif name == "row" and cells:
             yield number, cells
         elif name == "c" and kind == "start":
             cell, pieces = attributes, []
+            column = cell.get("r", "").rstrip("0123456789") or _next_column(column)
         elif name == "c" and (value := _cell_text(cell, "".join(pieces), shared, date_styles)):
-            cells[cell.get("r", f"column {len(cells) + 1}").rstrip("0123456789")] = value
+            cells[column] = value
+
+
+def _next_column(letters: str) -> str:
+    """Return the letters of the next column: A at first, AA after Z."""
+    if letters.endswith("Z"):
+        return f"{_next_column(letters[:-1])}A"
+    return f"{letters[:-1]}{chr(ord(letters[-1]) + 1)}" if letters else "A"
 
 
 def _cell_text(cell: dict[str, Any], value: str, shared: list[str], date_styles: set[str]) -> str:
