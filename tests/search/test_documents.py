@@ -134,6 +134,16 @@ def test_rows_of_all_sheets_are_documents(tmp_path):
     assert notes == ["book.xlsx, sheet Second has no column text; its texts are joined from remark"]
 
 
+def test_row_of_a_sheet_may_have_empty_cells(tmp_path):
+    rows = cells(1, "title", "text") + cells(2, "Lamp", "") + cells(3, "", "A sofa.") + cells(4, "", "", "x")
+    sheets_file(tmp_path / "book.xlsx", A=rows)
+    documents, skipped = read(tmp_path, "title", "text")
+    assert [document.text for document in documents.values()] == ["Lamp", "A sofa.", ""] and skipped == {}
+    assert documents["book.xlsx:A:4"].metadata == {"path": "book.xlsx", "C": "x"}
+    _, skipped = read(tmp_path, "title", "body")
+    assert skipped["book.xlsx, sheet A, line 2"] == "'body' is not a text; the columns are title, text"
+
+
 def test_only_pdf_files_are_skipped_without_pypdf(folder, monkeypatch):
     real_import = builtins.__import__
 

@@ -114,8 +114,9 @@ def read_pptx(path: Path) -> str:
 def read_xlsx(path: Path) -> Iterator[tuple[str, Iterator[RowOrError]]]:
     """Yield name and rows of every sheet of an Excel file; the first row that is not empty names the columns.
 
-    A row is the number that Excel shows, and column -> text, of the cells that are not empty. Columns without a name
-    are called by their letter. Read the rows of a sheet before the next sheet.
+    A row is the number that Excel shows, and column -> text, which is empty where the cell is. Columns without a name
+    are called by their letter, and only in rows where they are not empty. Read the rows of a sheet before the next
+    sheet.
     """
     with _Archive(path) as archive:
         shared = _shared_strings(archive)
@@ -214,7 +215,8 @@ def _sheet_rows(archive: _Archive, part: str, shared: list[str], date_styles: se
     header: dict[str, str] = {}
     for number, cells in _cells(archive, part, shared, date_styles):
         if header:
-            yield number, {header.get(column, column): value for column, value in cells.items()}
+            named = {header.get(column, column): value for column, value in cells.items()}
+            yield number, dict.fromkeys(header.values(), "") | named
         else:
             header = cells
 
