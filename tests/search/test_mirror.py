@@ -12,6 +12,7 @@ from decoder2vec.errors import DataFileError
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.index import Index
 from toys.encoder import WordEncoder
+from toys.files import cells, sheets_file
 
 
 @pytest.fixture
@@ -210,6 +211,21 @@ def test_file_named_like_a_sheet_is_kept(index, folder):
     file.write_bytes(b"\x00\x01\x02\x03")
     assert index.add(folder).removed == 0
     assert file.name in ids_of(index)
+
+
+@pytest.mark.parametrize(
+    "other", ["", cells(1, "text"), cells(1, "price") + cells(2, "7")], ids=["empty", "header", "numbers"]
+)
+def test_rows_gone_from_a_workbook_are_removed(index, folder, other):
+    """Also if another sheet holds no row or no text: it was read completely."""
+    book, rows = folder / "book.xlsx", cells(1, "id", "text") + cells(2, "s1", "one")
+    sheets_file(book, A=rows + cells(3, "s2", "two"), B=other)
+    index.add(folder)
+    assert ids_of(index) == ALL | {"s1", "s2"}
+    sheets_file(book, A=rows, B=other)
+    changes = index.add(folder)
+    assert changes.removed == 1 and [skipped.name for skipped in changes.skipped] == ["book.xlsx, sheet B"]
+    assert ids_of(index) == ALL | {"s1"}
 
 
 def test_document_of_an_emptied_file_is_removed(index, folder):

@@ -171,10 +171,10 @@ def _table_documents(path: Path, name: str, columns: Sequence[str], notify: Noti
         chosen = tuple(columns) or _text_columns(sample)
         is_joined = not columns and chosen != ("text",)
         if not sample:
-            yield Skipped(table_name, "it holds no row", name)
+            yield Skipped(table_name, "it holds no row")
         elif not chosen:
             reason = f"no column holds text; the columns are {', '.join(_column_names(sample))}"
-            yield Skipped(table_name, reason, name)
+            yield Skipped(table_name, reason)
             continue
         elif is_joined:
             notify(f"{table_name} has no column text; its texts are joined from {', '.join(chosen)}")
