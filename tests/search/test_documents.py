@@ -107,6 +107,12 @@ def test_columns_of_single_words_are_text_where_nothing_else_is(tmp_path):
     assert skipped == {"numbers.csv": "no column holds text; the columns are a, b"}
 
 
+def test_hostile_address_is_read_in_linear_time(tmp_path):
+    (tmp_path / "t.csv").write_text(f"nr,words\n1,{'@' * 200_000} two words\n", encoding="utf-8")  # else minutes
+    (document,) = read_documents(tmp_path)
+    assert document.text.endswith("@ two words")
+
+
 @pytest.mark.parametrize("charset", ["cp1252", "utf-16", "utf-16-le", "utf-16-be", "utf-8-sig"])
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_tables_of_any_delimiter_and_charset_are_read(tmp_path, charset, delimiter):

@@ -40,6 +40,16 @@ def test_hostile_html_is_read_in_linear_time(tmp_path, piece):
     assert read_file_text(save(tmp_path, "a.html", f"<p>seen</p>{piece * 50_000}")).text.startswith("seen")
 
 
+def test_hostile_rule_is_read_in_linear_time(tmp_path):
+    line = f"---{' ' * 200_000}x"  # minutes if the time is quadratic
+    assert read_file_text(save(tmp_path, "a.md", f"seen\n\n{line}")).text == f"seen\n\n{line}"
+
+
+@pytest.mark.parametrize("rule", ["---", " ***  ", "_ _ _", "=", "--", "* - _"])
+def test_rules_of_markdown_are_left_out(tmp_path, rule):
+    assert read_file_text(save(tmp_path, "a.md", f"one\n\n{rule}\ntwo\n\n**")).text == "one\n\ntwo\n\n**"
+
+
 def test_markdown_gives_text_without_marks(tmp_path):
     markdown = """---
 title: "The guide"
@@ -179,6 +189,10 @@ def test_cells_without_a_reference_follow_each_other(tmp_path):
     ((number, fields),) = next(list(rows) for _, rows in read_tables(tmp_path / "a.xlsx"))
     texts = {"name 0": "one", "name 2": "three", "name 25": "26", "name 26": "27", "AB": "28"}
     assert (number, {name: text for name, text in fields.items() if text}) == (2, texts)
+
+
+def test_hostile_number_format_is_read_in_linear_time():
+    assert office._LITERAL.sub("", '[Red]yyyy" days"\\m' + "[" * 400_000).startswith("yyyy[")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])

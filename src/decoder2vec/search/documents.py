@@ -26,8 +26,6 @@ _TITLE_COLUMNS = ("title", "name", "subject", "headline")
 _MIN_WORDS = 2
 """Mean number of words of a column that holds text."""
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_NOT_TEXT = re.compile(r"\S*(?:://|@)\S*")
-"""A URL or an e-mail address."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +210,12 @@ def _mean_words(rows: Sequence[RowOrError], column: str) -> float:
     values = [row[column] for _, row in rows if not isinstance(row, str) and row.get(column) not in (None, "")]
     if not values or not all(isinstance(value, str) for value in values):
         return 0.0
-    return sum(0 if _NOT_TEXT.fullmatch(value) else len(_WORD.findall(value)) for value in values) / len(values)
+    return sum(0 if _is_address(value) else len(_WORD.findall(value)) for value in values) / len(values)
+
+
+def _is_address(value: str) -> bool:
+    """Tell whether a value is a URL or an e-mail address."""
+    return ("://" in value or "@" in value) and not re.search(r"\s", value)
 
 
 def _row_document(

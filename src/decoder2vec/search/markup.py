@@ -118,7 +118,7 @@ _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(?P<fields>(?:(?!---[ \t]*$).*\n){0,20
 _FRONT_TITLE = re.compile(r"^title:[ \t]*(.+)$", re.MULTILINE)
 _FENCE = re.compile(r"\s{0,3}(```|~~~)")
 _HEADING = re.compile(r"\s{0,3}#{1,6}(?:\s|$)")
-_RULE = re.compile(r"\s{0,3}(?:=+|-{2,}|(?:[-*_]\s*){3,})\s*")
+_RULE = re.compile(r"\s{0,3}(?:=+|-{2,}|[-*_](?:\s*[-*_]){2,})\s*")
 _TABLE_RULE = frozenset("|-: \t")
 _LINK_TARGET = re.compile(r"\s{0,3}\[[^\]\n]{1,200}\]:\s+\S.*")
 _QUOTE = re.compile(r"^\s{0,3}(?:>\s?)+")

@@ -30,7 +30,7 @@ _BLOCK = 2**16
 _BREAKS = {"br": "\n", "cr": "\n"}
 _DATE_FORMATS = {*range(14, 23), *range(45, 48)}
 """Ids of the number formats of Excel that show dates and times."""
-_LITERAL = re.compile(r'"[^"]*"|\[[^\]]*\]|\\.')
+_LITERAL = re.compile(r'"[^"]*"|\[[^\[\]]*\]|\\.')
 """Parts of a number format that stand for themselves."""
 
 
