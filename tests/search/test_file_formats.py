@@ -35,6 +35,25 @@ def test_html_is_decoded_by_its_charset(tmp_path, charset):
     assert read_file_text(save(tmp_path, "a.htm", page)).text == words
 
 
+def test_latin1_of_html_means_windows_1252(tmp_path):
+    page = '<meta charset="ISO-8859-1"><p>“It’s 5 €” – ok</p>'.encode("cp1252")
+    assert read_file_text(save(tmp_path, "a.html", page)).text == "“It’s 5 €” – ok"
+    page = page.replace(b"ok", b"caf\xe9 \x81")  # a byte without a meaning costs only itself
+    assert read_file_text(save(tmp_path, "a.html", page)).text == "“It’s 5 €” – café \ufffd"
+
+
+@pytest.mark.parametrize("charset", ["utf-8-sig", "utf-16"])
+def test_byte_order_mark_beats_the_declared_charset(tmp_path, charset):
+    page = '<meta charset="iso-8859-1"><p>naïve café</p>'.encode(charset)
+    assert read_file_text(save(tmp_path, "a.html", page)).text == "naïve café"
+
+
+@pytest.mark.parametrize("declared", ["iso-nonsense", "euc-jp"])
+def test_wrong_charset_of_html_is_ignored(tmp_path, declared):
+    page = f'<meta charset="{declared}"><p>A café for 5 €</p>'.encode()
+    assert read_file_text(save(tmp_path, "a.html", page)).text == "A café for 5 €"
+
+
 @pytest.mark.parametrize("piece", ["<!--", "<a ", "<![CDATA[", "<a x='", "<script>", "</", "&#"])
 def test_hostile_html_is_read_in_linear_time(tmp_path, piece):
     assert read_file_text(save(tmp_path, "a.html", f"<p>seen</p>{piece * 50_000}")).text.startswith("seen")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import email
 import email.policy
 import logging
@@ -25,6 +27,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".ndjson", ".xlsx")
 _META_CHARSET = re.compile(
     rb"""<meta[^>]{1,500}charset=["']?((?:iso|windows|cp|koi8|gb|big5|shift|euc)[\w-]{0,30})""", re.I
 )
+_BYTE_ORDER_MARKS = (codecs.BOM_UTF8, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 class FileText(NamedTuple):
@@ -105,13 +108,19 @@ def _read_plain(path: Path) -> str:
 
 
 def _read_html(path: Path) -> FileText:
-    content = path.read_bytes()
-    declared = _META_CHARSET.search(content, 0, 4096)
-    try:
-        html = decode_text(content) if declared is None else content.decode(declared[1].decode())
-    except (LookupError, UnicodeDecodeError):
-        html = decode_text(content)
-    return _titled(_with_title(html_to_text(html)))
+    return _titled(_with_title(html_to_text(_decode_html(path.read_bytes()))))
+
+
+def _decode_html(content: bytes) -> str:
+    """Decode a page by its byte order mark, else by the charset that it declares, else by what fits."""
+    declared = None if content.startswith(_BYTE_ORDER_MARKS) else _META_CHARSET.search(content, 0, 4096)
+    if declared:
+        with contextlib.suppress(LookupError, UnicodeDecodeError):
+            charset = codecs.lookup(declared[1].decode()).name
+            if charset in ("iso8859-1", "cp1252"):  # browsers read both as the second, in which five bytes mean nothing
+                return content.decode("cp1252", "replace")
+            return content.decode(charset)
+    return decode_text(content)
 
 
 def _with_title(page: PlainText) -> PlainText:
