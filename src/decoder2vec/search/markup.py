@@ -29,13 +29,15 @@ _BLOCKS = frozenset(
         h2 h3 h4 h5 h6 header hr html li main ol p pre section summary table tbody tfoot thead title tr ul""",
     )
 )
-_OPAQUE = re.compile(r"<(script|style)\b", re.IGNORECASE)
+_OPAQUE = re.compile(r"<(script|style)\b", re.IGNORECASE | re.ASCII)
+_TAG = re.compile(r"</?[a-zA-Z][^\s/<>]*")
+_QUOTED_OR_BRACKET = re.compile(r"""=\s*(?:"[^"]*"|'[^']*')|[<>]""")
 
 
 def html_to_text(html: str) -> PlainText:
     """Return the visible text of an HTML page; navigation, scripts and styles are left out."""
     parser = _VisibleText()
-    parser.feed(_without_opaque_parts(html))
+    parser.feed(_simplified(html))
     parser.close()
     paragraphs = (" ".join(paragraph.split()) for paragraph in "".join(parser.pieces).split("\n\n"))
     text = "\n\n".join(paragraph for paragraph in paragraphs if paragraph)
@@ -80,28 +82,30 @@ class _VisibleText(HTMLParser):
             self.pieces.append(" ")
 
 
-def _without_opaque_parts(html: str) -> str:
-    """Remove comments, declarations, scripts and styles, and escape every < that opens no tag.
+def _simplified(html: str) -> str:
+    """Remove comments, declarations, scripts, styles and attributes, and escape every < that opens no tag.
 
     The standard parser searches all of the rest for the end of each of them, which never ends on hostile pages.
     """
-    pieces, position, lowered = [], 0, html.lower()
-    if len(lowered) != len(html):  # a few letters have more characters in lower case
-        lowered = html
+    pieces, position = [], 0
     while (start := html.find("<", position)) >= 0:
         pieces.append(html[position:start])
-        if html.startswith(("<!", "<?"), start):
-            end = "-->" if html.startswith("<!--", start) else ">"
-            position = _after(html, end, start)
-        elif opaque := _OPAQUE.match(html, start):
-            position = _after(lowered, ">", max(start, _after(lowered, f"</{opaque[1].lower()}", start) - 1))
+        if opaque := _OPAQUE.match(html, start):
+            end_tag = re.compile(rf"</{opaque[1]}(?=[\s/>])", re.IGNORECASE | re.ASCII).search(html, start)
+            position = _after(html, ">", end_tag.end() if end_tag else len(html))
+        elif tag := _TAG.match(html, start):
+            bracket = next((match for match in _QUOTED_OR_BRACKET.finditer(html, tag.end()) if match[0] in "<>"), None)
+            if bracket and bracket[0] == ">":
+                position = bracket.end()
+                pieces.append(f"{tag[0]}/>" if html[position - 2] == "/" else f"{tag[0]}>")
+            else:
+                position = bracket.start() if bracket else len(html)
+                pieces.append(html[start:position].replace("<", "&lt;"))
+        elif html.startswith(("<!", "<?", "</"), start):
+            position = _after(html, "-->" if html.startswith("<!--", start) else ">", start)
         else:
-            next_start = html.find("<", start + 1)
-            end_of_tag = html.find(">", start, next_start if next_start >= 0 else len(html))
-            if end_of_tag < 0:
-                pieces.append("&lt;")
-            position = start + 1 if end_of_tag < 0 else end_of_tag + 1
-            pieces.append(html[start : end_of_tag + 1])
+            position = start + 1
+            pieces.append("&lt;")
     pieces.append(html[position:])
     return "".join(pieces)
 
