@@ -122,6 +122,31 @@ ls *.py  # all
     assert read_file_text(tmp_path / "a.md", keep_marks=True).text == markdown
 
 
+def test_markdown_keeps_what_is_inside_backticks(tmp_path):
+    markdown = (
+        "# The `*` mark\n\n`*a*`, `__init__`, [`**kw`](x), **bold `_x_`**, ``a`b``, `<b>`, `&amp;`, `a\\*`, "
+        "\\`*no*\\`, `[a](b)`, <i title='`x`'>`1`</i>, `open *one*"
+    )
+    text, metadata = read_file_text(save(tmp_path, "a.md", markdown))
+    assert metadata == {"title": "The * mark"}
+    assert text == "The * mark\n\n*a*, __init__, **kw, bold _x_, a`b, <b>, &amp;, a\\*, `no`, [a](b), 1, `open one"
+
+
+def test_markdown_with_nul_characters_is_read(tmp_path):
+    assert read_file_text(save(tmp_path, "a.md", "a\x007\x00 `b`".encode("utf-16"))).text == "a7 b"
+
+
+def test_rst_keeps_what_is_inside_backticks(tmp_path):
+    rst = "``*a*``, ``name_``, ``a <b>`` and **bold** or ``open *one*"
+    assert read_file_text(save(tmp_path, "a.rst", rst)).text == "*a*, name_, a <b> and bold or ``open one"
+
+
+@pytest.mark.parametrize("piece", ["`a", "``a", "`a``b```c", "` ", "\\`"])
+@pytest.mark.parametrize("name", ["a.md", "a.rst"])
+def test_hostile_backticks_are_read_in_linear_time(tmp_path, name, piece):
+    assert read_file_text(save(tmp_path, name, f"seen {piece * 50_000}")).text.startswith("seen")
+
+
 def test_first_heading_is_the_title(tmp_path):
     assert read_file_text(save(tmp_path, "a.md", "text\n\n## Two\n# One")).metadata == {"title": "Two"}
     assert read_file_text(save(tmp_path, "a.md", "Head\n====\ntext")).metadata == {"title": "Head"}

@@ -127,13 +127,13 @@ _TABLE_RULE = frozenset("|-: \t")
 _LINK_TARGET = re.compile(r"\s{0,3}\[[^\]\n]{1,200}\]:\s+\S.*")
 _QUOTE = re.compile(r"^\s{0,3}(?:>\s?)+")
 _STAR_ITEM = re.compile(r"^(\s*)[*+](\s+)")
+_CODE = re.compile(r"(?<![\\`])(`{1,3})(?!`)(?P<code>[^\n]+?)(?<!`)\1(?!`)")
 _INLINE = (
     (re.compile(r"!\[([^\[\]\n]*)\]\([^()\n]{0,2000}\)"), r"\1"),  # pictures, before the links around them
     (re.compile(r"\[([^\[\]\n]*)\]\([^()\n]{0,2000}(?:\([^()\n]{0,200}\)[^()\n]{0,200})?\)"), r"\1"),
     (re.compile(r"\[([^\[\]\n]+)\]\[[^\[\]\n]{0,200}\]"), r"\1"),
     (re.compile(r"<((?:https?://|mailto:)[^<>\s]{1,2000})>"), r"\1"),
     (re.compile(r"</?[a-zA-Z][^<>\n]{0,500}>|<!--[^<>\n]{0,2000}-->"), ""),
-    (re.compile(r"`{1,3}([^`\n]+)`{1,3}"), r"\1"),
     (re.compile(r"(?<!\\)(\*{1,3})(?=\S)([^*\n]+)(?<=\S)\1"), r"\2"),
     (re.compile(r"(?<![\w\\])(_{1,3})(?=\S)([^_\n]+)(?<=\S)\1(?!\w)"), r"\2"),
     (re.compile(r"~~([^~\n]+)~~"), r"\1"),
@@ -176,9 +176,25 @@ def _markdown_line(line: str) -> str:
 
 
 def _inline(text: str) -> str:
+    text, codes = _set_code_aside(text, _CODE)
     for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
-    return unescape(text)
+    return _put_code_back(unescape(text), codes)
+
+
+def _set_code_aside(text: str, pattern: re.Pattern[str]) -> tuple[str, list[str]]:
+    """Replace each code by its number between NUL characters, so that no mark is found in it."""
+    codes: list[str] = []
+
+    def number(match: re.Match[str]) -> str:
+        codes.append(match["code"].strip())
+        return f"\0{len(codes) - 1}\0"
+
+    return pattern.sub(number, text.replace("\0", "")), codes
+
+
+def _put_code_back(text: str, codes: list[str]) -> str:
+    return re.sub("\0([0-9]+)\0", lambda number: codes[int(number[1])], text)
 
 
 def _join_lines(lines: list[str]) -> str:
@@ -194,10 +210,10 @@ _RST_DIRECTIVE = re.compile(r"\s*\.\.\s+(?:\|[^|]{1,100}\|\s+)?[\w:+-]{1,100}::(
 _RST_COMMENT = re.compile(r"\s*(?:\.\.(?:\s.*)?|__ .*)")
 _RST_OPTION = re.compile(r"\s+:[\w-]{1,50}:.*")
 _RST_SHOWN = re.compile(r"\s*\.\.\s+(?:note|warning|tip|important|hint|caution|danger|attention|topic|rubric)::")
+_RST_CODE = re.compile(r"``(?P<code>[^`\n]+)``")
 _RST_INLINE = (
     (re.compile(r"`([^`<\n]*[^`<\s])\s*<[^`<>\n]{1,2000}>`_{0,2}"), r"`\1`"),  # a link or role with a target
     (re.compile(r":[\w.:+-]{1,50}:`([^`\n]+)`"), r"\1"),
-    (re.compile(r"``([^`\n]+)``"), r"\1"),
     (re.compile(r"`([^`\n]+)`_{0,2}"), r"\1"),
     (re.compile(r"(\*{1,2})(?=\S)([^*\n]+)(?<=\S)\1"), r"\2"),
     (re.compile(r"\b([a-zA-Z][\w-]{0,100})_(?!\w)"), r"\1"),
@@ -227,6 +243,7 @@ def rst_to_text(rst: str) -> PlainText:
 
 
 def _rst_inline(text: str) -> str:
+    text, codes = _set_code_aside(text, _RST_CODE)
     for pattern, replacement in _RST_INLINE:
         text = pattern.sub(replacement, text)
-    return text
+    return _put_code_back(text, codes)
