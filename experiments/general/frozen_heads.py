@@ -51,7 +51,7 @@ _HELD_OUT = 2048
 _LOG_EVERY = 200
 _LOG_FILE = "distillation.json"
 
-ECHO_EOL = 'This sentence: "{text}" or again: "{text}" last in one word: "'
+ECHO_EOL = 'This sentence: "{text}" or again: "{text}" means in one word: "'
 """`echo` and `prompteol_tight` in one pass of the model: the mean of the second copy, and the last token."""
 SOURCES = (
     LatentSource(ECHO_EOL, "mean", (0, 1, 2, 4, 7, 10, 14, 18, 22, 24, 26, 28, 30)),
