@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from decoder2vec.evaluation.baselines import RandomVectors, load_encoder
 from decoder2vec.export.sentence_transformers import write_sentence_transformers
 from decoder2vec.training import teachers
 from decoder2vec.training.data import DataFiles, load_data
+from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.teachers import Teacher, TeacherVectors
 from toys.texts import sentences
+from toys.training import small_recipe
 
 TEXTS = sentences()
 ROWS = np.arange(len(TEXTS))
@@ -216,3 +219,28 @@ def test_gzipped_table_with_other_columns_is_read(tmp_path):
     (tmp_path / "texts-1.tsv.gz").write_bytes(gzip.compress("\n".join(rows).encode()))
     data = load_data(tmp_path, DataFiles(texts="texts-1.tsv.gz"), needs=["corpus"])
     assert data.texts == tuple(f'"{text}' for text in TEXTS)
+
+
+@pytest.mark.parametrize("recipe", ["lora", "freeze"])
+def test_a_replaced_teacher_is_another_training(recipe, tmp_path, monkeypatch, data, training):
+    monkeypatch.setattr("decoder2vec.training.api.cache_root", lambda: tmp_path / "notes")
+    if recipe == "lora":
+        distilled = small_recipe("lora", epochs=1, objective=DistillConfig())
+    else:
+        distilled = replace(training().recipe, pretrain="distill")
+    teacher = tmp_path / "teacher.jsonl"
+
+    def run(out, seed):
+        numbers = np.random.default_rng(seed).normal(size=(len(data.texts), 3)).tolist()
+        rows = zip(data.texts, numbers, strict=True)
+        teacher.write_text("".join(json.dumps({"text": t, "embedding": v}) + "\n" for t, v in rows), "utf-8")
+        options = {"teachers": [teacher], "overwrite": True, "device": "cpu", "dtype": "float32"}
+        result = decoder2vec.train(distilled, data, "tiny-llama", tmp_path / out, **options)
+        notes = result.results["seeds"][0]["notes"]
+        return result.trained, notes.get("pretraining", notes)["teachers"][0]["fingerprint"]
+
+    _, first = run("a", 0)
+    assert run("a", 0) == (False, first), "the same teacher is not trained on again"
+    second = run("a", 1)
+    assert second == (True, load_encoder(teacher).fingerprint) and second[1] != first
+    assert run("b", 0) == (True, first)

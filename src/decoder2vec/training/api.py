@@ -1,7 +1,7 @@
 """`train`: from a plan to a saved encoder. Stages run one after the other, each with one or several seeds.
 
-A stage that was trained before with the same settings, data, weights, dtype and seeds is not trained again, even if
-that was for another encoder: many plans share their first stage.
+A stage that was trained before with the same settings, data, teachers, weights, dtype and seeds is not trained again,
+even if that was for another encoder: many plans share their first stage.
 """
 
 from __future__ import annotations
@@ -419,8 +419,8 @@ def _stage_summary(stage: Stage, data: TrainingData, key: str) -> dict[str, Any]
     summary: dict[str, Any] = {"name": stage.name, "recipe": recipe.name, "objective": recipe.objective_name}
     summary |= {name: getattr(recipe.training, name) for name in ("steps", "epochs", "batch", "rate")}
     summary |= {"key": key, "data": data.describe()}
-    if names := recipe.teacher_names():
-        summary["teachers"] = [{"name": name, "licence": find_licence(name)} for name in names]
+    if teachers := recipe.used_teachers():
+        summary["teachers"] = [{"name": teacher.name, "licence": find_licence(teacher.name)} for teacher in teachers]
     return summary
 
 
@@ -435,6 +435,8 @@ def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequ
     ]
     if stage.recipe.attention is None:
         parts.append(backbone.attention)
+    if fingerprints := stage.recipe.teacher_fingerprints():
+        parts.append(fingerprints)
     return fingerprint(*parts, list(seeds))
 
 

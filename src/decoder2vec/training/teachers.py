@@ -59,7 +59,12 @@ class Teacher:
 
     def load(self) -> Any:
         """The encoder."""
-        return load_encoder(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
+        with torch.random.fork_rng(devices=[]):  # what is initialised next must not depend on the teacher
+            return load_encoder(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
+
+    def read_fingerprint(self) -> str:
+        """What its vectors depend on; the encoder is let go, so that it takes no memory while a model is trained."""
+        return str(self.load().fingerprint)
 
 
 class TeacherVectors:
@@ -78,8 +83,7 @@ class TeacherVectors:
     """
 
     def __init__(self, teacher: Teacher, texts: Sequence[str], *, queries: bool = False) -> None:
-        with torch.random.fork_rng(devices=[]):  # what is initialised next must not depend on the teacher
-            encoder = teacher.load()
+        encoder = teacher.load()
         self.fingerprint = str(encoder.fingerprint)
         prompt = teacher.query_prompt if queries else teacher.prompt
         role = "query" if queries else "document"

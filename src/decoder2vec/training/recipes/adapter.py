@@ -175,9 +175,9 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             return self
         return replace(self, objective=replace(self.objective, teachers=tuple(teachers)))
 
-    def teacher_names(self) -> list[str]:
-        """Names of the objective's teachers."""
-        return [teacher.name for teacher in getattr(self.objective, "teachers", ())]
+    def used_teachers(self) -> Sequence[Teacher]:
+        """The objective's teachers."""
+        return self.objective.teachers if isinstance(self.objective, DistillConfig | GuidedConfig) else ()
 
     def check(self, data: TrainingData, backbone: Backbone) -> None:
         """Raise if reading, attention or objective do not fit; the model is switched to the recipe's attention."""

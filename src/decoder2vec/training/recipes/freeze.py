@@ -98,6 +98,8 @@ class LatentCorpus:
     """Training pairs, augmented."""
     fitted_texts: list[str]
     """Texts that statistics are fitted on."""
+    teachers: list[str]
+    """Fingerprints of the teachers."""
 
     @cached_property
     def fitted_rows(self) -> Rows:
@@ -117,7 +119,7 @@ class LatentCorpus:
             "autoencoder": fingerprint(data.texts),
             "snli": fingerprint(data.nli),
             "contrastive": fingerprint(data.triplets),
-            "distill": fingerprint(data.texts),
+            "distill": fingerprint(data.texts, self.teachers),
             "dev": fingerprint([vars(pairs) for pairs in data.dev]),
             "scale": fingerprint(data.scale),
             "statistics": fingerprint(self.fitted_texts),
@@ -259,9 +261,9 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         """The recipe with these teachers, if it distils any."""
         return replace(self, teachers=tuple(teachers)) if self.pretrain == "distill" else self
 
-    def teacher_names(self) -> list[str]:
-        """Names of the teachers, if it distils any."""
-        return [teacher.name for teacher in self.teachers] if self.pretrain == "distill" else []
+    def used_teachers(self) -> Sequence[Teacher]:
+        """The teachers, if it distils any."""
+        return self.teachers if self.pretrain == "distill" else ()
 
     def readings(self, backbone: Backbone) -> tuple[Reading, ...]:
         """Everything that is read from a model, in order."""
@@ -318,7 +320,8 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         pairs = augment_pairs(data.train, self.changes, data.scale) if data.train else None
         texts = data.all_texts() + (pairs.texts() if pairs else []) + sanity_texts(data.dev[0].texts())
         fitted_texts = self._training_texts(data, pairs)[:_MAX_FITTED_TEXTS]
-        corpus = LatentCorpus(data, backbone, readings, LatentTable(reader, texts, progress), pairs, fitted_texts)
+        table, teachers = LatentTable(reader, texts, progress), self.teacher_fingerprints()
+        corpus = LatentCorpus(data, backbone, readings, table, pairs, fitted_texts, teachers)
         _ = corpus.moments  # latents that are not finite are found before any training
         for evaluated in (*data.dev, *data.test):
             corpus.table.check_finite(corpus.table.rows(evaluated.texts()))

@@ -115,9 +115,13 @@ class Recipe(ABC, Generic[Corpus, Context]):
         """The recipe with these teachers; the recipe itself if it learns from none."""
         return self
 
-    def teacher_names(self) -> list[str]:
-        """Names of the teachers it learns from."""
-        return []
+    def used_teachers(self) -> Sequence[Teacher]:
+        """The teachers it learns from."""
+        return ()
+
+    def teacher_fingerprints(self) -> list[str]:
+        """Fingerprints of the teachers as they are now: the encoder of a name may be replaced."""
+        return [teacher.read_fingerprint() for teacher in self.used_teachers()]
 
     def record(self, result: SeedResult, corpus: Corpus) -> dict[str, Any]:
         """More about the best seed, for the training report."""
