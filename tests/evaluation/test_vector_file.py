@@ -76,8 +76,25 @@ def test_other_content_is_another_fingerprint(tmp_path):
         ({"v.npy": VECTORS[0], "v.txt": "a\nb\n"}, "does not hold a table of numbers"),
         ({"v.npy": "broken", "v.txt": "a\nb\n"}, "Cannot read"),
         ({"v.jsonl": '{"text": "a", "embedding": [1, 2]}\n{"text": "b"}\n'}, "line 2: give text"),
-        ({"v.jsonl": '{"text": "a", "embedding": [1]}\n{"text": "b", "embedding": [1, 2]}'}, "same length"),
-        ({"v.jsonl": ""}, "0 different lengths"),
+        ({"v.jsonl": '{"text": "a", "embedding": [1]}\n\n{"text": "b", "embedding": [1, 2]}'}, "line 3: .* has 2"),
+        ({"v.jsonl": '{"text": "a", "embedding": [1]}\nb'}, "line 2: not JSON"),
+        ({"v.jsonl": "[1, 2]"}, "line 1: expected a JSON object"),
+        ({"v.jsonl": '{"text": "a", "embedding": [1, NaN]}'}, "line 1: give text .* finite numbers"),
+        ({"v.jsonl": '{"text": "a", "embedding": [1, 1e39]}'}, "line 1: give text .* finite numbers"),
+        ({"v.jsonl": '{"text": "a", "embedding": [1, null]}'}, "line 1: give text .* finite numbers"),
+        ({"v.jsonl": '{"text": "a", "embedding": [[1, 2], [3, 4]]}'}, "line 1: give text"),
+        ({"v.jsonl": '{"text": "a", "embedding": []}'}, "line 1: there is no vector"),
+        ({"v.jsonl": '{"text": "\\ud800", "embedding": [1]}'}, "half of a surrogate pair"),
+        ({"v.jsonl": ""}, "holds no vectors"),
+        ({"v.npy": np.array([[1.0], [np.nan]]), "v.txt": "a\nb\n"}, "v.npy, row 2: .* NaN or infinite"),
+        ({"v.npy": VECTORS[:, :0], "v.txt": "\n".join(TEXTS)}, "does not hold a table of numbers"),
+        ({"v.npy": {"text": TEXTS, "embedding": VECTORS}, "v.txt": "a\nb\n"}, "does not hold a table of numbers"),
+        ({"v.npz": {"text": TEXTS}}, "Cannot read the arrays text and embedding .*: embedding is not"),
+        ({"v.npz": {"text": TEXTS, "embedding": VECTORS[:, 0]}}, "does not hold a table of numbers"),
+        ({"v.npz": {"text": ["a", "b"], "embedding": [[1.0], [np.inf]]}}, "v.npz, row 2: .* NaN or infinite"),
+        ({"v.npz": {"text": [b"a", b"b"], "embedding": [[1.0], [2.0]]}}, "array text .* not a list of texts"),
+        ({"v.npz": VECTORS}, "is an .npy file"),
+        ({"v.npz": "PK\x03\x04broken"}, "Cannot read"),
         ({"v.parquet": "broken"}, "needs a column text"),
         ({"v.npz": "broken"}, "Cannot read"),
     ],
@@ -87,6 +104,38 @@ def test_unfit_files_are_errors(files, message, tmp_path):
         if isinstance(content, str):
             (tmp_path / name).write_text(content)
         else:
-            np.save(tmp_path / name, content)
+            with (tmp_path / name).open("wb") as file:
+                np.savez(file, **content) if isinstance(content, dict) else np.save(file, content)
     with pytest.raises(DataFileError, match=message):
         load_encoder(tmp_path / next(iter(files), "v.npy"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"text": ["a", "b"], "embedding": [[1.0, 2.0, 3.0], [4.0]]}, "row 2: the vector has 1 dimension"),
+        ({"text": ["a", "b"], "embedding": [[1.0], None]}, "row 2: there is no vector"),
+        ({"text": ["a", "b"], "embedding": [[], []]}, "row 1: there is no vector"),
+        ({"text": ["a", "b"], "embedding": [[1.0], [None]]}, "row 2: .* missing, NaN or infinite"),
+        ({"text": ["a", "b"], "embedding": [[1.0], [np.inf]]}, "row 2: .* missing, NaN or infinite"),
+        ({"text": ["a", None], "embedding": [[1.0], [2.0]]}, "row 2: there is no text"),
+        ({"text": ["a", "b"], "embedding": [1.0, 2.0]}, "needs a column text and a column embedding of lists"),
+        ({"text": ["a", "b"], "embedding": [["x"], ["y"]]}, "needs a column text and a column embedding of lists"),
+        ({"text": ["a", "b"]}, 'Field "embedding" does not exist'),
+    ],
+)
+def test_unfit_parquet_files_are_errors(columns, message, tmp_path):
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table(columns), tmp_path / "v.parquet")
+    with pytest.raises(DataFileError, match=message):
+        load_encoder(tmp_path / "v.parquet")
+
+
+def test_rows_are_counted_from_the_first_batch(tmp_path, monkeypatch):
+    monkeypatch.setattr("decoder2vec.evaluation.vector_file._ROWS_AT_ONCE", 2)
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for last, message in (([1.0, 2.0], "row 5: the vector has 2"), ([np.nan], "row 5: .* NaN")):
+        columns = {"text": list("abcde"), "embedding": [[1.0], [2.0], [3.0], [4.0], last]}
+        parquet.write_table(arrow.table(columns), tmp_path / "v.parquet")
+        with pytest.raises(DataFileError, match=message):
+            load_encoder(tmp_path / "v.parquet")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,12 +47,13 @@ class VectorFile(TextEncoder):
             raise DataFileError(f"There is no file {self.file}.")
         text_file = _text_file(self.file) if self.file.suffix == ".npy" else None
         keys, self._vectors = _read_npy(self.file, text_file) if text_file else _READERS[_suffix(self.file)](self.file)
-        if self._vectors.ndim != 2 or self._vectors.dtype.kind not in "fiu":
+        if not _is_table(self._vectors):
             raise DataFileError(f"{self.file} does not hold a table of numbers, one row for each text.")
         if len(keys) != len(self._vectors):
             raise DataFileError(
                 f"{self.file} has {len(self._vectors)} vectors, {text_file or 'and'} {len(keys)} texts."
             )
+        _check_finite(self._vectors, self.file)
         self._index = KeyIndex(keys)
         self.dim = int(self._vectors.shape[1])
         self.fingerprint = fingerprint("vectors", *(file_sha256(path) for path in (self.file, text_file) if path))
@@ -85,81 +88,142 @@ def _text_file(file: Path) -> Path:
     return text_file
 
 
-def _read_npy(file: Path, text_file: Path) -> tuple[Keys, NDArray[Any]]:
-    return text_keys(read_texts(text_file)), _load(file)
+def _read_npy(file: Path, text_file: Path) -> tuple[Keys, Any]:
+    try:
+        vectors = np.load(file, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise DataFileError(f"Cannot read {file}: {_reason(error)}.") from None
+    return _keys(read_texts(text_file), text_file), vectors
 
 
 def _read_npz(file: Path) -> tuple[Keys, NDArray[Any]]:
-    arrays = _load(file)
     try:
-        return text_keys(map(str, arrays[_TEXT])), np.asarray(arrays[_VECTOR])
-    except (KeyError, ValueError) as error:
-        raise DataFileError(f"{file} needs the arrays {_TEXT} and {_VECTOR}: {error}.") from None
-
-
-def _load(file: Path) -> Any:
-    try:
-        return np.load(file, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataFileError(f"Cannot read {file}: {error}.") from None
+        with file.open("rb") as handle:
+            arrays = np.load(handle, allow_pickle=False)
+            if isinstance(arrays, np.ndarray):
+                raise ValueError("it is an .npy file")
+            texts, vectors = arrays[_TEXT], arrays[_VECTOR]
+    except (OSError, KeyError, ValueError, EOFError, BadZipFile, zlib.error) as error:
+        raise DataFileError(f"Cannot read the arrays {_TEXT} and {_VECTOR} of {file}: {_reason(error)}.") from None
+    if texts.ndim != 1 or texts.dtype.kind != "U":
+        raise DataFileError(f"The array {_TEXT} of {file} is not a list of texts.")
+    return _keys(texts.tolist(), file), vectors
 
 
 def _read_jsonl(file: Path) -> tuple[Keys, NDArray[Any]]:
     def batches() -> Iterator[tuple[list[str], NDArray[np.float32]]]:
         texts: list[str] = []
-        vectors: list[Any] = []
+        vectors: list[NDArray[np.float32]] = []
+        dim = 0
         for line, row in read_rows(file, "jsonl"):
-            if not isinstance(row.get(_TEXT), str) or not isinstance(row.get(_VECTOR), list):
-                raise DataFileError(f"{file}, line {line}: give {_TEXT} (a text) and {_VECTOR} (a list of numbers).")
-            texts.append(row[_TEXT])
-            vectors.append(row[_VECTOR])
+            text, vector = row.get(_TEXT), _to_vector(row.get(_VECTOR))
+            if not isinstance(text, str) or vector is None:
+                raise DataFileError(
+                    f"{file}, line {line}: give {_TEXT} (a text) and {_VECTOR} (a list of finite numbers)."
+                )
+            dim = dim or len(vector)
+            _check_length(len(vector), dim, f"{file}, line {line}")
+            texts.append(text)
+            vectors.append(vector)
             if len(texts) == _ROWS_AT_ONCE:
-                yield texts, _as_table(vectors, file)
+                yield texts, np.stack(vectors)
                 texts, vectors = [], []
         if texts:
-            yield texts, _as_table(vectors, file)
+            yield texts, np.stack(vectors)
 
     return _spool(batches(), file)
+
+
+def _to_vector(value: Any) -> NDArray[np.float32] | None:
+    """The numbers of a list; None if it is anything else, or one of them is not finite."""
+    try:
+        with np.errstate(over="ignore"):
+            vector = np.array(value, np.float32)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return vector if vector.ndim == 1 and np.isfinite(vector).all() else None
 
 
 def _read_parquet(file: Path) -> tuple[Keys, NDArray[Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "parquet") from None
-
     def batches() -> Iterator[tuple[list[str], NDArray[np.float32]]]:
-        try:
-            with pyarrow.parquet.ParquetFile(file) as table:
-                for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[_TEXT, _VECTOR]):
-                    texts, vectors = batch.column(_TEXT).to_pylist(), batch.column(_VECTOR)
-                    yield texts, vectors.flatten().to_numpy(zero_copy_only=False).reshape(len(texts), -1)
-        except (OSError, KeyError, AttributeError, ValueError) as error:  # pyarrow's own errors are among these
-            raise DataFileError(f"{file} needs a column {_TEXT} and a column {_VECTOR} of lists: {error}") from None
+        first_row, dim = 1, 0
+        for texts, lengths, numbers in _parquet_batches(file):
+            dim = dim or int(lengths[0])
+            for index, (text, length) in enumerate(zip(texts, lengths.tolist(), strict=True), first_row):
+                _check_length(length, dim, f"{file}, row {index}")
+                if not isinstance(text, str):
+                    raise DataFileError(f"{file}, row {index}: there is no text.")
+            first_row += len(texts)
+            yield texts, numbers.reshape(len(texts), dim)
 
     return _spool(batches(), file)
 
 
-def _as_table(vectors: list[Any], file: Path) -> NDArray[np.float32]:
+def _parquet_batches(file: Path) -> Iterator[tuple[list[Any], NDArray[Any], NDArray[np.float32]]]:
+    """The texts of some rows, the lengths of their vectors, and the numbers of all these vectors in one array."""
     try:
-        return np.array(vectors, np.float32)
-    except (TypeError, ValueError):
-        raise DataFileError(f"The vectors of {file} are not lists of numbers of the same length.") from None
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet") from None
+    try:
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(_ROWS_AT_ONCE, columns=[_TEXT, _VECTOR]):
+                vectors = batch.column(_VECTOR)
+                lengths = pyarrow.compute.list_value_length(vectors).fill_null(0).to_numpy()
+                numbers = vectors.flatten().cast(pyarrow.float32(), safe=False).to_numpy(zero_copy_only=False)
+                yield batch.column(_TEXT).to_pylist(), lengths, numbers
+    except (OSError, KeyError, ValueError, pyarrow.ArrowException) as error:
+        raise DataFileError(
+            f"{file} needs a column {_TEXT} and a column {_VECTOR} of lists: {_reason(error)}."
+        ) from None
+
+
+def _is_table(vectors: Any) -> bool:
+    """Whether that is an array of numbers with rows and columns; `np.load` may give anything else."""
+    return isinstance(vectors, np.ndarray) and vectors.ndim == 2 and vectors.dtype.kind in "fiu" and vectors.size > 0
+
+
+def _check_finite(vectors: NDArray[Any], file: Path) -> None:
+    for start in range(0, len(vectors), _ROWS_AT_ONCE):
+        finite = np.isfinite(vectors[start : start + _ROWS_AT_ONCE]).all(axis=1)
+        if not finite.all():
+            row = start + int(np.argmin(finite)) + 1
+            raise DataFileError(f"{file}, row {row}: the vector has numbers that are missing, NaN or infinite.")
+
+
+def _check_length(length: int, dim: int, where: str) -> None:
+    if not length:
+        raise DataFileError(f"{where}: there is no vector.")
+    if length != dim:
+        raise DataFileError(f"{where}: the vector has {length} dimension(s), that of the first row {dim}.")
+
+
+def _reason(error: Exception) -> str:
+    """The message of an exception as a part of a sentence."""
+    return str(error).strip("'.")
+
+
+def _keys(texts: Iterable[str], file: Path) -> Keys:
+    try:
+        return text_keys(texts)
+    except UnicodeEncodeError as error:
+        raise DataFileError(f"{file} has a text with half of a surrogate pair: {error.object[:80]!r}.") from None
 
 
 def _spool(batches: Iterator[tuple[list[str], NDArray[np.float32]]], file: Path) -> tuple[Keys, NDArray[Any]]:
     """Keys, and the vectors in a temporary file that is deleted with the array: they may not fit into memory."""
-    keys, dims = [], set()
+    keys, dim = [], 0
     with tempfile.TemporaryFile() as spool:
         for texts, vectors in batches:
-            keys.append(text_keys(texts))
-            dims.add(vectors.shape[1])
-            spool.write(np.ascontiguousarray(vectors, np.float32).data)
-        if len(dims) != 1:
-            raise DataFileError(f"{file} has vectors of {len(dims)} different lengths; all must have the same.")
+            keys.append(_keys(texts, file))
+            dim = vectors.shape[1]
+            spool.write(np.ascontiguousarray(vectors).data)
+        if not keys:
+            raise DataFileError(f"{file} holds no vectors.")
         spool.flush()
-        return np.concatenate(keys), np.memmap(spool, np.float32, "r").reshape(-1, dims.pop())
+        return np.concatenate(keys), np.memmap(spool, np.float32, "r").reshape(-1, dim)
 
 
 _READERS = {".npz": _read_npz, ".parquet": _read_parquet, ".jsonl": _read_jsonl, ".jsonl.gz": _read_jsonl}
