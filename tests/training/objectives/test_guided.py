@@ -140,6 +140,24 @@ def test_a_batch_has_examples_of_one_source():
     assert abs(half.count("big") - 10) <= 2 and abs(half.count("small") - 2.5) <= 2, "in proportion at any time"
 
 
+@pytest.mark.parametrize(
+    ("sources", "batches"),
+    [({"big": 20, "one": 1}, [20]), ({"small": 3, "one": 1, "other": 1}, [2, 3]), (dict.fromkeys("abcde", 1), [5])],
+)
+def test_no_batch_has_a_single_example(sources, batches):
+    """Examples without others of their source share a batch; one that is left is dropped."""
+    objective = guided(sourced(sources))
+    order = np.random.default_rng(2).permutation(len(objective))
+    assert sorted(len(np.unique(rows)) for rows in objective.batches(order, 32)) == batches
+
+
+def test_small_rests_are_dropped_beside_larger_batches():
+    """Four examples with one anchor are in four batches."""
+    examples = [*sourced({"mine": 10}), *(Example("anchor", f"p{n}", (), "same", "mine") for n in range(4))]
+    batches = list(guided(examples).batches(np.arange(14), 16))
+    assert [len(rows) for rows in batches] == [11]
+
+
 def test_negatives_are_mined_within_a_source():
     objective = guided(sourced({"one": 12, "two": 9}), teachers=(Teacher("random:8"),), margin=1.0)
     examples = objective.mined_examples

@@ -84,17 +84,27 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
         )
 
     def batches(self, order: Rows, size: int) -> Iterator[Rows]:
-        """Batches of one source in which no text occurs twice; batches smaller than size // 8 are dropped.
+        """Batches of one source in which no text occurs twice.
 
-        A batch comes where the middle one of its examples stands in the shuffled order. So sources alternate, each as
-        often as its size demands, from the beginning of an epoch to its end.
+        A batch with fewer than size // 8 examples is dropped if its source has larger ones. Examples of sources that
+        have only batches of one share batches, since a batch of one has no in-batch negatives.
+
+        Batches are sorted by the median position of their examples in the shuffled order, so that sources alternate
+        in proportion to their sizes.
         """
         sources = self.examples.sources[order]
         present = np.unique(sources)
         batches: list[Rows] = []
+        single: list[Rows] = []
         for source in present:
             of_source = list(self.examples.batches(order[sources == source], size))
-            batches += [rows for rows in of_source if len(rows) >= max(2, size // 8)] or of_source
+            contrasting = [rows for rows in of_source if len(rows) > 1]
+            batches += [rows for rows in contrasting if len(rows) >= size // 8] or contrasting
+            single += of_source if not contrasting else []
+        if single:
+            shared = list(self.examples.batches(np.concatenate(single), size))
+            batches += [rows for rows in shared if len(rows) > 1]
+            batches = batches or shared
         if len(present) > 1:
             position = np.empty(len(self), np.intp)
             position[order] = np.arange(len(order))
