@@ -144,6 +144,15 @@ def test_few_steps_are_warned_of(settings, warns):
     assert any("about 4 training step(s)" in note for note in notes) == warns
 
 
+@pytest.mark.parametrize("objective", ["distill", "simcse", "crop", "mntp"])
+def test_few_steps_on_plain_texts_are_warned_of(objective):
+    texts = tuple(f"A text about the number {number}." for number in range(200))
+    recipe = load_plan("lora", [f"objective.name={objective}", "training.batch=64"]).stages[0].recipe
+    assert any("about 4 training step(s)" in note for note in recipe.data_notes(TrainingData(None, (), texts=texts)))
+    many = TrainingData(None, (), texts=20 * texts)
+    assert not any("training step(s)" in note for note in recipe.data_notes(many))
+
+
 def test_an_untrained_plan_is_not_warned_of():
     assert load_plan("lora", ["training.epochs=0"]).stages[0].recipe.data_notes(toy_data()) == []
 
@@ -194,5 +203,5 @@ def test_the_better_one_is_kept_on_request(tmp_path):
         (82.48, 82.5, "dev 82.5, untrained 82.5: +0.0"),
     ],
 )
-def test_improvement_is_told_in_one_line(dev, untrained, text):
+def test_improvement_compares_dev_with_the_untrained_model(dev, untrained, text):
     assert str(Improvement(dev, untrained)) == text

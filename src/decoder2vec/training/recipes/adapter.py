@@ -310,7 +310,9 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def data_notes(self, data: TrainingData) -> list[str]:
         """Warn of few steps, masked token prediction with causal attention, and a small corpus seen very often."""
         notes: list[str] = []
-        n_examples, schedule = self.n_examples(data) or 0, self.training
+        schedule, n_texts = self.training, len(data.texts)
+        packed = self.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
+        n_examples = self.n_examples(data) or (n_texts if self.needs() == ["corpus"] and not packed else 0)
         n_steps = schedule.steps or schedule.epochs * math.ceil(n_examples / schedule.batch)
         if 0 < n_steps < MIN_STEPS:
             notes.append(
@@ -324,8 +326,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
                 "mntp under causal attention predicts masked tokens from the tokens before them only; "
                 "attention=bidirectional shows both sides"
             )
-        steps, batch, n_texts = self.training.steps, self.training.batch, len(data.texts)
-        packed = self.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
+        steps, batch = schedule.steps, schedule.batch
         if steps * batch > _MANY_REPETITIONS * n_texts > 0 and not packed:
             notes.append(
                 f"{steps} steps of {batch} see each of {n_texts:,} texts {steps * batch / n_texts:.0f} times; "
