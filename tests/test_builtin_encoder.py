@@ -18,7 +18,10 @@ from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.encoder import BUILTIN_ENCODERS, Encoder, read_encoder_folder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, count_overlap, hash_pairs
+from decoder2vec.training.card import find_licence
 from toys.command import d2v
+from toys.training import toy_data, toy_pairs
 
 SHIPPED = BUILTIN_ENCODERS / DEFAULT_ENCODER
 TEXTS = ["A cat sleeps.", "Stocks fell sharply."]
@@ -62,6 +65,7 @@ def test_shipped_gold_vectors_are_those_of_the_encoder():
 def test_card_names_teachers_licences_and_overlap():
     card = (SHIPPED / "README.md").read_text(encoding="utf-8")
     assert re.match(r"---\nlicense: apache-2.0\n", card)
+    assert find_licence(DEFAULT_ENCODER) == "apache-2.0"
     for fact in ("all-mpnet-base-v2 (Apache-2.0)", "bge-small-en-v1.5 (MIT)", "CC BY-SA", "Overlap"):
         assert fact in card
 
@@ -115,6 +119,17 @@ def test_server_takes_it_if_none_is_named(tiny_builtin, monkeypatch):
             body = {"model": DEFAULT_ENCODER, "input": TEXTS}
             vectors = [item["embedding"] for item in client.post("/v1/embeddings", json=body).json()["data"]]
         np.testing.assert_allclose(vectors, tiny_builtin.encode(TEXTS) * scale, atol=1e-5, rtol=1e-5)
+
+
+def test_what_it_learned_from_is_read_from_its_folder(tiny_builtin, tmp_path):
+    folder, pairs = tmp_path / "encoders" / DEFAULT_ENCODER, toy_pairs()
+    np.save(folder / TRAINING_PAIRS_FILE, hash_pairs(pairs.left, pairs.right))
+    messages = []
+    decoder2vec.evaluate(DEFAULT_ENCODER, pairs, notify=messages.append)
+    assert any(f"trained on {len(pairs)} of the {len(pairs)} pairs" in message for message in messages)
+    decoder2vec.train("lora", toy_data(), DEFAULT_ENCODER, tmp_path / "out", settings=["training.steps=1"])
+    seen = np.load(tmp_path / "out" / TRAINING_PAIRS_FILE)
+    assert count_overlap(pairs.left, pairs.right, seen) == len(pairs)
 
 
 def test_training_starts_from_it(tiny_builtin, tmp_path):

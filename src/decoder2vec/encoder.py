@@ -292,7 +292,7 @@ class Encoder:
         """
         if not re.fullmatch(r"[A-Za-z0-9_-]+", name):  # it becomes the name of a folder
             raise InputError(f"An adapter's name has letters, digits, - and _ only, unlike {name!r}.")
-        source = saved_encoder_folder(folder) or Path(folder)
+        source = encoder_path(folder)
         self.backbone.adapters[name] = load_adapter(source / ADAPTER_FOLDER, self.backbone)
 
     def with_adapter(self, name: str) -> Encoder:
@@ -368,7 +368,7 @@ class Encoder:
             BackboneError: The weights of the backbone have changed since the encoder was saved.
             EncoderError: The folder is damaged.
         """
-        path = saved_encoder_folder(folder) or Path(folder)
+        path = encoder_path(folder)
         description, head = read_encoder_folder(path)
         spec = EncoderSpec.from_json(description["spec"])
         copied = path / BACKBONE_FOLDER
@@ -480,6 +480,11 @@ def saved_encoder_folder(name: str | Path) -> Path | None:
     """The folder of the saved encoder of that name: a path, or an encoder that ships with the package; else None."""
     candidates = (Path(name).expanduser(), BUILTIN_ENCODERS / name)
     return next((folder for folder in candidates if is_encoder_folder(folder)), None)
+
+
+def encoder_path(name: str | Path) -> Path:
+    """The folder of the saved encoder of that name; if there is none, the name as a path."""
+    return saved_encoder_folder(name) or Path(name).expanduser()
 
 
 def check_output_folder(target: Path) -> None:

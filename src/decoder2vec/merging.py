@@ -28,7 +28,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.config import EncoderSpec
-from decoder2vec.encoder import ADAPTER_FOLDER, BACKBONE_FOLDER, Encoder, read_encoder_folder, saved_encoder_folder
+from decoder2vec.encoder import ADAPTER_FOLDER, BACKBONE_FOLDER, Encoder, encoder_path, read_encoder_folder
 from decoder2vec.errors import Decoder2VecError, EncoderError, InputError, unknown_name
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.pruned import check_new_folder
@@ -93,7 +93,7 @@ def merge(
         needed = "exactly two encoders" if method == "slerp" else "two encoders or more"
         raise InputError(f"Merging by {method} takes {needed}, not {len(encoders)}.")
     shares = _normalise(weights, len(encoders), notify)
-    parents = [_Parent(saved_encoder_folder(folder) or Path(folder)) for folder in encoders]
+    parents = [_Parent(encoder_path(folder)) for folder in encoders]
     _check_readings(parents)
     same_weights = len({parent.description["backbone_fingerprint"] for parent in parents}) == 1
     if same_weights and any(parent.has_adapter for parent in parents):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import Encoder, encoder_path
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load_pairs
@@ -77,7 +77,7 @@ def evaluate(
     if isinstance(encoder, str | Path):
         name = name or str(encoder)
         training_pairs, training_texts = (
-            _load_hashes(Path(encoder) / file, notify) for file in (TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE)
+            _load_hashes(encoder_path(encoder) / file, notify) for file in (TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE)
         )
     else:
         name, training_pairs, training_texts = name or type(encoder).__name__, None, None

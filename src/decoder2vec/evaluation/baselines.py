@@ -24,7 +24,7 @@ from decoder2vec.backbone.fingerprint import file_sha256, weight_files
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import download_if_it_has
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import Encoder, saved_encoder_folder, to_text_list
+from decoder2vec.encoder import Encoder, encoder_path, is_encoder_folder, to_text_list
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
 from decoder2vec.evaluation.openai_encoder import OpenAIEncoder
@@ -87,8 +87,8 @@ def _find_loader(name: str, device: str | None) -> tuple[Callable[..., Any], tup
         return partial(VectorFile, name), ()
     if baseline := _baseline_loader(name):
         return baseline, ()
-    folder = packaged_folder(name) if name in PACKAGED_MODELS else Path(name).expanduser()
-    if saved_encoder_folder(name) or saved_encoder_folder(folder):
+    folder = model_folder(name)
+    if is_encoder_folder(folder):
         return None
     if not folder.exists():
         downloaded = download_if_it_has(name, _MODULES_FILE)
@@ -289,7 +289,12 @@ def is_sentence_transformers_folder(folder: str | Path) -> bool:
     return (Path(folder) / _MODULES_FILE).is_file()
 
 
-def packaged_folder(name: str) -> Path:
+def model_folder(name: str) -> Path:
+    """The folder of a packaged model or a saved encoder of that name; if there is none, the name as a path."""
+    return _packaged_folder(name) if name in PACKAGED_MODELS else encoder_path(name)
+
+
+def _packaged_folder(name: str) -> Path:
     """The folder of a model that is distributed as a Python package. The package's code is not run."""
     package, folder = PACKAGED_MODELS[name]
     spec = find_spec(package.replace("-", "_"))

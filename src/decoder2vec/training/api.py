@@ -24,7 +24,7 @@ from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
-from decoder2vec.encoder import Encoder, check_output_folder, is_encoder_folder
+from decoder2vec.encoder import Encoder, check_output_folder, encoder_path, is_encoder_folder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
@@ -497,7 +497,7 @@ def _load_result(folder: Path, model: LoadedModel) -> TrainingResult:
 
 def _with_earlier(hashes: NDArray[np.uint64], source: str | Path, name: str) -> NDArray[np.uint64]:
     """Hashes of what training sees, and those in the file of that name of the encoder it starts from."""
-    file = Path(source) / name
+    file = encoder_path(source) / name
     return np.union1d(hashes, np.load(file)) if file.is_file() else hashes
 
 

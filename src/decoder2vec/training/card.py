@@ -9,7 +9,7 @@ from typing import Any
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
-from decoder2vec.evaluation.baselines import PACKAGED_MODELS, packaged_folder
+from decoder2vec.evaluation.baselines import model_folder
 from decoder2vec.training.plan import Stage
 from decoder2vec.training.results import Improvement
 
@@ -139,7 +139,7 @@ def _overlap(overlap: dict[str, dict[str, int]]) -> list[str]:
         "## Overlap",
         "",
         "Texts of the evaluation data that training has seen, whatever their case and punctuation. Near duplicates are",
-        "not looked for.",
+        "not detected.",
         "",
         "| file or task | texts | also trained on |",
         "|---|---|---|",
@@ -151,7 +151,7 @@ def _overlap(overlap: dict[str, dict[str, int]]) -> list[str]:
 def find_licence(name: str) -> str:
     """The licence that the folder of a model states in its card or its configuration, else "unknown"."""
     try:
-        folder = packaged_folder(name) if name in PACKAGED_MODELS else Path(name).expanduser()
+        folder = model_folder(name)
     except BackboneError:
         return "unknown"
     front_matter = re.match(r"---\n(.*?)\n---", _read(folder / "README.md"), re.DOTALL)
