@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -19,7 +20,7 @@ from decoder2vec.training.data import DataFiles, load_data
 from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.plan import load_plan
 from toys.texts import sentences
-from toys.training import TOPICS, WHEN, toy_pairs
+from toys.training import TOPICS, WHEN, toy_data, toy_pairs
 
 TEXTS = {
     "texts-1.tsv.gz": [("source", "text"), *(("wiki", text) for text in sentences(20)), ("web", "One more text.")],
@@ -76,6 +77,23 @@ def test_an_optional_stage_without_a_file_is_left_out(folder):
     assert list(load(folder, "texts-1.tsv.gz", "mined.tsv.gz")[0]) == ["distill", "contrastive"]  # it was not named
     named = load(folder, "texts-1.tsv.gz", "mined.tsv.gz", "triplets.tsv")[0]
     assert list(named) == ["distill", "contrastive", "triplets"]
+
+
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_plan_without_data_for_any_stage_is_refused(in_memory, tmp_path):
+    plan = load_plan("general")
+    plan = replace(plan, stages=tuple(replace(stage, optional=True) for stage in plan.stages[1:]))
+    source = DataSource.of(toy_data() if in_memory else tmp_path)
+    with pytest.raises(InputError, match=r"contrastive, triplets are optional, and .* choose a stage with --stages"):
+        source.load(plan, lambda _: None)
+
+
+@pytest.mark.parametrize("value", ['"yes"', "1"])
+def test_optional_is_true_or_false(value, tmp_path):
+    stage = f'[[stages]]\nname = "one"\nrecipe = "lora"\noptional = {value}\n'
+    (tmp_path / "plan.toml").write_text(stage)
+    with pytest.raises(InputError, match="optional must be true or false, not"):
+        load_plan(tmp_path / "plan.toml")
 
 
 def test_a_stage_that_is_named_is_not_optional():

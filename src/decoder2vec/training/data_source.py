@@ -106,6 +106,12 @@ class DataSource:
             for note in (*stage.recipe.data_notes(data), *data.notes):
                 notify(note)
             loaded.append((stage, data))
+        if not loaded:
+            names = ", ".join(stage.name for stage in plan.stages)
+            raise InputError(
+                f"The stages {names} are optional, and the data have no file for any of them; "
+                "give one, or choose a stage with --stages."
+            )
         return loaded
 
     def _with_files(self, stage: Stage, files: Files) -> Stage:

@@ -211,6 +211,13 @@ def _text(table: Table, key: str, default: str = "") -> str:
     return value
 
 
+def _flag(table: Table, key: str) -> bool:
+    value = table.get(key, False)
+    if not isinstance(value, bool):
+        raise InputError(f"{key} must be true or false, not {value!r}.")
+    return value
+
+
 def _stage_tables(table: Table) -> dict[str, Table]:
     """The tables of a file's stages by name; the data named beside the stages hold for all of them."""
     if unknown := table.keys() - _PLAN_KEYS:
@@ -267,7 +274,7 @@ def _parse_stage(name: str, table: Table, settings: Sequence[str]) -> Stage:
         from_table(DataFiles, parts["data"], "data"),
         _text(table, "about"),
         parts["search"],
-        table.get("optional", False) is True,
+        _flag(table, "optional"),
         frozenset(_paths(to_table(parsed)) - _paths(parts[recipe])),
     )
 
