@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError
+from decoder2vec.errors import InputError, UnknownNameError
 from decoder2vec.evaluation.suite import Suite
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, hash_pairs
@@ -134,6 +134,11 @@ def test_overlap_with_training_pairs_is_reported(folder, tmp_path):
     np.save(encoder / TRAINING_PAIRS_FILE, hash_pairs(task.left[:7], task.right[:7]))
     result = d2v("eval", encoder, "--data", folder, "--tasks", "mine")
     assert f"mine: the encoder was trained on 7 of its {len(task.left)} pairs" in result.stderr
+
+
+def test_unknown_task_is_refused_before_a_model_is_loaded(folder):
+    with pytest.raises(UnknownNameError, match="task 'mnie'"):
+        d2v("eval", "no/model", "--data", folder, "--tasks", "mine,mnie")
 
 
 def test_tasks_need_one_folder(folder):

@@ -100,7 +100,7 @@ def test_missing_network_is_one_sentence_for_real_tasks(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("offline", "mteb")
 def test_unknown_task_is_refused_with_the_nearest_name(tmp_path):
     with pytest.raises(UnknownNameError, match=r"no task 'STSBenchmrk'.*Did you mean.*STSBenchmark"):
-        d2v("mteb", "random", "--tasks", "STS12,STSBenchmrk", "--results", tmp_path)
+        d2v("mteb", "no/model", "--tasks", "STS12,STSBenchmrk", "--results", tmp_path)  # before a model is loaded
     with pytest.raises(InputError, match="Name a task"):
         d2v("mteb", "random", "--tasks", " , ")
 

@@ -13,7 +13,7 @@ import torch
 import decoder2vec
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder, is_encoder_folder
-from decoder2vec.errors import InputError, StorageError, UnsupportedError
+from decoder2vec.errors import DataFileError, InputError, StorageError, UnsupportedError
 from decoder2vec.text.data_check import count_overlap
 from decoder2vec.training import api, checkpoint
 from decoder2vec.training.api import train
@@ -318,6 +318,11 @@ def test_notes_about_the_data_are_in_results_and_card(run, data, tmp_path):
     result = run(data=replace(data, notes=(note,)))
     assert result.results["notes"][0] == note, "notes about the training follow"
     assert f"- {note}" in (tmp_path / "encoder" / "README.md").read_text()
+
+
+def test_missing_tasks_are_reported_before_a_model_is_loaded(tmp_path):
+    with pytest.raises(DataFileError, match="none is not a folder; tasks are read from a folder"):
+        train("lora", toy_data(), "no/model", tmp_path / "encoder", tasks=tmp_path / "none")
 
 
 def test_pairs_seen_in_training_are_saved_with_the_encoder(run, data, tmp_path):

@@ -68,6 +68,7 @@ def evaluate_mteb(
     """
     if not tasks:
         raise InputError("Name a task of mteb, such as --tasks STSBenchmark.")
+    mteb_tasks = _get_tasks(tasks)  # an unknown name is refused before a model is loaded
     if isinstance(encoder, str | Path):
         source, encoder = str(encoder), load_encoder(encoder, device=device, **choices)
     else:
@@ -81,7 +82,7 @@ def evaluate_mteb(
         "instruction": instruction,
         "results": [],
     }
-    for result in run_mteb_tasks(model, tasks, results_folder, show_progress_bar):
+    for result in _run_tasks(model, mteb_tasks, results_folder, show_progress_bar):
         document["results"].append(result)
         document["versions"] = {**versions(), "mteb": metadata.version("mteb")}
         if json_file:  # after every task, so that an interrupted run keeps its results
@@ -89,19 +90,11 @@ def evaluate_mteb(
     return document
 
 
-def run_mteb_tasks(
-    model: Any, names: Sequence[str], results_folder: Path | None = None, show_progress_bar: bool = False
+def _run_tasks(
+    model: MTEBEncoder, tasks: Sequence[Any], results_folder: Path | None, show_progress_bar: bool
 ) -> Iterator[dict[str, Any]]:
-    """Yield the scores of an mteb model, task by task. Results that mteb has stored are not computed again.
-
-    Args:
-        model: A model for mteb, see `as_mteb_model`.
-        names: Names of mteb tasks. An unknown name is refused before any task runs.
-        results_folder: mteb's results folder; by default its own cache.
-        show_progress_bar: Show mteb's progress bars.
-    """
+    """Yield the scores of an mteb model, task by task. Results that mteb has stored are not computed again."""
     mteb = _import_mteb()
-    tasks = [_get_task(mteb, name) for name in names]
     cache = mteb.ResultCache(cache_path=results_folder) if results_folder else mteb.ResultCache()
     for task in tasks:
         task.load_data = _explain_load_errors(task.metadata.name, task.load_data)
@@ -375,11 +368,15 @@ def _missing_mteb(error: ImportError) -> Exception:
     return MissingExtraError("mteb", "mteb")
 
 
-def _get_task(mteb: Any, name: str) -> Any:
-    try:
-        return mteb.get_task(name)
-    except KeyError as error:  # its message suggests the nearest task
-        raise UnknownNameError(f"mteb has no task {name!r}. {str(error.args[0]).removeprefix('KeyError: ')}") from None
+def _get_tasks(names: Sequence[str]) -> list[Any]:
+    mteb, tasks = _import_mteb(), []
+    for name in names:
+        try:
+            tasks.append(mteb.get_task(name))
+        except KeyError as error:  # its message suggests the nearest task
+            suggestion = str(error.args[0]).removeprefix("KeyError: ")
+            raise UnknownNameError(f"mteb has no task {name!r}. {suggestion}") from None
+    return tasks
 
 
 def _explain_load_errors(name: str, load: Callable[..., Any]) -> Callable[..., Any]:

@@ -142,7 +142,7 @@ def train(
         >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=simcse"]).encoder.dim
         32
     """
-    folder = _output_folder(Path(out), overwrite=overwrite)
+    folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
     reporting = Reporting(notify, progress, on_progress, command)
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
@@ -150,7 +150,7 @@ def train(
     prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
     model = LoadedModel.of(backbone, device, dtype, notify)
     prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-    return _train_stages(prepared, model, folder, seeds, overwrite, extra, tasks, reporting)
+    return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
 
 def _check_choices(plan: Plan, seeds: Sequence[int], *, chooses_settings: bool) -> None:
@@ -266,11 +266,10 @@ def _train_stages(
     seeds: Sequence[int],
     overwrite: bool,
     extra: dict[str, Any],
-    tasks: str | Path | None,
+    evaluated: Sequence[Task],
     reporting: Reporting,
 ) -> TrainingResult:
     """Train every stage that is not up to date; the last is saved to `out`, the others beside it."""
-    evaluated = find_tasks(tasks) if tasks else []
     init_processes()
     _check_stages(stages, model.backbone)
     folders = [*(stage_folder(out, i, stage.name) for i, (stage, _) in enumerate(stages[:-1], 1)), out]
