@@ -191,6 +191,11 @@ def test_the_better_one_is_kept_on_request(tmp_path):
     assert kept.dev == pytest.approx(kept.untrained, abs=0.02) and not kept.is_worse
     assert runs[True].encoder.backbone.adapter is None and runs[False].encoder.backbone.adapter is not None
     assert any("the untrained model was kept" in note for note in runs[True].results["notes"])
+    cards = {keep: (tmp_path / str(keep) / "README.md").read_text() for keep in runs}
+    kept = "The model that training started from: training made it worse on dev, so the change was not kept."
+    assert kept in cards[True] and "| recipe | soft_prompt (its change was not kept) |" in cards[True]
+    assert "| trained parameters | 0 (0.0 %" in cards[True] and runs[True].record["parameters"]["trained"] == 0
+    assert kept not in cards[False] and "| recipe | soft_prompt |" in cards[False]
     plain = Encoder.load(tmp_path / "True").encode("A cat sleeps.")
     assert plain == pytest.approx(runs[True].encoder.encode("A cat sleeps."), abs=1e-5)
 

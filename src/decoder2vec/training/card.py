@@ -11,19 +11,22 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.baselines import model_folder
 from decoder2vec.training.plan import Stage
-from decoder2vec.training.results import Improvement
+from decoder2vec.training.results import Improvement, is_untrained
+
+_UNTRAINED = "The model that training started from: training made it worse on dev, so the change was not kept."
 
 
 def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: dict[str, Any]) -> str:
     """The card as Markdown."""
-    share = record["parameters"]
+    share, stages = record["parameters"], results.get("stages", [])
+    untrained = is_untrained(results)
     is_pair_scorer = bool(getattr(encoder.head, "has_pair_similarity", False))
     rows = {
         "dimensions": encoder.dim,
         "readings": len(encoder.spec.readings),
-        **stage.recipe.card_rows(),
-        "recipe": stage.recipe.name,
-        **_teacher_row(results.get("stages", [])),
+        **({} if untrained else stage.recipe.card_rows()),
+        "recipe": f"{stage.recipe.name}{' (its change was not kept)' if untrained else ''}",
+        **_teacher_row(stages[:-1] if untrained else stages),
         "trained parameters": f"{share['trained']:,} ({share['percent']} % of the model's {share['backbone']:,})",
         "fingerprint": encoder.fingerprint,
         "weights of the model": encoder.backbone.fingerprint,
@@ -33,7 +36,7 @@ def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: 
     lines = [
         f"# {stage.name}: an encoder made of {results['backbone']['name']}",
         "",
-        stage.about or stage.recipe.about,
+        _UNTRAINED if untrained else stage.about or stage.recipe.about,
         "",
         "```python",
         "from decoder2vec import Encoder",
@@ -54,10 +57,10 @@ def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: 
         "",
         *(f"- {name}: mean score {value}" for name, value in results["mean"]["checks"].items()),
         "",
-        *_stages(results.get("stages", [])),
+        *_stages(stages),
         "## Data",
         "",
-        *_earlier_data(results.get("stages", [])),
+        *_earlier_data(stages),
         *(f"- {kind}: {description}" for kind, description in results["data"].items()),
         *(f"- {note}" for note in results["notes"]),
         "",

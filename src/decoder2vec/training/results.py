@@ -143,6 +143,16 @@ def _statistic(seeds: Sequence[dict[str, Any]], statistic: Callable[..., Any]) -
     return result
 
 
+def best_seed(results: dict[str, Any]) -> dict[str, Any]:
+    """The entry of a results file for the seed that was saved."""
+    return next(seed for seed in results["seeds"] if seed["seed"] == results["best_seed"])
+
+
+def is_untrained(results: dict[str, Any]) -> bool:
+    """Whether the saved encoder is the model before training, since that was better on dev."""
+    return "untrained kept" in best_seed(results)["notes"]
+
+
 @dataclass(frozen=True)
 class Improvement:
     """Dev scores of the saved encoder and of the untrained model under the same reading, in points."""
@@ -153,7 +163,7 @@ class Improvement:
     @classmethod
     def of(cls, results: dict[str, Any]) -> Improvement | None:
         """From a results file: its best seed; None if the untrained model was not scored."""
-        seed = next(seed for seed in results["seeds"] if seed["seed"] == results["best_seed"])
+        seed = best_seed(results)
         if "untrained" not in seed:
             return None
         config = results["config"]

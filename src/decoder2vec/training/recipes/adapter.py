@@ -264,7 +264,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             trained = mean_score(result.dev, self.choose_by)
             if self.keep_better and trained < result.untrained:
                 result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": result.untrained}
-                result.model.backbone = corpus.backbone
+                result.model.backbone, result.n_trained = corpus.backbone, 0
                 cosines = self._cosines(corpus.backbone, corpus)
                 result.dev = correlations(data.dev, cosines)
         result.test = correlations(data.test, cosines)
