@@ -88,7 +88,7 @@ def _text_file(file: Path) -> Path:
     return text_file
 
 
-def _read_npy(file: Path, text_file: Path) -> tuple[Keys, Any]:
+def _read_npy(file: Path, text_file: Path) -> tuple[Keys, NDArray[Any]]:
     try:
         vectors = np.load(file, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, BadZipFile) as error:

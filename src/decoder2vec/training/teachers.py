@@ -77,13 +77,14 @@ class TeacherVectors:
         teacher: The teacher.
         texts: Texts in the order of the rows that `batch` takes.
         queries: The texts are queries, for which a teacher may have another prompt.
+        encoder: The teacher's encoder, if it has been loaded.
 
     Raises:
         EncoderError: The teacher gives vectors that are not finite.
     """
 
-    def __init__(self, teacher: Teacher, texts: Sequence[str], *, queries: bool = False) -> None:
-        encoder = teacher.load()
+    def __init__(self, teacher: Teacher, texts: Sequence[str], *, queries: bool = False, encoder: Any = None) -> None:
+        encoder = teacher.load() if encoder is None else encoder
         self.fingerprint = str(encoder.fingerprint)
         prompt = teacher.query_prompt if queries else teacher.prompt
         role = "query" if queries else "document"

@@ -59,6 +59,14 @@ def test_negatives_are_the_nearest_below_the_margin(teachers):
     assert rejected, "some texts are too similar"
 
 
+def test_each_teacher_is_loaded_once(monkeypatch):
+    loaded, load = [], Teacher.load
+    monkeypatch.setattr(Teacher, "load", lambda teacher: loaded.append(teacher.name) or load(teacher))
+    objective = guided(teachers=(ONE, OTHER))
+    assert objective.mined_examples and objective.resume_key()
+    assert loaded == [ONE.name, OTHER.name]
+
+
 def test_mined_negatives_stand_behind_those_of_the_file():
     examples = [example._replace(negatives=("rain falls",)) for example in PAIRS]
     objective = guided(examples)

@@ -71,26 +71,31 @@ class GuidedObjective(ContrastiveObjective):
             )
 
     @cached_property
-    def queries(self) -> GuideVectors:
-        """Vectors of the anchors, computed at first use."""
-        return GuideVectors(self.config.teachers, self.texts, self.examples.anchors, queries=True)
-
-    @cached_property
-    def documents(self) -> GuideVectors:
-        """Vectors of positives and negatives, computed at first use."""
-        used = np.concatenate([self.examples.positives, self.examples.negatives.ravel()])
-        return GuideVectors(self.config.teachers, self.texts, used[used >= 0], queries=False)
+    def guides(self) -> tuple[GuideVectors, GuideVectors]:
+        """Vectors of the anchors and of all positives and negatives, computed at first use."""
+        examples, teachers = self.examples, self.config.teachers
+        mentioned = np.concatenate([examples.positives, examples.negatives.ravel()])
+        anchors, candidates = np.unique(examples.anchors), np.unique(mentioned[mentioned >= 0])
+        anchor_texts, candidate_texts = ([self.texts[index] for index in used] for used in (anchors, candidates))
+        queries: list[TeacherVectors] = []
+        documents: list[TeacherVectors] = []
+        for teacher in teachers:
+            encoder = teacher.load()
+            queries.append(TeacherVectors(teacher, anchor_texts, queries=True, encoder=encoder))
+            documents.append(TeacherVectors(teacher, candidate_texts, encoder=encoder))
+        return GuideVectors(teachers, anchors, queries), GuideVectors(teachers, candidates, documents)
 
     @cached_property
     def mined_examples(self) -> ContrastiveExamples:
         """The examples with negatives mined by the teachers, on a GPU if there is one."""
         if not self.config.mined:
             return self.examples
+        queries, documents = self.guides
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         with tqdm(total=len(self), desc="Mining negatives", disable=not sys.stderr.isatty()) as bar:
             mined = mine_by_vectors(
-                partial(self.queries, device=device),
-                partial(self.documents, device=device),
+                partial(queries, device=device),
+                partial(documents, device=device),
                 self.examples,
                 count=self.config.mined,
                 margin=self.config.margin,
@@ -121,19 +126,20 @@ class GuidedObjective(ContrastiveObjective):
 
     def _similarities(self, anchors: Rows, candidates: Rows, device: torch.device) -> Tensor:
         """[anchors, candidates] similarities of the teachers; those of missing candidates mean nothing."""
+        queries, documents = self.guides
         present = np.where(candidates < 0, candidates[0], candidates)
         with torch.autocast(device.type, enabled=False):  # autocast would multiply the vectors in 16 bits
-            return self.queries(anchors, device) @ self.documents(present, device).T
+            return queries(anchors, device) @ documents(present, device).T
 
     def resume_key(self) -> list[Any]:
         """Indices of all examples, and the teachers."""
-        return [*super().resume_key(), self.queries.fingerprints]
+        return [*super().resume_key(), self.guides[0].fingerprints]
 
     def report(self, context: TrainingContext) -> dict[str, Any]:
         """The teachers, and how many negatives they found."""
         teachers = [
             {"name": teacher.name, "fingerprint": fingerprint}
-            for teacher, fingerprint in zip(self.config.teachers, self.queries.fingerprints, strict=True)
+            for teacher, fingerprint in zip(self.config.teachers, self.guides[0].fingerprints, strict=True)
         ]
         found = self.mined_examples.negatives[:, self.examples.negatives.shape[1] :] >= 0
         mined = {"negatives": int(found.sum()), "examples without": int((~found.any(axis=1)).sum())}
@@ -145,19 +151,16 @@ class GuideVectors:
 
     Args:
         teachers: The teachers.
-        texts: All texts.
-        used: Indices of those that have vectors.
-        queries: Whether they are queries, for which a teacher may have another prompt.
+        used: Sorted indices of the texts.
+        vectors: Vectors of each teacher for these texts.
 
     """
 
-    def __init__(self, teachers: Sequence[Teacher], texts: Sequence[str], used: Rows, *, queries: bool) -> None:
-        self._used = np.unique(used)
-        chosen = [texts[index] for index in self._used]
+    def __init__(self, teachers: Sequence[Teacher], used: Rows, vectors: Sequence[TeacherVectors]) -> None:
         total = sum(teacher.weight for teacher in teachers)
         self._scales = [math.sqrt(teacher.weight / total) for teacher in teachers]
-        self._vectors = [TeacherVectors(teacher, chosen, queries=queries) for teacher in teachers]
-        self.fingerprints = [vectors.fingerprint for vectors in self._vectors]
+        self._used, self._vectors = used, vectors
+        self.fingerprints = [of_teacher.fingerprint for of_teacher in vectors]
 
     def __call__(self, texts: Rows, device: torch.device) -> Tensor:
         """[texts, dim] vectors of length 1 of some indices of texts."""
