@@ -9,7 +9,8 @@ all vectors of the teachers in GPU memory.
    ensemble is the concatenation of the teachers, so its cosine is the weighted mean of theirs.
 3. Add long documents: a text followed by near neighbours of the same source.
 4. Train with bidirectional attention and mean pooling. A share of the batches consists of pairs of one source.
-5. Save the encoder, with the linear maps to the teachers and the log of the run beside it.
+5. Save the encoder, with the linear maps to the teachers and the log of the run beside it, and gold vectors that
+   `d2v doctor` computes again.
 
 The presets are the settings of the two runs on SmolLM2-135M, with the teachers all-mpnet-base-v2 and bge-small-en-v1.5,
 on 1,288,102 texts (those of the pairs included), 213,478 pairs and 49,997 long documents:
@@ -51,6 +52,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 from decoder2vec.adapters.lora import Lora
+from decoder2vec.analysis.doctor import write_gold_vectors
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import from_table, override, to_table
 from decoder2vec.encoder import Encoder, check_output_folder, spec_from_kwargs
@@ -496,6 +498,7 @@ def distil(
         _MAPS_FILE: to_safetensors(loss.maps.state_dict()),
     }
     save_encoder(backbone, lora, out, files, settings, copy=copy)
+    write_gold_vectors(Encoder.load(out, device="cpu", dtype="float32"), out)
 
 
 def main() -> None:
