@@ -103,6 +103,15 @@ def test_loss_equals_a_plain_computation(settings, backbone):
     assert all(gradient is not None for name, gradient in gradients.items() if name.startswith("1."))
 
 
+@pytest.mark.parametrize("batch", [256, 1])
+def test_dev_metric_is_the_loss_on_held_out_texts(batch, backbone, monkeypatch):
+    monkeypatch.setattr("decoder2vec.training.objectives.distill._DEV_BATCH", batch)
+    _, task = module_and_task(distill_recipe(), plain_data(), backbone("tiny-llama"))
+    with torch.no_grad():
+        loss = task.loss(np.arange(len(TRAIN_TEXTS), len(TEXTS))).item()
+    assert task.dev_metric() == pytest.approx(-100 * loss, rel=1e-4)
+
+
 def test_spread_out_prefers_random_directions():
     generator = torch.Generator().manual_seed(0)
     random = torch.randn(200, 64, generator=generator)

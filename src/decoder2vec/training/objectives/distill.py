@@ -47,8 +47,8 @@ class DistillConfig(ObjectiveConfig):
     precisions: tuple[str, ...] = ()
     """Quantisation-aware: int8, binary; the vectors rounded like that match the teacher, too."""
     centre: bool = True
-    """Remove the mean of a teacher's vectors first. Some teachers give any two texts a cosine of 0.7 or more; without
-    the direction that all texts share, what tells them apart has the whole loss, and teachers have one scale."""
+    """Subtract the mean of a teacher's vectors first, because all of them share a large common part: some teachers give
+    any two texts a cosine of 0.7 or more. The loss then depends on the differences between texts alone."""
 
     def __post_init__(self) -> None:
         weights = {"vectors": self.vectors, "similarities": self.similarities, "spread": self.spread}
@@ -131,13 +131,17 @@ class DistillObjective(CorpusObjective[DistillConfig]):
         )
 
     def dev_metric(self, context: TrainingContext) -> Callable[[], float] | None:
-        """Without dev pairs: the mean cosine to the teachers on held-out texts, in points."""
+        """Without dev pairs: -100 times the mean loss on held-out texts."""
         if self.data.dev:
             return None
-        loss = self.loss(context)
+        loss, batches = self.loss(context), self._dev_batches()
+        sizes = [len(rows) for rows in batches]
+        return lambda: -100 * float(np.average([loss(rows).item() for rows in batches], weights=sizes))
+
+    def _dev_batches(self) -> list[Rows]:
+        """The rows of the held-out texts, batch by batch."""
         rows = np.arange(len(self.train_texts), len(self.texts))
-        batches = [rows[start : start + _DEV_BATCH] for start in range(0, len(rows), _DEV_BATCH)]
-        return lambda: -100 * float(np.average([loss(b).item() for b in batches], weights=[len(b) for b in batches]))
+        return [rows[start : start + _DEV_BATCH] for start in range(0, len(rows), _DEV_BATCH)]
 
     def resume_key(self) -> list[Any]:
         """Texts and teachers."""
@@ -146,9 +150,9 @@ class DistillObjective(CorpusObjective[DistillConfig]):
     @torch.no_grad()
     def report(self, context: TrainingContext) -> dict[str, Any]:
         """The teachers, and the mean cosine to the vectors of each on held-out texts."""
-        rows_of_texts, rows = context.rows(self.texts), np.arange(len(self.train_texts), len(self.texts))
-        batches = [rows[start : start + _DEV_BATCH] for start in range(0, len(rows), _DEV_BATCH)]
-        vectors = torch.cat([context.encode(rows_of_texts[batch].tolist()).float() for batch in batches])
+        rows_of_texts, batches = context.rows(self.texts), self._dev_batches()
+        vectors = torch.cat([context.encode(rows_of_texts[rows].tolist()).float() for rows in batches])
+        rows = np.concatenate(batches)
         teachers = []
         for index, (teacher, targets) in enumerate(zip(self.config.teachers, self.teacher_vectors, strict=True)):
             entry: dict[str, Any] = {"name": teacher.name, "fingerprint": targets.fingerprint}
