@@ -33,6 +33,15 @@ class ContrastiveConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
 
+    def info_nce(
+        self, anchors: Tensor, positives: Tensor, negatives: Tensor | None = None, *, masked: Tensor | None = None
+    ) -> Tensor:
+        """InfoNCE with these settings."""
+        loss = matryoshka_loss(info_nce, self.dims) if self.dims else info_nce
+        return loss(
+            anchors, positives, negatives, temperature=self.temperature, symmetric=self.symmetric, masked=masked
+        )
+
 
 class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
     """Pairs, triplets, labelled texts or records, by InfoNCE; known positives in the batch are masked."""
@@ -66,22 +75,9 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
         def loss(rows: Rows) -> Tensor:
             vectors = encode_examples(context, text_rows, examples, rows)
             masked = torch.from_numpy(examples.known_positives(rows)).to(context.device)
-            return self.info_nce(*vectors, masked=masked)
+            return self.config.info_nce(*vectors, masked=masked)
 
         return loss
-
-    def info_nce(self, anchors: Tensor, positives: Tensor, negatives: Tensor | None, *, masked: Tensor) -> Tensor:
-        """InfoNCE with the settings of the objective."""
-        config = self.config
-        contrast = matryoshka_loss(info_nce, config.dims) if config.dims else info_nce
-        return contrast(
-            anchors,
-            positives,
-            negatives,
-            temperature=config.temperature,
-            symmetric=config.symmetric,
-            masked=masked,
-        )
 
     def batches(self, order: Rows, size: int) -> Iterator[Rows]:
         """Batches of one source in which no text occurs twice.

@@ -115,7 +115,7 @@ class GuidedObjective(ContrastiveObjective):
             similarities = self._similarities(examples.anchors[rows], candidates, context.device)
             limits = config.margin * similarities.diagonal()[:, None]
             known = torch.from_numpy(examples.known_positives(rows)).to(context.device)
-            total = self.info_nce(*vectors, masked=known | (similarities >= limits))
+            total = config.info_nce(*vectors, masked=known | (similarities >= limits))
             if config.distill:
                 missing = torch.from_numpy(candidates < 0).to(context.device).expand_as(similarities)
                 kl = partial(margin_kl, teacher=similarities, temperature=config.temperature, masked=missing)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decoder2vec.maths.losses import info_nce, matryoshka_loss
 from decoder2vec.training.context import TokenContext
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
@@ -30,10 +29,8 @@ class TwoViewsObjective(CorpusObjective[ViewsConfig]):
 
     def contrast(self, vectors: Tensor) -> Tensor:
         """InfoNCE of a batch: the first views of its texts, then the second views in the same order."""
-        config = self.config
-        contrast = matryoshka_loss(info_nce, config.dims) if config.dims else info_nce
         first, second = vectors.chunk(2)
-        return contrast(first, second, None, temperature=config.temperature, symmetric=config.symmetric)
+        return self.config.info_nce(first, second)
 
     @abstractmethod
     def dev_views(self, context: TokenContext) -> tuple[Rows, Rows]:
