@@ -68,7 +68,7 @@ def test_dev_metric_improves_and_backbone_is_unchanged(trained):
     result, backbone = trained.result, trained.backbone
     history = result.notes["training"]
     assert len(history["scores"]) == 4 and np.isfinite([*history["losses"], *history["scores"]]).all()
-    assert result.own_score == max(history["scores"]) > history["start"]
+    assert result.dev_metric == max(history["scores"]) > history["start"]
     assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in backbone.model.state_dict().items())
     assert not any(module.training for module in backbone.model.modules())
     untrained = Encoder(backbone.with_adapter(None), trained.encoder.spec).encode(TEXTS)

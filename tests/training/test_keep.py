@@ -86,7 +86,7 @@ def test_score_without_dev_pairs_is_that_after_interpolation(backbone):
     data = toy_data(dev=(), texts=tuple(toy_data().contrastive.texts), contrastive=None)
     recipe = small_recipe("lora", keep=0.5, objective=objective_config({"name": "simcse"}))
     result = Trainer(recipe, data, backbone("tiny-llama")).run(0)
-    assert result.own_score == result.notes["keep"]["dev_kept"]
+    assert result.dev_metric == result.notes["keep"]["dev_kept"]
 
 
 @pytest.mark.parametrize("keep", [0, -0.5, 1.5, float("nan")])

@@ -50,7 +50,7 @@ class SeedResult:
     seconds: float = 0.0
     untrained: float | None = None
     """Dev score of the model before training under the same reading; None without dev pairs or such a reading."""
-    own_score: float | None = None
+    dev_metric: float | None = None
     """The objective's own dev metric, by which a seed is selected where there are no dev pairs."""
     n_trained: int = 0
     """Number of trained parameters."""
@@ -59,8 +59,8 @@ class SeedResult:
 
     def selection_score(self, metric: str) -> float:
         """The score by which a seed is selected."""
-        if self.own_score is not None:
-            return self.own_score
+        if self.dev_metric is not None:
+            return self.dev_metric
         return mean_score(self.dev, metric)
 
     def to_json(self) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class SeedResult:
         document = {name: getattr(self, name) for name in names} | {"seconds": round(self.seconds, 2)}
         if self.untrained is not None:
             document["untrained"] = round(self.untrained, 2)
-        return document if self.own_score is None else document | {"own_score": round(self.own_score, 4)}
+        return document if self.dev_metric is None else document | {"dev_metric": round(self.dev_metric, 4)}
 
 
 def mean_score(scores: Mapping[str, Mapping[str, float]], metric: str) -> float:

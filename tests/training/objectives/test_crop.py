@@ -246,7 +246,7 @@ def test_dev_pairs_select_the_state_where_there_are_some(backbone):
     trainer = Trainer(crop_recipe(), plain_data(dev=(toy_pairs(),)), backbone("tiny-llama"))
     result = trainer.run(0)
     history = result.notes["training"]
-    assert result.own_score is None
+    assert result.dev_metric is None
     assert result.selection_score("spearman") == pytest.approx(max(history["start"], *history["scores"]), abs=0.02)
 
 

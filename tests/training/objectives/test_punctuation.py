@@ -377,7 +377,7 @@ def test_training_restores_and_encoder_stays_bidirectional(backbone, tmp_path):
     assert untrained["f1"] < 0.2 and trained["f1"] > 0.5
     history = results[1].notes["training"]
     assert [history["start"], *history["scores"]] == sorted([history["start"], *history["scores"]])
-    assert results[1].own_score == history["scores"][-1] > 0.4 * history["start"]
+    assert results[1].dev_metric == history["scores"][-1] > 0.4 * history["start"]
     encoders[1].save(tmp_path / "encoder")
     loaded = Encoder.load(tmp_path / "encoder", device="cpu", dtype="float32")
     assert loaded.spec.attention == loaded.backbone.attention == "bidirectional"
@@ -417,7 +417,7 @@ def test_half_precision_model_learns(name, own_cache):
     model = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="bfloat16")
     recipe = punctuation_recipe(name, attention="bidirectional", read=ReadSettings(max_length=12))
     result = Trainer(recipe, plain_data(TEXTS), model).run(0)
-    assert result.own_score > result.notes["training"]["start"]
+    assert result.dev_metric > result.notes["training"]["start"]
 
 
 # --- runs -----------------------------------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ def test_result_has_the_score_it_is_selected_by(dev, backbone, tmp_path):
     result = trainer.run(0)
     history = result.notes["training"]
     best = max(history["start"], *history["scores"])
-    assert result.own_score == (None if dev else best)
+    assert result.dev_metric == (None if dev else best)
     assert result.selection_score("spearman") == pytest.approx(best, abs=0.02)
     encoder, _ = trainer.export(result, tmp_path)
     assert (encoder.encode(TEXTS) == encoder.encode(TEXTS)).all(), "dropout is for training only"

@@ -249,7 +249,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         with torch.no_grad(), context.forward_context():
             result.notes |= corpus.objective.report(context)
         if not corpus.data.dev:
-            result.own_score = dev_score
+            result.dev_metric = dev_score
         if corpus.n_truncated:
             result.notes["texts cut"] = corpus.n_truncated
         return result
