@@ -346,7 +346,7 @@ def test_max_seq_length_is_capped_at_the_context_length(backbone):
     assert make_encoder(backbone, "tiny-mamba", max_length=10_000).max_seq_length == 10_000
 
 
-@pytest.mark.parametrize("kind", ["standardise", "whiten", "remove_top"])
+@pytest.mark.parametrize("kind", ["standardise", "whiten", "remove_top", "rotate"])
 def test_head_is_fitted_on_unique_unnormalised_vectors(backbone, kind):
     encoder = make_encoder(backbone, normalize=True)
     with_head = encoder.with_head(kind, TEXTS)

@@ -275,7 +275,7 @@ class Encoder:
         """Return a new encoder with an affine head fitted on unlabelled texts; the weights are shared.
 
         Args:
-            kind: "standardise", "whiten" or "remove_top".
+            kind: "standardise", "whiten", "remove_top", or "rotate" for vectors that will be cut with `truncate_dim`.
             texts: Texts like those to be encoded; thousands are better than hundreds.
             **kwargs: Arguments of `encode`.
         """

@@ -82,7 +82,22 @@ def test_remove_top_projects_out_the_strongest_directions(width, count):
     assert_close(head(vectors), centred - centred @ axes[:count].T @ axes[:count])
 
 
-@pytest.mark.parametrize("kind", ["standardise", "whiten", "remove_top"])
+def test_rotation_keeps_cosines_and_orders_dimensions_by_weight(vectors):
+    mapped = AffineHead.fit("rotate", vectors)(vectors).astype(np.float64)
+    assert_close(mapped @ mapped.T, vectors.astype(np.float64) @ vectors.astype(np.float64).T)
+    weights = ((mapped / np.linalg.norm(mapped, axis=1, keepdims=True)) ** 2).sum(axis=0)
+    assert (np.diff(weights) <= 1e-6).all()
+
+
+def test_cut_after_rotation_is_the_best_projection(vectors):
+    """By Eckart and Young: what is lost are the smallest singular values of the unit vectors."""
+    unit = vectors.astype(np.float64) / np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    kept = AffineHead.fit("rotate", unit.astype(np.float32))(unit.astype(np.float32))[:, :5].astype(np.float64)
+    expected = np.sqrt((np.linalg.svd(unit, compute_uv=False)[5:] ** 2).sum())
+    assert np.sqrt((unit**2).sum() - (kept**2).sum()) == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", AFFINE_HEADS)
 def test_saved_head_gives_identical_vectors(kind, vectors, tmp_path):
     head = AffineHead.fit(kind, vectors)
     head.save(tmp_path / "head.safetensors")

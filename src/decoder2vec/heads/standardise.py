@@ -36,7 +36,7 @@ class AffineHead:
         """Fit a head on unlabelled texts.
 
         Args:
-            kind: "standardise", "whiten" or "remove_top".
+            kind: "standardise", "whiten", "remove_top" or "rotate".
             vectors: [text, dim] vectors of at least two different texts.
         """
         if kind not in AFFINE_HEADS:
@@ -44,9 +44,9 @@ class AffineHead:
         if len(vectors) < 2:
             raise InputError(f"A {kind} head needs at least 2 different texts to be fitted on, not {len(vectors)}.")
         data = vectors.astype(np.float64)
-        mean = data.mean(axis=0)
         if not np.ptp(data, axis=0).any():
             raise InputError(f"A {kind} head cannot be fitted: all {len(vectors)} texts have the same vector.")
+        mean = np.zeros(data.shape[1]) if kind == "rotate" else data.mean(axis=0)
         # safetensors writes the memory of an array in order, whatever its strides
         return cls(kind, mean.astype(np.float32), np.ascontiguousarray(AFFINE_HEADS[kind](data - mean), np.float32))
 
@@ -97,8 +97,16 @@ def _remove_top(centred: _Matrix) -> _Matrix:
     return np.asarray(np.eye(centred.shape[1]) - top @ top.T)
 
 
+def _rotate(vectors: _Matrix) -> _Matrix:
+    """Turn unit vectors onto their principal axes, the strongest first; all cosines stay as they are."""
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    _, axes = np.linalg.eigh(unit.T @ unit)
+    return np.asarray(axes[:, ::-1])
+
+
 AFFINE_HEADS: dict[str, Callable[[_Matrix], _Matrix]] = {
     "standardise": _standardise,
     "whiten": _whiten,
     "remove_top": _remove_top,
+    "rotate": _rotate,
 }

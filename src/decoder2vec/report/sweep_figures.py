@@ -36,8 +36,8 @@ _POOLING_COLOURS = {
     "cls": GREY,
     "sum": COLOURS[3],
 }
-_HEAD_LABELS = {"standardise": "standardised", "whiten": "whitened", "remove_top": "top removed"}
-_HEAD_LINES = {"none": (0, (2, 2)), "standardise": "-", "whiten": "-.", "remove_top": ":"}
+_HEAD_LABELS = {"standardise": "standardised", "whiten": "whitened", "remove_top": "top removed", "rotate": "rotated"}
+_HEAD_LINES = {"none": (0, (2, 2)), "standardise": "-", "whiten": "-.", "remove_top": ":", "rotate": "--"}
 _ATTENTION_LINES = {"causal": "-", "bidirectional": (0, (4, 2))}
 
 
