@@ -43,7 +43,7 @@ TEXTS = [*sentences(24), "", "a"]
 SMALL = Settings(
     rank=4, alpha=8, steps=2, max_length=32, batch_tokens=128, batch_texts=8, pair_share=0.5, long_documents=4
 )
-READING = {"pooling": "mean", "normed": True, "template": "plain", "max_length": SMALL.max_length}
+READING = {"pooling": "mean", "normed": True, "template": "plain", "max_length": SMALL.max_length, "normalize": "rms"}
 TEACHERS = (Teacher("random:16"), Teacher("random:8"))
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -89,7 +89,8 @@ def unit_vectors(*shape):
 @pytest.mark.parametrize("with_lora", [False, True])
 def test_packed_vectors_equal_those_of_the_encoder(llama, table, gap, with_lora):
     lora = random_lora(llama) if with_lora else None
-    expected = Encoder(llama.with_adapter(lora), spec_from_kwargs("tiny-llama", dict(READING))).encode(TEXTS)
+    spec = spec_from_kwargs("tiny-llama", {**READING, "normalize": False})
+    expected = Encoder(llama.with_adapter(lora), spec).encode(TEXTS)
     rows = np.random.default_rng(0).permutation(len(TEXTS))
     batch = pack(table, rows, max_tokens=800, max_texts=30, max_length=SMALL.max_length)
     with torch.no_grad():
@@ -264,3 +265,17 @@ def test_a_second_run_starts_from_the_first(pool_folder, gap):
     assert gap(full, lora) > 1e-4
     maps, maps_taken_over = (load_file(folder / "teacher_maps.safetensors") for folder in folders[:2])
     assert all(torch.equal(maps[name], maps_taken_over[name]) for name in maps)
+
+
+def test_lora_grows_from_one_of_lower_rank(pool_folder, gap):
+    folders = [pool_folder / name for name in ("lora", "unchanged", "grown")]
+    distil(pool_folder, TEACHERS, "tiny-llama", folders[0], SMALL, device="cpu")
+    larger = replace(SMALL, rank=6, alpha=18)  # the updates are scaled by 3 instead of 2
+    for folder, rate in zip(folders[1:], (0.0, 1e-2), strict=True):
+        settings = replace(larger, rate=rate)
+        distil(pool_folder, TEACHERS, "tiny-llama", folder, settings, grown_from=folders[0], device="cpu")
+    lora, unchanged, grown = (Encoder.load(folder, device="cpu").encode(TEXTS) for folder in folders)
+    assert gap(unchanged, lora) < 1e-5
+    assert gap(grown, lora) > 1e-4
+    with pytest.raises(InputError, match="same or a lower rank"):
+        distil(pool_folder, TEACHERS, "tiny-llama", pool_folder / "x", SMALL, grown_from=folders[2], device="cpu")

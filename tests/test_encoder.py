@@ -128,6 +128,20 @@ def test_normalised_vectors_have_unit_length(backbone, encoder, how):
     assert_close(vectors, normalise_by_hand(encoder.encode(TEXTS)))
 
 
+def test_rms_vectors_have_numbers_of_size_one(backbone, encoder):
+    rms = make_encoder(backbone, normalize="rms")
+    vectors = rms.encode(TEXTS)
+    assert vectors.dtype == np.float32
+    assert_close(vectors, normalise_by_hand(encoder.encode(TEXTS)) * 32**0.5)
+    np.testing.assert_allclose((rms.encode(TEXTS, truncate_dim=10) ** 2).mean(axis=1), 1, rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(rms.encode(TEXTS, normalize_embeddings=True), axis=1), 1, rtol=1e-5)
+
+
+def test_unknown_normalisation_is_refused(backbone):
+    with pytest.raises(InputError, match='normalize is False, True or "rms"'):
+        make_encoder(backbone, normalize="l2")
+
+
 def test_truncation_comes_before_normalisation(encoder):
     whole = encoder.encode(TEXTS)
     np.testing.assert_array_equal(encoder.encode(TEXTS, truncate_dim=10), whole[:, :10])

@@ -12,19 +12,25 @@ all vectors of the teachers in GPU memory.
 5. Save the encoder, with the linear maps to the teachers and the log of the run beside it, and gold vectors that
    `d2v doctor` computes again.
 
-The presets are the settings of the two runs on SmolLM2-135M, with the teachers all-mpnet-base-v2 and bge-small-en-v1.5,
-on 1,288,102 texts (those of the pairs included), 213,478 pairs and 49,997 long documents:
+`smollm2-135m-general` and the encoder with all weights were made from SmolLM2-135M with the teachers all-mpnet-base-v2
+and bge-small-en-v1.5, on 1,866,891 texts (those of the pairs and of `forum_posts.py` included), 294,429 pairs and
+89,996 long documents, in the runs below. Runs 1 and 3 had 1,288,102 of the texts and 49,997 of the documents.
 
-| preset | what is trained | seconds of training on one H200 | tokens/s |
-|---|---|---|---|
-| `lora` | LoRA of rank 32; its adapter, stored in bfloat16, is `smollm2-135m-general` | 367 | 378k |
-| `full` | all weights, starting from the encoder of `lora` | 471 | 366k |
+| run | what is trained | starts from | steps | seconds on one H200 |
+|---|---|---|---|---|
+| 1 | LoRA of rank 32, rate 2.5e-3 | the model | 2,800 | 367 |
+| 2 | LoRA of rank 64, rate 2e-3: `smollm2-135m-general` | 1, and 950 steps more at 1.5e-3 | 3,100 | 401 |
+| 3 | all weights, rate 3e-4 | 1, merged | 3,200 | 471, the GPU shared with another process |
+| 4 | all weights, rate 4e-4, by Muon | 3 | 2,300 | 370, shared as well |
 
-These runs and their times are those of a predecessor of this script, which computed the teachers in 16 bits, also let
-norms decay, and drew its random numbers in another order: expect a similar encoder, not the same one. This version has
-been run on a CPU only, with tiny models.
+They are those of a predecessor of this script, which computed the teachers in 16 bits, let norms decay in runs 1 and 3,
+and drew its random numbers in another order: expect a similar encoder, not the same one. Muon is not here: after 150
+steps its loss was 0.5 % below that of AdamW. This version has been run on a CPU only, with tiny models.
 
-Run: python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA
+Run: python experiments/general/forum_posts.py REDDIT --out DIR
+     python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA
+     python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA64 --grow LORA \
+         --set rank=64 alpha=128 rate=2e-3 steps=3100
      python experiments/general/distill_packed.py full --pool DIR --teachers MPNET BGE --out FULL --backbone LORA
 """
 
@@ -102,7 +108,9 @@ class Settings:
     """Texts of a batch, at most."""
     pair_share: float = 0.2
     """Share of the batches that consist of pairs of one source."""
-    long_documents: int = 50_000
+    balance: float = 0.7
+    """Sources of pairs are drawn in proportion to this power of their sizes."""
+    long_documents: int = 90_000
     vectors: float = 1.0
     """Weight of 1 - cosine between the teachers' vectors and the mapped vectors of the model."""
     similarities: float = 2.0
@@ -241,9 +249,9 @@ def text_batches(lengths: NDArray[np.intp], settings: Settings, rng: np.random.G
 def pair_batches(
     pairs: dict[str, NDArray[np.intp]], lengths: NDArray[np.intp], settings: Settings, rng: np.random.Generator
 ) -> Iterator[NDArray[np.intp]]:
-    """Endless [pairs, 2] batches of one source each, which is drawn in proportion to its size."""
+    """Endless [pairs, 2] batches of one source each."""
     sources = list(pairs)
-    sizes = np.array([len(pairs[source]) for source in sources])
+    sizes = np.array([len(pairs[source]) for source in sources]) ** settings.balance
     remaining = {source: np.empty((0, 2), np.intp) for source in sources}
     while True:
         source = sources[rng.choice(len(sources), p=sizes / sizes.sum())]
@@ -434,7 +442,7 @@ def save_encoder(
         copy: Copy the weights of the model that LoRA was trained on.
     """
     reading = {"pooling": "mean", "normed": True, "template": "plain", "max_length": settings.max_length}
-    spec = spec_from_kwargs(backbone.name, reading)
+    spec = spec_from_kwargs(backbone.name, {**reading, "normalize": "rms"})
     if lora:
         Encoder(backbone.with_adapter(lora), spec).save(out, copy_backbone=copy, extra_files=files)
         return
@@ -444,6 +452,17 @@ def save_encoder(
         Encoder(trained, spec).save(out, copy_backbone=True, extra_files=files)
 
 
+@torch.no_grad()
+def copy_updates(lora: Lora | None, start: Any) -> None:
+    """Let LoRA begin with the updates of another one of the same or a lower rank."""
+    if lora is None or not isinstance(start, Lora) or start.config.rank > lora.config.rank:
+        raise InputError("LoRA grows from a LoRA of the same or a lower rank: check --grow and --set rank.")
+    rank = start.config.rank
+    for name, upper in lora.upper.items():
+        lora.lower[name][:, :rank] = start.lower[name]
+        upper[:, :, :rank] = start.upper[name] * (start.scaling / lora.scaling)
+
+
 def distil(
     pool_folder: Path,
     teachers: Sequence[Teacher],
@@ -451,6 +470,7 @@ def distil(
     out: Path,
     settings: Settings,
     *,
+    grown_from: Path | None = None,
     device: str | None = None,
 ) -> None:
     """Run the experiment; see the description of this file.
@@ -461,6 +481,7 @@ def distil(
         base: A model, or an encoder of an earlier run, whose LoRA is merged and whose maps are taken over.
         out: Folder of the encoder.
         settings: Settings of the run.
+        grown_from: An encoder of an earlier run on the same model, whose LoRA is continued, at a higher rank if wished.
         device: By default the best one available.
     """
     check_output_folder(out)
@@ -477,9 +498,11 @@ def distil(
     table = TokenTable.of(backbone, [*pool.texts, *documents], settings.max_length)
     torch.manual_seed(settings.seed)
     lora = Lora.initialise(backbone, settings.rank, settings.alpha).to(backbone.device) if settings.rank else None
+    if grown_from is not None:
+        copy_updates(lora, Encoder.load(grown_from, device=device).backbone.adapter)
     weights = [teacher.weight for teacher in teachers]
     loss = DistillationLoss(backbone.dim, [centre(teacher) for teacher in vectors], weights, settings)
-    if (maps_file := Path(base) / _MAPS_FILE).is_file():
+    if (maps_file := (grown_from or Path(base)) / _MAPS_FILE).is_file():
         loss.maps.load_state_dict(load_file(maps_file))
     loss.to(backbone.device)
     batches = prefetched(draw_batches(table, pool.pairs, settings, backbone.device))
@@ -487,6 +510,7 @@ def distil(
     record = {
         "settings": to_table(settings),
         "backbone": base,
+        "grown from": str(grown_from) if grown_from is not None else None,
         "teachers": [to_table(teacher) for teacher in teachers],
         "texts": len(pool.texts),
         "pairs": sum(map(len, pool.pairs.values())),
@@ -508,13 +532,14 @@ def main() -> None:
     parser.add_argument("--pool", type=Path, required=True)
     parser.add_argument("--teachers", nargs="+", required=True, help="anything that d2v eval takes; weight 1 each")
     parser.add_argument("--backbone", default="smollm2-135m", help="a Llama model, or the encoder of an earlier run")
+    parser.add_argument("--grow", type=Path, help="an encoder of an earlier run, whose LoRA is continued")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the preset")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32: for teachers, and for merging LoRA
     settings = from_table(Settings, override(to_table(PRESETS[arguments.preset]), arguments.set))
     teachers = [Teacher(name) for name in arguments.teachers]
-    distil(arguments.pool, teachers, arguments.backbone, arguments.out, settings)
+    distil(arguments.pool, teachers, arguments.backbone, arguments.out, settings, grown_from=arguments.grow)
 
 
 if __name__ == "__main__":

@@ -55,10 +55,16 @@ class EncoderSpec:
     attention: str = "causal"
     max_length: int = DEFAULT_MAX_LENGTH
     on_overflow: str = "truncate"
-    normalize: bool = False
+    normalize: bool | str = False
+    """Length of the vectors: as computed, 1 with True, or the root of the dimension with "rms": numbers are then of the
+    size 1, which suits classifiers with default settings."""
     similarity: str = "cosine"
     prompts: tuple[tuple[str, str], ...] = ()
     """Named prompts, selected by `prompt_name`; encode_query and encode_document use `query` and `document`."""
+
+    def __post_init__(self) -> None:
+        if self.normalize not in (False, True, "rms"):
+            raise InputError(f'normalize is False, True or "rms", not {self.normalize!r}.')
 
     def to_json(self) -> dict[str, Any]:
         """Return a plain dict for JSON."""

@@ -36,6 +36,7 @@ from decoder2vec.maths.similarity import (
     PRECISIONS,
     SIMILARITIES,
     as_float_rows,
+    normalise,
     pairwise_similarity,
     quantise,
     similarity_matrix,
@@ -185,8 +186,7 @@ class Encoder:
         vectors = self._compute_vectors(texts, prompt, batch_size, show_progress_bar)
         if truncate_dim is not None:
             vectors = vectors[:, :truncate_dim]
-        if normalize_embeddings or self.spec.normalize:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        vectors = normalise(vectors, normalize_embeddings or self.spec.normalize)
         result = quantise(vectors, precision) if len(vectors) else vectors
         result = result[0] if isinstance(inputs, str) else result
         if convert_to_tensor or not convert_to_numpy:

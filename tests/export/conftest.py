@@ -97,6 +97,7 @@ def encoders(make_encoder, with_lora, modified_model):
         "standardise": make_encoder("tiny-gpt2").with_head("standardise", SENTENCES),
         "whiten": make_encoder("tiny-opt", normalize=True).with_head("whiten", SENTENCES),
         "remove_top": make_encoder("tiny-llama", layer=2, pooling="lasttoken").with_head("remove_top", SENTENCES),
+        "root mean square": make_encoder("tiny-llama", pooling="mean", normed=True, normalize="rms"),
         "before the norm": make_encoder("tiny-llama", layer=3, pooling="lasttoken", normed=False, normalize=True),
         "before the norm, gemma": make_encoder("tiny-gemma3_text", pooling="cls", normed=False, normalize=True),
         "template": make_encoder("tiny-llama", template="instruct", pooling="lasttoken"),

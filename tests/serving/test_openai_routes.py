@@ -64,13 +64,14 @@ def test_raw_vectors_are_those_of_encode(serving, offline):
         assert client.models.retrieve("tiny").model_dump()["normalize"] is False
 
 
-def test_raw_keeps_the_length_that_the_encoder_gives(serving, encoder):
-    """An encoder with `normalize=True` normalises after truncation, and so does its server."""
-    served = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32", normalize=True)
+@pytest.mark.parametrize(("normalize", "length"), [(True, 1), ("rms", 5**0.5)])
+def test_raw_keeps_the_length_that_the_encoder_gives(serving, encoder, normalize, length):
+    """An encoder with `normalize` normalises after truncation, and so does its server."""
+    served = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32", normalize=normalize)
     with serving(encoder=served, normalize=False) as url, httpx.Client(base_url=url) as client:
         body = {"input": TEXTS, "dimensions": 5}
         vectors = [item["embedding"] for item in client.post("/v1/embeddings", json=body).json()["data"]]
-    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), length, atol=1e-5)
 
 
 def test_cached_vectors_are_normalised_once(openai_client, offline):

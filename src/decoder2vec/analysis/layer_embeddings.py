@@ -15,6 +15,7 @@ from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.config import Reading, fingerprint
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
+from decoder2vec.maths.similarity import normalise
 from decoder2vec.storage import versions, write_json
 from decoder2vec.text.files import read_data_file
 from decoder2vec.text.template import Template
@@ -78,10 +79,7 @@ class LayerEmbeddings:
             latents = self._read(self._encoder_readings, selected[start : start + _CHUNK])
             concatenated = latents.reshape(len(latents), -1)
             batches.append(self.encoder.head(concatenated) if self.encoder.head else concatenated)
-        vectors = np.concatenate(batches)
-        if self.encoder.spec.normalize:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-        return vectors
+        return normalise(np.concatenate(batches), self.encoder.spec.normalize)
 
     def row_indices(self, texts: Sequence[str]) -> NDArray[np.intp]:
         """The rows of these texts."""

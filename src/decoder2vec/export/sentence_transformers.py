@@ -79,6 +79,10 @@ def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
         _write_dense(encoder.head, folder / "2_Dense")
     if encoder.spec.normalize:
         modules.append("Normalize")
+    if encoder.spec.normalize == "rms":
+        modules.append("Dense")
+        zero, length = np.zeros(encoder.dim, np.float32), np.full(encoder.dim, encoder.dim**0.5, np.float32)
+        _write_dense(AffineHead("rms", zero, length), folder / f"{len(modules) - 1}_Dense")
     _write_json(folder / "modules.json", [_module_entry(index, name) for index, name in enumerate(modules)])
     transformer_config = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
     _write_json(folder / "sentence_bert_config.json", transformer_config)

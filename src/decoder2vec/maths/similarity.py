@@ -58,6 +58,14 @@ def as_float_rows(vectors: Any) -> Tensor:
     return rows if rows.ndim == 2 else rows.reshape(1, -1)
 
 
+def normalise(vectors: NDArray[np.float32], length: bool | str) -> NDArray[np.float32]:
+    """Scale rows to the length 1 (True) or the root of their dimension ("rms"), or leave them as they are (False)."""
+    if not length:
+        return vectors
+    unit: NDArray[np.float32] = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return unit * np.float32(vectors.shape[1] ** 0.5) if length == "rms" else unit
+
+
 def quantise(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
     """Convert rows of float32 to `precision`, as quantize_embeddings of sentence-transformers does.
 

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
+from decoder2vec.maths.similarity import normalise
 from decoder2vec.serving.api_errors import ERROR_RESPONSES, APIError
 from decoder2vec.serving.batcher import Vectors, cancel_on_disconnect
 from decoder2vec.serving.service import ServedModel, Service, get_service
@@ -81,7 +82,7 @@ class ModelInfo(BaseModel):
     owned_by: str
     fingerprint: str | None
     dim: int
-    normalize: bool
+    normalize: bool | str
     layer: int | list[int] | None = None
     pooling: str | list[str] | None = None
     template: str | None = None
@@ -103,9 +104,7 @@ async def embeddings(body: EmbeddingsRequest, request: Request) -> JSONResponse:
         raise APIError(400, f"dimensions: {model.id} has only {model.dim}.", param="dimensions")
     texts = body.texts()
     vectors, tokens = await cancel_on_disconnect(request, _encode(service, request, model, texts))
-    vectors = vectors[:, : body.dimensions]
-    if model.normalize:
-        vectors = _normalise(vectors)
+    vectors = normalise(vectors[:, : body.dimensions], model.normalize)
     data = [
         {"object": "embedding", "index": index, "embedding": _serialise(vector, body.encoding_format)}
         for index, vector in enumerate(vectors)
@@ -130,10 +129,6 @@ async def _encode(service: Service, request: Request, model: ServedModel, texts:
     """Return the vectors of the texts and the number of tokens read."""
     token_counts = await service.admit(request, model, texts)
     return await service.cached_batcher.encode_async(BatchKey(model.id), texts, token_counts), sum(token_counts)
-
-
-def _normalise(vectors: Vectors) -> Vectors:
-    return np.asarray(vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12), np.float32)
 
 
 def _serialise(vector: Vectors, encoding_format: str) -> list[float] | str:

@@ -70,8 +70,8 @@ class ServedModel:
     id: str
     encoder: Any
     token_counter: TokenCounter
-    normalize: bool
-    """Whether clients get vectors of length 1."""
+    normalize: bool | str
+    """Length of the vectors that clients get, as in `EncoderSpec`: 1 with True."""
 
     @property
     def dim(self) -> int:
@@ -108,8 +108,8 @@ class ServedModels:
     """The encoder and its named adapters by model id; `None` is the encoder itself."""
 
     def __init__(self, name: str, encoder: Any, *, normalize: bool) -> None:
-        normalize = normalize or (isinstance(encoder, Encoder) and encoder.spec.normalize)
-        models = [ServedModel(name, encoder, TokenCounter(encoder), normalize)]
+        length = normalize or (encoder.spec.normalize if isinstance(encoder, Encoder) else False)
+        models = [ServedModel(name, encoder, TokenCounter(encoder), length)]
         adapters = encoder.backbone.adapters if isinstance(encoder, Encoder) else {}
         for adapter in adapters:
             if adapter == name:
