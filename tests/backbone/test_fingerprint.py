@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -85,6 +86,16 @@ def test_changed_file_is_hashed_again(tmp_path):
     for content in (b"one", b"two", b"three"):
         file.write_bytes(content)
         assert file_sha256(file) == hashlib.sha256(content).hexdigest()
+
+
+def test_file_replaced_by_one_of_equal_size_and_time_is_noticed(tmp_path):
+    file, other = tmp_path / "file", tmp_path / "other"
+    for path, content in ((file, b"one"), (other, b"two")):
+        path.write_bytes(content)
+        os.utime(path, ns=(10**18, 10**18))
+    file_sha256(file)
+    other.replace(file)
+    assert file_sha256(file) == hashlib.sha256(b"two").hexdigest()
 
 
 def test_damaged_or_unwritable_hash_cache_is_harmless(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,8 @@ from safetensors import safe_open
 
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.cli import app
+from decoder2vec.cli.options import open_encoder
+from decoder2vec.errors import BackboneError
 from toys.command import SCORED_ROWS, SMALL_SWEEP, d2v, tiny_encoder, write_rows
 
 PROGRAM = "from decoder2vec.cli import main; main()"
@@ -207,23 +211,39 @@ def cpu_seconds_of_children():
     return sum(os.times()[2:4])
 
 
-def test_help_is_fast_and_imports_nothing_heavy():
+def start_and_list_heavy_imports(option):
+    """Start `d2v` with an option; its last line is the exit code and the heavy packages that it imported."""
     code = (
         "import sys\n"
         "from decoder2vec.cli import main\n"
         "try:\n    main()\nexcept SystemExit as left:\n"
         "    print(left.code, sorted({'torch', 'transformers', 'numpy', 'scipy', 'matplotlib'} & set(sys.modules)))"
     )
+    return start(code, option)
+
+
+def test_help_is_fast_and_imports_nothing_heavy():
     times = []
     for _ in range(3):
         before = cpu_seconds_of_children()
-        process = start(code, "--help")
-        out, _ = process.communicate(timeout=60)
+        out, _ = start_and_list_heavy_imports("--help").communicate(timeout=60)
         times.append(cpu_seconds_of_children() - before)
     assert out.splitlines()[-1] == "0 []"
     for command in ("pull", "doctor", "sweep", "similarity", "embed", "demo", "eval", "cache"):
         assert re.search(rf"\b{command}\b", out)
     assert min(times) < 1.5
+
+
+def test_version_imports_nothing_heavy():
+    out, _ = start_and_list_heavy_imports("--version").communicate(timeout=60)
+    assert out.splitlines()[-1] == "0 []"
+
+
+@pytest.mark.parametrize("encoder", ["tiny-llama", "no-such-model"])
+def test_garbage_is_collected_again_once_a_model_is_loaded(encoder):
+    with suppress(BackboneError):
+        open_encoder(encoder)
+    assert gc.isenabled()
 
 
 # as a process

@@ -145,7 +145,7 @@ class Lora(Adapter):
 
     def _merge(self, name: str) -> list[Tensor]:
         with torch.autocast(self.lower[name].device.type, enabled=False):
-            updates = torch.bmm(self.upper[name], self.lower[name]) * self.scaling
+            updates = torch.bmm(self.upper[name], self.lower[name]).mul_(self.scaling)
         modules = self._modules_of[name]
         if _is_transposed(modules[0]):
             updates = updates.transpose(1, 2)

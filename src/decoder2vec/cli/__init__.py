@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -74,6 +76,7 @@ def main() -> None:
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     for noisy in ("transformers", "huggingface_hub", "httpx", "torch", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
+    atexit.register(gc.freeze)  # else Python walks all objects of torch and transformers at exit, for a second
     try:
         app()
     except Decoder2VecError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,11 +38,25 @@ SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip lines that canno
 Limit = Annotated[int | None, typer.Option(help="Use only this many pairs, spread evenly over the file.")]
 
 
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Context for a quick start: imports and loading create a million objects that stay.
+
+    The garbage collector would walk them over and over as they become more.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 def open_encoder(name: str, device: str | None = None, dtype: str | None = None, **options: Any) -> Encoder:
     """Load a saved encoder, or make one of a model with these options; None means the default."""
-    from decoder2vec.encoder import Encoder
+    with garbage_collection_paused():
+        from decoder2vec.encoder import Encoder
 
-    return Encoder.from_pretrained(name, device=device, dtype=dtype, **options)
+        return Encoder.from_pretrained(name, device=device, dtype=dtype, **options)
 
 
 def split_names(names: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype, open_encoder
+from decoder2vec.cli.options import Device, Dtype, garbage_collection_paused, open_encoder
 from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError
 
@@ -39,12 +39,14 @@ def search(
     as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON per document.")] = False,
 ) -> None:
     """Search an index and print the best documents, each with its best sentence marked."""
-    from decoder2vec.search.index import Index
-
     if not query.strip():
         raise InputError("The query is empty; give a text to search for.")
-    opened = Index.open(index, encoder or None, device=device, dtype=dtype)
-    hits = opened.search(query, top, mode, _parse_filters(filters or []), _reranker(opened, rerank, device, dtype))
+    required = _parse_filters(filters or [])
+    with garbage_collection_paused():
+        from decoder2vec.search.index import Index
+
+        opened = Index.open(index, encoder or None, device=device, dtype=dtype)
+        hits = opened.search(query, top, mode, required, _reranker(opened, rerank, device, dtype))
     for hit in hits:
         typer.echo(_to_json(hit)) if as_json else _print(hit)
     if not hits:
@@ -52,11 +54,13 @@ def search(
 
 
 def _reranker(opened: Index, name: str | None, device: str | None, dtype: str | None) -> SupportsRerank | None:
-    from decoder2vec.search.rerank import PairReranker
-
     if name == "own":
         return opened.load_reranker()
-    return PairReranker(open_encoder(name, device, dtype)) if name else None
+    if not name:
+        return None
+    from decoder2vec.search.rerank import PairReranker
+
+    return PairReranker(open_encoder(name, device, dtype))
 
 
 def _parse_filters(assignments: list[str]) -> dict[str, list[str]]:
