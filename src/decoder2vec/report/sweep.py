@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.analysis.layer_embeddings import OnProgress
+from decoder2vec.analysis.selection import FEW_PAIRS
 from decoder2vec.analysis.sweep import Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH
@@ -25,10 +26,11 @@ def sweep(
     test: str | Path | ScoredPairs | None = None,
     templates: Sequence[str] | None = None,
     poolings: Sequence[str] | None = None,
-    attentions: Sequence[str] = ("causal", "bidirectional"),
+    attentions: Sequence[str] | None = None,
     reroute: Sequence[str] = (),
-    heads: Sequence[str] = ("none", "standardise"),
+    heads: Sequence[str] | None = None,
     layers: Sequence[int] = (),
+    quick: bool | None = None,
     max_length: int = DEFAULT_MAX_LENGTH,
     columns: Sequence[str] = PAIR_COLUMNS,
     limit: int | None = None,
@@ -55,19 +57,22 @@ def sweep(
         test: Scored pairs on which the winner alone is scored, once; the result is in `Sweep.test`.
         templates: Names of templates or strings with {text}; by default plain, prompteol, prompteol_tight and echo.
         poolings: Poolings; by default all.
-        attentions: causal, bidirectional or both. One that the model does not support is skipped.
+        attentions: causal, bidirectional or both, which is the default. One that the model lacks is skipped.
         reroute: Ways to let early tokens see the end of a text under causal attention, tried in a few ranges of layers:
             prepend (token prepending) and kv (the last token's key and value in front); prepend:2-8 tries one range.
-        heads: none, standardise, whiten or remove_top.
+        heads: none, standardise, whiten or remove_top; by default the first two.
         layers: Layers, negative ones counted from the top; by default all.
+        quick: Whether what is not named is tried in few variants only (`SweepPlan.quick`). By default with fewer than
+            200 pairs, unless templates, poolings, attentions, reroute, heads or layers are named.
         max_length: Longest text in tokens.
         columns: Columns of the two texts and the score in files.
         limit: Use at most this many pairs of a `data` file, evenly spaced.
         skip_bad: Skip lines of a file that cannot be used, instead of raising an error.
         device: cuda, mps or cpu; by default the best one available.
         dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
-        notify: Called with one-line messages: skipped lines, skipped attentions.
-        on_progress: Called with the template and attention, the number of texts just encoded and their total.
+        notify: Called with one-line messages: skipped lines, skipped attentions, a choice that is largely luck.
+        on_progress: Called with the template and attention, the number of texts just encoded and their number in all
+            passes of the sweep.
 
     Returns:
         All rows, best first. `encoder()` makes the winner an encoder.
@@ -77,18 +82,24 @@ def sweep(
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
-    defaults = SweepPlan()
+    if quick is None:
+        quick = len(pairs) < FEW_PAIRS and not any((templates, poolings, attentions, reroute, heads, layers))
+        if quick:
+            notify(f"{len(pairs)} pairs can decide between few readings: trying the quick set (--full tries all)")
+    defaults = SweepPlan.quick() if quick else SweepPlan()
     plan = SweepPlan(
         templates=tuple(templates or defaults.templates),
         poolings=tuple(poolings or defaults.poolings),
-        attentions=(*attentions, *reroutings_to_try(reroute, backbone.n_layers)),
-        heads=tuple(heads),
+        attentions=(*(attentions or defaults.attentions), *reroutings_to_try(reroute, backbone.n_layers)),
+        heads=tuple(heads or defaults.heads),
         layers=tuple(layers),
         max_length=max_length,
     )
     result = run_sweep(str(model), pairs, plan, backbone=backbone, on_progress=on_progress)
     for reason in result.skipped:
         notify(f"left out: {reason}")
+    if result.selection and (warning := result.selection.warning()):
+        notify(warning)
     if out is not None:
         write_sweep(result, Path(out), test_pairs)
     elif test_pairs:
