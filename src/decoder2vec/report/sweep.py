@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +83,9 @@ def sweep(
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
-    if quick is None:
-        quick = len(pairs) < FEW_PAIRS and not any((templates, poolings, attentions, reroute, heads, layers))
-        if quick:
-            notify(f"{len(pairs)} pairs can decide between few readings: trying the quick set (--full tries all)")
-    defaults = SweepPlan.quick() if quick else SweepPlan()
-    plan = SweepPlan(
-        templates=tuple(templates or defaults.templates),
-        poolings=tuple(poolings or defaults.poolings),
-        attentions=(*(attentions or defaults.attentions), *reroutings_to_try(reroute, backbone.n_layers)),
-        heads=tuple(heads or defaults.heads),
-        layers=tuple(layers),
-        max_length=max_length,
-    )
+    named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
+    plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
+    plan = replace(plan, max_length=max_length)
     result = run_sweep(str(model), pairs, plan, backbone=backbone, on_progress=on_progress)
     for reason in result.skipped:
         notify(f"left out: {reason}")
@@ -105,6 +96,24 @@ def sweep(
     elif test_pairs:
         result.test = evaluate_sts(result.encoder(), test_pairs)
     return result
+
+
+def _plan(
+    n_pairs: int,
+    quick: bool | None,
+    named: Mapping[str, Sequence[Any] | None],
+    rerouted: Sequence[str],
+    notify: Callable[[str], None],
+) -> SweepPlan:
+    """What to try: what was named, re-routed attentions, and for the rest all readings or the quick set."""
+    if quick is None:
+        quick = n_pairs < FEW_PAIRS and not rerouted and not any(named.values())
+        if quick:
+            notify(f"{n_pairs} pairs can decide between few readings: trying the quick set (--full tries all)")
+    defaults = SweepPlan.quick() if quick else SweepPlan()
+    chosen: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    plan = replace(defaults, **chosen)
+    return replace(plan, attentions=(*plan.attentions, *rerouted))
 
 
 def write_sweep(result: Sweep, out: Path, test: ScoredPairs | None = None) -> dict[str, Any]:
