@@ -14,6 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import iter_spaces
+from decoder2vec.analysis.selection import measure_selection
 from decoder2vec.analysis.sweep import SweepPlan, SweepRow, best_by, layer_curve, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
@@ -196,7 +197,9 @@ def test_only_new_texts_run_through_the_model(model, fresh_store, passes):
 
 def test_progress_counts_every_text_of_every_pass(model, fresh_store):
     texts = len(unique_texts(PAIRS))
-    expected = {(f"{t}, {a}", texts): texts for t in SMALL.templates for a in SMALL.attentions}
+    total = 4 * texts
+    expected = {(f"{t}, {a}", total): texts for t in SMALL.templates for a in SMALL.attentions}
+    expected["comparing the best readings", total] = 0
     for _ in range(2):
         progress = Counter()
 
@@ -238,6 +241,36 @@ def test_interrupted_sweep_keeps_finished_windows(model, fresh_store, passes, mo
 
     monkeypatch.setattr("decoder2vec.activations.store.cache_root", lambda: fresh_store / "elsewhere")
     assert run_sweep("tiny-llama", pairs, plan, backbone=model).rows == resumed.rows
+
+
+# how much the choice can be trusted
+
+
+def test_selection_is_of_the_cosines_of_every_row(model, fresh_store):
+    plan = SweepPlan(("plain",), ("mean", "lasttoken"), ("causal",), ("none",))
+    result = run_sweep("tiny-llama", MANY, plan, backbone=model)
+    texts, gold, cosines = unique_texts(MANY), np.array(MANY.scores), []
+    for row in result.rows:
+        settings = {"layer": row.layer, "pooling": row.pooling, "normed": row.normed, "template": "plain"}
+        encoder = Encoder.from_pretrained("tiny-llama", **settings, device="cpu")
+        vectors = dict(zip(texts, encoder.encode(texts).astype(np.float64), strict=True))
+        pairs = [(vectors[a], vectors[b]) for a, b in zip(MANY.left, MANY.right, strict=True)]
+        cosines.append([x @ y / np.sqrt((x @ x) * (y @ y)) for x, y in pairs])
+    expected = measure_selection(np.array(cosines), gold, 0)
+    selection = result.selection
+    assert selection.spearman_95 == pytest.approx(expected.spearman_95, abs=1)
+    assert selection.nested == pytest.approx(expected.nested, abs=8)  # near ties are chosen otherwise in 16 bits
+    assert len(set(selection.level) ^ set(expected.level)) <= 1
+    assert selection.level[0] == 0 and (selection.n_pairs, selection.n_readings) == (100, 12)
+    document = result.to_json()["selection"]
+    assert document["few_pairs"] and document["level"] == selection.level
+
+
+def test_quick_plan_takes_two_passes():
+    quick, full = SweepPlan.quick(), SweepPlan()
+    assert len(quick.templates) * len(quick.attentions) == 2
+    for name in ("templates", "poolings", "attentions", "heads"):
+        assert set(getattr(quick, name)) <= set(getattr(full, name))
 
 
 # unsupported attentions and invalid plans

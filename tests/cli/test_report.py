@@ -19,7 +19,11 @@ def test_report_on_an_encoder_is_written_into_its_folder(trained, tmp_path):
     assert "1 run: step5" in result.stderr
     names = {file.stem for file in (folder / "report").glob("*.png")}
     of_run = {f"step5-{name}" for name in ("layers", "autoencoders", "worth", "training", "errors")}
-    assert names == {"ladder", "examples", "parameters", *of_run}
+    assert names == {"ladder", *of_run}
+    d2v("report", folder, "--out", tmp_path / "asked", "--paper-examples")
+    assert {file.stem for file in (tmp_path / "asked").glob("*.png")} == {"ladder", "examples", *of_run}
+    pages = [(page / "index.html").read_text(encoding="utf-8") for page in (folder / "report", tmp_path / "asked")]
+    assert ["Supreme Court" in page for page in pages] == [False, True], "a pair of the paper"
     page = (folder / "report" / "index.html").read_text(encoding="utf-8")
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert "Not shown" not in page

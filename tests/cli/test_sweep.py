@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from importlib import resources
 
 import pytest
 from scipy import stats
@@ -33,6 +34,26 @@ def test_sweep_writes_document_figure_and_best_encoder(pairs, tmp_path):
     first = next(line for line in result.stdout.splitlines() if line.strip().startswith("plain"))
     assert f"{document['winner']['spearman']:.2f}" in first and document["winner"]["pooling"] in first
     assert "sweep.png" in result.stderr
+
+
+def test_sweep_says_how_sure_the_choice_is(tmp_path):
+    lines = (resources.files("decoder2vec") / "demo" / "pairs.tsv").read_text(encoding="utf-8").splitlines()[:61]
+    (tmp_path / "dev.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    result = d2v("sweep", "tiny-llama", "--data", tmp_path / "dev.tsv", "--out", tmp_path / "out")
+    document = json.loads((tmp_path / "out" / "sweep.json").read_text(encoding="utf-8"))
+    selection, n_rows = document["selection"], len(document["rows"])
+    assert document["plan"]["attentions"] == ["causal"] and n_rows == 6 * 2 * 2 * 2, "the quick set"
+    low, high = selection["spearman_95"]
+    assert low < document["winner"]["spearman"] < high and selection["nested"] < document["winner"]["spearman"]
+    assert result.stdout.splitlines()[-1] == (
+        f"best score in [{low:.1f}, {high:.1f}] (95 %); chosen and scored on different pairs: "
+        f"{selection['nested']:.1f}; {len(selection['level'])} of {n_rows} readings are level with the best"
+    )
+    assert f"The best of {n_rows} readings on 60 pairs is largely luck" in result.stderr and "--full" in result.stderr
+    d2v("report", tmp_path / "out", "--out", tmp_path / "page")
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    assert f"{len(selection['level'])} of {n_rows} readings are level with the best" in page
+    assert "on 60 pairs is largely luck" in page
 
 
 def test_sweep_takes_columns_limit_and_skips_bad_lines(tmp_path):

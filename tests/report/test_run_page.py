@@ -20,8 +20,8 @@ def write_page(folder, tmp_path):
 
 def test_page_of_one_run_is_complete_and_self_contained(complete_run, tmp_path):
     page = write_page(complete_run("step5"), tmp_path)
-    assert page.tags.count("svg") == 8 and page.tags.count("table") == 5
-    assert len(list((tmp_path / "out").glob("*.png"))) == 8
+    assert page.tags.count("svg") == 7 and page.tags.count("table") == 5
+    assert len(list((tmp_path / "out").glob("*.png"))) == 7
     assert "Training run step5" in page.text
     assert "80.50 ± 0.71" in page.text and "71.50 ± 0.71" in page.text
     assert "equal texts" in page.text and "expected 1 close to 1 close to 0" in page.text
@@ -30,6 +30,7 @@ def test_page_of_one_run_is_complete_and_self_contained(complete_run, tmp_path):
     assert "-0.70" in page.text  # the worst pair
     assert "raw cosine best at layer 4 (Pearson 60.5), trained codes best at layer 4 (Pearson 65.5)" in page.text
     assert "Not shown" not in page.text
+    assert "1,200,000 trained parameters, 0.896 % of the model's" in page.text
 
     assert page.addresses and all(address.startswith(("#", "data:")) for address in page.addresses)
     assert not re.search(r"https?://(?!www\.w3\.org/)|url\((?!#)|@import", page.source)
@@ -64,7 +65,27 @@ def test_run_without_a_record_lists_missing_figures(tmp_path):
     for title in ("Correlation of each layer", "Error distribution", "Importance of each layer"):
         assert f"{title}: it needs the encoder's run.json, which is missing." in page.text
     assert "Reconstruction error of the autoencoders: this run did not pre-train autoencoders." in page.text
-    assert "Trained parameters: their number is in run.json, which none of these runs has." in page.text
+    assert "run.json, which none of these runs has" not in page.text, "a single run has no figure of parameters"
+
+
+def test_page_begins_with_what_training_came_to(write_run, tmp_path):
+    results = make_results("mine") | {"headline": "86.6 on dev, +4.1 over untrained; better on 2 of 3 files"}
+    page = write_page(write_run("mine", make_record("mine"), results), tmp_path)
+    assert f"{results['headline']}. 1 encoder trained on tiny-llama by" in page.text
+    write_run("runs/a", make_record("a"), {**make_results("a"), "headline": "80.0 on dev, +1.0 over untrained"})
+    write_run("runs/b", make_record("b"), {**make_results("b"), "headline": "81.0 on dev, 2.0 below untrained"})
+    text = write_page(tmp_path / "runs", tmp_path).text
+    assert "a 80.0 on dev, +1.0 over untrained b 81.0 on dev, 2.0 below untrained" in text
+
+
+@pytest.mark.parametrize("recipe", ["lora", "full", "freeze"])
+def test_no_model_is_called_frozen(recipe, write_run, tmp_path):
+    for name in ("one", "two"):
+        results = make_results(name)
+        results["config"] |= {"recipe": recipe, recipe: results["config"].pop("freeze")}
+        write_run(f"runs/{name}", make_record(name), results)
+    page = write_page(tmp_path / "runs", tmp_path)
+    assert "frozen" not in page.source and f"recipe {recipe}" in page.text
 
 
 def test_many_runs_are_folded_and_sortable(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections import Counter
+from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -18,6 +19,7 @@ from decoder2vec.report import sweep as sweep_module
 from decoder2vec.report.figures import COLOURS
 from decoder2vec.report.sweep import sweep, write_sweep
 from decoder2vec.report.sweep_figures import describe_sweep_row, draw_sweep
+from decoder2vec.text.files import ScoredPairs
 from toys.command import d2v
 from toys.docstrings import run_examples
 from toys.sweeps import MANY, PAIRS, SMALL, TEST, scipy_correlations, unique_texts
@@ -90,8 +92,40 @@ def test_sweep_reports_progress_and_skipped_attentions(tmp_path):
         on_progress=lambda label, count, total: progress.update({(label, total): count}),
     )
     texts = len(unique_texts(PAIRS))
-    assert progress == {("plain, causal", texts): texts}
-    assert messages == [f"left out: {reason}" for reason in result.skipped] and len(messages) == 1
+    assert progress == {
+        ("plain, causal", 2 * texts): texts,  # bidirectional attention is found missing only after it
+        ("comparing the best readings", texts): 0,
+    }
+    assert messages == [f"left out: {reason}" for reason in result.skipped] + [result.selection.warning()]
+    assert len(messages) == 2 and "The best of 12 readings on 40 pairs is largely luck" in messages[1]
+
+
+@pytest.mark.parametrize(
+    ("named", "n_pairs", "is_quick"),
+    [
+        ({}, 40, True),
+        ({"quick": False}, 40, False),
+        ({"heads": ["none"]}, 40, False),
+        ({"layers": [-1]}, 40, False),
+        ({}, 200, False),
+        ({"quick": True}, 200, True),
+        ({"quick": True, "heads": ["none"]}, 200, True),
+    ],
+)
+def test_few_pairs_are_swept_quickly(named, n_pairs, is_quick, monkeypatch):
+    plans, messages = [], []
+
+    def keep_plan(model, data, plan, **_):
+        plans.append(plan)
+        raise InterruptedError
+
+    monkeypatch.setattr(sweep_module, "run_sweep", keep_plan)
+    pairs = ScoredPairs("mine", ["a"] * n_pairs, ["b"] * n_pairs, [1.0] * n_pairs)
+    with pytest.raises(InterruptedError):
+        sweep("tiny-llama", pairs, notify=messages.append, **named)
+    defaults = SweepPlan.quick() if is_quick else SweepPlan()
+    assert plans == [replace(defaults, **{name: tuple(value) for name, value in named.items() if name != "quick"})]
+    assert bool(messages) == (is_quick and not named)
 
 
 def test_unknown_name_is_refused():

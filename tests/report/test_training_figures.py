@@ -61,17 +61,16 @@ DAMAGES = {
     without_variation: {
         "ladder",
         "examples",
-        "parameters",
         "it-layers",
         "it-autoencoders",
         "it-training",
         "it-errors",
     },
     with_nan: {
-        *("ladder", "examples", "parameters"),
+        *("ladder", "examples"),
         *("it-layers", "it-autoencoders", "it-worth", "it-training", "it-errors"),
     },
-    without_seeds: {"parameters"},
+    without_seeds: set(),
 }
 """What a run lacks, and which figures are still drawn."""
 
@@ -107,7 +106,6 @@ def test_complete_run_has_every_figure(complete_run, tmp_path):
     assert [figure.file.name for figure in drawn] == [
         "ladder.png",
         "examples.png",
-        "parameters.png",
         "step5-layers.png",
         "step5-autoencoders.png",
         "step5-worth.png",
@@ -130,7 +128,8 @@ def test_missing_data_leaves_figures_out_with_a_reason(damage, write_run, tmp_pa
     assert all(is_png(figure.file) for figure in drawn)
     assert all(figure.caption.endswith(".") for figure in all_figures)
     if damage is without_variation:
-        assert "mixes its layers" in all_figures[5].caption
+        importance = next(figure for figure in all_figures if figure.title == "Importance of each layer")
+        assert "mixes its layers" in importance.caption
 
 
 def test_scores_of_a_single_reading_are_a_sentence(write_run, tmp_path):
@@ -139,6 +138,64 @@ def test_scores_of_a_single_reading_are_a_sentence(write_run, tmp_path):
     assert layers.file is None and importance.file is None
     assert "only one reading: layer 1" in layers.caption
     assert "raw cosine: Pearson 50.0, Spearman 50.0; trained codes: Pearson 55.0, Spearman 56.0" in layers.caption
+
+
+def test_one_layer_of_each_template_makes_no_curve(write_run, tmp_path):
+    run = read_run(write_run, make_record(sources="two", depth=1), make_results(count=2))
+    layers, autoencoders, importance, *_ = draw_run(run, tmp_path, "it")
+    assert [figure.file for figure in (layers, autoencoders, importance)] == [None] * 3
+    assert "only one layer of each template and pooling: layer 1, lasttoken of 'Cost" in layers.caption
+    assert "layer 1, mean of '{text}'; raw cosine: Pearson 53.5, Spearman 50.0;" in layers.caption
+    assert autoencoders.caption.endswith("layer 1, mean of '{text}': 10 (mean squared error).")
+
+
+def adapter_results(recipe="lora", dev=True, evaluate_every=0, **history):
+    """The results of a recipe that adapts the model, with one training curve."""
+    results = make_results("it", seeds=(0,), pretrain=False)
+    settings = {"choose_by": "spearman", "training": {"evaluate_every": evaluate_every}}
+    results["config"] = {"name": "it", "recipe": recipe, recipe: settings}
+    results["seeds"][0]["notes"]["training"].update({"stage": "triplets", **history})
+    if not dev:
+        results["seeds"][0]["dev"] = {}
+    return results
+
+
+def drawn_labels(saved_figures):
+    """{title: (x label, y label, y values)} of all panels."""
+    return {
+        axes.get_title(): (axes.get_xlabel(), axes.get_ylabel(), [list(line.get_ydata()) for line in axes.lines])
+        for axes in saved_figures[-1].axes
+    }
+
+
+@pytest.mark.parametrize("recipe", ["lora", "soft_prompt", "kv_prefix", "full"])
+def test_training_is_labelled_with_its_own_metric(recipe, write_run, tmp_path, saved_figures):
+    draw_training(read_run(write_run, results=adapter_results(recipe, evaluate_every=125)), tmp_path / "t.png")
+    panel = drawn_labels(saved_figures)["training, triplets: score"]
+    assert panel[:2] == ("evaluation (every 125 steps)", "Spearman on dev x 100")
+    assert panel[2][0] == [40.0, 60.0, 70.0, 69.0]
+
+
+@pytest.mark.parametrize(("stage", "dev"), [("texts", False), ("masked texts", True), ("cleared texts", True)])
+def test_a_held_out_loss_is_not_labelled_a_correlation(stage, dev, write_run, tmp_path, saved_figures):
+    history = {"stage": stage, "scores": [-3.0, -2.0, -2.5], "start": -4.0}
+    draw_training(read_run(write_run, results=adapter_results(dev=dev, **history)), tmp_path / "t.png")
+    panel = drawn_labels(saved_figures)[f"training, {stage}: held-out loss"]
+    assert panel[:2] == ("epoch", "loss on held-out texts") and panel[2][0] == [4.0, 3.0, 2.0, 2.5]
+
+
+def test_one_evaluation_is_written_and_not_drawn_as_a_dot(write_run, tmp_path, saved_figures, texts):
+    history = {"losses": [0.53], "scores": [60.0], "best": 0}
+    draw_training(read_run(write_run, results=adapter_results(**history)), tmp_path / "t.png")
+    loss, score = saved_figures[-1].axes
+    assert not loss.lines and "one evaluation\nmean loss 0.53" in texts
+    assert list(score.lines[0].get_ydata()) == [40.0, 60.0]
+
+
+def test_training_without_any_curve_is_a_sentence(write_run, tmp_path):
+    (run,) = find_runs(write_run("no", None, adapter_results(losses=[0.53], scores=[60.0], start=-math.inf)))
+    training = next(figure for figure in draw_run(run, tmp_path, "it") if figure.title == "Training")
+    assert training.file is None and training.caption == "one evaluation; mean loss of seed 0: 0.53."
 
 
 def test_scores_name_runs_metrics_and_the_best_on_dev(complete_run, write_run, tmp_path, texts):

@@ -177,6 +177,27 @@ def test_results_have_the_score_of_the_untrained_model(recipe, tmp_path):
     assert f"untrained {improvement.untrained:.1f}" in (tmp_path / "out" / "README.md").read_text()
 
 
+@pytest.mark.parametrize("recipe", ["lora", "soft_prompt"])
+def test_every_file_is_compared_with_the_untrained_model(recipe, tmp_path):
+    pairs = toy_pairs()
+    halves = [
+        replace(pairs, name=name, left=pairs.left[part], right=pairs.right[part], scores=pairs.scores[part])
+        for name, part in (("first", slice(0, None, 2)), ("second", slice(1, None, 2)))
+    ]
+    data = toy_data(dev=tuple(halves), test=(pairs,))
+    results = train(recipe, data, "tiny-llama", tmp_path / "out", settings=["training.steps=3"], seeds=[0, 1]).results
+    expected = {file.name: 100 * spearmanr(untrained_cosines(file), file.scores).statistic for file in (*halves, pairs)}
+    for seed in results["seeds"]:
+        scores = {**seed["untrained"]["dev"], **seed["untrained"]["test"]}
+        assert {name: metrics["spearman"] for name, metrics in scores.items()} == pytest.approx(expected, abs=0.1)
+    best = next(seed for seed in results["seeds"] if seed["seed"] == results["best_seed"])
+    trained = {**best["dev"], **best["test"]}
+    better = sum(trained[name]["spearman"] - expected[name] > 0.05 for name in expected)
+    mean = (trained["first"]["spearman"] + trained["second"]["spearman"]) / 2
+    assert results["headline"].startswith(f"{mean:.1f} on dev, ")
+    assert results["headline"].endswith(f"; better on {better} of 3 files")
+
+
 def test_the_better_one_is_kept_on_request(tmp_path):
     """The dev scores are the untrained model's own cosines, which a random prompt can only make worse."""
     pairs = toy_pairs()
@@ -210,3 +231,15 @@ def test_the_better_one_is_kept_on_request(tmp_path):
 )
 def test_improvement_compares_dev_with_the_untrained_model(dev, untrained, text):
     assert str(Improvement(dev, untrained)) == text
+
+
+@pytest.mark.parametrize(
+    ("improvement", "text"),
+    [
+        (Improvement(86.6, 82.5, (4.0, 4.2, -0.3)), "86.6 on dev, +4.1 over untrained; better on 2 of 3 files"),
+        (Improvement(86.6, 82.5, (4.1,)), "86.6 on dev, +4.1 over untrained"),
+        (Improvement(70.9, 89.3, (-18.4, 0.04)), "70.9 on dev, 18.4 below untrained; better on 0 of 2 files"),
+    ],
+)
+def test_headline_says_what_training_changed(improvement, text):
+    assert improvement.headline == text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from decoder2vec.activations.rerouting import reroute
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.adapters.rerouting import parse_rerouting
 from decoder2vec.analysis.layer_embeddings import OnProgress
+from decoder2vec.analysis.selection import Selection, measure_selection
 from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
@@ -40,6 +41,11 @@ class SweepPlan:
     layers: tuple[int, ...] = ()
     """Empty: all layers, and the last one also after the final norm."""
     max_length: int = DEFAULT_MAX_LENGTH
+
+    @classmethod
+    def quick(cls) -> SweepPlan:
+        """The readings that win most often, in two passes over the texts: a choice that few pairs can decide."""
+        return cls(("plain", "prompteol"), ("lasttoken", "mean"), ("causal",))
 
     def check(self, n_layers: int) -> None:
         """Refuse unknown names, and re-routing in layers that the model does not have, before the model runs."""
@@ -94,6 +100,8 @@ class Sweep:
     skipped: list[str] = field(default_factory=list)
     """Reasons for attentions that the model does not support."""
     stats: EncodingStats = field(default_factory=EncodingStats)
+    selection: Selection | None = None
+    """How much the choice of the winner can be trusted; its indices are those of `rows`."""
     seconds: float = 0.0
     test: dict[str, Any] | None = None
     """Scores of the winner on test pairs, if there were any."""
@@ -126,6 +134,7 @@ class Sweep:
             "data": {"name": self.data.name, "pairs": len(self.data), "texts": len(self.data.texts())},
             "plan": asdict(self.plan),
             "winner": asdict(self.winner),
+            "selection": self.selection and self.selection.to_json(),
             "skipped": self.skipped,
             "seconds": round(self.seconds, 1),
             "tokens": self.stats.tokens,
@@ -149,13 +158,15 @@ def run_sweep(
         data: Pairs to score on.
         plan: What to try.
         backbone: The loaded model; by default it is loaded by its name. Its attention is switched.
-        on_progress: Called with the template and attention, the number of texts just encoded and their total.
+        on_progress: Called with the template and attention, the number of texts just encoded and their number in all
+            passes of the sweep.
     """
     plan = plan or SweepPlan()
     started = time.perf_counter()
     backbone = backbone or Backbone.load(model)
     plan.check(backbone.n_layers)
     sweep = Sweep(model, backbone, data, plan)
+    rows, similarities = [], []
     for attention in plan.attentions:
         try:
             switched = _with_attention(backbone, attention)
@@ -163,10 +174,18 @@ def run_sweep(
             sweep.skipped.append(str(reason))
             continue
         for template in plan.templates:
-            sweep.rows += _score_pass(sweep, switched, attention, template, on_progress)
-    if not sweep.rows:
+            for row, cosines in _score_pass(sweep, switched, attention, template, on_progress):
+                rows.append(row)
+                similarities.append(cosines)
+    if not rows:
         raise UnsupportedError(f"The model supports nothing that the sweep tries: {' '.join(sweep.skipped)}")
-    sweep.rows.sort(key=lambda row: -row.spearman)
+    on_progress("comparing the best readings", 0, _texts_to_read(sweep))
+    order = sorted(range(len(rows)), key=lambda index: -rows[index].spearman)
+    sweep.rows = [rows[index] for index in order]
+    # in the order of the passes, since a tie must not be broken by the scores on all pairs
+    selection = measure_selection(np.stack(similarities), data.scores, order[0])
+    place = {index: rank for rank, index in enumerate(order)}
+    sweep.selection = replace(selection, level=tuple(sorted(place[index] for index in selection.level)))
     sweep.seconds = time.perf_counter() - started
     return sweep
 
@@ -203,29 +222,44 @@ def _with_attention(backbone: Backbone, attention: str) -> Backbone:
     return reroute(backbone, rerouting) if rerouting else backbone
 
 
+def _texts_to_read(sweep: Sweep) -> int:
+    """The number of texts of all passes, without those of skipped attentions."""
+    n_attentions = len(sweep.plan.attentions) - len(sweep.skipped)
+    return n_attentions * len(sweep.plan.templates) * len(sweep.data.texts())
+
+
 def _score_pass(
     sweep: Sweep, backbone: Backbone, attention: str, template: str, on_progress: OnProgress
-) -> Iterator[SweepRow]:
-    """Run the texts through the model once, then score every layer, pooling and head from the latents store."""
+) -> Iterator[tuple[SweepRow, NDArray[np.floating[Any]]]]:
+    """Run the texts through the model once, then score every layer, pooling and head from the latents store.
+
+    Yields:
+        Each row with its [pairs] cosines.
+    """
     readings = sweep.plan.readings(backbone)
     extractor = Extractor(backbone, readings, Template.of(template), sweep.plan.max_length)
     store = Store(extractor.space())
     texts = sweep.data.texts()
-    label = f"{template}, {attention}"
-    extractor.fill(store, texts, lambda count: on_progress(label, count, len(texts)))
+    label, total = f"{template}, {attention}", _texts_to_read(sweep)
+    extractor.fill(store, texts, lambda count: on_progress(label, count, total))
     sweep.stats += extractor.stats
     keys = [text_key(text) for text in texts]
     row_of = {text: row for row, text in enumerate(texts)}
     left = np.array([row_of[text] for text in sweep.data.left])
     right = np.array([row_of[text] for text in sweep.data.right])
 
-    def score(index: int, reading: Reading) -> list[SweepRow]:
+    gold = np.asarray(sweep.data.scores)
+
+    def score(index: int, reading: Reading) -> list[tuple[SweepRow, NDArray[np.floating[Any]]]]:
         vectors = store.read(keys, [index])[:, 0]
-        settings = (template, attention, reading.layer, reading.normed, reading.pooling)
-        return [
-            SweepRow(*settings, head, *_correlations(_apply_head(head, vectors), left, right, sweep.data.scores))
-            for head in sweep.plan.heads
-        ]
+        scored = []
+        for head in sweep.plan.heads:
+            after_head = _apply_head(head, vectors)
+            cosines = pairwise_cos_sim(after_head[left], after_head[right])
+            scores = (round(100 * metric(cosines, gold), 2) for metric in (spearman, pearson))
+            row = SweepRow(template, attention, reading.layer, reading.normed, reading.pooling, head, *scores)
+            scored.append((row, cosines))
+        return scored
 
     with ThreadPoolExecutor() as workers:  # numpy releases the GIL while it computes
         for rows in workers.map(score, *zip(*enumerate(extractor.capture.readings), strict=True)):
@@ -236,13 +270,6 @@ def _apply_head(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors after a head fitted on them; a reading that is equal for all texts cannot be fitted and is unchanged."""
     constant = not np.ptp(vectors, axis=0).any()
     return vectors if head == "none" or constant else AffineHead.fit(head, vectors)(vectors)
-
-
-def _correlations(
-    vectors: NDArray[np.float32], left: NDArray[np.intp], right: NDArray[np.intp], scores: Sequence[float]
-) -> tuple[float, float]:
-    predicted, gold = pairwise_cos_sim(vectors[left], vectors[right]), np.asarray(scores)
-    return round(100 * spearman(predicted, gold), 2), round(100 * pearson(predicted, gold), 2)
 
 
 def layer_curve(rows: Sequence[SweepRow], **settings: Any) -> dict[int, float]:

@@ -85,6 +85,21 @@ def labelled_bars() -> Iterator[Callable[[str, int, int | None], None]]:
         yield advance
 
 
+@contextmanager
+def overall_bar() -> Iterator[Callable[[str, int, int], None]]:
+    """One bar on stderr for all parts of a command, named by the current one: yields `advance(label, count, total)`."""
+    with bars() as progress:
+        task: TaskID | None = None
+
+        def advance(label: str, count: int, total: int) -> None:
+            nonlocal task
+            if task is None:
+                task = add_bar(progress, label, total)
+            progress.update(task, description=label, advance=count, total=total)
+
+        yield advance
+
+
 _LINE_EVERY = 20.0
 """Seconds between lines where no bar can be drawn."""
 

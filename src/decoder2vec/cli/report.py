@@ -20,10 +20,19 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder for page and figures; by default report/ in the first folder.")
     ] = None,
+    paper_examples: Annotated[
+        bool, typer.Option("--paper-examples", help="Also show the example pairs of the FREEZE paper.")
+    ] = False,
 ) -> None:
     """Compare evaluated encoders, or draw training runs: one page that holds everything, and its figures."""
     from decoder2vec.report import api
 
     with labelled_bars() as advance:
-        page = api.report(paths, out, on_progress=lambda _, total: advance("report", 1, total), notify=info)
+        page = api.report(
+            paths,
+            out,
+            paper_examples=paper_examples,
+            on_progress=lambda _, total: advance("report", 1, total),
+            notify=info,
+        )
     typer.echo(str(page))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Columns, Device, Dtype, Limit, Model, SkipBad, split_names
-from decoder2vec.cli.output import info, labelled_bars, table
+from decoder2vec.cli.output import info, overall_bar, table
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.sweep import Sweep
@@ -21,11 +21,17 @@ def sweep(
     test: Annotated[Path | None, typer.Option(help="Scored pairs on which the winner alone is scored, once.")] = None,
     templates: Annotated[str | None, typer.Option(help="Comma-separated names, or one string with {text}.")] = None,
     poolings: Annotated[str | None, typer.Option(help="Comma-separated poolings; by default all.")] = None,
-    attentions: Annotated[str, typer.Option(help="Comma-separated attentions.")] = "causal,bidirectional",
+    attentions: Annotated[str, typer.Option(help="Comma-separated; by default causal,bidirectional.")] = "",
     reroute: Annotated[
         str, typer.Option(help="Let early tokens see the end of a text: prepend, kv, or with layers, prepend:2-8.")
     ] = "",
-    heads: Annotated[str, typer.Option(help="none, standardise, whiten, remove_top.")] = "none,standardise",
+    heads: Annotated[
+        str, typer.Option(help="none, standardise, whiten, remove_top; by default none,standardise.")
+    ] = "",
+    quick: Annotated[
+        bool | None,
+        typer.Option("--quick/--full", help="Few readings, or all; by default few with fewer than 200 pairs."),
+    ] = None,
     columns: Columns = "sentence1,sentence2,score",
     limit: Limit = None,
     skip_bad: SkipBad = False,
@@ -36,7 +42,7 @@ def sweep(
     from decoder2vec.report.sweep import sweep as run_sweep
 
     one_template = templates is not None and "{text}" in templates
-    with labelled_bars() as advance:
+    with overall_bar() as advance:
         result = run_sweep(
             model,
             data,
@@ -47,6 +53,7 @@ def sweep(
             attentions=split_names(attentions),
             reroute=split_names(reroute),
             heads=split_names(heads),
+            quick=quick,
             columns=split_names(columns),
             limit=limit,
             skip_bad=skip_bad,
@@ -83,3 +90,5 @@ def print_sweep(result: Sweep, count: int = 12) -> None:
     ]
     title = f"{result.model} on {result.data.name}: {len(result.rows)} combinations, best first"
     table(("template", "attention", "layer", "pooling", "head", "Spearman", "Pearson"), rows, title)
+    if result.selection:
+        typer.echo(result.selection.summary())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ def report(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str] | None = None,
     *,
+    paper_examples: bool = False,
     on_progress: Callable[[str, int], object] | None = None,
     notify: Callable[[str], object] | None = None,
 ) -> Path:
@@ -30,6 +32,7 @@ def report(
         paths: Encoders made by `d2v train`, JSON files of `d2v eval`, `d2v sweep` or `d2v analyze id`, or folders of
             them, which are searched two levels deep.
         out: Folder for the page and its figures; by default `report` in the folder of the first path.
+        paper_examples: Also show the example pairs of the FREEZE paper, which runs of that recipe have scored.
         on_progress: Called after each finished part with its name and the number of all parts.
         notify: Called with sentences on what was found and what was left out.
 
@@ -58,12 +61,14 @@ def report(
         raise InputError("There is nothing to report; give at least one file or folder.")
     folder = Path(out) if out is not None else (sources[0].parent if sources[0].is_file() else sources[0]) / "report"
     command = shlex.join(["d2v", "report", *map(str, sources), *(["--out", str(out)] if out is not None else [])])
+    command += " --paper-examples" if paper_examples else ""
     inputs = find_results(sources)
+    runs = runs_of_results(inputs.training_results, sources) if inputs.has_comparison else find_runs(*sources)
+    if not paper_examples:
+        runs = [replace(run, examples=()) for run in runs]
     if not inputs.has_comparison:
-        runs = find_runs(*sources)
         notify(f"{plural(len(runs), 'run')}: {', '.join(run.name for run in runs)}")
         return write_run_page(runs, folder, on_progress=on_progress, command=command)
-    runs = runs_of_results(inputs.training_results, sources)
     for reason in inputs.skipped:
         notify(f"left out: {reason}")
     counts = {

@@ -188,7 +188,7 @@ def _draw_sweep(sweep: SavedSweep, out: Path, stem: str) -> list[Figure]:
     draw_layers(sweep, curves)
     draw_heat_map(sweep, heat_map)
     best = f"{describe_sweep_row(sweep.rows[0])}, {sweep.rows[0].spearman:.1f} on {sweep.data or 'its data'}"
-    caption = f"Each template and attention with its best pooling. Star: the best, {best}."
+    caption = f"Each template and attention with its best pooling. Star: the best, {best}. {sweep.selection}".strip()
     return [
         Figure(f"{sweep.name}: layer by layer", caption, curves),
         Figure(f"{sweep.name}: heat map", "Spearman x 100 of every pooling and head at every layer.", heat_map),

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder2vec.analysis.selection import Selection
 from decoder2vec.analysis.sweep import SweepRow
 from decoder2vec.errors import DataFileError
 from decoder2vec.storage import read_json
@@ -89,6 +90,8 @@ class SavedSweep:
     rows: tuple[SweepRow, ...]
     """Best first."""
     path: Path
+    selection: str = ""
+    """How much the choice of the best reading can be trusted, in a sentence."""
 
     def distinct(self, column: str) -> list[Any]:
         """The distinct values of a column, in the order of their first row."""
@@ -338,7 +341,19 @@ def _sweep(document: Any, path: Path) -> SavedSweep:
     if not rows:
         raise ValueError("no rows")
     model = str(document["model"])
-    return SavedSweep(model, model, str(document.get("data", {}).get("name", "")), tuple(rows), path)
+    data, selection = str(document.get("data", {}).get("name", "")), _selection(document.get("selection"))
+    return SavedSweep(model, model, data, tuple(rows), path, selection)
+
+
+def _selection(document: Any) -> str:
+    """The sentence on the choice of the best reading; empty for sweeps of older versions."""
+    if not document:
+        return ""
+    values = {column.name: document[column.name] for column in fields(Selection)}
+    low, high = values["spearman_95"]
+    selection = Selection(**{**values, "spearman_95": (float(low), float(high)), "level": tuple(values["level"])})
+    summary = selection.summary()
+    return f"{summary[0].upper()}{summary[1:]}. {selection.warning()}".strip()
 
 
 def _sweep_row(row: Any) -> SweepRow:

@@ -86,10 +86,12 @@ def run_page(
 
 
 def _summary(runs: Sequence[TrainingRun]) -> Html:
+    """What came of it: the score of a single run, then how many encoders were trained on what."""
+    headline = f"{runs[0].headline}. " if len(runs) == 1 and runs[0].headline else ""
     backbones = ", ".join(dict.fromkeys(run.backbone for run in runs if run.backbone))
     if not backbones:
-        return Html()
-    return join(f"{plural(len(runs), 'encoder')} trained on the frozen model {backbones} by ", code("d2v train"), ".")
+        return join(headline)
+    return join(f"{headline}{plural(len(runs), 'encoder')} trained on {backbones} by ", code("d2v train"), ".")
 
 
 def training_section(
@@ -104,21 +106,24 @@ def training_section(
 
 def runs_overview(runs: Sequence[TrainingRun], overview: Sequence[Figure]) -> Html:
     """Everything that shows all runs side by side."""
-    scores, examples, parameters = overview
+    scores, *others = overview
     return join(
         _drawn(scores),
+        table(_headline_table(runs)),
         *(table(_score_table(runs, metric)) for metric in METRICS),
         table(_check_table(runs)),
         subsection("About the data", bullets(_data_notes(runs))),
-        _drawn(examples),
+        *map(_drawn, others),
         table(_example_table(runs)),
-        _drawn(parameters),
         _missing_figures(overview),
     )
 
 
 def _run_details(run: TrainingRun, figures: Sequence[Figure]) -> Html:
     facts = [f"model {run.backbone}"] if run.backbone else []
+    facts += [f"recipe {run.recipe}"] if run.recipe else []
+    if (share := run.trained_share) is not None:
+        facts.append(f"{run.trained_parameters:,} trained parameters, {share:.3g} % of the model's")
     facts += [f"seeds {', '.join(str(seed.seed) for seed in run.seeds)}"] if run.seeds else []
     facts += (
         [f"shown here: seed {run.best_seed}, the best on dev"] if run.best_seed is not None and run.has_record else []
@@ -140,6 +145,13 @@ def _drawn(data: Figure) -> Html:
 def _missing_figures(figures: Sequence[Figure]) -> Html:
     lines = [f"{missing.title}: {missing.caption}" for missing in figures if missing.file is None]
     return join(paragraph("Not shown:", muted=True), bullets(lines)) if lines else Html()
+
+
+def _headline_table(runs: Sequence[TrainingRun]) -> Table:
+    """What training came to in each of several runs; the page of a single run begins with it."""
+    rows = [[Cell(run.name), Cell(run.headline)] for run in runs if run.headline and len(runs) > 1]
+    caption = "The saved encoder (best seed), by the metric it was selected by"
+    return Table("What training came to", caption, ["run", "score"], rows, text_columns=(0, 1))
 
 
 def _score_table(runs: Sequence[TrainingRun], metric: str) -> Table:

@@ -28,7 +28,7 @@ _FREEZE_STEP = re.compile(r"step[0-5]")
 
 @dataclass(frozen=True)
 class TrainingCurve:
-    """Loss and dev score of every epoch of one training stage."""
+    """Loss and dev score at every evaluation of one training stage."""
 
     name: str
     stage: str
@@ -36,8 +36,10 @@ class TrainingCurve:
     scores: tuple[float, ...]
     start_score: float
     """Before training."""
-    best_epoch: int
-    """Counted from 0; -1 if no epoch was better than the start."""
+    best: int
+    """Index of the selected evaluation; -1 if none was better than the start."""
+    evaluate_every: int = 0
+    """Steps between evaluations; 0: an epoch."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,11 @@ class TrainingRun:
     path: Path
     backbone: str = ""
     command: str = ""
+    recipe: str = ""
+    headline: str = ""
+    """The score of the saved encoder, and what training changed."""
     metric: str = "pearson"
-    """By which epochs and seeds were selected."""
+    """By which states and seeds were selected."""
     head: str = ""
     best_seed: int | None = None
     notes: tuple[str, ...] = ()
@@ -113,9 +118,16 @@ class TrainingRun:
     errors: ScoreErrors | None = None
     examples: tuple[ExamplePair, ...] = ()
     trained_parameters: int | None = None
-    frozen_parameters: int | None = None
+    backbone_parameters: int | None = None
     has_record: bool = False
     """Whether there is a record of the best seed (run.json)."""
+
+    @property
+    def trained_share(self) -> float | None:
+        """Trained parameters in % of those of the model; None if unknown."""
+        if self.trained_parameters is None or not self.backbone_parameters:
+            return None
+        return 100 * self.trained_parameters / self.backbone_parameters
 
 
 def find_runs(*paths: Path) -> list[TrainingRun]:
@@ -242,7 +254,7 @@ def _add_record(run: TrainingRun, document: Any) -> TrainingRun:
         errors=_score_errors(document["errors"]) if document.get("errors") else None,
         examples=tuple(map(_example_pair, document.get("examples", []))),
         trained_parameters=int(parameters["trained"]) if parameters else None,
-        frozen_parameters=int(parameters["backbone"]) if parameters else None,
+        backbone_parameters=int(parameters["backbone"]) if parameters else None,
         has_record=True,
     )
 
@@ -280,17 +292,20 @@ def _example_pair(document: Any) -> ExamplePair:
 def _add_results(run: TrainingRun, document: Any) -> TrainingRun:
     """The run with the results of all seeds (results.json)."""
     config = document["config"]
-    recipe = config.get("freeze", {})
-    seeds = tuple(map(_seed_record, document["seeds"]))
+    recipe = str(config.get("recipe", "freeze"))
+    settings = config.get(recipe, {})
+    seeds = tuple(_seed_record(seed, settings) for seed in document["seeds"])
     count = max((len(seed.reconstruction_error) for seed in seeds), default=0)
-    planned = run.readings if len(run.readings) == count else _planned_readings(recipe.get("latents", []), count)
+    planned = run.readings if len(run.readings) == count else _planned_readings(settings.get("latents", []), count)
     return replace(
         run,
         plan=str(config.get("name") or run.plan),
         backbone=str(document.get("backbone", {}).get("name", "")),
         command=str(document.get("command", "")),
-        metric=str(recipe.get("choose_by", run.metric)),
-        head=str(recipe.get("head", "")),
+        recipe=recipe,
+        headline=str(document.get("headline", "")),
+        metric=str(settings.get("choose_by", run.metric)),
+        head=str(settings.get("head", "")),
         best_seed=document.get("best_seed"),
         notes=tuple(map(str, document.get("notes", []))),
         seeds=seeds,
@@ -315,7 +330,7 @@ def _planned_readings(sources: Any, count: int) -> tuple[ReadingLabel, ...]:
     return tuple(ReadingLabel(f"reading {number}", number) for number in range(1, count + 1))
 
 
-def _seed_record(document: Any) -> SeedRecord:
+def _seed_record(document: Any, settings: Any) -> SeedRecord:
     notes = document.get("notes", {})
     pretraining = notes.get("pretraining", {})
     names = ("pretraining", "training", "training after selection")
@@ -325,7 +340,7 @@ def _seed_record(document: Any) -> SeedRecord:
         _scores(document.get("dev", {})),
         _scores(document.get("test", {})),
         {str(name): float(value) for name, value in document.get("checks", {}).items()},
-        tuple(_training_curve(name, notes[name]) for name in names if notes.get(name, {}).get("losses")),
+        tuple(_training_curve(name, notes[name], settings) for name in names if notes.get(name, {}).get("losses")),
         _floats(autoencoders.get("error", [])),
         _floats(autoencoders.get("unexplained", []), len(autoencoders.get("error", []))),
     )
@@ -338,7 +353,8 @@ def _scores(document: Any) -> Scores:
     }
 
 
-def _training_curve(name: str, document: Any) -> TrainingCurve:
+def _training_curve(name: str, document: Any, settings: Any) -> TrainingCurve:
+    schedule = settings.get("pretraining" if name == "pretraining" else "training", {})
     return TrainingCurve(
         name,
         str(document.get("stage", "pairs")),
@@ -346,6 +362,7 @@ def _training_curve(name: str, document: Any) -> TrainingCurve:
         _floats(document.get("scores", [])),
         float(document.get("start", "nan")),
         int(document.get("best", -1)),
+        int(schedule.get("evaluate_every", 0)),
     )
 
 

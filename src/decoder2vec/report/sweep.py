@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from decoder2vec.analysis.layer_embeddings import OnProgress
+from decoder2vec.analysis.selection import FEW_PAIRS
 from decoder2vec.analysis.sweep import Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH
@@ -25,10 +27,11 @@ def sweep(
     test: str | Path | ScoredPairs | None = None,
     templates: Sequence[str] | None = None,
     poolings: Sequence[str] | None = None,
-    attentions: Sequence[str] = ("causal", "bidirectional"),
+    attentions: Sequence[str] | None = None,
     reroute: Sequence[str] = (),
-    heads: Sequence[str] = ("none", "standardise"),
+    heads: Sequence[str] | None = None,
     layers: Sequence[int] = (),
+    quick: bool | None = None,
     max_length: int = DEFAULT_MAX_LENGTH,
     columns: Sequence[str] = PAIR_COLUMNS,
     limit: int | None = None,
@@ -55,19 +58,22 @@ def sweep(
         test: Scored pairs on which the winner alone is scored, once; the result is in `Sweep.test`.
         templates: Names of templates or strings with {text}; by default plain, prompteol, prompteol_tight and echo.
         poolings: Poolings; by default all.
-        attentions: causal, bidirectional or both. One that the model does not support is skipped.
+        attentions: causal, bidirectional or both, which is the default. One that the model lacks is skipped.
         reroute: Ways to let early tokens see the end of a text under causal attention, tried in a few ranges of layers:
             prepend (token prepending) and kv (the last token's key and value in front); prepend:2-8 tries one range.
-        heads: none, standardise, whiten or remove_top.
+        heads: none, standardise, whiten or remove_top; by default the first two.
         layers: Layers, negative ones counted from the top; by default all.
+        quick: Whether what is not named is tried in few variants only (`SweepPlan.quick`). By default with fewer than
+            200 pairs, unless templates, poolings, attentions, reroute, heads or layers are named.
         max_length: Longest text in tokens.
         columns: Columns of the two texts and the score in files.
         limit: Use at most this many pairs of a `data` file, evenly spaced.
         skip_bad: Skip lines of a file that cannot be used, instead of raising an error.
         device: cuda, mps or cpu; by default the best one available.
         dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
-        notify: Called with one-line messages: skipped lines, skipped attentions.
-        on_progress: Called with the template and attention, the number of texts just encoded and their total.
+        notify: Called with one-line messages: skipped lines, skipped attentions, a choice that is largely luck.
+        on_progress: Called with the template and attention, the number of texts just encoded and their number in all
+            passes of the sweep.
 
     Returns:
         All rows, best first. `encoder()` makes the winner an encoder.
@@ -77,23 +83,37 @@ def sweep(
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
-    defaults = SweepPlan()
-    plan = SweepPlan(
-        templates=tuple(templates or defaults.templates),
-        poolings=tuple(poolings or defaults.poolings),
-        attentions=(*attentions, *reroutings_to_try(reroute, backbone.n_layers)),
-        heads=tuple(heads),
-        layers=tuple(layers),
-        max_length=max_length,
-    )
+    named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
+    plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
+    plan = replace(plan, max_length=max_length)
     result = run_sweep(str(model), pairs, plan, backbone=backbone, on_progress=on_progress)
     for reason in result.skipped:
         notify(f"left out: {reason}")
+    if result.selection and (warning := result.selection.warning()):
+        notify(warning)
     if out is not None:
         write_sweep(result, Path(out), test_pairs)
     elif test_pairs:
         result.test = evaluate_sts(result.encoder(), test_pairs)
     return result
+
+
+def _plan(
+    n_pairs: int,
+    quick: bool | None,
+    named: Mapping[str, Sequence[Any] | None],
+    rerouted: Sequence[str],
+    notify: Callable[[str], None],
+) -> SweepPlan:
+    """What to try: what was named, re-routed attentions, and for the rest all readings or the quick set."""
+    if quick is None:
+        quick = n_pairs < FEW_PAIRS and not rerouted and not any(named.values())
+        if quick:
+            notify(f"{n_pairs} pairs can decide between few readings: trying the quick set (--full tries all)")
+    defaults = SweepPlan.quick() if quick else SweepPlan()
+    chosen: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    plan = replace(defaults, **chosen)
+    return replace(plan, attentions=(*plan.attentions, *rerouted))
 
 
 def write_sweep(result: Sweep, out: Path, test: ScoredPairs | None = None) -> dict[str, Any]:

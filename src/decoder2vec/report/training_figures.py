@@ -39,8 +39,10 @@ _CORRELATION_CURVES = (
     ("codes", "spearman", "trained codes, Spearman", COLOURS[0], ":", "o"),
 )
 _SCORE_KINDS = (("raw", "raw cosine"), ("codes", "trained codes"))
-_CURVE_TITLES = {"training": "human scores", "training after selection": "after selection"}
-_STAGE_METRICS = {"autoencoders": "error on held-out texts", "inference": "held-out accuracy in %"}
+_CURVE_TITLES = {"pretraining": "pre-training", "training after selection": "after selection"}
+_HELD_OUT_LABELS = {"autoencoders": "error on held-out texts", "distillation": "loss on held-out texts x 100"}
+_LOSS_STAGES = ("autoencoders", "masked texts", "cleared texts")
+"""Stages that select states by a loss on held-out texts even where there are dev pairs."""
 _MAX_COLOURS = 7
 """More encoders than this get the same colour: nobody can distinguish ten."""
 
@@ -65,8 +67,8 @@ class _FigurePlan:
 
 
 def draw_overview(runs: Sequence[TrainingRun], out: Path) -> list[Figure]:
-    """Draw the figures that show all runs side by side: scores, example pairs, trained parameters."""
-    plans = (
+    """Draw the figures that show all runs side by side: scores, trained parameters, example pairs if there are any."""
+    plans = [
         _FigurePlan(
             "Scores of all runs",
             "Bars: mean over seeds. Dots: single seeds. Lines: one standard deviation either way. In points (x 100).",
@@ -74,24 +76,30 @@ def draw_overview(runs: Sequence[TrainingRun], out: Path) -> list[Figure]:
             draw_scores,
             any(scored_files(runs, split) for split in ("dev", "test")),
             "no run has scores (results.json).",
-        ),
-        _FigurePlan(
-            "Example pairs from the paper",
-            "Diamonds: human scores. Crosses: the paper's final model. Dots: the encoders of this report.",
-            "examples",
-            draw_examples,
-            any(run.examples for run in runs),
-            "their scores are in run.json, which none of these runs has.",
-        ),
-        _FigurePlan(
-            "Trained parameters",
-            "Trained parameters as a share of the parameters of the frozen model.",
-            "parameters",
-            draw_parameters,
-            any(run.trained_parameters is not None and run.frozen_parameters for run in runs),
-            "their number is in run.json, which none of these runs has.",
-        ),
-    )
+        )
+    ]
+    if len(runs) > 1:  # of a single run it would be one dot: its page has the number
+        plans.append(
+            _FigurePlan(
+                "Trained parameters",
+                "Trained parameters as a share of the parameters of the model.",
+                "parameters",
+                draw_parameters,
+                any(run.trained_share is not None for run in runs),
+                "their number is in run.json, which none of these runs has.",
+            )
+        )
+    if any(run.examples for run in runs):
+        plans.append(
+            _FigurePlan(
+                "Example pairs from the paper",
+                "Diamonds: human scores. Crosses: the paper's final model. Dots: the encoders of this report.",
+                "examples",
+                draw_examples,
+                possible=True,
+                reason="",
+            )
+        )
     return [plan.run(runs, out / f"{plan.stem}.png") for plan in plans]
 
 
@@ -105,14 +113,15 @@ def draw_run(run: TrainingRun, out: Path, stem: str) -> list[Figure]:
     """
     no_record = "it needs the encoder's run.json, which is missing."
     mixed = "this encoder mixes its layers before texts are compared, so no layer has a score of its own."
-    single = _single_reading_scores(run)
+    single = _scores_without_curve(run)
+    trained = [curve for seed in run.seeds for curve in seed.curves]
     plans = (
         _FigurePlan(
             "Correlation of each layer",
             "Cosine of one layer at a time against human scores: of the raw latents, and of the trained codes.",
             "layers",
             draw_correlations,
-            run.layers is not None and len(run.readings) > 1 and bool(run.layers.raw),
+            run.layers is not None and _has_curves(run.readings) and bool(run.layers.raw),
             single or no_record,
         ),
         _FigurePlan(
@@ -121,8 +130,8 @@ def draw_run(run: TrainingRun, out: Path, stem: str) -> list[Figure]:
             "the share does not. Dashed: an autoencoder that always predicts the mean.",
             "autoencoders",
             draw_autoencoders,
-            any(seed.reconstruction_error for seed in run.seeds),
-            "this run did not pre-train autoencoders." if run.seeds else "results.json is missing.",
+            _has_curves(run.autoencoder_readings) and any(seed.reconstruction_error for seed in run.seeds),
+            _autoencoders_without_curve(run),
         ),
         _FigurePlan(
             "Importance of each layer",
@@ -134,11 +143,11 @@ def draw_run(run: TrainingRun, out: Path, stem: str) -> list[Figure]:
         ),
         _FigurePlan(
             "Training",
-            "Loss and score after each epoch; 0 is before training. Stars: the selected epoch.",
+            "Loss and score at each evaluation; 0 is before training. Stars: the selected state.",
             "training",
             draw_training,
-            any(seed.curves for seed in run.seeds),
-            "nothing was trained in this run." if run.seeds else "results.json is missing.",
+            any(_is_curve(curve.losses) or _is_curve((curve.start_score, *curve.scores)) for curve in trained),
+            _training_without_curve(run),
         ),
         _FigurePlan(
             "Error distribution",
@@ -152,15 +161,47 @@ def draw_run(run: TrainingRun, out: Path, stem: str) -> list[Figure]:
     return [plan.run(run, out / f"{stem}-{plan.stem}.png") for plan in plans]
 
 
-def _single_reading_scores(run: TrainingRun) -> str:
-    """The scores of a run with one reading as a sentence, since one layer makes no curve; empty for other runs."""
-    if len(run.readings) != 1 or run.layers is None:
+def _has_curves(readings: Sequence[ReadingLabel]) -> bool:
+    """Whether a template and pooling is read at two layers or more: a single one is a dot and no curve."""
+    return any(len(members) > 1 for members in group_readings(readings).values())
+
+
+def _is_curve(values: Sequence[float]) -> bool:
+    return int(np.isfinite(values).sum()) > 1
+
+
+def _scores_without_curve(run: TrainingRun) -> str:
+    """The scores of a run that reads one layer of each template, in words; empty for other runs."""
+    if not run.readings or _has_curves(run.readings) or run.layers is None:
         return ""
-    parts = [f"this encoder has only one reading: {run.readings[0].text}"]
-    for kind, name in _SCORE_KINDS:
-        scores = [f"{metric.capitalize()} {values[0]:.1f}" for metric, values in getattr(run.layers, kind).items()]
-        parts += [f"{name}: {', '.join(scores)}"] if scores else []
-    return "; ".join(parts) + f" (on {run.layers.data}, x 100)."
+    parts = []
+    for index, reading in enumerate(run.readings):
+        parts.append(reading.text)
+        for kind, name in _SCORE_KINDS:
+            curves = getattr(run.layers, kind).items()
+            scores = [f"{metric.capitalize()} {values[index]:.1f}" for metric, values in curves]
+            parts += [f"{name}: {', '.join(scores)}"] if scores else []
+    only = "only one reading" if len(run.readings) == 1 else "only one layer of each template and pooling"
+    return f"this encoder has {only}: {'; '.join(parts)} (on {run.layers.data}, x 100)."
+
+
+def _autoencoders_without_curve(run: TrainingRun) -> str:
+    """Why the errors of the autoencoders are no curve, with the errors if there are any."""
+    if not run.seeds:
+        return "results.json is missing."
+    errors = [
+        f"{reading.text}: {value:.3g}"
+        for reading, value in zip(run.autoencoder_readings, run.seeds[0].reconstruction_error, strict=False)
+    ]
+    return f"{'; '.join(errors)} (mean squared error)." if errors else "this run did not pre-train autoencoders."
+
+
+def _training_without_curve(run: TrainingRun) -> str:
+    """Why the training is no curve, with the loss of a single evaluation."""
+    if not run.seeds:
+        return "results.json is missing."
+    losses = [f"seed {seed.seed}: {curve.losses[-1]:.4g}" for seed in run.seeds for curve in seed.curves]
+    return f"one evaluation; mean loss of {', '.join(losses)}." if losses else "nothing was trained in this run."
 
 
 # all runs
@@ -286,14 +327,10 @@ def _draw_example_scores(axes: Any, runs: Sequence[TrainingRun], pairs: Sequence
 
 
 def draw_parameters(runs: Sequence[TrainingRun], file: Path) -> str:
-    """Draw the number of trained parameters of each run, as a share of those of the frozen model."""
-    counts = [
-        (run.name, run.trained_parameters, 100 * run.trained_parameters / run.frozen_parameters)
-        for run in runs
-        if run.trained_parameters is not None and run.frozen_parameters
-    ]
+    """Draw the number of trained parameters of each run, as a share of those of the model."""
+    counts = [(run.name, run.trained_parameters, share) for run in runs if (share := run.trained_share) is not None]
     shares = [max(share, 1e-9) for *_, share in counts]
-    headline = "Trained parameters, in % of the frozen model's"
+    headline = "Trained parameters, in % of the model's"
     with panels(file, headline, 1, 1, (7.2, 1.1 + 0.3 * len(counts)), with_svg=True) as (_, grid):
         axes = grid[0][0]
         axes.plot(shares, range(len(counts)), "o", color=COLOURS[0], markersize=7)
@@ -306,7 +343,7 @@ def draw_parameters(runs: Sequence[TrainingRun], file: Path) -> str:
             axes.set_xlim(0, 1.1 * max(shares))
         axes.set_yticks(range(len(counts)), [shorten(name, 32) for name, *_ in counts])
         axes.set_ylim(len(counts) - 0.5, -0.5)
-        axes.set_xlabel("% of the frozen model's parameters" + (" (log axis)" if axes.get_xscale() == "log" else ""))
+        axes.set_xlabel("% of the model's parameters" + (" (log axis)" if axes.get_xscale() == "log" else ""))
     return ""  # the title of the figure says the same
 
 
@@ -406,7 +443,7 @@ class _ImportancePanel(NamedTuple):
 def _importance_panels(run: TrainingRun) -> list[_ImportancePanel]:
     """The panels that there are values for."""
     layers = run.layers
-    if layers is None or len(run.readings) < 2:
+    if layers is None or not _has_curves(run.readings):
         return []
     importance = []
     if codes := layers.codes.get("pearson"):
@@ -439,7 +476,7 @@ def _draw_groups(axes: Any, readings: Sequence[ReadingLabel], values: Any) -> No
 
 
 def draw_training(run: TrainingRun, file: Path) -> str:
-    """Draw loss and score of every epoch, one row of panels for each stage and one colour for each seed."""
+    """Draw loss and score at every evaluation, one row of panels for each stage and one colour for each seed."""
     names = list(dict.fromkeys(curve.name for seed in run.seeds for curve in seed.curves))
     headline = f"{run.name}: training with {plural(len(run.seeds), 'seed')}"
     with panels(file, headline, len(names), 2, (7.4, 1.1 + 2.3 * len(names)), with_svg=True) as (figure, grid):
@@ -447,27 +484,56 @@ def draw_training(run: TrainingRun, file: Path) -> str:
             for index, seed in enumerate(run.seeds):
                 for curve in seed.curves:
                     if curve.name == name:
-                        _draw_training_curve(row, curve, colour(index), f"seed {seed.seed}", run.metric)
+                        _draw_losses(row[0], curve, colour(index))
+                        metric = run.metric if seed.dev else ""
+                        _draw_dev_scores(row[1], curve, colour(index), metric, f"seed {seed.seed}")
             for axes in row:
-                axes.set_xlabel("epoch")
                 integer_ticks(axes.xaxis)
-        legend_below(figure, grid[0][0], columns=8)
+            losses = [curve.losses for seed in run.seeds for curve in seed.curves if curve.name == name]
+            if not any(map(_is_curve, losses)):
+                _write_losses(row[0], losses)
+        legend_below(figure, grid[0][1], columns=8)
     return headline
 
 
-def _draw_training_curve(row: Sequence[Any], curve: TrainingCurve, line_colour: str, label: str, metric: str) -> None:
-    title = _CURVE_TITLES.get(curve.name, f"pre-training, {curve.stage}")
-    epochs = range(1, len(curve.losses) + 1)
-    row[0].plot(epochs, curve.losses, color=line_colour, marker=".", label=label)
-    row[0].set_title(f"{title}: loss")
-    row[0].set_ylabel("mean training loss")
-    sign = -1 if curve.stage == "autoencoders" else 1  # the training loop maximises the negative error
-    scores = sign * np.array([curve.start_score, *curve.scores])
-    row[1].plot(range(len(scores)), np.where(np.isfinite(scores), scores, np.nan), color=line_colour, marker=".")
-    if 0 <= curve.best_epoch + 1 < len(scores):
-        row[1].plot(curve.best_epoch + 1, scores[curve.best_epoch + 1], "*", color=line_colour, markersize=11)
-    row[1].set_title(f"{title}: {'error' if sign < 0 else 'score'}")
-    row[1].set_ylabel(_STAGE_METRICS.get(curve.stage, f"{metric.capitalize()} on dev x 100"))
+def _draw_losses(axes: Any, curve: TrainingCurve, line_colour: str) -> None:
+    axes.plot(range(1, len(curve.losses) + 1), curve.losses, color=line_colour, marker=".")
+    axes.set_title(f"{_curve_title(curve)}: loss")
+    axes.set_ylabel("mean training loss")
+    axes.set_xlabel(_evaluation_label(curve))
+
+
+def _draw_dev_scores(axes: Any, curve: TrainingCurve, line_colour: str, metric: str, label: str) -> None:
+    """Draw the values by which states were selected; `metric` is empty without dev pairs."""
+    is_loss = curve.stage in _LOSS_STAGES or not metric
+    scores = np.array([curve.start_score, *curve.scores]) * (-1 if is_loss else 1)  # the loop maximises minus the loss
+    values = np.where(np.isfinite(scores), scores, np.nan)
+    axes.plot(range(len(values)), values, color=line_colour, marker=".", label=label)
+    if 0 <= curve.best + 1 < len(scores):
+        axes.plot(curve.best + 1, scores[curve.best + 1], "*", color=line_colour, markersize=11)
+    axes.set_title(f"{_curve_title(curve)}: {'held-out loss' if is_loss else 'score'}")
+    axes.set_xlabel(_evaluation_label(curve))
+    if is_loss:
+        axes.set_ylabel(_HELD_OUT_LABELS.get(curve.stage, "loss on held-out texts"))
+    else:
+        on_dev = f"{metric.capitalize()} on dev x 100"
+        axes.set_ylabel("held-out accuracy in %" if curve.stage == "inference" else on_dev)
+
+
+def _curve_title(curve: TrainingCurve) -> str:
+    return f"{_CURVE_TITLES.get(curve.name, curve.name)}, {curve.stage}"
+
+
+def _evaluation_label(curve: TrainingCurve) -> str:
+    return f"evaluation (every {curve.evaluate_every} steps)" if curve.evaluate_every else "epoch"
+
+
+def _write_losses(axes: Any, losses: Sequence[Sequence[float]]) -> None:
+    """Write the loss of a single evaluation instead of drawing a dot for each seed."""
+    axes.cla()
+    axes.set_axis_off()
+    text = f"one evaluation\nmean loss {', '.join(f'{values[-1]:.4g}' for values in losses)}"
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
 
 
 def draw_errors(run: TrainingRun, file: Path) -> str:

@@ -41,7 +41,7 @@ from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.recipes.recipe import Recipe, Trainer
-from decoder2vec.training.results import SeedResult, result_notes, summarise
+from decoder2vec.training.results import SeedResult, headline, result_notes, summarise
 from decoder2vec.training.teachers import Teacher
 
 RUN_FILE = "run.json"
@@ -335,6 +335,7 @@ def _train_stage(
         "notes": [*stage.recipe.data_notes(data), *data.notes, *result_notes(seed_results)],
         **extra,
     }
+    results["headline"] = headline(results)
     encoder, has_own_weights = trainer.export(best, work)
     record = {"parameters": trained_share(best.n_trained, model.backbone.model), **trainer.record(best)}
     record |= {"recipe": stage.recipe.name, "name": stage.name}

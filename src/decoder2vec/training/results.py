@@ -33,6 +33,8 @@ PAPER_EXAMPLES: tuple[tuple[str, str, float, float], ...] = (
 _SAMPLE = 200
 
 TextPairs = Sequence[tuple[str, str]]
+Scores = dict[str, dict[str, float]]
+"""Points by file and metric."""
 
 
 @dataclass(kw_only=True)
@@ -40,16 +42,16 @@ class SeedResult:
     """Scores of one seed, and how they came about."""
 
     seed: int
-    dev: dict[str, dict[str, float]] = field(default_factory=dict)
-    """By file and metric, in points."""
-    test: dict[str, dict[str, float]] = field(default_factory=dict)
+    dev: Scores = field(default_factory=dict)
+    test: Scores = field(default_factory=dict)
     checks: dict[str, float] = field(default_factory=dict)
     """Mean scores of pairs with a known answer: equal texts, with and without full stop, random pairs."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Training histories, reconstruction errors, the cost of a truncation."""
     seconds: float = 0.0
-    untrained: float | None = None
-    """Dev score of the model before training under the same reading; None without dev pairs or such a reading."""
+    untrained: dict[str, Scores] = field(default_factory=dict)
+    """Scores of the model before training under the same reading, by dev and test; empty without dev pairs or such a
+    reading."""
     dev_metric: float | None = None
     """The objective's own dev metric, by which a seed is selected where there are no dev pairs."""
     n_trained: int = 0
@@ -67,8 +69,8 @@ class SeedResult:
         """For the results file."""
         names = ("seed", "dev", "test", "checks", "notes")
         document = {name: getattr(self, name) for name in names} | {"seconds": round(self.seconds, 2)}
-        if self.untrained is not None:
-            document["untrained"] = round(self.untrained, 2)
+        if self.untrained:
+            document["untrained"] = self.untrained
         return document if self.dev_metric is None else document | {"dev_metric": round(self.dev_metric, 4)}
 
 
@@ -77,7 +79,7 @@ def mean_score(scores: Mapping[str, Mapping[str, float]], metric: str) -> float:
     return float(np.mean([of_file[metric] for of_file in scores.values()]))
 
 
-def correlations(files: Sequence[ScoredPairs], similarity: Callable[[TextPairs], Any]) -> dict[str, dict[str, float]]:
+def correlations(files: Sequence[ScoredPairs], similarity: Callable[[TextPairs], Any]) -> Scores:
     """Every correlation of a similarity with human scores, by file and metric, in points."""
     scores = {}
     for pairs in files:
@@ -159,6 +161,8 @@ class Improvement:
 
     dev: float
     untrained: float
+    changes: tuple[float, ...] = ()
+    """Trained minus untrained score of every dev and test file."""
 
     @classmethod
     def of(cls, results: dict[str, Any]) -> Improvement | None:
@@ -166,8 +170,13 @@ class Improvement:
         seed = best_seed(results)
         if "untrained" not in seed:
             return None
-        config = results["config"]
-        return cls(mean_score(seed["dev"], config[config["recipe"]]["choose_by"]), seed["untrained"])
+        metric, before = _selection_metric(results), seed["untrained"]
+        changes = tuple(
+            scores[metric] - before[part][name][metric]
+            for part in ("dev", "test")
+            for name, scores in seed[part].items()
+        )
+        return cls(mean_score(seed["dev"], metric), mean_score(before["dev"], metric), changes)
 
     @property
     def is_worse(self) -> bool:
@@ -177,7 +186,34 @@ class Improvement:
     def __str__(self) -> str:
         difference = self.dev - self.untrained
         verdict = f"training made it worse by {-difference:.1f}" if self.is_worse else f"+{abs(difference):.1f}"
-        return f"dev {self.dev:.1f}, untrained {self.untrained:.1f}: {verdict}"
+        return f"dev {self.dev:.1f}, untrained {self.untrained:.1f}: {verdict}{self.files}"
+
+    @property
+    def headline(self) -> str:
+        """The score and what training changed, for the head of a report."""
+        difference = self.dev - self.untrained
+        verdict = f"{-difference:.1f} below untrained" if self.is_worse else f"+{abs(difference):.1f} over untrained"
+        return f"{self.dev:.1f} on dev, {verdict}{self.files}"
+
+    @property
+    def files(self) -> str:
+        """On how many of several files training helped; empty for a single file."""
+        better = sum(round(change, 1) > 0 for change in self.changes)
+        return f"; better on {better} of {len(self.changes)} files" if len(self.changes) > 1 else ""
+
+
+def headline(results: dict[str, Any]) -> str:
+    """The dev score of the saved encoder, against the untrained model where that was scored; empty without dev."""
+    if improvement := Improvement.of(results):
+        return improvement.headline
+    scores = best_seed(results)["dev"]
+    return f"{mean_score(scores, _selection_metric(results)):.1f} on dev" if scores else ""
+
+
+def _selection_metric(results: dict[str, Any]) -> str:
+    """The correlation by which states and seeds were selected."""
+    config = results["config"]
+    return str(config[config["recipe"]]["choose_by"])
 
 
 def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:

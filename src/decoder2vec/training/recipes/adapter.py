@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
 from decoder2vec.training.recipes.recipe import Recipe, SeedRun
-from decoder2vec.training.results import SeedResult, TextPairs, correlations, mean_score, sanity_checks
+from decoder2vec.training.results import Scores, SeedResult, TextPairs, correlations, mean_score, sanity_checks
 from decoder2vec.training.teachers import Teacher
 
 _FORMAT = 1
@@ -81,6 +81,8 @@ class TokenCorpus:
     index: dict[str, int]
     """Position of each text in `prompts`."""
     n_truncated: int
+    untrained: dict[str, Scores] = field(default_factory=dict)
+    """Scores of the model before training, by dev and test: the same for every seed, so measured once."""
 
 
 def adapter_schedule(rate: float = 1e-3) -> Schedule:
@@ -91,9 +93,6 @@ def adapter_schedule(rate: float = 1e-3) -> Schedule:
 @dataclass(frozen=True)
 class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     """Settings and methods that all of them share."""
-
-    starts_unchanged: ClassVar[bool] = False
-    """Whether the adapted model gives the vectors of the original one before the first step."""
 
     read: ReadSettings = field(default_factory=ReadSettings)
     objective: ObjectiveConfig = field(default_factory=ContrastiveConfig)
@@ -235,7 +234,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         history, module = run.fit(
             corpus.objective, context, self.training, self.choose_by, checkpoint=checkpoint, log=log
         )
-        result = SeedResult(seed=run.seed, notes={"training": asdict(history)}, model=context)
+        note = {"stage": corpus.objective.stage, **asdict(history)}
+        result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
         result.n_trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         module.requires_grad_(False)
         dev_score = history.best_score
@@ -255,15 +255,16 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return result
 
     def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
-        """Score dev and test files with the encoder itself, and dev with the untrained model under the same reading."""
+        """Score dev and test files with the encoder itself, and with the untrained model under the same reading."""
         data = corpus.data
         cosines = self._cosines(result.model.backbone, corpus)
         result.dev = correlations(data.dev, cosines)
         if data.dev:
-            result.untrained = self._untrained_score(result, corpus)
+            result.untrained = self._untrained_scores(corpus)
             trained = mean_score(result.dev, self.choose_by)
-            if self.keep_better and trained < result.untrained:
-                result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": result.untrained}
+            untrained = mean_score(result.untrained["dev"], self.choose_by)
+            if self.keep_better and trained < untrained:
+                result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": untrained}
                 result.model.backbone, result.n_trained = corpus.backbone, 0
                 cosines = self._cosines(corpus.backbone, corpus)
                 result.dev = correlations(data.dev, cosines)
@@ -283,11 +284,13 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
 
         return cosines
 
-    def _untrained_score(self, result: SeedResult, corpus: TokenCorpus) -> float:
-        """Dev score of the model without the adapter; training may have measured it before its first step."""
-        if self.starts_unchanged and corpus.objective.needs_dev:
-            return float(result.notes["training"]["start"])
-        return mean_score(correlations(corpus.data.dev, self._cosines(corpus.backbone, corpus)), self.choose_by)
+    def _untrained_scores(self, corpus: TokenCorpus) -> dict[str, Scores]:
+        """Scores of the model without the adapter on dev and test files."""
+        if not corpus.untrained:
+            cosines = self._cosines(corpus.backbone, corpus)
+            for part, files in (("dev", corpus.data.dev), ("test", corpus.data.test)):
+                corpus.untrained[part] = correlations(files, cosines)
+        return corpus.untrained
 
     def export(self, result: SeedResult, corpus: TokenCorpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder; of a trained copy of the model, the weights are written to `work` and must be saved with it."""

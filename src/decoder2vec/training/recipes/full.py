@@ -21,7 +21,6 @@ class FullRecipe(AdapterRecipe):
 
     name = "full"
     about = "All weights of the model were trained."
-    starts_unchanged = True
 
     training: Schedule = field(default_factory=lambda: adapter_schedule(5e-5))
 

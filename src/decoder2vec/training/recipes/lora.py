@@ -18,7 +18,6 @@ class LoraRecipe(AdapterRecipe):
 
     name = "lora"
     about = "Low-rank changes of the model's weights were trained."
-    starts_unchanged = True
 
     rank: int = 16
     alpha: float = 32
