@@ -41,7 +41,7 @@ def tiny_builtin(tmp_path, monkeypatch):
 
 
 def test_shipped_adapter_is_small_and_finite():
-    file = SHIPPED / "adapter" / "adapter_model.safetensors"
+    file = SHIPPED / "adapter" / "adapter.safetensors"
     assert file.stat().st_size <= 20_000_000
     with safe_open(file, "numpy") as tensors:
         assert len(tensors.keys()) == 30 * 7 * 2 * 2  # blocks, linear layers, factors, each in int8 with scales

@@ -322,16 +322,15 @@ class Encoder:
             folder: The folder to write.
             copy_backbone: Copy the weights of the backbone too, for a folder that is self-contained.
             lora_dtype: How the active adapter is stored, if it is a LoRA: "float32", "bfloat16" for half the size or
-                "int8" for a quarter. The saved encoder is then the rounded one, which differs slightly from this.
+                "int8" for a quarter, which only this package reads. The saved encoder is then the rounded one, which
+                differs slightly from this.
             extra_files: Further files to write, by name: the model card and the record of a training run.
 
         Returns:
             The path of the folder.
         """
         target = Path(folder)
-        backbone = self.backbone
-        if backbone.adapter:
-            backbone = backbone.with_adapter(round_adapter(backbone.adapter, backbone, lora_dtype))
+        backbone = self.backbone.with_adapter(round_adapter(self.backbone.adapter, self.backbone, lora_dtype))
         encoder = Encoder(backbone, self.spec, self.head)
         source = resolve_model_folder(backbone.name)
         inside = source.resolve().is_relative_to(target.resolve())  # saved over itself: keep its weights

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from peft import PeftConfig
 from safetensors.torch import load_file, save_file
 
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
@@ -110,7 +111,7 @@ def test_lora_can_be_stored_in_fewer_bits(dtype, bytes_per_weight, tolerance, ba
     lora = randomised(Lora.initialise(model, 4, 8))
     encoder = Encoder(model.with_adapter(lora), spec_from_kwargs("tiny-llama", {}))
     folder = encoder.save(tmp_path / "enc", lora_dtype=dtype)
-    stored = load_file(folder / "adapter" / WEIGHTS["lora"])
+    stored = load_file(folder / "adapter" / ("adapter.safetensors" if dtype == "int8" else WEIGHTS["lora"]))
     matrices = {name: tensor for name, tensor in stored.items() if name.endswith("weight")}
     assert {tensor.element_size() for tensor in matrices.values()} == {bytes_per_weight}
     loaded = Encoder.load(folder, device="cpu")
@@ -124,9 +125,19 @@ def test_lora_can_be_stored_in_fewer_bits(dtype, bytes_per_weight, tolerance, ba
     assert json.loads((again / "encoder.json").read_text())["fingerprint"] == loaded.fingerprint
 
 
-def test_unknown_dtype_of_lora_is_refused(backbone, tmp_path):
+def test_int8_is_not_mistaken_for_a_folder_of_peft(backbone, tmp_path):
+    """peft would load the matrices without their scales, with no more than a warning."""
     model = backbone("tiny-llama")
-    encoder = Encoder(model.with_adapter(Lora.initialise(model, 4, 8)), spec_from_kwargs("tiny-llama", {}))
+    save_adapter(Lora.initialise(model, 4, 8), tmp_path, model, "int8")
+    with pytest.raises(ValueError, match=r"adapter_config\.json"):
+        PeftConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("adapted", [True, False])
+def test_unknown_dtype_of_lora_is_refused(backbone, tmp_path, adapted):
+    model = backbone("tiny-llama")
+    adapter = Lora.initialise(model, 4, 8) if adapted else None
+    encoder = Encoder(model.with_adapter(adapter), spec_from_kwargs("tiny-llama", {}))
     with pytest.raises(UnknownNameError, match="int8"):
         encoder.save(tmp_path / "enc", lora_dtype="int3")
     assert not (tmp_path / "enc").exists()

@@ -24,11 +24,12 @@ _PEFT_CONFIG = "adapter_config.json"
 _PEFT_WEIGHTS = "adapter_model.safetensors"
 
 LORA_DTYPES = ("float32", "bfloat16", "int8")
-"""How the matrices of LoRA are stored. int8 has a scale for each rank; peft itself reads only the other two."""
+"""How the matrices of LoRA are stored. int8 has a scale for each rank, which peft would ignore without an error: its
+files are not named as peft's."""
 
 
-def round_adapter(adapter: Adapter, backbone: Backbone, dtype: str) -> Adapter:
-    """The adapter as it will be when it has been saved in a dtype and loaded again; only LoRA changes."""
+def round_adapter(adapter: Adapter | None, backbone: Backbone, dtype: str) -> Adapter | None:
+    """The adapter, if any, as it will be when it has been saved in a dtype and loaded again; only LoRA changes."""
     if dtype not in LORA_DTYPES:
         raise unknown_name("dtype", dtype, LORA_DTYPES)
     if not isinstance(adapter, Lora) or dtype == "float32":
@@ -44,10 +45,11 @@ def save_adapter(adapter: Adapter, folder: Path, backbone: Backbone, dtype: str 
     description = {"kind": adapter.kind, "backbone_fingerprint": backbone.fingerprint, "settings": adapter.settings()}
     (folder / _DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
     if isinstance(adapter, Lora):
-        config = json.dumps(adapter.peft_config(backbone), indent=1) + "\n"
-        (folder / _PEFT_CONFIG).write_text(config, encoding="utf-8")
         tensors = _to_stored(_on_cpu(adapter.peft_state_dict()), dtype)
-        save_file(tensors, folder / _PEFT_WEIGHTS, metadata={"format": "pt"})
+        save_file(tensors, folder / (_WEIGHTS if dtype == "int8" else _PEFT_WEIGHTS), metadata={"format": "pt"})
+        if dtype != "int8":
+            config = json.dumps(adapter.peft_config(backbone), indent=1) + "\n"
+            (folder / _PEFT_CONFIG).write_text(config, encoding="utf-8")
     elif parameters := adapter.state_dict():  # re-routing has none
         save_file(_on_cpu(parameters), folder / _WEIGHTS)
 
@@ -102,7 +104,8 @@ def _load_kv_prefix(folder: Path, backbone: Backbone, settings: dict[str, Any]) 
 
 def _load_lora(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
     adapter = Lora(backbone, LoraConfig(**{**settings, "targets": tuple(settings["targets"])}))
-    adapter.load_peft_state_dict(_from_stored(load_file(folder / _PEFT_WEIGHTS)))
+    file = folder / _WEIGHTS  # in int8
+    adapter.load_peft_state_dict(_from_stored(load_file(file if file.is_file() else folder / _PEFT_WEIGHTS)))
     return adapter
 
 

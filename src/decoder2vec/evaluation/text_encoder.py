@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from decoder2vec.activations.extract import check_texts
 from decoder2vec.encoder import resolve_prompt, to_text_list
 from decoder2vec.errors import InputError
-from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
+from decoder2vec.maths.similarity import normalise, pairwise_similarity, similarity_matrix
 
 FloatArray = NDArray[np.float32]
 
@@ -68,8 +68,7 @@ class TextEncoder(ABC):
             prompt = resolve_prompt(self.prompts, name, options.get("prompt"))
             texts = [prompt + text for text in texts]
         vectors = self.embed(texts) if texts else np.empty((0, self.dim), np.float32)
-        if normalize_embeddings:
-            vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+        vectors = normalise(vectors, normalize_embeddings)
         result = vectors[0] if isinstance(inputs, str) else vectors
         if convert_to_tensor or options.get("convert_to_numpy") is False:
             return torch.from_numpy(np.ascontiguousarray(result))

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.maths.similarity import normalise
 from decoder2vec.storage import atomic_file
 
 Vectors = NDArray[np.float32]
 _Matrix = NDArray[np.float64]
+_MeanAndMap = tuple[_Matrix, _Matrix]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,9 +48,9 @@ class AffineHead:
         data = vectors.astype(np.float64)
         if not np.ptp(data, axis=0).any():
             raise InputError(f"A {kind} head cannot be fitted: all {len(vectors)} texts have the same vector.")
-        mean = np.zeros(data.shape[1]) if kind == "rotate" else data.mean(axis=0)
+        mean, fitted = AFFINE_HEADS[kind](data)
         # safetensors writes the memory of an array in order, whatever its strides
-        return cls(kind, mean.astype(np.float32), np.ascontiguousarray(AFFINE_HEADS[kind](data - mean), np.float32))
+        return cls(kind, mean.astype(np.float32), np.ascontiguousarray(fitted, np.float32))
 
     def __call__(self, vectors: Vectors) -> Vectors:
         """Map [n, dim] vectors."""
@@ -76,35 +78,39 @@ class AffineHead:
         return cls(kind, tensors["mean"], tensors["map"])
 
 
-def _standardise(centred: _Matrix) -> _Matrix:
+def _standardise(vectors: _Matrix) -> _MeanAndMap:
     """Scale every dimension to unit variance; one that varies only by rounding is not scaled."""
-    deviation: _Matrix = centred.std(axis=0)
-    return 1.0 / np.where(deviation > 1e-9 * deviation.max(), deviation, 1.0)
+    deviation: _Matrix = vectors.std(axis=0)
+    return vectors.mean(axis=0), 1.0 / np.where(deviation > 1e-9 * deviation.max(), deviation, 1.0)
 
 
-def _whiten(centred: _Matrix) -> _Matrix:
+def _whiten(vectors: _Matrix) -> _MeanAndMap:
     """Make dimensions uncorrelated with unit variance; directions with (almost) no variance are dropped."""
+    mean = vectors.mean(axis=0)
+    centred = vectors - mean
     variance, axes = np.linalg.eigh(centred.T @ centred / len(centred))
     used = variance > 1e-7 * variance.max()
-    return np.asarray(axes[:, used] / np.sqrt(variance[used]))
+    return mean, axes[:, used] / np.sqrt(variance[used])
 
 
-def _remove_top(centred: _Matrix) -> _Matrix:
+def _remove_top(vectors: _Matrix) -> _MeanAndMap:
     """Project out the strongest directions (one per hundred dimensions), which all texts share."""
+    mean = vectors.mean(axis=0)
+    centred = vectors - mean
     count = max(1, round(centred.shape[1] / 100))
     _, axes = np.linalg.eigh(centred.T @ centred)
     top = axes[:, -count:]
-    return np.asarray(np.eye(centred.shape[1]) - top @ top.T)
+    return mean, np.eye(centred.shape[1]) - top @ top.T
 
 
-def _rotate(vectors: _Matrix) -> _Matrix:
+def _rotate(vectors: _Matrix) -> _MeanAndMap:
     """Turn unit vectors onto their principal axes, the strongest first; all cosines stay as they are."""
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    unit = normalise(vectors)
     _, axes = np.linalg.eigh(unit.T @ unit)
-    return np.asarray(axes[:, ::-1])
+    return np.zeros(vectors.shape[1]), axes[:, ::-1]
 
 
-AFFINE_HEADS: dict[str, Callable[[_Matrix], _Matrix]] = {
+AFFINE_HEADS: dict[str, Callable[[_Matrix], _MeanAndMap]] = {
     "standardise": _standardise,
     "whiten": _whiten,
     "remove_top": _remove_top,

@@ -15,6 +15,7 @@ from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.matching.sections import WHOLE, Section, split_sections, split_sentences
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.matching.terms import ScoreMatrix
+from decoder2vec.maths.similarity import normalise
 
 AGGREGATES = ("whole", "sections", "best")
 """The score of two documents: of their whole texts; the mean over sections of the best counterpart of each, weighted by
@@ -73,7 +74,7 @@ class TextSimilarity:
         similarity = getattr(self._encoder, "similarity", None)
         if callable(similarity):
             return np.asarray(similarity(a, b), np.float64)
-        a, b = (_unit_rows(np.asarray(rows, np.float64)) for rows in (a, b))
+        a, b = (normalise(np.asarray(rows, np.float64)) for rows in (a, b))
         return np.asarray(a @ b.T)
 
 
@@ -167,7 +168,3 @@ def _split_passages(text: str) -> list[str]:
 
 def _starts(sizes: Sequence[int]) -> NDArray[np.intp]:
     return np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.intp)
-
-
-def _unit_rows(rows: ScoreMatrix) -> ScoreMatrix:
-    return np.asarray(rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12))

@@ -6,7 +6,7 @@ Cosines are computed in float64 and rounded: close scores do not tie, and equal 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch.nn.functional import normalize
 
 from decoder2vec.errors import InputError, unknown_name
 
+_Rows = TypeVar("_Rows", NDArray[np.float32], NDArray[np.float64])
 _SimilarityFunction = Callable[[Tensor, Tensor], Tensor]
 
 _MATRIX: dict[str, _SimilarityFunction] = {
@@ -58,12 +59,12 @@ def as_float_rows(vectors: Any) -> Tensor:
     return rows if rows.ndim == 2 else rows.reshape(1, -1)
 
 
-def normalise(vectors: NDArray[np.float32], length: bool | str) -> NDArray[np.float32]:
+def normalise(vectors: _Rows, length: bool | str = True) -> _Rows:
     """Scale rows to the length 1 (True) or the root of their dimension ("rms"), or leave them as they are (False)."""
     if not length:
         return vectors
-    unit: NDArray[np.float32] = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return unit * np.float32(vectors.shape[1] ** 0.5) if length == "rms" else unit
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    return cast(_Rows, unit * np.float32(vectors.shape[1] ** 0.5) if length == "rms" else unit)
 
 
 def quantise(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:

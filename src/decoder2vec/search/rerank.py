@@ -15,6 +15,7 @@ from scipy.special import expit
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decoder2vec.errors import DataFileError, InputError, StorageError
+from decoder2vec.maths.similarity import normalise
 from decoder2vec.search.store import Embeddings, EmbeddingSpace, encode_texts
 from decoder2vec.storage import atomic_file
 from decoder2vec.text.files import ScoredPairs
@@ -109,7 +110,7 @@ class WeightedCosineReranker:
 
 def _cosine_terms(left: Embeddings, right: Embeddings) -> NDArray[np.float64]:
     """[pairs, dim] products whose sum over the dimensions is the cosine."""
-    a, b = (rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12) for rows in (left, right))
+    a, b = (normalise(rows) for rows in (left, right))
     terms: NDArray[np.float64] = np.asarray(a, np.float64) * np.asarray(b, np.float64)
     return terms
 
