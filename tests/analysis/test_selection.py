@@ -1,4 +1,4 @@
-"""The choice among many readings: interval, nested score and level readings, against loops with scipy."""
+"""The choice among many readings: interval, cross-validated score and level readings, against loops with scipy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def best_reading(similarities, gold):
     return int(np.argmax([rank_correlation(row, gold) for row in similarities]))
 
 
-def test_nested_score_chooses_and_scores_on_different_pairs():
+def test_cross_validated_score_chooses_and_scores_on_different_pairs():
     similarities, gold = noisy_readings(30, 61, 0.4)
     rng = np.random.default_rng(0)
     folds = [rng.permutation(61) % 5 for _ in range(4)]
@@ -35,14 +35,14 @@ def test_nested_score_chooses_and_scores_on_different_pairs():
             chosen = best_reading(similarities[:, ~held_out], gold[~held_out])
             scores.append(rank_correlation(similarities[chosen][held_out], gold[held_out]))
     result = measure_selection(similarities, gold, best_reading(similarities, gold))
-    assert result.nested == pytest.approx(100 * np.mean(scores), abs=0.01)
+    assert result.cross_validated == pytest.approx(100 * np.mean(scores), abs=0.01)
 
 
-def test_best_of_random_readings_has_a_nested_score_near_0():
+def test_best_of_random_readings_has_a_cross_validated_score_near_0():
     similarities, gold = noisy_readings(500, 60, 0.0)
     best = best_reading(similarities, gold)
     result = measure_selection(similarities, gold, best)
-    assert 100 * rank_correlation(similarities[best], gold) > 30 and abs(result.nested) < 15
+    assert 100 * rank_correlation(similarities[best], gold) > 30 and abs(result.cross_validated) < 15
     assert len(result.level) > 50
 
 
@@ -92,15 +92,14 @@ def test_few_pairs_are_warned_of(n_pairs, n_readings, warned):
     assert selection.warning() == (expected if warned else "")
 
 
-def test_summary_has_interval_nested_score_and_level_readings():
+def test_summary_has_interval_cross_validated_score_and_level_readings():
     selection = Selection(60, 3072, (61.04, 82.0), 64.25, tuple(range(40)))
     assert selection.summary() == (
-        "best score in [61.0, 82.0] (95 %); chosen and scored on different pairs: 64.2; "
-        "40 of 3072 readings are level with the best"
+        "best score in [61.0, 82.0] (95 %); cross-validated: 64.2; 40 of 3072 readings are level with the best"
     )
-    assert "chosen and scored" not in Selection(3, 9, (1.0, 2.0), None, (0,)).summary()
+    assert "cross-validated" not in Selection(3, 9, (1.0, 2.0), None, (0,)).summary()
 
 
-def test_three_pairs_have_no_nested_score():
+def test_three_pairs_have_no_cross_validated_score():
     similarities, gold = noisy_readings(4, 3, 1.0)
-    assert measure_selection(similarities, gold, 0).nested is None
+    assert measure_selection(similarities, gold, 0).cross_validated is None

@@ -259,7 +259,9 @@ def test_selection_is_of_the_cosines_of_every_row(model, fresh_store):
     expected = measure_selection(np.array(cosines), gold, 0)
     selection = result.selection
     assert selection.spearman_95 == pytest.approx(expected.spearman_95, abs=1)
-    assert selection.nested == pytest.approx(expected.nested, abs=8)  # near ties are chosen otherwise in 16 bits
+    assert selection.cross_validated == pytest.approx(
+        expected.cross_validated, abs=8
+    )  # near ties are chosen otherwise in 16 bits
     assert len(set(selection.level) ^ set(expected.level)) <= 1
     assert selection.level[0] == 0 and (selection.n_pairs, selection.n_readings) == (100, 12)
     document = result.to_json()["selection"]

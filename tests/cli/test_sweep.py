@@ -44,10 +44,10 @@ def test_sweep_says_how_sure_the_choice_is(tmp_path):
     selection, n_rows = document["selection"], len(document["rows"])
     assert document["plan"]["attentions"] == ["causal"] and n_rows == 6 * 2 * 2 * 2, "the quick set"
     low, high = selection["spearman_95"]
-    assert low < document["winner"]["spearman"] < high and selection["nested"] < document["winner"]["spearman"]
+    assert low < document["winner"]["spearman"] < high and selection["cross_validated"] < document["winner"]["spearman"]
     assert result.stdout.splitlines()[-1] == (
-        f"best score in [{low:.1f}, {high:.1f}] (95 %); chosen and scored on different pairs: "
-        f"{selection['nested']:.1f}; {len(selection['level'])} of {n_rows} readings are level with the best"
+        f"best score in [{low:.1f}, {high:.1f}] (95 %); cross-validated: "
+        f"{selection['cross_validated']:.1f}; {len(selection['level'])} of {n_rows} readings are level with the best"
     )
     assert f"The best of {n_rows} readings on 60 pairs is largely luck" in result.stderr and "--full" in result.stderr
     d2v("report", tmp_path / "out", "--out", tmp_path / "page")

@@ -82,6 +82,8 @@ def test_other_content_is_another_fingerprint(tmp_path):
         ({"v.jsonl": '{"text": "a", "embedding": [1, NaN]}'}, "line 1: give text .* finite numbers"),
         ({"v.jsonl": '{"text": "a", "embedding": [1, 1e39]}'}, "line 1: give text .* finite numbers"),
         ({"v.jsonl": '{"text": "a", "embedding": [1, null]}'}, "line 1: give text .* finite numbers"),
+        ({"v.jsonl": '{"text": "a", "embedding": ["1", "2.5"]}'}, "line 1: give text .* finite numbers"),
+        ({"v.jsonl": '{"text": "a", "embedding": [true, false]}'}, "line 1: give text .* finite numbers"),
         ({"v.jsonl": '{"text": "a", "embedding": [[1, 2], [3, 4]]}'}, "line 1: give text"),
         ({"v.jsonl": '{"text": "a", "embedding": []}'}, "line 1: there is no vector"),
         ({"v.jsonl": '{"text": "\\ud800", "embedding": [1]}'}, "half of a surrogate pair"),

@@ -15,7 +15,7 @@ from decoder2vec.training.contrastive_examples import ContrastiveExamples, Examp
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.defaults import choose_reading, choose_schedule
 from decoder2vec.training.plan import load_plan
-from decoder2vec.training.results import Improvement
+from decoder2vec.training.results import Improvement, headline
 from toys.command import cosine
 from toys.training import small_recipe, toy_data, toy_pairs
 
@@ -212,6 +212,7 @@ def test_the_better_one_is_kept_on_request(tmp_path):
     assert kept.dev == pytest.approx(kept.untrained, abs=0.02) and not kept.is_worse
     assert runs[True].encoder.backbone.adapter is None and runs[False].encoder.backbone.adapter is not None
     assert any("the untrained model was kept" in note for note in runs[True].results["notes"])
+    assert runs[True].results["headline"].endswith("on dev: the untrained model was better and was kept")
     cards = {keep: (tmp_path / str(keep) / "README.md").read_text() for keep in runs}
     kept = "The model that training started from: training made it worse on dev, so the change was not kept."
     assert kept in cards[True] and "| recipe | soft_prompt (its change was not kept) |" in cards[True]
@@ -231,6 +232,13 @@ def test_the_better_one_is_kept_on_request(tmp_path):
 )
 def test_improvement_compares_dev_with_the_untrained_model(dev, untrained, text):
     assert str(Improvement(dev, untrained)) == text
+
+
+def test_results_of_an_earlier_version_have_no_improvement():
+    """Their `untrained` is a number."""
+    seed = {"seed": 0, "dev": {"a": {"spearman": 80.0}}, "test": {}, "untrained": 70.0, "notes": {}}
+    results = {"best_seed": 0, "seeds": [seed], "config": {"recipe": "lora", "lora": {"choose_by": "spearman"}}}
+    assert Improvement.of(results) is None and headline(results) == "80.0 on dev"
 
 
 @pytest.mark.parametrize(

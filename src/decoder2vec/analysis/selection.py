@@ -29,7 +29,7 @@ class Selection:
     n_readings: int
     spearman_95: tuple[float, float]
     """95 % bootstrap interval of the best score, x 100."""
-    nested: float | None
+    cross_validated: float | None
     """What such a choice gives on pairs it was not made on, Spearman x 100; None with too few pairs to split."""
     level: tuple[int, ...]
     """Indices of the readings that are not significantly worse than the best (paired bootstrap), itself included."""
@@ -43,8 +43,8 @@ class Selection:
         """One line: the interval of the best score, what choosing gives on other pairs, how many readings are level."""
         low, high = self.spearman_95
         parts = [f"best score in [{low:.1f}, {high:.1f}] (95 %)"]
-        if self.nested is not None:
-            parts.append(f"chosen and scored on different pairs: {self.nested:.1f}")
+        if self.cross_validated is not None:
+            parts.append(f"cross-validated: {self.cross_validated:.1f}")
         parts.append(f"{len(self.level)} of {self.n_readings} readings are level with the best")
         return "; ".join(parts)
 
@@ -72,17 +72,17 @@ def measure_selection(similarities: Floats, gold: Sequence[float], best: int) ->
     """
     truth = np.asarray(gold, np.float64)
     low, high = spearman_interval(similarities[best], truth)
-    nested = _nested_score(similarities, truth)
+    cross_validated = _cross_validated_score(similarities, truth)
     return Selection(
         len(truth),
         len(similarities),
         (round(100 * low, 2), round(100 * high, 2)),
-        None if nested is None else round(100 * nested, 2),
+        None if cross_validated is None else round(100 * cross_validated, 2),
         _level_readings(similarities, truth, best),
     )
 
 
-def _nested_score(similarities: Floats, gold: Floats) -> float | None:
+def _cross_validated_score(similarities: Floats, gold: Floats) -> float | None:
     """Mean score, on the fifth of the pairs that was left out, of the reading chosen on the others."""
     n_pairs = len(gold)
     if n_pairs < 4 * _FOLDS:  # a fold of three pairs has next to no rank correlation
@@ -105,7 +105,8 @@ def _scores(similarities: Floats, gold: Floats, counts: Floats) -> Floats:
 def _level_readings(similarities: Floats, gold: Floats, best: int) -> tuple[int, ...]:
     """The readings whose difference from the best has a bootstrap interval that includes 0.
 
-    They are compared from the best score down; after a whole block of worse readings the others are worse, too.
+    They are compared from the best score down, until a whole block of them is worse: the others, with still lower
+    scores, are then taken for worse, too.
     """
     scores = _scores(similarities, gold, np.ones((1, len(gold))))[:, 0]
     order = np.argsort(-scores, kind="stable")
@@ -115,12 +116,12 @@ def _level_readings(similarities: Floats, gold: Floats, best: int) -> tuple[int,
         block = others[start : start + _BLOCK]
         scorer = spearman_scorer(similarities[[best, *block]], gold)
         values, samples = resample(scorer, len(gold))
-        found = [
+        tied = [
             int(reading)
             for row, reading in enumerate(block, 1)
             if not difference(values[0] - values[row], samples[0] - samples[row]).significant
         ]
-        if not found:
+        if not tied:
             break
-        level += found
+        level += tied
     return tuple(sorted(level))

@@ -84,6 +84,7 @@ def index(
     report: dict[str, Any] = {}
     if source:
         report |= _add(opened, source, split_names(column))
+        _check_indexed(source, report, json_file)
     if pairs:
         _learn_reranker(opened, pairs, split_names(pair_columns))
     if reset:
@@ -92,7 +93,6 @@ def index(
         report |= _tune_fusion(opened, queries, qrels)
     if json_file:
         write_json(json_file, report)
-    _check_indexed(source, report)
     if source or delete or verify:
         opened.verify()
         documents, chunks = opened.count()
@@ -111,9 +111,11 @@ def _check_tuning_options(
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
 
 
-def _check_indexed(source: Path | None, report: dict[str, Any]) -> None:
-    """Raise if everything that was to be added was left out."""
-    if source and report["skipped"] and not any(report[name] for name in _KEPT):
+def _check_indexed(source: Path, report: dict[str, Any], json_file: Path | None) -> None:
+    """Raise if everything that was to be added was left out; --json tells what and why."""
+    if report["skipped"] and not any(report[name] for name in _KEPT):
+        if json_file:
+            write_json(json_file, report)
         raise DataFileError(f"No document of {source} could be indexed.")
 
 

@@ -44,11 +44,13 @@ def garbage_collection_paused() -> Iterator[None]:
 
     The garbage collector would walk them over and over as they become more.
     """
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        gc.enable()
+        if was_enabled:
+            gc.enable()
 
 
 def open_encoder(name: str, device: str | None = None, dtype: str | None = None, **options: Any) -> Encoder:

@@ -137,11 +137,14 @@ def _read_jsonl(file: Path) -> tuple[Keys, NDArray[Any]]:
 def _to_vector(value: Any) -> NDArray[np.float32] | None:
     """The numbers of a list; None if it is anything else, or one of them is not finite."""
     try:
-        with np.errstate(over="ignore"):
-            vector = np.array(value, np.float32)
-    except (TypeError, ValueError, OverflowError):
+        numbers = np.array(value)
+    except ValueError:  # ragged
         return None
-    return vector if vector.ndim == 1 and np.isfinite(vector).all() else None
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iuf":  # not texts, booleans or None
+        return None
+    with np.errstate(over="ignore"):
+        vector = numbers.astype(np.float32)
+    return vector if np.isfinite(vector).all() else None
 
 
 def _read_parquet(file: Path) -> tuple[Keys, NDArray[Any]]:

@@ -168,9 +168,9 @@ class Improvement:
     def of(cls, results: dict[str, Any]) -> Improvement | None:
         """From a results file: its best seed; None if the untrained model was not scored."""
         seed = best_seed(results)
-        if "untrained" not in seed:
+        metric, before = _selection_metric(results), seed.get("untrained")
+        if not isinstance(before, dict):  # a number in results of an earlier version
             return None
-        metric, before = _selection_metric(results), seed["untrained"]
         changes = tuple(
             scores[metric] - before[part][name][metric]
             for part in ("dev", "test")
@@ -204,7 +204,10 @@ class Improvement:
 
 def headline(results: dict[str, Any]) -> str:
     """The dev score of the saved encoder, against the untrained model where that was scored; empty without dev."""
-    if improvement := Improvement.of(results):
+    improvement = Improvement.of(results)
+    if improvement and is_untrained(results):
+        return f"{improvement.dev:.1f} on dev: the untrained model was better and was kept"
+    if improvement:
         return improvement.headline
     scores = best_seed(results)["dev"]
     return f"{mean_score(scores, _selection_metric(results)):.1f} on dev" if scores else ""

@@ -258,7 +258,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         """Score dev and test files with the encoder itself, and with the untrained model under the same reading."""
         data = corpus.data
         cosines = self._cosines(result.model.backbone, corpus)
-        result.dev = correlations(data.dev, cosines)
+        result.dev, result.test = (correlations(files, cosines) for files in (data.dev, data.test))
         if data.dev:
             result.untrained = self._untrained_scores(corpus)
             trained = mean_score(result.dev, self.choose_by)
@@ -266,9 +266,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             if self.keep_better and trained < untrained:
                 result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": untrained}
                 result.model.backbone, result.n_trained = corpus.backbone, 0
+                result.dev, result.test = result.untrained["dev"], result.untrained["test"]
                 cosines = self._cosines(corpus.backbone, corpus)
-                result.dev = correlations(data.dev, cosines)
-        result.test = correlations(data.test, cosines)
         texts = data.dev[0].texts() if data.dev else corpus.objective.texts[:_CHECKED_TEXTS]
         result.checks = sanity_checks(texts, cosines)
 
