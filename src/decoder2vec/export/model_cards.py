@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from decoder2vec.encoder import Encoder
@@ -15,8 +16,14 @@ def base_model_name(encoder: Encoder) -> str | None:
     return None if Path(name).is_absolute() else name
 
 
-def sentence_transformers_card(encoder: Encoder, config: SentenceTransformersConfig, modules: list[str]) -> str:
+def sentence_transformers_card(
+    encoder: Encoder,
+    config: SentenceTransformersConfig,
+    modules: list[str],
+    requirements: Mapping[str, Mapping[str, str]],
+) -> str:
     """Return the model card of a sentence-transformers folder with these modules."""
+    trust = ", trust_remote_code=True" if config.needs_own_module else ""
     metadata = {"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity"}
     tags = ["sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "decoder2vec"]
     prompt_rows = [f"| prompt {name!r} | {text!r} |" for name, text in config.prompts.items() if text]
@@ -26,7 +33,7 @@ def sentence_transformers_card(encoder: Encoder, config: SentenceTransformersCon
         "```python",
         "from sentence_transformers import SentenceTransformer",
         "",
-        'model = SentenceTransformer("this folder")',
+        f'model = SentenceTransformer("this folder"{trust})',
         'vectors = model.encode(["A dog runs.", "A puppy is running."])',
         "print(model.similarity(vectors, vectors))",
         "```",
@@ -39,7 +46,11 @@ def sentence_transformers_card(encoder: Encoder, config: SentenceTransformersCon
         f"| similarity | {encoder.spec.similarity} |",
         *_reading_rows(encoder),
         *prompt_rows,
+        *([f"| after the text | {config.suffix!r} |"] if config.suffix else []),
+        *(f"| needs | {package} {needed['specifier']} |" for package, needed in requirements.items()),
     ]
+    if config.needs_own_module:
+        lines += ["", "The module `layerwise_pooling.py` pools several layers; trust_remote_code=True runs this file."]
     if not config.include_prompt:
         lines += ["", "Prompts are not pooled, so an empty text with a prompt has no vector."]
     return "\n".join(lines) + "\n"
