@@ -216,6 +216,7 @@ def differences(encoders, folders, broken_copy):
     return dict(zip(exports, reload_differences(list(exports.values())), strict=True))
 
 
+LAST_STATE = {"method": "forward", "method_output_name": "last_hidden_state"}
 BROKEN = {
     "bad: other pooling": ("mean", "1_Pooling/config.json", {"pooling_mode": "lasttoken"}),
     "bad: prompt pooled": ("template, mean", "1_Pooling/config.json", {"include_prompt": True}),
@@ -234,6 +235,13 @@ BROKEN = {
     ),
     "bad: longer texts": ("short", "sentence_bert_config.json", {"max_seq_length": 20}),
     "bad: not linear": ("standardise", "2_Dense/config.json", {"activation_function": "torch.nn.Tanh"}),
+    "bad: suffix forgotten": ("suffix", "sentence_bert_config.json", {"modality_config": {"text": LAST_STATE}}),
+    "bad: suffix lost in long texts": (
+        "suffix",
+        "sentence_bert_config.json",
+        {"processing_kwargs": {"chat_template": {"restore_suffix": False}}},
+    ),
+    "bad: final norm": ("inner layer, mean", "sentence_bert_config.json", {"modality_config": {"text": LAST_STATE}}),
     "bad: missing bos": ("missing bos", "tokenizer.json", {"post_processor": None}),
 }
 """Changes that must be detected: (a good folder, one of its files, the changed entries)."""

@@ -28,9 +28,15 @@ _MAX_PROBE_TOKENS = 1024
 
 
 def probe_texts(encoder: Encoder) -> list[str]:
-    """Return texts to compare two implementations on: short, unusual, and one too long, unless that would be slow."""
+    """Return texts to compare two implementations on: short, unusual, and one too long, unless that would be slow.
+
+    Unusual texts are left out if they are too long: other programs may cut them inside a character.
+    """
+    template = Template.of(encoder.spec.readings[0].template or encoder.spec.template)
+    overlong = Tokeniser(encoder.backbone, template, encoder.max_seq_length)(_PROBE_TEXTS).overlong
+    texts = [text for index, text in enumerate(_PROBE_TEXTS) if index not in overlong]
     too_long = "A text that is too long:" + " a" * encoder.max_seq_length
-    return [*_PROBE_TEXTS, too_long] if encoder.max_seq_length <= _MAX_PROBE_TOKENS else list(_PROBE_TEXTS)
+    return [*texts, too_long] if encoder.max_seq_length <= _MAX_PROBE_TOKENS else texts
 
 
 def write_tokenizer(encoder: Encoder, folder: Path, chat_template: str | None = None) -> None:
@@ -76,13 +82,12 @@ def render_chat_template(encoder: Encoder, suffix: str) -> str:
     renders get no special tokens from the tokenizer, so they are part of the template. An empty text gets the token
     that the encoder reads instead of nothing.
     """
-    tokenizer = encoder.tokenizer
     before, after = _special_tokens(encoder)
-    empty = tokenizer.convert_ids_to_tokens(encoder.backbone.empty_text_token_id)
     contents = "{%- for message in messages -%}{{ message['content'] }}{%- endfor -%}"
     if not (before or after or suffix):
-        is_empty = "messages[-1]['content'] == '' and messages | length == 1"
-        contents += f"{{%- if {is_empty} -%}}{{{{ {empty!a} }}}}{{%- endif -%}}"
+        empty = encoder.tokenizer.convert_ids_to_tokens(encoder.backbone.empty_text_token_id)
+        is_empty = "messages | length == 1 and messages[0]['content'] == ''"
+        return f"{contents}{{%- if {is_empty} -%}}{{{{ {empty!a} }}}}{{%- endif -%}}"
     return f"{{{{ {before!a} }}}}{contents}{{{{ {suffix + after!a} }}}}"
 
 
