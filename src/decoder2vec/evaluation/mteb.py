@@ -26,7 +26,7 @@ from decoder2vec.errors import (
 )
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.suite import encoder_kind
-from decoder2vec.evaluation.trec_metrics import provide_pytrec_eval
+from decoder2vec.evaluation.trec_metrics import provide_pytrec_eval, pytrec_eval_version
 from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
 from decoder2vec.storage import versions, write_json
 
@@ -84,7 +84,11 @@ def evaluate_mteb(
     }
     for result in _run_tasks(model, mteb_tasks, results_folder, show_progress_bar):
         document["results"].append(result)
-        document["versions"] = {**versions(), "mteb": metadata.version("mteb")}
+        document["versions"] = {
+            **versions(),
+            "mteb": metadata.version("mteb"),
+            "pytrec_eval": pytrec_eval_version(),
+        }
         if json_file:  # after every task, so that an interrupted run keeps its results
             write_json(json_file, document)
     return document

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +19,7 @@ from types import ModuleType
 import numpy as np
 
 from decoder2vec.maths.ranking import Floats, Ranks, average_precision, ndcg, recall
+from decoder2vec.package import __version__
 
 _MODULE = "pytrec_eval"
 STAND_IN_FILE = '''"""Stand-in for pytrec_eval, which could not be installed."""
@@ -83,6 +85,14 @@ def provide_pytrec_eval() -> None:
         module.__spec__ = ModuleSpec(_MODULE, None)
         module.RelevanceEvaluator = RelevanceEvaluator  # type: ignore[attr-defined]
         sys.modules[_MODULE] = module
+
+
+def pytrec_eval_version() -> str:
+    """Return what computes the measures of mteb: the version of pytrec_eval, or that of the stand-in."""
+    try:
+        return metadata.version("pytrec-eval-terrier")
+    except metadata.PackageNotFoundError:
+        return f"stand-in of decoder2vec {__version__}"
 
 
 def write_stand_in(site_packages: Path) -> Path | None:

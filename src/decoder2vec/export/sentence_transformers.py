@@ -186,7 +186,9 @@ def _write_dense(head: AffineHead, folder: Path) -> None:
 def _write_layerwise_pooling(encoder: Encoder, include_prompt: bool, folder: Path) -> None:
     """Write the module that pools several layers: its code, its config, and the weights of a code network."""
     shutil.copy(layerwise_pooling.__file__, folder / f"{OWN_MODULE}.py")
-    head, weights, network = encoder.head, {}, None
+    head = encoder.head
+    weights: dict[str, Tensor] = {}
+    network = None
     if isinstance(head, LayerwiseHead):
         weights, network = _code_network(head.net, head.projection)
     dim = encoder.dim if network else len(encoder.spec.readings) * encoder.backbone.dim
