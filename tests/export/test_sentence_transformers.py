@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
 from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.encoder import Encoder
@@ -16,6 +18,7 @@ from decoder2vec.export import reload_check, sentence_transformers
 from decoder2vec.export.formats import export
 from decoder2vec.export.reload_check import TOLERANCE
 from decoder2vec.export.sentence_transformers import write_sentence_transformers
+from decoder2vec.export.tokenizer import joins_punctuation
 
 
 def content(folder, file):
@@ -115,6 +118,17 @@ def test_model_card_names_no_local_base_and_its_example_runs(folders):
     exec(code.replace("this folder", str(folders["template"])), names)
     assert names["vectors"].shape == (2, 32)
     assert names["model"].max_seq_length == 256 and list(names["model"][0].modality_config) == ["text"]
+
+
+def test_card_says_if_long_texts_can_differ(make_encoder, tmp_path, folders):
+    """A tokenizer that joins a full stop and a quotation mark, as GPT-2's does, joins them in decoder2vec only."""
+    sentence = "gets another vector than from decoder2vec"
+    assert sentence not in (folders["suffix"] / "README.md").read_text(encoding="utf-8"), "this one joins nothing"
+    encoder = make_encoder(template="prompteol", pooling="lasttoken")
+    assert not joins_punctuation(encoder, '" means')
+    merged = Tokenizer(models.BPE({**dict.fromkeys("dog", 0), ".": 1, '"': 2, '."': 3}, [(".", '"')]))
+    backend = SimpleNamespace(tokenizer=SimpleNamespace(backend_tokenizer=merged))
+    assert joins_punctuation(backend, '"') and not joins_punctuation(backend, "dog")
 
 
 UNSUPPORTED = {

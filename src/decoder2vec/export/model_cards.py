@@ -10,6 +10,7 @@ from decoder2vec.backbone.sources import BUILTIN_MODELS
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.encoder import Encoder
 from decoder2vec.export.sentence_transformers_config import SentenceTransformersConfig
+from decoder2vec.export.tokenizer import joins_punctuation
 from decoder2vec.package import __version__
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
@@ -57,6 +58,12 @@ def sentence_transformers_card(
         *([f"| after the text | {config.suffix!r} |"] if config.suffix else []),
         *(f"| needs | {package} {needed['specifier']} |" for package, needed in requirements.items()),
     ]
+    if config.suffix and joins_punctuation(encoder, config.suffix):
+        lines += [
+            "",
+            f"A text over {encoder.max_seq_length} tokens that is cut right after punctuation gets another vector than "
+            "from decoder2vec, which joins punctuation and the text after it into one token there, too.",
+        ]
     if config.needs_own_module:
         lines += ["", "The module `layerwise_pooling.py` pools several layers; trust_remote_code=True runs this file."]
     if not config.include_prompt:

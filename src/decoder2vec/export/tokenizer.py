@@ -103,6 +103,20 @@ def _special_tokens(encoder: Encoder) -> tuple[str, str]:
     return tuple("".join(encoder.tokenizer.convert_ids_to_tokens(ids)) for ids in (before, after))  # type: ignore[return-value]
 
 
+def joins_punctuation(encoder: Encoder, suffix: str) -> bool:
+    """Whether the tokenizer makes one token of the end of a sentence and the beginning of the suffix.
+
+    Other programs cut a long text and then append the suffix, so they do not join the two where we do.
+    """
+    backend = encoder.tokenizer.backend_tokenizer
+
+    def ids(text: str) -> list[int]:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    usual = ids(f"dog{suffix}")[len(ids("dog")) :]
+    return any(ids(f"dog{mark}{suffix}") != ids(f"dog{mark}") + usual for mark in ".,;:!?)\"'")
+
+
 def check_tokenizer(encoder: Encoder, folder: Path, prompt: str, suffix: str = "") -> None:
     """Raise UnsupportedError if the written tokenizer splits a text differently, which would change vectors silently.
 
