@@ -158,9 +158,9 @@ def _top_is_normed(encoder: Encoder, top: int) -> bool:
 
     Hidden states of a model are those before its final norm, except for the last one.
     """
-    normed_layers = {(reading.layer, reading.normed) for reading in encoder.spec.readings if reading.normed}
+    normed_layers = {reading.layer for reading in encoder.spec.readings if reading.normed}
     mixed = any(reading.layer == top and not reading.normed for reading in encoder.spec.readings)
-    if normed_layers and (top == 0 or mixed or normed_layers != {(top, True)}):
+    if normed_layers and (top == 0 or mixed or normed_layers != {top}):
         raise unsupported(
             "it applies the final norm to layers below the top one, and a model applies it once, at the end; "
             "make the encoder with normed=False, or with a single layer from 1 up"
