@@ -19,6 +19,8 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "mteb>=2.10,<3"  # docs/guide/mteb.md says why
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: pytrec-eval-terrier 2>/dev/null \
+	  || $(BIN)/python -m decoder2vec.evaluation.trec_metrics
 	@touch $(READY)
 
 demo: $(READY)  ## find the best layer of a real model, embed, search: a few minutes on two cores

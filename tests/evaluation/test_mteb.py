@@ -370,8 +370,7 @@ def test_cross_encoder_is_refused_for_vector_tasks(encoder, evaluate):
 
 
 @pytest.mark.parametrize("kind", ["Retrieval", "Reranking"])
-@pytest.mark.usefixtures("real_pytrec")
-def test_retrieval_metrics_with_real_pytrec_eval(kind, encoder, evaluate):
+def test_retrieval_metrics_of_mteb_are_computed(kind, encoder, evaluate):
     for model in (encoder, load_encoder("bm25"), load_encoder("random:32")):
         result = evaluate(as_mteb_model(model, "me/it"), kind)
         assert 0 <= result["main_score"] <= 1
@@ -382,17 +381,8 @@ def test_retrieval_metrics_with_real_pytrec_eval(kind, encoder, evaluate):
         assert abs(result["ndcg_at_10"] - ndcg_score(truth, scores, k=10)) < 1e-4  # mteb rounds to 5 digits
 
 
-def test_pytrec_eval_stub_refuses_retrieval_metrics(encoder, evaluate, mteb):
-    import pytrec_eval
-
-    if "stubs" not in pytrec_eval.__file__:
-        pytest.skip("the real pytrec_eval is installed")
-    with pytest.raises(RuntimeError, match="Retrieval metrics need the real pytrec_eval"):
-        evaluate(as_mteb_model(encoder, "me/it"), "Retrieval")
-
-
 def test_mock_tasks_of_mteb_run(encoder, mteb):
-    """The sanity check of mteb for models; only tasks that need the real pytrec_eval may fail."""
+    """The sanity check of mteb for models."""
     from mteb.mocks.mock_run import mock_run
     from mteb.results.task_result import TaskError
 
@@ -400,8 +390,7 @@ def test_mock_tasks_of_mteb_run(encoder, mteb):
         name: status for name, status in mock_run(as_mteb_model(encoder, "me/it")).items() if status is not None
     }
     failed = {name: status.exception for name, status in finished.items() if isinstance(status, TaskError)}
-    assert len(finished) >= 20 and len(finished) - len(failed) >= 12
-    assert all("Retrieval metrics need the real pytrec_eval" in reason for reason in failed.values()), failed
+    assert len(finished) >= 20 and failed == {}
 
 
 def test_models_implement_the_protocols_of_mteb(encoder, mteb):

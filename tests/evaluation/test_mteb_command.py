@@ -6,12 +6,14 @@ import builtins
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import DataFileError, InputError, MissingExtraError, UnknownNameError, UnsupportedError
+from decoder2vec.errors import DataFileError, InputError, MissingExtraError, UnknownNameError
 from decoder2vec.evaluation.mteb import evaluate_mteb
 from toys.command import d2v
+from toys.mteb_tasks import CANDIDATES, DOCUMENTS, QUERIES, RELEVANT
 
 
 @pytest.fixture
@@ -32,7 +34,7 @@ def test_scores_are_printed_written_and_stored(own_cache, tmp_path, monkeypatch)
     document = json.loads((tmp_path / "out" / "scores.json").read_text())
     fingerprint = Encoder.from_pretrained("tiny-llama", layer=2, device="cpu").fingerprint
     assert (document["name"], document["fingerprint"]) == ("decoder2vec/tiny-llama", fingerprint)
-    assert (document["kind"], "mteb" in document["versions"]) == ("decoder2vec", True)
+    assert document["kind"] == "decoder2vec" and {"mteb", "pytrec_eval"} <= document["versions"].keys()
     first, second = document["results"]
     assert [first["task"], second["task"]] == ["LocalSTS", "LocalPairClassification"]
     assert first["score"] == round(100 * first["scores"]["test"][0]["cosine_spearman"], 2)
@@ -41,6 +43,31 @@ def test_scores_are_printed_written_and_stored(own_cache, tmp_path, monkeypatch)
     d2v(*arguments)
     stored = json.loads((tmp_path / "out" / "scores.json").read_text())["results"]
     assert [result["score"] for result in stored] == [first["score"], second["score"]]
+
+
+@pytest.mark.usefixtures("offline", "registered")
+def test_retrieval_reranking_and_sts_are_scored(own_cache, tmp_path):
+    """Against a plain loop over the ranking of each query."""
+    tasks = ("LocalSTS", "LocalRetrieval", "LocalReranking")
+    d2v("mteb", "tiny-llama", "--layer", 2, "--tasks", ",".join(tasks), "--device", "cpu", "--results", tmp_path,
+        "--json", tmp_path / "scores.json")  # fmt: skip
+    results = {result["task"]: result for result in json.loads((tmp_path / "scores.json").read_text())["results"]}
+    encoder = Encoder.from_pretrained("tiny-llama", layer=2, device="cpu", dtype="float32")
+    documents = encoder.encode([" ".join(document) for document in DOCUMENTS.values()])
+    similarities = encoder.similarity(encoder.encode(list(QUERIES.values())), documents).numpy()
+    names, gains, precisions = list(DOCUMENTS), [], []
+    for query, row in zip(QUERIES, similarities, strict=True):
+        ranking = sorted(names, key=lambda name, row=row: -row[names.index(name)])
+        relevant = RELEVANT[query]
+        ideal = sum(1 / np.log2(rank + 1) for rank in range(1, min(10, len(relevant)) + 1))
+        top = enumerate(ranking[:10], 1)
+        gains.append(sum(1 / np.log2(rank + 1) for rank, name in top if name in relevant) / ideal)
+        candidates = [name for name in ranking if name in CANDIDATES[query]]
+        found = [rank for rank, name in enumerate(candidates, 1) if name in relevant]
+        precisions.append(sum(n / rank for n, rank in enumerate(found, 1)) / len(relevant))
+    assert results["LocalRetrieval"]["score"] == pytest.approx(100 * np.mean(gains), abs=0.01)
+    assert results["LocalReranking"]["score"] == pytest.approx(100 * np.mean(precisions), abs=0.01)
+    assert -100 <= results["LocalSTS"]["score"] <= 100
 
 
 @pytest.mark.usefixtures("offline", "registered")
@@ -105,23 +132,16 @@ def test_unknown_task_is_refused_with_the_nearest_name(tmp_path):
         d2v("mteb", "random", "--tasks", " , ")
 
 
-@pytest.mark.parametrize(
-    ("package", "error", "message"),
-    [
-        ("mteb", MissingExtraError, r"decoder2vec\[mteb\]"),
-        ("pytrec_eval", UnsupportedError, r"pytrec_eval.*docs/guide/mteb\.md"),
-    ],
-)
-def test_missing_package_is_named(package, error, message, monkeypatch):
+def test_missing_package_is_named(monkeypatch):
     real_import = builtins.__import__
 
     def refuse(name, *args, **kwargs):
-        if name.split(".")[0] in ("mteb", package):
-            raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+        if name.split(".")[0] == "mteb":
+            raise ModuleNotFoundError("No module named 'mteb'", name="mteb")
         return real_import(name, *args, **kwargs)
 
     for module in [name for name in sys.modules if name.split(".")[0] == "mteb"]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", refuse)
-    with pytest.raises(error, match=message):
+    with pytest.raises(MissingExtraError, match=r"decoder2vec\[mteb\]"):
         d2v("mteb", "random", "--tasks", "STSBenchmark")

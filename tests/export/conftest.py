@@ -14,6 +14,8 @@ from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.export.reload_check import reload_differences
 from decoder2vec.export.sentence_transformers import write_sentence_transformers
+from decoder2vec.heads.codes import CodeNet, CodeSpec
+from decoder2vec.heads.layerwise import LayerwiseHead
 from toys.sentences import NOUNS, VERBS
 
 SENTENCES = [f"The {noun} {verb}." for noun in NOUNS for verb in VERBS]
@@ -77,6 +79,19 @@ def modified_model(tmp_path_factory):
     return make
 
 
+def with_codes(encoder, widths=8, project=None, **architecture):
+    """The encoder with a random code network on its readings."""
+    torch.manual_seed(0)
+    count, dim = len(encoder.spec.readings), encoder.backbone.dim
+    net = CodeNet(CodeSpec(dim, (widths,) * count if isinstance(widths, int) else widths, **architecture))
+    for tensor in [*net.parameters(), net.shift, net.scale]:
+        tensor.data = tensor.data + 0.3 * torch.randn(tensor.shape)
+    head = LayerwiseHead(net)
+    if project:
+        head = head.reduce_dim(Encoder(encoder.backbone, encoder.spec, head).encode(SENTENCES), project)
+    return Encoder(encoder.backbone, encoder.spec, head)
+
+
 @pytest.fixture(scope="session")
 def encoders(make_encoder, with_lora, modified_model):
     """Encoders that can be exported, by name."""
@@ -110,6 +125,59 @@ def encoders(make_encoder, with_lora, modified_model):
             prompts={"query": "Find. ", "passage": "Read. ", "other": "Else: {text}", "default": "D "},
         ),
         "short": make_encoder("tiny-opt", max_length=7),
+        "inner layer, mean": make_encoder("tiny-llama", layer=2, normed=False),
+        "inner layer of LayerNorms": make_encoder("tiny-gpt2", layer=3, pooling="lasttoken", normed=False),
+        "last layer before the norm": make_encoder("tiny-qwen3", pooling="weightedmean", normed=False, normalize=True),
+        "last layer, sliding window": make_encoder("tiny-gemma3_text", pooling="max", normed=False),
+        "gpt_neo before the norm": make_encoder("tiny-gpt_neo", normed=False),
+        "embeddings": make_encoder("tiny-opt", layer=0, normed=False),
+        "bidirectional, inner layer": make_encoder("tiny-llama", attention="bidirectional", layer=2, normed=False),
+        "suffix": make_encoder("tiny-llama", template="prompteol", pooling="lasttoken"),
+        "suffix, no prefix": make_encoder(
+            "tiny-gpt2", template='{text}\nIn one word: "', pooling="mean", max_length=30
+        ),
+        "suffix, missing bos": make_encoder(
+            modified_model("tiny-gemma3_text", {"post_processor": None}), template="prompteol", pooling="lasttoken"
+        ),
+        "suffix, prompts": make_encoder(
+            "tiny-opt",
+            template="prompteol_tight",
+            pooling="lasttoken",
+            prompts={"query": "Find. ", "café 😀": "\n\"'Read. "},
+        ),
+        "sweep winner": make_encoder(
+            "tiny-qwen3", layer=3, template="prompteol", pooling="lasttoken", normed=False, normalize=True
+        ).with_head("standardise", SENTENCES),
+        "lora, suffix": with_lora("tiny-llama", layer=2, template="prompteol", pooling="lasttoken", normed=False),
+        "two layers": make_encoder("tiny-llama", layer=[1, 4], normed=False).with_head("whiten", SENTENCES),
+        "freeze": with_codes(make_encoder("tiny-llama", layer=[1, 2, 3, 4], pooling="lasttoken", normed=False)),
+        "freeze, one layer": with_codes(make_encoder("tiny-gpt2", layer=[2], pooling="mean", normed=False)),
+        "freeze, suffix": with_codes(
+            make_encoder("tiny-qwen3", layer=[2, 3], template="prompteol", pooling="lasttoken", normed=False),
+            widths=(8, 12),
+            hidden=16,
+            depth=2,
+            shortcut=True,
+            unit=True,
+        ),
+        "freeze, attention": with_codes(
+            make_encoder("tiny-opt", layer=[1, 2, 4], normed=False), mixing="attention_codes", mixed_width=2, hidden=8
+        ),
+        "freeze, attention over latents": with_codes(
+            make_encoder("tiny-opt", layer=[0, 2], pooling="max", normed=False),
+            mixing="attention_latents",
+            mixed_width=3,
+        ),
+        "freeze, unified": with_codes(
+            make_encoder("tiny-llama", layer=[1, 2, 3], pooling="cls", normed=False),
+            widths=(8, 0, 8),
+            mixing="unified",
+            mixed_width=6,
+        ),
+        "freeze, projected": with_codes(make_encoder("tiny-llama", layer=[2, 3], normed=False), project=4),
+        "freeze, prefix": with_codes(
+            make_encoder("tiny-llama", layer=[2, 4], template="Sentence:\n{text}", normed=False)
+        ),
         "chat model": make_encoder(modified_model("tiny-gpt2", **chat_config, **unusual_config)),
         "missing bos": make_encoder(modified_model("tiny-gemma3_text", {"post_processor": None}), pooling="lasttoken"),
     }
@@ -148,6 +216,7 @@ def differences(encoders, folders, broken_copy):
     return dict(zip(exports, reload_differences(list(exports.values())), strict=True))
 
 
+LAST_STATE = {"method": "forward", "method_output_name": "last_hidden_state"}
 BROKEN = {
     "bad: other pooling": ("mean", "1_Pooling/config.json", {"pooling_mode": "lasttoken"}),
     "bad: prompt pooled": ("template, mean", "1_Pooling/config.json", {"include_prompt": True}),
@@ -166,6 +235,13 @@ BROKEN = {
     ),
     "bad: longer texts": ("short", "sentence_bert_config.json", {"max_seq_length": 20}),
     "bad: not linear": ("standardise", "2_Dense/config.json", {"activation_function": "torch.nn.Tanh"}),
+    "bad: suffix forgotten": ("suffix", "sentence_bert_config.json", {"modality_config": {"text": LAST_STATE}}),
+    "bad: suffix lost in long texts": (
+        "suffix",
+        "sentence_bert_config.json",
+        {"processing_kwargs": {"chat_template": {"restore_suffix": False}}},
+    ),
+    "bad: final norm": ("inner layer, mean", "sentence_bert_config.json", {"modality_config": {"text": LAST_STATE}}),
     "bad: missing bos": ("missing bos", "tokenizer.json", {"post_processor": None}),
 }
 """Changes that must be detected: (a good folder, one of its files, the changed entries)."""

@@ -73,19 +73,42 @@ def test_peft_gives_the_vector_of_the_encoder(name, with_lora, tmp_path):
     assert abs(state - expected).max() < 1e-4 < abs(before - expected).max()
 
 
-def test_peft_card_names_the_base_and_its_example_runs(with_lora, tmp_path):
+def test_peft_card_says_where_the_base_is_and_its_example_runs(with_lora, tmp_path):
     export(with_lora("tiny-llama", attention="causal"), "peft", tmp_path / "out")
     config = json.loads((tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8"))
-    assert config["base_model_name_or_path"] == "tiny-llama"
+    assert config["base_model_name_or_path"] is None, "no hub has this model"
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert "they belong to tiny-llama" in card and "base_model_relation: adapter" in card
+    assert "tiny_folder('tiny-llama')" in card and "base_model_relation" not in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.S)
-    paths = {"tiny-llama": str(tiny_folder("tiny-llama")), "this folder": str(tmp_path / "out")}
+    paths = {"the folder of the base model": str(tiny_folder("tiny-llama")), "this folder": str(tmp_path / "out")}
     for name, path in paths.items():
         code = code.replace(f'"{name}"', f'"{path}"')
     names = {}
     exec(code, names)
     assert isinstance(names["model"], PeftModel)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "said"),
+    [
+        ("smollm2-135m", "HuggingFaceTB/SmolLM2-135M-Instruct", "`d2v pull smollm2-135m`"),
+        ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B", "They belong to Qwen/Qwen3-0.6B."),
+        ("/tmp/secret/path/merged-0a1b", None, "the folder or file 'merged-0a1b' with the fingerprint"),
+        ("models/mine.gguf", None, "the folder or file 'mine.gguf' with the fingerprint"),
+    ],
+)
+def test_peft_folder_names_a_base_that_anybody_finds(name, base, said, with_lora, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "mine.gguf").touch()
+    encoder = with_lora("tiny-llama")
+    monkeypatch.setattr(encoder.backbone, "name", name)
+    export(encoder, "peft", tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    config = json.loads((tmp_path / "out" / "adapter_config.json").read_text(encoding="utf-8"))
+    assert config["base_model_name_or_path"] == base and said in card and "/tmp/secret" not in card
+    assert (f"base_model: {base}\n" in card) == bool(base)
+    assert f'AutoModel.from_pretrained("{base or "the folder of the base model"}")' in card
 
 
 def test_peft_refuses_an_encoder_without_lora(make_encoder, tmp_path):

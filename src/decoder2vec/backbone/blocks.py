@@ -1,10 +1,12 @@
-"""Find a decoder's blocks and final norm by structure, cut a model to its first blocks, and count parameters.
+"""Find a decoder's blocks and final norm by structure, change the number of blocks, and count parameters.
 
 No model family needs code of its own.
 """
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
@@ -55,10 +57,30 @@ def keep_first_blocks(model: nn.Module, depth: int) -> None:
         raise InputError(f"Cannot keep {depth} of {full_depth} blocks; choose 1 to {full_depth}.")
     name = next(name for name, child in parent.named_children() if child is blocks)
     setattr(parent, name, blocks[:depth])
+    for key, value in _per_layer_settings(config, full_depth):
+        setattr(config, key, value[:depth])
+    _set_depth(config, depth)
+
+
+def repeat_last_block(model: nn.Module) -> None:
+    """Append a copy of the last block, in place: the state before the copy is then not the model's last one."""
+    config = text_config(model.config)
+    blocks = find_blocks(model)[1]
+    for key, value in _per_layer_settings(config, len(blocks)):
+        setattr(config, key, [*value, value[-1]])
+    blocks.append(copy.deepcopy(blocks[-1]))
+    _set_depth(config, len(blocks))
+
+
+def _per_layer_settings(config: Any, depth: int) -> Iterator[tuple[str, Any]]:
+    """Settings of a config that are lists with an entry for each layer."""
     for key, value in list(vars(config).items()):
-        per_layer = isinstance(value, list | tuple) and len(value) == full_depth
+        per_layer = isinstance(value, list | tuple) and len(value) == depth
         if per_layer and key != "architectures" and not key.endswith("_token_id"):
-            setattr(config, key, value[:depth])
+            yield key, value
+
+
+def _set_depth(config: Any, depth: int) -> None:
     if getattr(config, "attention_types", None):  # gpt_neo stores run lengths of layer types instead of a list
         config.attention_types = [[[layer_type], 1] for layer_type in config.attention_layers[:depth]]
     config.num_hidden_layers = depth

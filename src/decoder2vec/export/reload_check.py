@@ -49,7 +49,7 @@ def reload_differences(exports: Sequence[tuple[Encoder, Path]]) -> list[float] |
 def _encode_calls(encoder: Encoder) -> list[EncodeCall]:
     """Return calls for all texts in one padded batch, a few one by one, and a few with each prompt."""
     texts = probe_texts(encoder)
-    if encoder.tokenizer("")["input_ids"] and SentenceTransformersConfig.from_encoder(encoder).include_prompt:
+    if SentenceTransformersConfig.from_encoder(encoder).include_prompt:
         texts.append("")  # otherwise sentence-transformers has no token of an empty text to pool
     few = texts[:4]
     return [
@@ -65,15 +65,15 @@ def _encode_in_new_process(
     exports: Sequence[tuple[Encoder, Path]], calls_per_export: list[list[EncodeCall]]
 ) -> list[NDArray[np.float32]]:
     request = [
-        {"folder": str(folder), "device": str(encoder.device), "calls": calls}
+        {"folder": str(folder), "options": _load_options(encoder), "calls": calls}
         for (encoder, folder), calls in zip(exports, calls_per_export, strict=True)
     ]
     with tempfile.TemporaryDirectory() as scratch:
         request_file, vectors_file = Path(scratch) / "request.json", Path(scratch) / "vectors.npz"
         request_file.write_text(json.dumps(request), encoding="utf-8")
         process = subprocess.run(
-            [sys.executable, "-m", "decoder2vec.export.reload", str(request_file), str(vectors_file)],
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            [sys.executable, "-P", str(Path(__file__).with_name("reload.py")), str(request_file), str(vectors_file)],
+            env={**os.environ, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(Path(scratch) / "modules")},
             capture_output=True,
             text=True,
             check=False,
@@ -83,6 +83,11 @@ def _encode_in_new_process(
             raise BackboneError(f"sentence-transformers cannot load the exported folder, so it was removed: {reason}")
         with np.load(vectors_file) as vectors:
             return [vectors[name] for name in vectors.files]
+
+
+def _load_options(encoder: Encoder) -> dict[str, Any]:
+    trust = SentenceTransformersConfig.from_encoder(encoder).needs_own_module
+    return {"device": str(encoder.device), "trust_remote_code": trust}
 
 
 def _relative_distance(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> float:

@@ -1,12 +1,14 @@
 """Write an encoder as a folder that sentence-transformers loads without this package.
 
-The format is that of versions before 5.4, which newer ones also read and which is the only one that other servers know:
-class paths under `sentence_transformers.models`, and a flag for each pooling.
+Where it suffices, the format is that of versions before 5.4, which newer ones also read and which is the only one that
+other servers know: class paths under `sentence_transformers.models`, and a flag for each pooling. Chat templates and
+states before the final norm need the settings of newer versions.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,19 @@ import numpy as np
 import torch
 import transformers
 from safetensors.numpy import save_file
+from torch import Tensor
 
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
+from decoder2vec.export import layerwise_pooling
 from decoder2vec.export.model_cards import sentence_transformers_card
 from decoder2vec.export.reload_check import TOLERANCE, reload_differences
 from decoder2vec.export.sentence_transformers_config import SentenceTransformersConfig
-from decoder2vec.export.tokenizer import check_tokenizer, write_tokenizer
+from decoder2vec.export.tokenizer import check_tokenizer, render_chat_template, write_tokenizer
 from decoder2vec.export.transformers import merged_model_copy
+from decoder2vec.heads.codes import CodeNet
+from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.storage import atomic_folder
 
@@ -36,6 +42,9 @@ POOLING_FLAGS = {
 }
 """Name of a pooling -> its flag in `1_Pooling/config.json`, which versions before 6 read."""
 
+OWN_MODULE = "layerwise_pooling"
+"""Name of the file with our own module in an exported folder."""
+
 
 def export_sentence_transformers(encoder: Encoder, target: Path) -> str:
     """Write the folder, compare its vectors with the encoder's in a new process, and return a description.
@@ -45,7 +54,8 @@ def export_sentence_transformers(encoder: Encoder, target: Path) -> str:
     with atomic_folder(target) as folder:
         modules = write_sentence_transformers(encoder, folder)
         check = check_reloaded_vectors(encoder, folder)
-    return f"{' + '.join(modules)}; {check}"
+    trusted = "; loads with trust_remote_code=True" if "LayerwisePooling" in modules else ""
+    return f"{' + '.join(modules)}; {check}{trusted}"
 
 
 def check_reloaded_vectors(encoder: Encoder, folder: Path) -> str:
@@ -67,13 +77,20 @@ def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
     Raises UnsupportedError before anything is written if sentence-transformers cannot express the encoder.
     """
     config = SentenceTransformersConfig.from_encoder(encoder)
-    model = merged_model_copy(encoder)
+    model, output = merged_model_copy(encoder)
+    if config.needs_own_module:
+        model.config.output_hidden_states = True
     with quiet_transformers():
         model.save_pretrained(folder)
-    write_tokenizer(encoder, folder)
-    check_tokenizer(encoder, folder, config.default_prompt)
-    modules = ["Transformer", "Pooling"]
-    _write_json(folder / "1_Pooling" / "config.json", _pooling_config(encoder, config))
+    write_tokenizer(
+        encoder, folder, render_chat_template(encoder, config.suffix) if config.uses_chat_template else None
+    )
+    check_tokenizer(encoder, folder, config.default_prompt, config.suffix)
+    modules = ["Transformer", "LayerwisePooling" if config.needs_own_module else "Pooling"]
+    if config.needs_own_module:
+        _write_layerwise_pooling(encoder, config.include_prompt, folder)
+    else:
+        _write_json(folder / "1_Pooling" / "config.json", _pooling_config(encoder, config))
     if isinstance(encoder.head, AffineHead):
         modules.append("Dense")
         _write_dense(encoder.head, folder / "2_Dense")
@@ -84,20 +101,48 @@ def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
         zero, length = np.zeros(encoder.dim, np.float32), np.full(encoder.dim, encoder.dim**0.5, np.float32)
         _write_dense(AffineHead("rms", zero, length), folder / f"{len(modules) - 1}_Dense")
     _write_json(folder / "modules.json", [_module_entry(index, name) for index, name in enumerate(modules)])
-    transformer_config = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
-    _write_json(folder / "sentence_bert_config.json", transformer_config)
-    _write_json(folder / "config_sentence_transformers.json", _model_config(encoder, config))
-    (folder / "README.md").write_text(sentence_transformers_card(encoder, config, modules), encoding="utf-8")
+    state = "last_hidden_state" if config.needs_own_module else output
+    _write_json(folder / "sentence_bert_config.json", _transformer_config(encoder, config, state))
+    requirements = _requirements(encoder, config, state)
+    _write_json(folder / "config_sentence_transformers.json", _model_config(encoder, config, requirements))
+    card = sentence_transformers_card(encoder, config, modules, requirements)
+    (folder / "README.md").write_text(card, encoding="utf-8")
     return modules
+
+
+def _transformer_config(
+    encoder: Encoder, config: SentenceTransformersConfig, state: str | list[str | int]
+) -> dict[str, Any]:
+    settings: dict[str, Any] = {"max_seq_length": encoder.max_seq_length, "do_lower_case": False}
+    if config.uses_chat_template or state != "last_hidden_state":
+        entry: dict[str, Any] = {"method": "forward", "method_output_name": state}
+        messages = {"message": {**entry, "format": "flat"}} if config.uses_chat_template else {}
+        settings |= {"modality_config": {"text": entry, **messages}, "module_output_name": "token_embeddings"}
+    return settings
+
+
+def _requirements(
+    encoder: Encoder, config: SentenceTransformersConfig, state: str | list[str | int]
+) -> dict[str, dict[str, str]]:
+    """Versions that a program needs to give the same vectors, as sentence-transformers declares them."""
+    requirements = {}
+    if encoder.spec.attention == "bidirectional":
+        reason = "older versions ignore is_causal=False and would read the text in one direction only"
+        requirements["transformers"] = {"specifier": ">=5.2", "reason": reason}
+    if config.uses_chat_template or state != "last_hidden_state":
+        reason = "older versions have no settings for the prompt around a text or the layer"
+        requirements["sentence-transformers"] = {"specifier": ">=6.2", "reason": reason}
+    return requirements
 
 
 def _module_entry(index: int, name: str) -> dict[str, Any]:
     path = f"{index}_{name}" if index else ""
-    return {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{name}"}
+    package = OWN_MODULE if name == "LayerwisePooling" else "sentence_transformers.models"
+    return {"idx": index, "name": str(index), "path": path, "type": f"{package}.{name}"}
 
 
 def _pooling_config(encoder: Encoder, config: SentenceTransformersConfig) -> dict[str, Any]:
-    pooling = config.reading.pooling
+    pooling = encoder.spec.readings[0].pooling
     return {
         "word_embedding_dimension": encoder.backbone.dim,
         **{flag: name == pooling for name, flag in POOLING_FLAGS.items()},
@@ -106,7 +151,9 @@ def _pooling_config(encoder: Encoder, config: SentenceTransformersConfig) -> dic
     }
 
 
-def _model_config(encoder: Encoder, config: SentenceTransformersConfig) -> dict[str, Any]:
+def _model_config(
+    encoder: Encoder, config: SentenceTransformersConfig, requirements: dict[str, dict[str, str]]
+) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "__version__": {"transformers": transformers.__version__, "pytorch": torch.__version__},
         "model_type": "SentenceTransformer",
@@ -114,10 +161,7 @@ def _model_config(encoder: Encoder, config: SentenceTransformersConfig) -> dict[
         "default_prompt_name": config.default_prompt_name,
         "similarity_fn_name": encoder.spec.similarity,
     }
-    if encoder.spec.attention == "bidirectional":
-        reason = "older versions ignore is_causal=False and would read the text in one direction only"
-        settings["requirements"] = {"transformers": {"specifier": ">=5.2", "reason": reason}}
-    return settings
+    return {**settings, "requirements": requirements} if requirements else settings
 
 
 def _write_dense(head: AffineHead, folder: Path) -> None:
@@ -137,6 +181,37 @@ def _write_dense(head: AffineHead, folder: Path) -> None:
     tensors = {"linear.weight": weight, "linear.bias": bias}
     contiguous = {name: np.ascontiguousarray(tensor, np.float32) for name, tensor in tensors.items()}
     save_file(contiguous, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_layerwise_pooling(encoder: Encoder, include_prompt: bool, folder: Path) -> None:
+    """Write the module that pools several layers: its code, its config, and the weights of a code network."""
+    shutil.copy(layerwise_pooling.__file__, folder / f"{OWN_MODULE}.py")
+    head = encoder.head
+    weights: dict[str, Tensor] = {}
+    network = None
+    if isinstance(head, LayerwiseHead):
+        weights, network = _code_network(head.net, head.projection)
+    dim = encoder.dim if network else len(encoder.spec.readings) * encoder.backbone.dim
+    readings = [{"layer": reading.layer, "pooling": reading.pooling} for reading in encoder.spec.readings]
+    config = {"readings": readings, "include_prompt": include_prompt, "dimension": dim, "network": network}
+    subfolder = folder / "1_LayerwisePooling"
+    subfolder.mkdir()
+    layerwise_pooling.LayerwisePooling(config, weights).save(str(subfolder))
+
+
+def _code_network(net: CodeNet, projection: Tensor | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights of a code network by name, and its architecture."""
+    weights = {name: tensor for name, tensor in net.state_dict().items() if not name.startswith("pair.")}
+    weights["block_scale"] = net.pair.weights().sqrt()[torch.argsort(net.block_order)]
+    if projection is not None:
+        weights["projection"] = projection
+    network = {
+        "mixing": net.spec.mixing,
+        "unit": net.spec.unit,
+        "groups": [list(group) for group in net.spec.groups],
+        "projected": projection is not None,
+    }
+    return {name.replace(".", "_"): tensor.detach().cpu() for name, tensor in weights.items()}, network
 
 
 def _write_json(file: Path, content: Any) -> None:

@@ -1,7 +1,8 @@
 """Express an encoder in the terms of sentence-transformers, or raise an error that names the reason why not.
 
-A sentence-transformers folder pools the output of a model after its final norm, and may apply a linear layer and
-normalise. Before a text it can put a prompt, and nothing after it.
+A sentence-transformers folder pools one hidden state of a model, and may apply a linear layer and normalise. A prompt
+goes before a text; what follows the text is written by a chat template, which then renders the whole prompt. Several
+layers and code networks need a module of our own, `layerwise_pooling.py`, which is code that a user has to trust.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import torch
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.tokenizer import probe_texts
@@ -31,27 +31,47 @@ _TEXT_STARTS = ("dog", "Dog", "7", " dog", '"dog"', "(dog)", "émile", "狗", "�
 class SentenceTransformersConfig:
     """Pooling and prompts of an encoder as sentence-transformers needs them."""
 
-    reading: Reading
     prompts: dict[str, str]
     """Prompts by name; `query` and `document` are always among them."""
     default_prompt_name: str | None
     """The prompt used when a caller names none."""
     include_prompt: bool
     """Whether the tokens of the prompt are pooled too."""
+    suffix: str
+    """What follows a text."""
+    uses_chat_template: bool
+    """Whether a chat template renders prompt, text and suffix; else the prompt is put before the text."""
+    needs_own_module: bool
+    """Whether `layerwise_pooling.py` pools; loading the folder then needs trust_remote_code=True."""
 
     @classmethod
     def from_encoder(cls, encoder: Encoder) -> SentenceTransformersConfig:
         """Return the config of an encoder; raise UnsupportedError if sentence-transformers cannot express it."""
         if reason := next(_unsupported_features(encoder), None):
             raise unsupported(reason)
-        reading = encoder.spec.readings[0]
-        template = Template.of(reading.template or encoder.spec.template)
+        readings = encoder.spec.readings
+        template = Template.of(readings[0].template or encoder.spec.template)
+        suffix = template.string.rpartition(SLOT)[2]
         prompts, default_prompt_name = _prompts(encoder, template)
         non_empty_prompts = sorted(set(prompts.values()) - {""})
-        if non_empty_prompts and reading.pooling != "lasttoken":
-            _check_prompt_tokens(encoder, reading.pooling, non_empty_prompts)
-        include_prompt = reading.pooling == "lasttoken" or not non_empty_prompts
-        return cls(reading, prompts, default_prompt_name, include_prompt)
+        poolings = {reading.pooling for reading in readings} - {"lasttoken"}
+        if suffix and non_empty_prompts and poolings:
+            raise unsupported(
+                f"its template {template.string!r} has text before and after the slot, and {poolings.pop()!r} must "
+                "leave out what is before; make the encoder with pooling='lasttoken', or with nothing before {text}"
+            )
+        if non_empty_prompts and poolings:
+            _check_prompt_tokens(encoder, poolings, non_empty_prompts)
+        include_prompt = not (poolings and non_empty_prompts)
+        return cls(
+            prompts,
+            default_prompt_name,
+            include_prompt,
+            suffix,
+            # an empty text without any token has no state to pool; the template gives it one
+            uses_chat_template=bool(suffix) or (include_prompt and not _has_tokens(encoder, "")),
+            needs_own_module=len(readings) > 1 or isinstance(encoder.head, LayerwiseHead),
+        )
 
     @property
     def default_prompt(self) -> str:
@@ -66,23 +86,29 @@ def unsupported(reason: str) -> UnsupportedError:
 
 def _unsupported_features(encoder: Encoder) -> Iterator[str]:
     spec, backbone = encoder.spec, encoder.backbone
-    if isinstance(encoder.head, LayerwiseHead):
-        yield "its layerwise head is a network over many layers"
-    if len(spec.readings) > 1:
-        yield f"it concatenates {len(spec.readings)} pooled vectors of a text, and Pooling gives one"
     if backbone.adapter and not isinstance(backbone.adapter, Lora):
-        yield f"its adapter ({backbone.adapter.kind}) adds tokens or states and does not change the weights"
-    reading = spec.readings[0]
-    if reading.pooling not in POOLINGS:
-        yield f"Pooling has no {reading.pooling!r}; choose {', '.join(POOLINGS)}"
-    if reading.layer == 0:
-        yield "layer 0 is below the first block, and a model cannot be cut to no blocks"
-    if ":" in spec.attention:
-        yield f"a config sets causal or bidirectional for all layers, not {spec.attention}"
+        yield (
+            f"its adapter ({backbone.adapter.kind}) adds tokens or states and does not change the weights; "
+            "train with the recipe 'lora' or 'full'"
+        )
+    if len({reading.template or spec.template for reading in spec.readings}) > 1:
+        yield "its readings have several templates, and a text is read once; use one template for all of them"
+    for reading in spec.readings:
+        if reading.pooling not in POOLINGS:
+            yield f"Pooling has no {reading.pooling!r}; choose {', '.join(POOLINGS)}"
+    if ":" in spec.attention or "+" in spec.attention:
+        yield (
+            f"a config sets causal or bidirectional for all layers, not {spec.attention}; "
+            "make the encoder with attention='causal' or 'bidirectional'"
+        )
     if spec.on_overflow != "truncate":
         yield f"it would truncate long texts despite on_overflow={spec.on_overflow!r}; make the encoder with 'truncate'"
     if backbone.dtype != torch.float32:
         yield f"it computes in {str(backbone.dtype).removeprefix('torch.')}; load it with dtype='float32' first"
+
+
+def _has_tokens(encoder: Encoder, text: str) -> bool:
+    return bool(encoder.tokenizer(text)["input_ids"]) or encoder.backbone.missing_bos_token_id is not None
 
 
 def _prompts(encoder: Encoder, template: Template) -> tuple[dict[str, str], str | None]:
@@ -90,31 +116,43 @@ def _prompts(encoder: Encoder, template: Template) -> tuple[dict[str, str], str 
 
     Queries and documents always get a prompt: without one of that name sentence-transformers would use none at all.
     """
-    template_prefix = _prefix(template)
-    prompts = {name: _prefix(template.with_prefix(prompt)) for name, prompt in encoder.prompts.items()}
-    document = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), template_prefix)
-    prompts = {"query": template_prefix, **prompts, "document": document}
-    if not template_prefix:
+    prefix, suffix = _around_text(template)
+    prompts = {}
+    for name, prompt in encoder.prompts.items():
+        prompts[name], prompt_suffix = _around_text(template.with_prefix(prompt))
+        if prompt_suffix != suffix:
+            raise unsupported(
+                f"after the text, the prompt {name!r} has {prompt_suffix!r} and the template {suffix!r}; "
+                "let all prompts end alike"
+            )
+    document = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), prefix)
+    prompts = {"query": prefix, **prompts, "document": document}
+    if not prefix:
         return prompts, None
     default_name = "default"
     while default_name in prompts:
         default_name += "_"
-    return {**prompts, default_name: template_prefix}, default_name
+    return {**prompts, default_name: prefix}, default_name
 
 
-def _prefix(template: Template) -> str:
+def _around_text(template: Template) -> tuple[str, str]:
+    """Return what is before and after the text."""
     if template.slots > 1:
-        raise unsupported(f"its template {template.string!r} repeats the text {template.slots} times")
+        raise unsupported(
+            f"its template {template.string!r} repeats the text {template.slots} times, and a long text could not be "
+            "cut in all copies; make the encoder with a template that has {text} once"
+        )
     prefix, _, suffix = template.string.partition(SLOT)
-    if suffix:
-        raise unsupported(f"its template {template.string!r} continues after the text, and a prompt is only a prefix")
-    return prefix
+    return prefix, suffix
 
 
-def _check_prompt_tokens(encoder: Encoder, pooling: str, prompts: list[str]) -> None:
+def _check_prompt_tokens(encoder: Encoder, poolings: set[str], prompts: list[str]) -> None:
     """Raise UnsupportedError for prompts that sentence-transformers would not exclude from pooling exactly as we do."""
-    if pooling == "weightedmean":
-        raise unsupported("after a prompt, weightedmean counts positions from the prompt's first token, not the text's")
+    if "weightedmean" in poolings:
+        raise unsupported(
+            "after a prompt, weightedmean counts positions from the prompt's first token, not the text's; "
+            "make the encoder with pooling='mean' or 'lasttoken'"
+        )
     texts = [*_TEXT_STARTS, *probe_texts(encoder)]
     for prompt in prompts:
         tokeniser = Tokeniser(encoder.backbone, Template(prompt + SLOT), encoder.max_seq_length)
@@ -122,7 +160,7 @@ def _check_prompt_tokens(encoder: Encoder, pooling: str, prompts: list[str]) -> 
             if tokens.start != _count_prompt_tokens(encoder.backbone, prompt):
                 raise unsupported(
                     f"the tokens of the prompt {prompt!r} are not the same before {text[:40]!r}, so it cannot be "
-                    f"excluded from {pooling!r}; use 'lasttoken', or end the prompt differently"
+                    f"excluded from {min(poolings)!r}; use 'lasttoken', or end the prompt differently"
                 )
 
 

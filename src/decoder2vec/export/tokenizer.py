@@ -28,19 +28,31 @@ _MAX_PROBE_TOKENS = 1024
 
 
 def probe_texts(encoder: Encoder) -> list[str]:
-    """Return texts to compare two implementations on: short, unusual, and one too long, unless that would be slow."""
+    """Return texts to compare two implementations on: short, unusual, and one too long, unless that would be slow.
+
+    Unusual texts are left out if they are too long: other programs may cut them inside a character.
+    """
+    template = Template.of(encoder.spec.readings[0].template or encoder.spec.template)
+    overlong = Tokeniser(encoder.backbone, template, encoder.max_seq_length)(_PROBE_TEXTS).overlong
+    texts = [text for index, text in enumerate(_PROBE_TEXTS) if index not in overlong]
     too_long = "A text that is too long:" + " a" * encoder.max_seq_length
-    return [*_PROBE_TEXTS, too_long] if encoder.max_seq_length <= _MAX_PROBE_TOKENS else list(_PROBE_TEXTS)
+    return [*texts, too_long] if encoder.max_seq_length <= _MAX_PROBE_TOKENS else texts
 
 
-def write_tokenizer(encoder: Encoder, folder: Path) -> None:
-    """Write the tokenizer's files: padding on the right, BOS where the model needs it, and no chat template."""
+def write_tokenizer(encoder: Encoder, folder: Path, chat_template: str | None = None) -> None:
+    """Write the tokenizer's files: padding on the right, BOS where the model needs it, and no chat template but ours.
+
+    Args:
+        encoder: The encoder whose tokenizer is written.
+        folder: Folder to write to.
+        chat_template: Template that renders the prompt around a text.
+    """
     backbone = encoder.backbone
     tokenizer = copy.deepcopy(backbone.tokenizer)
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.model_max_length = encoder.max_seq_length
-    tokenizer.chat_template = None
+    tokenizer.chat_template = chat_template
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise UnsupportedError(
@@ -63,22 +75,74 @@ def _add_bos(tokenizer: Any) -> None:
     backend.post_processor = add_bos if existing is None else processors.Sequence([existing, add_bos])
 
 
-def check_tokenizer(encoder: Encoder, folder: Path, prompt: str) -> None:
+def render_chat_template(encoder: Encoder, suffix: str) -> str:
+    """Return a Jinja template that puts a suffix after the text, and the model's special tokens around all of it.
+
+    A system message is the prompt before the text, as sentence-transformers passes it. Texts that a chat template
+    renders get no special tokens from the tokenizer, so they are part of the template. An empty text gets the token
+    that the encoder reads instead of nothing.
+    """
+    before, after = _special_tokens(encoder)
+    contents = "{%- for message in messages -%}{{ message['content'] }}{%- endfor -%}"
+    if not (before or after or suffix):
+        empty = encoder.tokenizer.convert_ids_to_tokens(encoder.backbone.empty_text_token_id)
+        is_empty = "messages | length == 1 and messages[0]['content'] == ''"
+        return f"{contents}{{%- if {is_empty} -%}}{{{{ {empty!a} }}}}{{%- endif -%}}"
+    return f"{{{{ {before!a} }}}}{contents}{{{{ {suffix + after!a} }}}}"
+
+
+def _special_tokens(encoder: Encoder) -> tuple[str, str]:
+    """Return the special tokens that the tokenizer, or the encoder itself, adds before and after a text."""
+    backend = encoder.tokenizer.backend_tokenizer
+    plain = backend.encode("a", add_special_tokens=False).ids
+    tokens = backend.encode("a")
+    begin = next(i for i in range(len(tokens.ids)) if tokens.ids[i : i + len(plain)] == plain)
+    before, after = tokens.ids[:begin], tokens.ids[begin + len(plain) :]
+    if (bos := encoder.backbone.missing_bos_token_id) is not None:
+        before = [bos, *before]
+    return tuple("".join(encoder.tokenizer.convert_ids_to_tokens(ids)) for ids in (before, after))  # type: ignore[return-value]
+
+
+def joins_punctuation(encoder: Encoder, suffix: str) -> bool:
+    """Whether the tokenizer makes one token of the end of a sentence and the beginning of the suffix.
+
+    Other programs cut a long text and then append the suffix, so they do not join the two where we do.
+    """
+    backend = encoder.tokenizer.backend_tokenizer
+
+    def ids(text: str) -> list[int]:
+        return list(backend.encode(text, add_special_tokens=False).ids)
+
+    usual = ids(f"dog{suffix}")[len(ids("dog")) :]
+    return any(ids(f"dog{mark}{suffix}") != ids(f"dog{mark}") + usual for mark in ".,;:!?)\"'")
+
+
+def check_tokenizer(encoder: Encoder, folder: Path, prompt: str, suffix: str = "") -> None:
     """Raise UnsupportedError if the written tokenizer splits a text differently, which would change vectors silently.
 
     Args:
         encoder: The encoder whose tokenizer was written.
         folder: Folder with the tokenizer's files.
         prompt: The prompt put before every text.
+        suffix: What the chat template puts after every text.
     """
     from transformers import AutoTokenizer
 
     reloaded = AutoTokenizer.from_pretrained(folder)
-    texts = probe_texts(encoder)
-    expected = Tokeniser(encoder.backbone, Template(prompt + SLOT), encoder.max_seq_length)(texts).prompts
-    reloaded_ids = reloaded([prompt + text for text in texts], truncation=True)["input_ids"]
-    for text, tokens, ids in zip(texts, expected, reloaded_ids, strict=True):
-        if tokens.ids != ids:
+    texts = [*probe_texts(encoder), ""]
+    expected = Tokeniser(encoder.backbone, Template(prompt + SLOT + suffix), encoder.max_seq_length)(texts)
+    if reloaded.chat_template:
+        messages = [
+            [*([{"role": "system", "content": prompt}] if prompt else []), {"role": "user", "content": text}]
+            for text in texts
+        ]
+        reloaded_ids = reloaded.apply_chat_template(messages, truncation=True, return_dict=True)["input_ids"]
+        unchecked = expected.overlong  # whether a long text keeps the suffix is up to the program that truncates it
+    else:
+        reloaded_ids = reloaded([prompt + text for text in texts], truncation=True)["input_ids"]
+        unchecked = [index for index, ids in enumerate(reloaded_ids) if not ids]
+    for index, (text, tokens, ids) in enumerate(zip(texts, expected.prompts, reloaded_ids, strict=True)):
+        if tokens.ids != ids and index not in unchecked:
             raise UnsupportedError(
                 f"The tokenizer of {encoder.backbone.name}, written and reloaded, tokenises {text[:40]!r} as {ids[:8]} "
                 f"where the encoder has {tokens.ids[:8]}; repair its tokenizer.json first."

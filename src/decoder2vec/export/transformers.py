@@ -16,12 +16,19 @@ from torch.nn.functional import cosine_similarity
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.blocks import find_blocks, find_final_norm, keep_first_blocks, text_config
+from decoder2vec.backbone.blocks import (
+    find_blocks,
+    find_final_norm,
+    keep_first_blocks,
+    repeat_last_block,
+    text_config,
+)
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, UnsupportedError
 from decoder2vec.export.sentence_transformers_config import unsupported
+from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.storage import atomic_folder
 
 _TOKENIZER_FILE_PREFIXES = ("tokenizer", "special_tokens", "vocab", "merges", "chat_template", "added_tokens")
@@ -114,40 +121,65 @@ def _reload_difference(backbone: Backbone, folder: Path) -> float:
 
 
 @torch.no_grad()
-def merged_model_copy(encoder: Encoder) -> Any:
-    """Return a copy of the model on the CPU whose output is the state that the encoder pools.
+def merged_model_copy(encoder: Encoder) -> tuple[Any, str | list[str | int]]:
+    """Return a copy of the model on the CPU, and where its output has the state that the encoder pools.
 
-    LoRA is merged and blocks above the pooled layer are removed. The encoder itself is not changed.
+    LoRA is merged and blocks that are not needed are removed. The encoder itself is not changed. Where several layers
+    are pooled, the second value is "hidden_states", which has all of them.
     """
-    backbone, reading = encoder.backbone, encoder.spec.readings[0]
+    backbone, readings = encoder.backbone, encoder.spec.readings
     model = copy.deepcopy(backbone.model).cpu()
     if isinstance(backbone.adapter, Lora):
         for path, weight in backbone.adapter.merged_weights_by_path().items():
             model.get_submodule(path).weight.copy_(weight)  # type: ignore[operator]
-    if reading.layer < backbone.n_layers:
-        keep_first_blocks(model, reading.layer)
-    if not reading.normed:
-        _neutralise_final_norm(find_final_norm(find_blocks(model)[0]), encoder)
-    return model
+    top = max(reading.layer for reading in readings)
+    if len(readings) > 1 or isinstance(encoder.head, LayerwiseHead):
+        _set_top_layer(model, top, _top_is_normed(encoder, top))
+        return model, "hidden_states"
+    norm = find_final_norm(find_blocks(model)[0])
+    if top and (readings[0].normed or isinstance(norm, nn.Identity) or _neutralise_final_norm(norm, encoder)):
+        _set_top_layer(model, top, normed=True)
+        return model, "last_hidden_state"
+    _set_top_layer(model, top, _top_is_normed(encoder, top))
+    return model, ["hidden_states", top]
 
 
-def _neutralise_final_norm(norm: nn.Module, encoder: Encoder) -> None:
-    """Make the final norm harmless for an encoder that pools states before it; raise UnsupportedError if impossible.
+def _set_top_layer(model: Any, layer: int, normed: bool) -> None:
+    """Give the model the blocks up to a layer, and one more if that layer is read before the final norm."""
+    depth = len(find_blocks(model)[1])
+    if layer + (not normed) > depth:
+        repeat_last_block(model)
+    elif layer + (not normed) < depth:
+        keep_first_blocks(model, layer + (not normed))
 
-    The exported model always applies its final norm. A norm that only rescales keeps the direction of a token's state,
-    and a vector pooled from one token and normalised to length 1 is nothing but that direction.
+
+def _top_is_normed(encoder: Encoder, top: int) -> bool:
+    """Whether the final norm is applied to the top layer; raise UnsupportedError if it is to others or only sometimes.
+
+    Hidden states of a model are those before its final norm, except for the last one.
     """
-    if isinstance(norm, nn.Identity):
-        return
+    normed_layers = {reading.layer for reading in encoder.spec.readings if reading.normed}
+    mixed = any(reading.layer == top and not reading.normed for reading in encoder.spec.readings)
+    if normed_layers and (top == 0 or mixed or normed_layers != {top}):
+        raise unsupported(
+            "it applies the final norm to layers below the top one, and a model applies it once, at the end; "
+            "make the encoder with normed=False, or with a single layer from 1 up"
+        )
+    return bool(normed_layers)
+
+
+def _neutralise_final_norm(norm: nn.Module, encoder: Encoder) -> bool:
+    """Make the final norm harmless for an encoder that pools states before it; return whether that is possible.
+
+    A norm that only rescales keeps the direction of a token's state, and a vector pooled from one token and normalised
+    to length 1 is nothing but that direction. Such a folder also suits programs that only read a model's last state.
+    """
     pools_one_token = encoder.spec.readings[0].pooling in ("lasttoken", "cls")
     only_direction_matters = pools_one_token and encoder.spec.normalize and encoder.head is None
-    if not (only_direction_matters and _make_scale_only(norm, encoder.backbone.dim)):
-        raise unsupported(
-            "it pools a layer before the model's final norm, which sentence-transformers always applies; "
-            "make the encoder with normed=True"
-        )
+    return bool(only_direction_matters) and _make_scale_only(norm, encoder.backbone.dim)
 
 
+@torch.no_grad()
 def _make_scale_only(norm: nn.Module, dim: int) -> bool:
     """Set equal weights in an RMS norm; return False if it still does more than rescale, as a LayerNorm does."""
     if [name for name, _ in norm.named_parameters()] != ["weight"]:
