@@ -136,7 +136,7 @@ class Progress:
             work: Its work, where that is known better now than when it was announced.
         """
         phase = self._find(name, work)
-        self._report()
+        self._count_time()
         self._active.append(phase)
         self._entered.append(phase)
         self._label, self.note = phase.label, ""
@@ -144,7 +144,7 @@ class Progress:
         try:
             yield phase
         finally:
-            self._report()
+            self._count_time()
             self._active.pop()
             if self._active:
                 self._label = self._active[-1].label
@@ -152,7 +152,7 @@ class Progress:
                 for entered in self._entered:
                     entered.finish()
                 self._entered = []
-                self._report()
+            self._report()
 
     def advance(self, work: float, note: str | None = None) -> None:
         """Count work of the current phase that has just been done."""
@@ -221,12 +221,16 @@ class Progress:
             phase.work = work
         return phase
 
-    def _report(self) -> None:
-        """Count the time since the last report, and estimate fraction and time left."""
+    def _count_time(self) -> None:
+        """Count the time since the last report as that of the current phase."""
         now = self._clock()
         if self._active:
             self._active[-1].seconds += now - self._last_report
         self._last_report = now
+
+    def _report(self) -> None:
+        """Estimate fraction and time left, and call the listener."""
+        self._count_time()
         work = sum(phase.total for phase in self.phases)
         minor = [phase for phase in self.phases if phase.work is None]
         minor_work = _MINOR_SHARE * work

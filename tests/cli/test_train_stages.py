@@ -97,11 +97,24 @@ def test_too_many_steps_for_a_small_file_give_a_note(steps, is_noted, monkeypatc
     settings = ["--set", "objective.name=mntp", "--set", "training.batch=4", "--set", f"training.steps={steps}"]
     settings += ["--set", "attention=bidirectional"]
     output = one_line(train("--recipe", "lora", "--data", "texts.txt", "--out", "enc", *settings))
-    note = "121 steps of 4 see each of 24 texts 20 times; training.steps=120 would see it 20 times"
+    note = "121 steps of 4 see each of 24 texts 20 times; --set training.steps=120 would see it 20 times"
     assert output.count(note) == is_noted == (note in results("enc")["notes"])
 
 
 # the recipe `bidirectional`
+
+
+def test_advice_of_a_stage_is_a_setting_that_works(monkeypatch):
+    """`--set training.steps=...` alone would be refused: settings of a plan with stages begin with a stage."""
+    monkeypatch.setattr("decoder2vec.training.recipes.recipe.fit", lambda *_, **__: History(start=0.0))
+    command = ("--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc")
+    output = one_line(train(*command))
+    advised = re.findall(r"(--set) (\w+\.training\.steps=\d+)", output)
+    assert [setting.partition(".")[0] for _, setting in advised] == ["mntp", "simcse"]
+    output = one_line(train(*command, *(part for option in advised for part in option), "--overwrite"))
+    assert "would see it 20 times" not in output and "wrote the encoder enc" in output
+    steps = [dict(option.rsplit("=") for _, option in advised)[f"{name}.training.steps"] for name in ("mntp", "simcse")]
+    assert [str(stage["steps"]) for stage in results("enc")["stages"]] == steps
 
 
 def test_bidirectional_needs_only_plain_texts(own_cache):

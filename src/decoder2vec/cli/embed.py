@@ -43,8 +43,8 @@ def embed(
         from decoder2vec.text.files import read_texts
 
         get_writer(out)  # an unknown suffix is refused before the work
-        with progress.phase("reading"):  # a file is read twice, so that the time left is known; stdin cannot be
-            n_texts = None if source == "-" else sum(1 for _ in read_texts(source, column))
+        with progress.phase("reading"):  # a file is read twice, so that the time left is known; a pipe cannot be
+            n_texts = sum(1 for _ in read_texts(source, column)) if Path(source).is_file() else None
         progress.expect("loading the model")
         progress.expect("encoding", n_texts)
         progress.expect("saving")

@@ -29,7 +29,7 @@ from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
-from decoder2vec.progress import current_progress
+from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import atomic_file, cache_root, versions
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
 from decoder2vec.training.card import find_licence, write_card
@@ -264,6 +264,7 @@ class LoadedModel:
     notify: Notify = lambda _: None
 
     @classmethod
+    @in_phase("loading the model")
     def of(
         cls,
         source: Backbone | str | Path,

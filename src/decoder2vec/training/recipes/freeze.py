@@ -319,7 +319,8 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
     def expect(self, data: TrainingData, stage: str, seeds: int) -> None:
         """Announce the encoding of all texts, vectors of teachers, and for each seed the trainings on latents."""
         progress = current_progress()
-        progress.expect("encoding", len(data.all_texts()), stage=stage)
+        texts = {*data.all_texts(), *sanity_texts(data.dev[0].texts() if data.dev else ())}
+        progress.expect("encoding", len(texts), stage=stage)
         for teacher in self.used_teachers():
             progress.expect(teacher.phase, len(data.texts), stage=stage)
         n_dev_texts = sum(len(pairs.texts()) for pairs in data.dev)
