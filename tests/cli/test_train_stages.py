@@ -109,12 +109,13 @@ def test_advice_of_a_stage_is_a_setting_that_works(monkeypatch):
     monkeypatch.setattr("decoder2vec.training.recipes.recipe.fit", lambda *_, **__: History(start=0.0))
     command = ("--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc")
     output = one_line(train(*command))
-    advised = re.findall(r"(--set) (\w+\.training\.steps=\d+)", output)
-    assert [setting.partition(".")[0] for _, setting in advised] == ["mntp", "simcse"]
-    output = one_line(train(*command, *(part for option in advised for part in option), "--overwrite"))
-    assert "would see it 20 times" not in output and "wrote the encoder enc" in output
-    steps = [dict(option.rsplit("=") for _, option in advised)[f"{name}.training.steps"] for name in ("mntp", "simcse")]
-    assert [str(stage["steps"]) for stage in results("enc")["stages"]] == steps
+    advised = re.findall(r"--set \S+", output)
+    names = [f"--set {stage}.training.{name}" for stage in ("mntp", "simcse") for name in ("steps", "batch")]
+    assert [option.partition("=")[0] for option in advised] == names
+    output = one_line(train(*command, "--overwrite", *" ".join(advised).split()))
+    assert "wrote the encoder enc" in output
+    assert "--set" not in output  # followed, the advice is not repeated, nor contradicted by "too few steps"
+    assert [(stage["steps"], stage["batch"]) for stage in results("enc")["stages"]] == [(53, 9), (53, 9)]
 
 
 def test_bidirectional_needs_only_plain_texts(own_cache):

@@ -362,14 +362,22 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
                 "mntp under causal attention predicts masked tokens from the tokens before them only; "
                 f"--set {prefix}attention=bidirectional shows both sides"
             )
-        steps, batch = self.training.steps, self.training.batch
-        if steps * batch > _MANY_REPETITIONS * n_texts > 0 and not packed:
-            notes.append(
-                f"{steps} steps of {batch} see each of {n_texts:,} texts {steps * batch / n_texts:.0f} times; "
-                f"--set {prefix}training.steps={math.ceil(_MANY_REPETITIONS * n_texts / batch)} would see it "
-                f"{_MANY_REPETITIONS} times"
-            )
-        return notes
+        return notes if packed else [*notes, *self._repetition_notes(n_texts, prefix)]
+
+    def _repetition_notes(self, n_texts: int, prefix: str) -> list[str]:
+        """Warn of a small corpus that is seen very often, with steps and batches that suit it."""
+        steps, n_seen = self.training.steps, min(self.training.batch, n_texts)  # a batch holds a text once
+        if steps * n_seen <= _MANY_REPETITIONS * n_texts:
+            return []
+        settings, most_seen = [], _MANY_REPETITIONS * n_texts
+        batch = min(n_seen, max(2, most_seen // MIN_STEPS))
+        if batch < n_seen:  # smaller batches, since few steps change little
+            settings.append(f"--set {prefix}training.batch={batch}")
+        settings.insert(0, f"--set {prefix}training.steps={most_seen // batch}")
+        return [
+            f"{steps} steps of {n_seen} see each of {n_texts:,} texts {steps * n_seen / n_texts:.0f} times; "
+            f"{' '.join(settings)} would see it {_MANY_REPETITIONS} times"
+        ]
 
     def _reading(self, backbone: Backbone) -> Reading:
         """The reading on a model, which is switched to the recipe's attention."""
