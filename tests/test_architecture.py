@@ -14,6 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "decoder2vec"
 LEVELS = [
     {"errors"},
     {"package"},
+    {"progress"},
     {"storage"},
     {"config"},
     {"maths"},

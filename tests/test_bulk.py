@@ -15,6 +15,7 @@ from decoder2vec.bulk import embed_texts
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.progress import Progress
 from decoder2vec.storage import atomic_file
 
 TEXTS = [
@@ -125,10 +126,10 @@ def test_stream_is_read_shard_by_shard(backbone, tmp_path, small_shards):
             assert len(consumed) <= 3 * (len(encoder.calls) + 1)  # never more than one shard ahead
             yield text
 
-    counts = []
-    assert embed_texts(encoder, stream(), tmp_path / "out.npy", progress=counts.append) == 7
+    with Progress() as progress:
+        assert embed_texts(encoder, stream(), tmp_path / "out.npy", n_texts=7) == 7
     assert encoder.calls == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]
-    assert counts == [3, 3, 1]
+    assert [(phase.name, phase.done) for phase in progress.phases] == [("encoding", 7)]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -140,10 +141,11 @@ def test_interrupted_run_is_resumed(backbone, tmp_path, small_shards, suffix):
     assert first.calls == [TEXTS[:3], TEXTS[3:6]]
     assert not out.exists()
 
-    second, counts = RecordingEncoder(make_encoder(backbone)), []
-    assert embed_texts(second, TEXTS, out, progress=counts.append) == 7
+    second = RecordingEncoder(make_encoder(backbone))
+    with Progress() as progress:
+        assert embed_texts(second, TEXTS, out, n_texts=7) == 7
     assert second.calls == [TEXTS[6:]]
-    assert counts == [3, 3, 1]
+    assert [(phase.name, phase.done) for phase in progress.phases] == [("encoding", 1)]  # only these took time
     assert np.allclose(read(out)[1], make_encoder(backbone).encode(TEXTS), atol=1e-5)
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 

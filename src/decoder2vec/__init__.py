@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from decoder2vec.matching.match import MatchConfig, Matching, match
     from decoder2vec.matching.sides import Side, SideDocument
     from decoder2vec.merging import merge
+    from decoder2vec.progress import Progress
     from decoder2vec.report.api import match_report, report
     from decoder2vec.report.sweep import sweep
     from decoder2vec.search.chunks import Chunking
@@ -92,6 +93,7 @@ _MODULES = {
     "matching.match": ("MatchConfig", "Matching", "match"),
     "matching.sides": ("Side", "SideDocument"),
     "merging": ("merge",),
+    "progress": ("Progress",),
     "report.api": ("match_report", "report"),
     "report.sweep": ("sweep",),
     "search.chunks": ("Chunking",),
@@ -147,6 +149,7 @@ __all__ = [
     "MissingExtraError",
     "PairReranker",
     "Plan",
+    "Progress",
     "Reading",
     "Schedule",
     "ScoredPairs",

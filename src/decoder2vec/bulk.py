@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_file
 
 _SHARD_SIZE = 512
@@ -36,7 +37,7 @@ def embed_texts(
     out: Path,
     *,
     normalize: bool = False,
-    progress: Callable[[int], object] = lambda _: None,
+    n_texts: int | None = None,
 ) -> int:
     """Embed a stream of texts and write the vectors to a file.
 
@@ -45,7 +46,7 @@ def embed_texts(
         texts: The texts; they are read one shard at a time.
         out: The file to write: .npy (vectors only), .jsonl or .parquet (texts and vectors).
         normalize: Scale the vectors to unit length.
-        progress: Called with the number of texts of each finished shard.
+        n_texts: How many texts there are, for the progress; None if that is not known.
 
     Returns:
         The number of texts.
@@ -55,12 +56,13 @@ def embed_texts(
     owner = f"{encoder.fingerprint}-{int(normalize)}-{encoder.backbone.dtype}"
     _delete_foreign_shards(folder, owner)
     total = n_shards = 0
-    stream = iter(texts)
-    while shard := list(itertools.islice(stream, _SHARD_SIZE)):
-        _embed_shard(encoder, shard, folder, owner, n_shards, normalize)
-        total, n_shards = total + len(shard), n_shards + 1
-        progress(len(shard))
-    with atomic_file(out) as temporary:
+    stream, progress = iter(texts), current_progress()
+    with progress.phase("encoding", n_texts):
+        while shard := list(itertools.islice(stream, _SHARD_SIZE)):
+            _embed_shard(encoder, shard, folder, owner, n_shards, normalize)
+            total, n_shards = total + len(shard), n_shards + 1
+            progress.advance(0, f"{total:,} texts")
+    with progress.phase("saving"), atomic_file(out) as temporary:
         write(temporary, (_read_shard(folder, index) for index in range(n_shards)), total, encoder.dim)
     shutil.rmtree(folder, ignore_errors=True)
     return total
@@ -86,6 +88,7 @@ def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, owner: str, i
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     texts_file = folder / f"{index:08d}.json"
     if texts_file.is_file() and json.loads(texts_file.read_text(encoding="utf-8"))["sha256"] == digest:
+        current_progress().remaining_work -= len(texts)
         return
     vectors = encoder.encode(texts, normalize_embeddings=normalize)
     folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,9 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.progress import Progress
 from decoder2vec.text.files import ScoredPairs
+from toys.progress import Recorder
 from toys.sweeps import MANY, PAIRS, SMALL, demo_pairs, scipy_correlations, unique_texts
 
 
@@ -196,18 +198,17 @@ def test_only_new_texts_run_through_the_model(model, fresh_store, passes):
 
 
 def test_progress_counts_every_text_of_every_pass(model, fresh_store):
-    texts = len(unique_texts(PAIRS))
-    total = 4 * texts
-    expected = {(f"{t}, {a}", total): texts for t in SMALL.templates for a in SMALL.attentions}
-    expected["comparing the best readings", total] = 0
-    for _ in range(2):
-        progress = Counter()
-
-        def on_progress(label, count, total, progress=progress):
-            progress.update({(label, total): count})
-
-        run_sweep("tiny-llama", PAIRS, SMALL, backbone=model, on_progress=on_progress)
-        assert progress == expected
+    passes = [f"{template}, {attention}" for attention in SMALL.attentions for template in SMALL.templates]
+    phases = [f"{name}: {phase}" for name in passes for phase in ("encoding", "scoring")]
+    for n_texts in (len(unique_texts(PAIRS)), 0):  # the second time, all states are found in the store
+        recorder = Recorder()
+        with Progress(recorder) as progress:
+            run_sweep("tiny-llama", PAIRS, SMALL, backbone=model)
+        assert recorder.labels == [*phases, "comparing the best readings"]
+        encoding = [phase for phase in progress.phases if phase.name == "encoding"]
+        assert [phase.done for phase in encoding] == 4 * [n_texts]
+        assert recorder.fractions == sorted(recorder.fractions)
+        assert recorder.totals[0] == max(recorder.totals)  # all work is announced before the first text
 
 
 def test_interrupted_sweep_keeps_finished_windows(model, fresh_store, passes, monkeypatch):

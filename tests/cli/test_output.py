@@ -1,50 +1,171 @@
-"""Progress bars: none before there is something to count, and no remaining time if the total is unknown."""
+"""What a command shows of its progress: one bar on a terminal, sparse lines elsewhere, the whole time at the end."""
 
 from __future__ import annotations
 
+import os
+import pty
+import re
+import subprocess
+import sys
+
 import pytest
 
-from decoder2vec.cli.output import TrainingBars, bars, labelled_bars
+from decoder2vec.cli import output
+from decoder2vec.cli.output import format_duration, show_counts, show_progress
 from decoder2vec.errors import InputError
+from decoder2vec.progress import Progress
+from toys.progress import Clock
+
+COMMAND = """
+import time
+from decoder2vec.cli.output import info, show_progress
+with show_progress() as progress:
+    progress.expect("encoding", 4)
+    progress.expect("saving")
+    with progress.phase("encoding"):
+        for number in range(4):
+            time.sleep(0.15)
+            progress.advance(1, f"text {number}")
+        info("a message")
+        print("a result")
+    with progress.phase("saving"):
+        time.sleep(0.15)
+"""
 
 
-@pytest.mark.parametrize("show", [bars, labelled_bars])
-def test_nothing_is_printed_without_a_count(show, capsys):
-    with show():
+def test_command_without_work_prints_only_its_time(capsys):
+    with show_progress():
         pass
-    assert capsys.readouterr() == ("", "")
+    out, err = capsys.readouterr()
+    assert out == "" and re.fullmatch(r"done in [\d.]+ (s|min \d+ s|h \d+ min)\n", err)
 
 
-def test_error_before_the_first_count_prints_no_bar(capsys):
-    with pytest.raises(InputError), bars() as progress:
-        TrainingBars(progress)
+def test_error_is_all_that_is_printed(capsys):
+    with pytest.raises(InputError), show_progress() as progress, progress.phase("reading"):
         raise InputError("wrong")
     assert capsys.readouterr() == ("", "")
 
 
-def test_bar_without_total_shows_no_time_left(capsys):
-    with labelled_bars() as advance:
-        advance("texts", 2, None)
-        advance("texts", 3, None)
-    out, err = capsys.readouterr()
-    assert out == "" and err.startswith("texts ") and "5/?" in err and "left" not in err
+def test_time_at_the_end_counts_from_the_start(capsys, monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(output.time, "monotonic", clock)
+    monkeypatch.setattr(output, "_STARTED", -100.0)  # imports took 100 s
+    monkeypatch.setattr(output, "Progress", lambda show, started: Progress(show, started=started, clock=clock))
+    with show_progress():
+        clock.now = 92
+    assert capsys.readouterr().err == "done in 3 min 12 s\n"
 
 
-def test_bar_with_total_shows_the_time_left(capsys):
-    with labelled_bars() as advance:
+def shown_lines(capsys, n_texts, seconds):
+    """The lines of a command that encodes texts, each in some seconds, without a terminal."""
+    clock = Clock()
+    with Progress(output._ProgressLines(), clock=clock) as progress:
+        progress.expect("encoding", n_texts)
+        progress.expect("saving")
+        with progress.phase("loading the model"):
+            clock.now += 10
+        with progress.phase("encoding"):
+            for number in range(n_texts):
+                clock.now += seconds
+                progress.advance(1, f"text {number + 1}")
+        with progress.phase("saving"):
+            clock.now += 1
+    return capsys.readouterr().err
+
+
+def test_without_a_terminal_lines_are_sparse(capsys):
+    lines = shown_lines(capsys, 100, 1.0).splitlines()
+    assert lines == [
+        "encoding (0%)",
+        "encoding text 20 (20%, 1 min 21 s left)",
+        "encoding text 40 (40%, 1 min 1 s left)",
+        "encoding text 60 (59%, 41 s left)",
+        "encoding text 80 (79%, 21 s left)",
+        "encoding text 100 (99%, 1 s left)",
+    ]
+
+
+def test_long_runs_get_fewer_lines(capsys):
+    hour, day = (len(shown_lines(capsys, n, 60.0).splitlines()) for n in (60, 1440))
+    assert hour < 60 and day < 3 * hour
+
+
+def test_short_runs_get_no_lines(capsys):
+    clock = Clock()
+    with Progress(output._ProgressLines(), clock=clock) as progress:
+        for name in ("reading", "loading the model", "encoding"):
+            with progress.phase(name):
+                clock.now += 1
+    assert capsys.readouterr().err == ""
+
+
+def test_counts_under_labels_are_phases(capsys, monkeypatch):
+    lines = []
+    monkeypatch.setattr(output, "_ProgressLines", lambda: RecordedLines(lines))
+    with show_counts() as advance:
+        advance("texts", 2, 5)
+        advance("texts", 3, 5)
         advance("layers", 1, 4)
-        advance("runs", 2, 2)
-    out, err = capsys.readouterr()
-    layers, runs = err.splitlines()[:2]
-    assert out == "" and "1/4" in layers and "2/2" in runs
-    assert "left -:--:--" in layers and "left 0:00:00" in runs
+    assert [line for line in dict.fromkeys(lines) if line[1]] == [
+        ("texts", "2 of 5"),
+        ("texts", "5 of 5"),
+        ("layers", "1 of 4"),
+    ]
 
 
-def test_bar_of_texts_appears_with_the_first_texts(capsys):
-    with bars() as progress:
-        shown = TrainingBars(progress)
-        assert not progress.tasks
-        shown.texts_read(3)
-        shown.texts_read(4)
-    _, err = capsys.readouterr()
-    assert "reading texts" in err and "7/?" in err and "left" not in err
+class RecordedLines:
+    """Records label and note of every report."""
+
+    def __init__(self, lines):
+        self.lines = lines
+
+    def __call__(self, progress):
+        self.lines.append((progress.label, progress.note))
+
+    def close(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.84, "0.8 s"), (3, "3 s"), (9.97, "10 s"), (59.7, "1 min 0 s"), (192, "3 min 12 s"), (7500, "2 h 5 min")],
+)
+def test_durations_are_for_people(seconds, text):
+    assert format_duration(seconds) == text
+
+
+def run_command(stderr, **environment):
+    env = {**os.environ, "COLUMNS": "120", "TERM": "xterm", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, stderr=stderr, env=env, text=True, check=True
+    )
+
+
+@pytest.mark.parametrize("environment", [{}, {"FORCE_COLOR": "1"}])
+def test_log_has_lines_without_carriage_returns(environment):
+    result = run_command(subprocess.PIPE, **environment)
+    assert result.stdout == "a result\n"
+    assert re.fullmatch(r"a message\ndone in [\d.]+ s\n", result.stderr)
+
+
+def test_terminal_has_one_bar_and_stdout_stays_clean():
+    leader, follower = pty.openpty()
+    result = run_command(follower)
+    os.close(follower)
+    chunks = []
+    while chunk := read_terminal(leader):
+        chunks.append(chunk)
+    os.close(leader)
+    shown = b"".join(chunks).decode()
+    assert result.stdout == "a result\n"
+    assert "encoding text 0" in shown and "saving" in shown and re.search(r"\d+%, \d+ s left, after", shown)
+    lines = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", shown).split()
+    assert re.fullmatch(r"done in [\d.]+ s", " ".join(lines[-4:]))
+
+
+def read_terminal(leader):
+    """What a terminal shows next; empty where its program has ended."""
+    try:
+        return os.read(leader, 65536)
+    except OSError:
+        return b""

@@ -97,11 +97,25 @@ def test_too_many_steps_for_a_small_file_give_a_note(steps, is_noted, monkeypatc
     settings = ["--set", "objective.name=mntp", "--set", "training.batch=4", "--set", f"training.steps={steps}"]
     settings += ["--set", "attention=bidirectional"]
     output = one_line(train("--recipe", "lora", "--data", "texts.txt", "--out", "enc", *settings))
-    note = "121 steps of 4 see each of 24 texts 20 times; training.steps=120 would see it 20 times"
+    note = "121 steps of 4 see each of 24 texts 20 times; --set training.steps=120 would see it 20 times"
     assert output.count(note) == is_noted == (note in results("enc")["notes"])
 
 
 # the recipe `bidirectional`
+
+
+def test_advice_of_a_stage_is_a_setting_that_works(monkeypatch):
+    """`--set training.steps=...` alone would be refused: settings of a plan with stages begin with a stage."""
+    monkeypatch.setattr("decoder2vec.training.recipes.recipe.fit", lambda *_, **__: History(start=0.0))
+    command = ("--recipe", "bidirectional", "--data", "texts.txt", "--out", "enc")
+    output = one_line(train(*command))
+    advised = re.findall(r"--set \S+", output)
+    names = [f"--set {stage}.training.{name}" for stage in ("mntp", "simcse") for name in ("steps", "batch")]
+    assert [option.partition("=")[0] for option in advised] == names
+    output = one_line(train(*command, "--overwrite", *" ".join(advised).split()))
+    assert "wrote the encoder enc" in output
+    assert "--set" not in output  # followed, the advice is not repeated, nor contradicted by "too few steps"
+    assert [(stage["steps"], stage["batch"]) for stage in results("enc")["stages"]] == [(53, 9), (53, 9)]
 
 
 def test_bidirectional_needs_only_plain_texts(own_cache):

@@ -60,7 +60,7 @@ def make(name, toy, data=None):
 def attach(own_cache, toy, name):
     """attach() -> a new objective and context on tiny-llama, and the module and task that the loop trains."""
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    corpus = toy.recipe.prepare(toy.data, backbone, lambda _: None)
+    corpus = toy.recipe.prepare(toy.data, backbone)
 
     def attach():
         torch.manual_seed(0)

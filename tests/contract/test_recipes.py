@@ -16,6 +16,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.metrics import METRICS
+from decoder2vec.progress import Progress
 from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training.context import Reads
 from decoder2vec.training.data import DATA_KINDS, TrainingData
@@ -64,6 +65,18 @@ def test_a_recipe_survives_json(name):
     for recipe in (recipe_class(name)(), TOY_RECIPES[name].recipe):
         table = json.loads(json.dumps(to_table(recipe)))
         assert from_table(type(recipe), table) == recipe
+
+
+@pytest.mark.parametrize("name", recipes())
+def test_a_recipe_announces_the_phases_that_it_enters(name, backbone):
+    toy = TOY_RECIPES[name]
+    with Progress() as progress:
+        toy.recipe.expect(toy.data, "", seeds=1)
+        announced = {phase.name for phase in progress.phases}
+        Trainer(toy.recipe, toy.data, backbone("tiny-llama")).run(0)
+    assert {"training", "evaluating", "final checks"} < announced
+    assert {phase.name for phase in progress.phases} == announced
+    assert all(phase.finished for phase in progress.phases)
 
 
 IMPOSSIBLE = [(name, what) for name in TOY_RECIPES for what in TOY_RECIPES[name].impossible]

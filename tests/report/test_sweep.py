@@ -15,6 +15,7 @@ from decoder2vec.analysis.sweep import SweepPlan, SweepRow, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
+from decoder2vec.progress import Progress
 from decoder2vec.report import sweep as sweep_module
 from decoder2vec.report.figures import COLOURS
 from decoder2vec.report.sweep import sweep, write_sweep
@@ -22,6 +23,7 @@ from decoder2vec.report.sweep_figures import describe_sweep_row, draw_sweep
 from decoder2vec.text.files import ScoredPairs
 from toys.command import d2v
 from toys.docstrings import run_examples
+from toys.progress import Recorder
 from toys.sweeps import MANY, PAIRS, SMALL, TEST, scipy_correlations, unique_texts
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -82,20 +84,19 @@ def test_sweep_without_out_writes_nothing(tmp_path, monkeypatch):
 
 
 def test_sweep_reports_progress_and_skipped_attentions(tmp_path):
-    progress, messages = Counter(), []
-    result = sweep(
-        "tiny-gpt_neo",
-        PAIRS,
-        templates=["plain"],
-        poolings=["mean"],
-        notify=messages.append,
-        on_progress=lambda label, count, total: progress.update({(label, total): count}),
-    )
-    texts = len(unique_texts(PAIRS))
-    assert progress == {
-        ("plain, causal", 2 * texts): texts,  # bidirectional attention is found missing only after it
-        ("comparing the best readings", texts): 0,
-    }
+    recorder, messages = Recorder(), []
+    options = {"templates": ["plain"], "poolings": ["mean"]}
+    with Progress(recorder):
+        result = sweep("tiny-gpt_neo", PAIRS, out=tmp_path, test=TEST, **options, notify=messages.append)
+    assert recorder.labels == [
+        "loading the model",
+        "plain, causal: encoding",
+        "plain, causal: scoring",
+        "comparing the best readings",
+        "final checks",
+        "saving",
+    ]
+    assert recorder.fractions == sorted(recorder.fractions)
     assert messages == [f"left out: {reason}" for reason in result.skipped] + [result.selection.warning()]
     assert len(messages) == 2 and "The best of 12 readings on 40 pairs is largely luck" in messages[1]
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from decoder2vec.cli.output import TrainingBars
+from decoder2vec.cli.train import _ResumeMessage
 from decoder2vec.errors import DivergedError
 from decoder2vec.training import checkpoint
 from decoder2vec.training.loop import Schedule, fit
@@ -226,7 +225,7 @@ def test_only_a_run_that_resumes_reports_its_step(file, capsys):
     with pytest.raises(KeyboardInterrupt):
         fit(module, regression_task(module), 7, checkpoint=file, on_progress=interrupt_at(6))
     for _ in range(2):
-        fit(module, regression_task(module), 7, checkpoint=file, on_progress=TrainingBars(MagicMock()))
+        fit(module, regression_task(module), 7, checkpoint=file, on_progress=_ResumeMessage())
     assert capsys.readouterr().err == "line: resuming from step 6 of 24\n", "the second time it was finished"
 
 

@@ -24,6 +24,7 @@ from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, re
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.progress import current_progress
 from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
@@ -74,6 +75,7 @@ class Extractor:
         max_length: Maximum number of tokens of a prompt; at most the model's context length.
         on_overflow: What to do with longer texts: "truncate", "chunk" (mean of the chunks' vectors) or "error".
         budget: Tokens per batch, padding included; by default what suits the device.
+        work: Work of a text in the progress; less than 1 where other extractors read the same text.
     """
 
     backbone: Backbone
@@ -82,6 +84,7 @@ class Extractor:
     max_length: int = DEFAULT_MAX_LENGTH
     on_overflow: str = "truncate"
     budget: int | None = None
+    work: float = 1.0
 
     def __post_init__(self) -> None:
         context = self.backbone.context_length or self.max_length
@@ -110,6 +113,7 @@ class Extractor:
         keys = text_keys(check_texts(texts))
         missing = store.missing(keys)
         progress(len(texts) - len(missing))
+        current_progress().remaining_work -= self.work * (len(texts) - len(missing))
         indices = missing.tolist()
         missing_texts = [texts[index] for index in indices]
         for rows, latents in self.windows(missing_texts, indices=indices, progress=progress):
@@ -123,6 +127,7 @@ class Extractor:
         unique = list(first_index)
         result = torch.empty(len(unique), len(self.capture.readings), self.backbone.dim)
         progress(len(texts) - len(unique))
+        current_progress().remaining_work -= self.work * (len(texts) - len(unique))
         for _ in self.windows(unique, result, list(first_index.values()), progress):
             pass
         if len(unique) == len(texts):
@@ -190,6 +195,7 @@ class Extractor:
                 transfer.finish(latents)
             transfer = _DeviceTransfer(vectors, rows)
             progress(0 if chunked else len(rows))
+            current_progress().advance(self.work * len(rows) * len(out) / len(prompts))
             self.stats.tokens += sum(lengths[row] for row in rows)
             self.stats.padded_tokens += len(rows) * lengths[rows[0]]
         if transfer is not None:
@@ -262,8 +268,9 @@ class Reader:
             prompt = Template.of(reading.template or template.string).with_prefix(prefix)
             columns.setdefault(prompt, []).append(column)
         bare = [replace(reading, template="") for reading in readings]
+        options = (max_length, on_overflow, budget, 1 / len(columns))
         self.extractors = [
-            (group, Extractor(backbone, [bare[column] for column in group], prompt, max_length, on_overflow, budget))
+            (group, Extractor(backbone, [bare[column] for column in group], prompt, *options))
             for prompt, group in columns.items()
         ]
         """One extractor per template, with the indices of the readings that it computes."""

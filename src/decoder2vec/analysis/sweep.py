@@ -15,7 +15,6 @@ from decoder2vec.activations.extract import EncodingStats, Extractor
 from decoder2vec.activations.rerouting import reroute
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.adapters.rerouting import parse_rerouting
-from decoder2vec.analysis.layer_embeddings import OnProgress
 from decoder2vec.analysis.selection import Selection, measure_selection
 from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
@@ -25,8 +24,13 @@ from decoder2vec.errors import UnsupportedError, unknown_name
 from decoder2vec.heads.standardise import AFFINE_HEADS, AffineHead
 from decoder2vec.maths.metrics import pairwise_cos_sim, pearson, spearman
 from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.progress import current_progress
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.text.template import Template
+
+_COMPARING = "comparing the best readings"
+_SCORING_COST = 1e-4
+"""Work of scoring one vector of a text, in texts that a model encodes."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,6 @@ def run_sweep(
     plan: SweepPlan | None = None,
     *,
     backbone: Backbone | None = None,
-    on_progress: OnProgress = lambda *_: None,
 ) -> Sweep:
     """Score every combination of the plan. Attentions that the model does not support are skipped with the reason.
 
@@ -158,32 +161,39 @@ def run_sweep(
         data: Pairs to score on.
         plan: What to try.
         backbone: The loaded model; by default it is loaded by its name. Its attention is switched.
-        on_progress: Called with the template and attention, the number of texts just encoded and their number in all
-            passes of the sweep.
     """
     plan = plan or SweepPlan()
     started = time.perf_counter()
     backbone = backbone or Backbone.load(model)
     plan.check(backbone.n_layers)
     sweep = Sweep(model, backbone, data, plan)
+    progress = current_progress()
+    for attention in plan.attentions:
+        for template in plan.templates:
+            progress.expect("encoding", len(data.texts()), stage=_pass_name(template, attention))
+            n_vectors = len(plan.readings(backbone)) * len(plan.heads) * len(data.texts())
+            progress.expect("scoring", _SCORING_COST * n_vectors, stage=_pass_name(template, attention))
+    progress.expect(_COMPARING)
     rows, similarities = [], []
     for attention in plan.attentions:
         try:
             switched = _with_attention(backbone, attention)
         except UnsupportedError as reason:
             sweep.skipped.append(str(reason))
+            for template in plan.templates:
+                progress.drop(_pass_name(template, attention))
             continue
         for template in plan.templates:
-            for row, cosines in _score_pass(sweep, switched, attention, template, on_progress):
+            for row, cosines in _score_pass(sweep, switched, attention, template):
                 rows.append(row)
                 similarities.append(cosines)
     if not rows:
         raise UnsupportedError(f"The model supports nothing that the sweep tries: {' '.join(sweep.skipped)}")
-    on_progress("comparing the best readings", 0, _texts_to_read(sweep))
     order = sorted(range(len(rows)), key=lambda index: -rows[index].spearman)
     sweep.rows = [rows[index] for index in order]
     # in the order of the passes, since a tie must not be broken by the scores on all pairs
-    selection = measure_selection(np.stack(similarities), data.scores, order[0])
+    with progress.phase(_COMPARING):
+        selection = measure_selection(np.stack(similarities), data.scores, order[0])
     place = {index: rank for rank, index in enumerate(order)}
     sweep.selection = replace(selection, level=tuple(sorted(place[index] for index in selection.level)))
     sweep.seconds = time.perf_counter() - started
@@ -222,14 +232,13 @@ def _with_attention(backbone: Backbone, attention: str) -> Backbone:
     return reroute(backbone, rerouting) if rerouting else backbone
 
 
-def _texts_to_read(sweep: Sweep) -> int:
-    """The number of texts of all passes, without those of skipped attentions."""
-    n_attentions = len(sweep.plan.attentions) - len(sweep.skipped)
-    return n_attentions * len(sweep.plan.templates) * len(sweep.data.texts())
+def _pass_name(template: str, attention: str) -> str:
+    """The name of one pass over all texts."""
+    return f"{template}, {attention}"
 
 
 def _score_pass(
-    sweep: Sweep, backbone: Backbone, attention: str, template: str, on_progress: OnProgress
+    sweep: Sweep, backbone: Backbone, attention: str, template: str
 ) -> Iterator[tuple[SweepRow, NDArray[np.floating[Any]]]]:
     """Run the texts through the model once, then score every layer, pooling and head from the latents store.
 
@@ -240,8 +249,9 @@ def _score_pass(
     extractor = Extractor(backbone, readings, Template.of(template), sweep.plan.max_length)
     store = Store(extractor.space())
     texts = sweep.data.texts()
-    label, total = f"{template}, {attention}", _texts_to_read(sweep)
-    extractor.fill(store, texts, lambda count: on_progress(label, count, total))
+    progress = current_progress()
+    with progress.phase("encoding"):
+        extractor.fill(store, texts)
     sweep.stats += extractor.stats
     keys = [text_key(text) for text in texts]
     row_of = {text: row for row, text in enumerate(texts)}
@@ -261,8 +271,10 @@ def _score_pass(
             scored.append((row, cosines))
         return scored
 
-    with ThreadPoolExecutor() as workers:  # numpy releases the GIL while it computes
+    # numpy releases the GIL while it computes
+    with progress.phase("scoring"), ThreadPoolExecutor() as workers:
         for rows in workers.map(score, *zip(*enumerate(extractor.capture.readings), strict=True)):
+            progress.advance(_SCORING_COST * len(rows) * len(texts))
             yield from rows
 
 

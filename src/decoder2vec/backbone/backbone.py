@@ -24,6 +24,7 @@ from decoder2vec.backbone.machine import choose_device, choose_dtype, quiet_tran
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, UnsupportedError
+from decoder2vec.progress import in_phase
 
 FOUR_BIT = "4bit"
 """The value of `dtype` that quantises the weights of the blocks to 4 bits."""
@@ -50,6 +51,7 @@ class Backbone:
     """Whether the weights of the blocks are quantised to 4 bits."""
 
     @classmethod
+    @in_phase("loading the model")
     def load(
         cls,
         name: str | Path,

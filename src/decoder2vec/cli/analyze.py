@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Dtype, TemplateOption
-from decoder2vec.cli.output import info, labelled_bars, table
+from decoder2vec.cli.output import info, show_counts, table
 from decoder2vec.storage import check_output_file
 
 Document = dict[str, Any]
@@ -49,7 +49,7 @@ def intrinsic_dimension(
     from decoder2vec.report.analysis_figures import draw_intrinsic_dimension
 
     check_output_file(plot, ".png")
-    with labelled_bars() as advance:
+    with show_counts() as advance:
         document = measure_dimension(
             encoders,
             texts,
@@ -91,7 +91,7 @@ def geometry(
     from decoder2vec.report.analysis_figures import draw_geometry
 
     check_output_file(plot, ".png")
-    with labelled_bars() as advance:
+    with show_counts() as advance:
         document = measure_geometry(
             encoders,
             texts,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.output import info, overall_bar, table
+from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.cli.sweep import print_sweep
 from decoder2vec.config import DEFAULT_ENCODER
 
@@ -35,10 +35,8 @@ def demo(
     templates, poolings = ("plain", "prompteol"), ("lasttoken", "mean", "weightedmean")
     pairs = resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv")
     with pairs as file:
-        with overall_bar() as advance:
-            result = sweep(
-                model, file, out=out, templates=templates, poolings=poolings, notify=info, on_progress=advance
-            )
+        with show_progress():
+            result = sweep(model, file, out=out, templates=templates, poolings=poolings, notify=info)
         print_sweep(result, 8)
         _print_curve(result)
         encoder = result.encoder()

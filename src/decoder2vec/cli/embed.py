@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     open_encoder,
 )
-from decoder2vec.cli.output import info, labelled_bars
+from decoder2vec.cli.output import info, show_progress
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.storage import check_output_file
 
@@ -37,22 +36,18 @@ def embed(
     dtype: Dtype = None,
 ) -> None:
     """Encode a file of texts; the same command resumes an interrupted run."""
-    from decoder2vec.bulk import embed_texts, get_writer
-    from decoder2vec.text.files import read_texts
-
     check_output_file(out, sources=[source])
-    get_writer(out)
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    model = open_encoder(encoder, device, dtype, **choices)
-    texts = iter(read_texts(source, column))
-    first = list(itertools.islice(texts, 1))  # an unreadable file raises here, before a bar is shown
-    with labelled_bars() as advance:
-        advance("texts", 0, None)
-        count = embed_texts(
-            model,
-            itertools.chain(first, texts),
-            out,
-            normalize=normalize,
-            progress=lambda n_texts: advance("texts", n_texts, None),
-        )
+    with show_progress() as progress:
+        from decoder2vec.bulk import embed_texts, get_writer
+        from decoder2vec.text.files import read_texts
+
+        get_writer(out)  # an unknown suffix is refused before the work
+        with progress.phase("reading"):  # a file is read twice, so that the time left is known; a pipe cannot be
+            n_texts = sum(1 for _ in read_texts(source, column)) if Path(source).is_file() else None
+        progress.expect("loading the model")
+        progress.expect("encoding", n_texts)
+        progress.expect("saving")
+        model = open_encoder(encoder, device, dtype, **choices)
+        count = embed_texts(model, read_texts(source, column), out, normalize=normalize, n_texts=n_texts)
     info(f"wrote {count} vectors of dimension {model.dim} to {out}")

@@ -22,7 +22,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     split_names,
 )
-from decoder2vec.cli.output import info, table
+from decoder2vec.cli.output import info, show_progress, table
 
 
 def evaluate(
@@ -60,27 +60,28 @@ def evaluate(
     A folder has files in sts/, pairs/, retrieval/, reranking/, clustering/ and classification/. If it is interrupted,
     the same command with the same --json continues where it stopped.
     """
-    from decoder2vec.evaluation import api
+    with show_progress() as progress:
+        from decoder2vec.evaluation import api
 
-    document = api.evaluate(
-        encoder,
-        data,
-        tasks=tasks,
-        prompts=_parse_prompts(prompt or ()),
-        json_file=json_file,
-        limit=limit,
-        columns=split_names(columns),
-        skip_bad=skip_bad,
-        device=device,
-        show_progress_bar=sys.stderr.isatty(),
-        notify=info,
-        command=shlex.join(["d2v", *sys.argv[1:]]),
-        layer=layer,
-        pooling=pooling,
-        template=template,
-        attention=attention,
-        dtype=dtype,
-    )
+        progress.expect("loading the model")
+        document = api.evaluate(
+            encoder,
+            data,
+            tasks=tasks,
+            prompts=_parse_prompts(prompt or ()),
+            json_file=json_file,
+            limit=limit,
+            columns=split_names(columns),
+            skip_bad=skip_bad,
+            device=device,
+            notify=info,
+            command=shlex.join(["d2v", *sys.argv[1:]]),
+            layer=layer,
+            pooling=pooling,
+            template=template,
+            attention=attention,
+            dtype=dtype,
+        )
     if "tasks" in document:
         _print_tasks(document)
     else:

@@ -18,19 +18,21 @@ from decoder2vec.cli.options import (
     open_encoder,
     split_names,
 )
-from decoder2vec.cli.output import info, labelled_bars, table
+from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.search.index import Index
-    from decoder2vec.search.indexing import IndexChanges
+    from decoder2vec.search.tuning import TuningResult
 
 _MAX_NAMED = 10
 """Messages about documents that are printed; the others are counted."""
 _KEPT = ("added", "updated", "unchanged", "moved")
 """Counts of documents that are in the index after `_add`."""
+_PHASES = ("loading the model", "reading", "tokenising", "encoding", "saving", "verifying")
 
 
 def index(
@@ -78,25 +80,24 @@ def index(
     check_output_file(json_file, ".json", sources=[source, queries, qrels, pairs])
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     loading = {"device": device, "dtype": dtype}
-    opened = _open_or_create(out, source, encoder, choices, loading, (chunk, overlap))
-    if delete:
-        _delete(opened, delete)
     report: dict[str, Any] = {}
-    if source:
-        report |= _add(opened, source, split_names(column))
-        _check_indexed(source, report, json_file)
-    if pairs:
-        _learn_reranker(opened, pairs, split_names(pair_columns))
-    if reset:
-        _reset_fusion(opened)
-    if queries and qrels:
-        report |= _tune_fusion(opened, queries, qrels)
+    with show_progress() as progress:
+        for phase in _PHASES if source else ():
+            progress.expect(phase)
+        opened = _open_or_create(out, source, encoder, choices, loading, (chunk, overlap))
+        if delete:
+            _delete(opened, delete)
+        if source:
+            report |= _add(opened, source, split_names(column))
+            _check_indexed(source, report, json_file)
+        tuned = _tune(opened, reset, pairs, split_names(pair_columns), queries, qrels)
+        if source or delete or verify:
+            _verify(opened)
+    if tuned:
+        _print_tuning(opened, tuned)
+        report |= tuned.to_json()
     if json_file:
         write_json(json_file, report)
-    if source or delete or verify:
-        opened.verify()
-        documents, chunks = opened.count()
-        info(f"{out}: {documents} documents in {chunks} chunks, verified")
 
 
 def _check_tuning_options(
@@ -156,17 +157,8 @@ def _delete(opened: Index, ids: list[str]) -> None:
 
 def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> dict[str, Any]:
     """Add documents, print what was left out and return the counts and all of these for --json."""
-    n_shown = 0
     notes: list[str] = []
-    with labelled_bars() as advance:
-        advance("documents", 0, None)
-
-        def show(changes: IndexChanges) -> None:
-            nonlocal n_shown
-            advance("documents", changes.processed - n_shown, None)
-            n_shown = changes.processed
-
-        changes = opened.add(source, columns=columns, progress=show, notify=notes.append)
+    changes = opened.add(source, columns=columns, notify=notes.append)
     _print_some(notes)
     _print_some(
         [f"left out {skipped.name}: {skipped.reason}" for skipped in changes.skipped],
@@ -185,12 +177,35 @@ def _print_some(messages: list[str], hint: str = "") -> None:
         info(f"... and {len(messages) - _MAX_NAMED} more{hint}")
 
 
+@in_phase("verifying")
+def _verify(opened: Index) -> None:
+    opened.verify()
+    documents, chunks = opened.count()
+    info(f"{opened.location}: {documents} documents in {chunks} chunks, verified")
+
+
+def _tune(
+    opened: Index,
+    reset: bool,
+    pairs: Path | None,
+    columns: tuple[str, ...],
+    queries: Path | None,
+    qrels: Path | None,
+) -> TuningResult | None:
+    """Learn a reranker, and reset or choose how hybrid search fuses, as far as each is asked for."""
+    if pairs:
+        _learn_reranker(opened, pairs, columns)
+    if reset:
+        _reset_fusion(opened)
+    return _tune_fusion(opened, queries, qrels) if queries and qrels else None
+
+
 def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
     from decoder2vec.text.files import read_pairs
 
     pairs = read_pairs(file, columns)
-    info(f"encoding the texts of {len(pairs)} pairs")
-    opened.learn_reranker(pairs)
+    with current_progress().phase("learning from pairs", len(pairs.texts())):
+        opened.learn_reranker(pairs)
     info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")
 
 
@@ -201,12 +216,15 @@ def _reset_fusion(opened: Index) -> None:
     info(f"hybrid search in {opened.location} fuses {_describe(opened)} again, as in a new index")
 
 
-def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> dict[str, Any]:
+def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> TuningResult:
     from decoder2vec.search.tuning import read_qrels, read_queries
 
     queries, qrels = read_queries(queries_file), read_qrels(qrels_file)
-    info(f"searching for {len(queries)} queries")
-    result = opened.tune(queries, qrels)
+    with current_progress().phase("searching", len(queries)):
+        return opened.tune(queries, qrels)
+
+
+def _print_tuning(opened: Index, result: TuningResult) -> None:
     rows = [
         (score.method, f"{score.fusion.weight:.2f}" if score.fusion else "", f"{score.score:.1f}")
         for score in result.scores
@@ -223,7 +241,6 @@ def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> dict[st
         info(f"hybrid search in {opened.location} now fuses {_describe(opened)}; undo with --tune --reset")
         if not gain.significant:
             info("the interval includes 0: the gain is not significant; use more queries")
-    return result.to_json()
 
 
 def _describe(opened: Index) -> str:

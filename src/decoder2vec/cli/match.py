@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Dtype, EncoderOption, Layer, PoolingOption, TemplateOption
-from decoder2vec.cli.output import info, table
+from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.config import DEFAULT_ENCODER
 
 if TYPE_CHECKING:
@@ -45,26 +45,28 @@ def match(
     dtype: Dtype = None,
 ) -> None:
     """Match two sides, such as jobs and resumes, in both directions; everything runs locally."""
-    from decoder2vec.matching.match import match as match_documents
-    from decoder2vec.report.api import match_report
-    from decoder2vec.report.match_page import check_report_path
-
-    check_report_path(out)  # before the work, not after it
     options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    matching = match_documents(
-        left,
-        right,
-        encoder,
-        top=top,
-        weight=weight,
-        aggregate=aggregate,
-        standardise=standardise,
-        encoder_options={**options, "device": device, "dtype": dtype},
-        show_progress_bar=sys.stderr.isatty(),
-    )
+    with show_progress() as progress:
+        from decoder2vec.matching.match import match as match_documents
+        from decoder2vec.report.api import match_report
+        from decoder2vec.report.match_page import check_report_path
+
+        check_report_path(out)  # before the work, not after it
+        progress.expect("saving")
+        matching = match_documents(
+            left,
+            right,
+            encoder,
+            top=top,
+            weight=weight,
+            aggregate=aggregate,
+            standardise=standardise,
+            encoder_options={**options, "device": device, "dtype": dtype},
+        )
+        with progress.phase("saving"):
+            match_report(matching, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     for reason in (*matching.left.skipped, *matching.right.skipped):
         info(f"left out: {reason}")
-    match_report(matching, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     _print_best(matching)
     typer.echo(str(out))
 

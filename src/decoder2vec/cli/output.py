@@ -1,17 +1,23 @@
-"""Tables, progress bars and messages of all commands."""
+"""Tables, messages and the progress of all commands."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, closing, contextmanager
+from typing import TYPE_CHECKING
+
+from decoder2vec.progress import Progress
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, Task, TaskID
+    from rich.progress import Progress as Bars
+    from rich.progress import Task
 
-    from decoder2vec.training.loop import TrainingProgress
+_STARTED = time.monotonic()
+"""When the command began: this module is imported before torch, which takes a while."""
 
 
 def info(message: str) -> None:
@@ -43,100 +49,121 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 @contextmanager
-def bars() -> Iterator[Progress]:
-    """Progress bars on stderr, which appear with the first `add_bar`: an error before it is all that is printed."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-    from rich.text import Text
+def show_progress() -> Iterator[Progress]:
+    """Show the progress of a command on stderr: one bar on a terminal, else a line now and then; at the end the time.
 
-    class TimeLeftColumn(TimeRemainingColumn):
-        """The remaining time; empty if the total is unknown."""
-
-        def render(self, task: Task) -> Text:
-            return Text("") if task.total is None else Text("left ") + super().render(task)
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeLeftColumn())
-    progress = Progress(*columns, console=Console(stderr=True))
-    try:
+    The bar disappears at the end, so that results, or one error, are what stays. Imports that take long belong inside.
+    """
+    show: _ProgressBar | _ProgressLines = _ProgressBar() if _can_draw() else _ProgressLines()
+    with closing(show), Progress(show, started=_STARTED) as progress:
+        show(progress)  # before torch is imported, which takes a while
         yield progress
-    finally:
-        if progress.tasks:
-            progress.stop()
-
-
-def add_bar(progress: Progress, label: str, total: int | None) -> TaskID:
-    """Add a bar, and show the bars if it is the first; `total` None if it is unknown."""
-    task = progress.add_task(label, total=total)
-    progress.start()
-    return task
+    info(f"done in {format_duration(progress.elapsed)}")
 
 
 @contextmanager
-def labelled_bars() -> Iterator[Callable[[str, int, int | None], None]]:
-    """Progress bars on stderr, one for each label, shown at its first call: yields `advance(label, count, total)`."""
-    with bars() as progress:
-        tasks: dict[str, TaskID] = {}
-
-        def advance(label: str, count: int, total: int | None) -> None:
-            if label not in tasks:
-                tasks[label] = add_bar(progress, label, total)
-            progress.advance(tasks[label], count)
-
-        yield advance
-
-
-@contextmanager
-def overall_bar() -> Iterator[Callable[[str, int, int], None]]:
-    """One bar on stderr for all parts of a command, named by the current one: yields `advance(label, count, total)`."""
-    with bars() as progress:
-        task: TaskID | None = None
+def show_counts() -> Iterator[Callable[[str, int, int], None]]:
+    """Show the progress of work that is counted under labels: yields `advance(label, count, total)`."""
+    with show_progress() as progress, ExitStack() as phase:
+        counts: Counter[str] = Counter()
 
         def advance(label: str, count: int, total: int) -> None:
-            nonlocal task
-            if task is None:
-                task = add_bar(progress, label, total)
-            progress.update(task, description=label, advance=count, total=total)
+            if label not in counts:
+                phase.close()
+                phase.enter_context(progress.phase(label))
+            counts[label] += count
+            progress.advance(0, f"{counts[label]:,} of {total:,}")
 
         yield advance
 
 
+def format_duration(seconds: float) -> str:
+    """A duration for people: 0.8 s, 42 s, 3 min 12 s or 2 h 5 min."""
+    if seconds < 9.95:
+        return f"{round(seconds, 1):g} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _can_draw() -> bool:
+    """Whether stderr is a terminal on which a line can be drawn again; FORCE_COLOR does not make a log one."""
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+class _ProgressBar:
+    """One bar for the whole command, named by the current phase: it appears with the first phase."""
+
+    def __init__(self) -> None:
+        self._bar: Bars | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        if self._bar is None:
+            self._bar = _draw_bar(progress)
+            self._bar.start()
+        label = " ".join(filter(None, (progress.label or "starting", progress.note)))
+        total = 1.0 if progress.knows_work else None  # None: the bar moves to and fro
+        self._bar.update(self._bar.task_ids[0], description=label, completed=progress.fraction, total=total)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if self._bar:
+            self._bar.stop()
+
+
+def _draw_bar(progress: Progress) -> Bars:
+    from rich.console import Console
+    from rich.progress import BarColumn, ProgressColumn, TextColumn
+    from rich.progress import Progress as Bars
+    from rich.text import Text
+
+    class TimeColumn(ProgressColumn):
+        """Percentage, time left and time so far; without expected phases the time so far alone."""
+
+        def render(self, task: Task) -> Text:
+            elapsed = f"after {format_duration(progress.elapsed)}"
+            return Text(elapsed if task.total is None else f"{_describe_state(progress)}, {elapsed}")
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeColumn())
+    # stdout is not redirected to the console of the bar: it may be piped
+    bar = Bars(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    bar.add_task("", total=None)
+    return bar
+
+
+def _describe_state(progress: Progress) -> str:
+    left = progress.seconds_left
+    return f"{progress.fraction:.0%}" + (f", {format_duration(max(1, round(left)))} left" if left else "")
+
+
+_FIRST_LINE_AFTER = 5.0
+"""Seconds of silence after which the begin of a phase is printed where no bar can be drawn."""
 _LINE_EVERY = 20.0
-"""Seconds between lines where no bar can be drawn."""
+"""Seconds between lines within a phase, at least."""
+_LINE_SHARE = 0.05
+"""Lines of a long run come after this share of the time so far, so that a log stays short."""
 
 
-class TrainingBars:
-    """Progress of a training: one bar per stage and seed with the last loss and dev score, or a line now and then."""
+class _ProgressLines:
+    """A line when a phase begins, and now and then within it: a log is neither silent for minutes nor flooded."""
 
-    def __init__(self, progress: Any) -> None:
-        self.progress = progress
-        self.n_texts, self.last_line = 0, time.monotonic()
-        self.stage, self.step = "", 0
-        self.reading: TaskID | None = None
-        self.task: TaskID | None = None
+    def __init__(self) -> None:
+        self._last_line: float | None = None
+        self._depth = 0
 
-    def texts_read(self, count: int) -> None:
-        """Count texts that have been read."""
-        if self.reading is None:
-            self.reading = add_bar(self.progress, "reading texts", None)
-        self.n_texts += count
-        self.progress.advance(self.reading, count)
-        self._print_line(f"reading: {self.n_texts:,} texts")
+    def __call__(self, progress: Progress) -> None:
+        elapsed = progress.elapsed
+        if self._last_line is None:
+            self._last_line = elapsed
+        begins = progress.depth == 1 and self._depth == 0
+        self._depth = progress.depth
+        wait = _FIRST_LINE_AFTER if begins else max(_LINE_EVERY, _LINE_SHARE * elapsed)
+        if progress.label and elapsed - self._last_line >= wait:
+            self._last_line = elapsed
+            state = f" ({_describe_state(progress)})" if progress.knows_work else ""
+            info(" ".join(filter(None, (progress.label, progress.note))) + state)
 
-    def __call__(self, state: TrainingProgress) -> None:
-        """Show the state after a training step."""
-        if state.stage != self.stage or state.step < self.step:
-            self.stage, self.task = state.stage, add_bar(self.progress, state.stage, state.steps)
-            if 1 < state.step < state.steps:
-                info(f"{state.stage}: resuming from step {state.step - 1} of {state.steps}")
-        self.step = state.step
-        text = state.stage
-        if state.loss is not None and state.score is not None:
-            text += f"  loss {state.loss:.4f}  dev {state.score:.2f}"
-        self.progress.update(self.task, completed=state.step, description=text)
-        self._print_line(f"{text}  step {state.step}/{state.steps}")
-
-    def _print_line(self, line: str) -> None:
-        """Print a line now and then where no bar is drawn, so that a log is not silent for minutes."""
-        if not sys.stderr.isatty() and time.monotonic() - self.last_line > _LINE_EVERY:
-            self.last_line = time.monotonic()
-            info(line)
+    def close(self) -> None:
+        """There is nothing to remove."""

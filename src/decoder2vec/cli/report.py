@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from decoder2vec.cli.output import info, labelled_bars
+from decoder2vec.cli.output import info, show_counts
 
 
 def report(
@@ -27,7 +27,7 @@ def report(
     """Compare evaluated encoders, or draw training runs: one page that holds everything, and its figures."""
     from decoder2vec.report import api
 
-    with labelled_bars() as advance:
+    with show_counts() as advance:
         page = api.report(
             paths,
             out,

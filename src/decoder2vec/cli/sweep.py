@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Columns, Device, Dtype, Limit, Model, SkipBad, split_names
-from decoder2vec.cli.output import info, overall_bar, table
+from decoder2vec.cli.output import info, show_progress, table
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.sweep import Sweep
@@ -39,10 +39,10 @@ def sweep(
     dtype: Dtype = None,
 ) -> None:
     """Score every layer x pooling x template x attention on your own pairs, and save the best as an encoder."""
-    from decoder2vec.report.sweep import sweep as run_sweep
-
     one_template = templates is not None and "{text}" in templates
-    with overall_bar() as advance:
+    with show_progress():
+        from decoder2vec.report.sweep import sweep as run_sweep
+
         result = run_sweep(
             model,
             data,
@@ -60,7 +60,6 @@ def sweep(
             device=device,
             dtype=dtype,
             notify=info,
-            on_progress=advance,
         )
     if result.test:
         low, high = result.test["spearman_95"]

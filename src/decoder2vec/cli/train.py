@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device, Dtype, split_names
-from decoder2vec.cli.output import TrainingBars, bars, info, table
+from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.training.api import TrainingResult
+    from decoder2vec.training.loop import TrainingProgress
 
 
 def train(
@@ -57,14 +58,13 @@ def train(
     dtype: Dtype = None,
 ) -> None:
     """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
-    from decoder2vec.training.api import train as train_encoder
-    from decoder2vec.training.hyperparameters import parse_grid
-
     check_output_file(results, ".json", sources=[*(data or []), train_file, plan, *(dev or []), *(test or [])])
     if plan and recipe:
         raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
-    with bars() as progress:
-        shown = TrainingBars(progress)
+    with show_progress():
+        from decoder2vec.training.api import train as train_encoder
+        from decoder2vec.training.hyperparameters import parse_grid
+
         result = train_encoder(
             plan or recipe,
             data or None,
@@ -90,13 +90,25 @@ def train(
             device=device,
             dtype=dtype,
             notify=info,
-            progress=shown.texts_read,
-            on_progress=shown,
+            on_progress=_ResumeMessage(),
             command="d2v " + shlex.join(sys.argv[1:]),
         )
     if results:
         write_json(results, result.results)
     _print(result, out)
+
+
+class _ResumeMessage:
+    """Prints from which step a training resumes."""
+
+    def __init__(self) -> None:
+        self._stage, self._step = "", 0
+
+    def __call__(self, state: TrainingProgress) -> None:
+        is_first = state.stage != self._stage or state.step < self._step
+        if is_first and 1 < state.step < state.steps:
+            info(f"{state.stage}: resuming from step {state.step - 1} of {state.steps}")
+        self._stage, self._step = state.stage, state.step
 
 
 def _print(result: TrainingResult, out: Path) -> None:
@@ -118,7 +130,7 @@ def _print(result: TrainingResult, out: Path) -> None:
     if not result.trained:
         info(f"Nothing to do: {out} is up to date (same settings, data and weights).")
         return
-    info(f"{share['trained']:,} parameters trained, {share['percent']} % of the model, in {results['seconds']} s")
+    info(f"{share['trained']:,} parameters trained, {share['percent']} % of the model")
     info(f"wrote the encoder {out} (best seed{' on dev' if results['mean']['dev'] else ''}: {results['best_seed']})")
     if improvement:
         info(f"{improvement}{'; --keep-better saves the better one' if improvement.is_worse else ''}")

@@ -16,6 +16,7 @@ from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load_pairs
 from decoder2vec.evaluation.suite import Document, Estimate, Suite, encoder_fingerprint
 from decoder2vec.evaluation.tasks.layout import find_tasks
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import check_output_file, versions, write_json
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, PairHashes, count_overlap
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs
@@ -112,7 +113,8 @@ def _run_suite(suite: Suite, show_progress_bar: bool, notify: Notify) -> Documen
         notify(f"{finished} of {len(suite.tasks)} tasks are finished in {suite.json_file}")
     if unfinished:
         notify(_format_estimate(suite.estimate(), len(unfinished)))
-    with tqdm(total=suite.text_count, desc="Texts", disable=not show_progress_bar) as bar:
+    evaluating = current_progress().phase("evaluating", suite.text_count)
+    with evaluating, tqdm(total=suite.text_count, desc="Texts", disable=not show_progress_bar) as bar:
 
         def on_result(name: str, result: Document) -> None:
             bar.clear()
@@ -124,7 +126,8 @@ def _run_suite(suite: Suite, show_progress_bar: bool, notify: Notify) -> Documen
 
 def _evaluate_pairs(encoder: Any, name: str, files: list[ScoredPairs], show_progress_bar: bool) -> Document:
     options = {"show_progress_bar": True} if show_progress_bar else {}  # not every encode has this option
-    results = [evaluate_sts(encoder, pairs, **options) for pairs in files]
+    with current_progress().phase("evaluating", sum(len(pairs.texts()) for pairs in files)):
+        results = [evaluate_sts(encoder, pairs, **options) for pairs in files]
     mean = sum(result["spearman"] for result in results) / len(results)
     document: Document = {"encoder": name, "fingerprint": encoder_fingerprint(encoder)}
     if isinstance(encoder, Encoder):

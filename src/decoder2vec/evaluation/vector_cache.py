@@ -21,6 +21,7 @@ from scipy import sparse
 from decoder2vec.activations.store import text_key
 from decoder2vec.errors import EncoderError
 from decoder2vec.evaluation.similarity import Matrix, is_sparse, to_numpy
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_file, vectors_root
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,10 @@ class VectorCache:
         """Encode the texts that have no vector yet. `on_progress` gets counts that add up to `len(texts)`."""
         missing = self.missing(texts)
         on_progress(len(texts) - len(missing))
+        progress = current_progress()
+        progress.remaining_work -= len(texts) - len(missing)
         for chunk in _split_into_chunks(missing):
+            remaining = progress.remaining_work - len(chunk)
             tokens, started = self._count_tokens(), time.perf_counter()
             matrix = self._validate(self._encode(chunk), len(chunk))
             seconds = time.perf_counter() - started
@@ -68,6 +72,7 @@ class VectorCache:
             costs = np.outer(lengths / lengths.sum(), (self._count_tokens() - tokens, seconds))
             self._store([text_key(text) for text in chunk], matrix, costs)
             on_progress(len(chunk))
+            progress.advance(max(0.0, progress.remaining_work - remaining))  # an encoder may have reported it itself
 
     def read(self, texts: Sequence[str]) -> Matrix:
         """[texts, dim] vectors; every text must have been filled."""

@@ -24,10 +24,13 @@ from decoder2vec.matching.section_scores import (
 from decoder2vec.matching.sections import SentencePair, best_sentence_pairs, split_sentences
 from decoder2vec.matching.sides import Side, SideSource, to_side
 from decoder2vec.matching.terms import ScoreMatrix, TermOverlap, TermRarity, bm25_scores
+from decoder2vec.progress import current_progress
 from decoder2vec.search.store import resolve_encoder
 
 _RRF_CONSTANT = 60
 """The constant k of reciprocal rank fusion, as in the paper (Cormack, Clarke and Büttcher 2009)."""
+_WORDS_OF_PASSAGE, _WORDS_OF_SENTENCE = 60, 15
+"""Usual lengths, from which the work is estimated."""
 
 
 def match(
@@ -80,7 +83,13 @@ def match(
         ('Bake bread',)
     """
     config = MatchConfig(weight, fusion, aggregate, standardise, top, pairs)
-    sides = to_side(left, "left"), to_side(right, "right")
+    progress = current_progress()
+    with progress.phase("reading"):
+        sides = to_side(left, "left"), to_side(right, "right")
+    n_words = sum(len(full_text(document).split()) for side in sides for document in side.documents)
+    progress.expect("loading the model")
+    progress.expect("encoding", n_words / _WORDS_OF_PASSAGE)
+    progress.expect("explaining", n_words / _WORDS_OF_SENTENCE)
     return match_sides(*sides, resolve_encoder(encoder, **(encoder_options or {})), config, **encode_kwargs)
 
 
@@ -219,10 +228,11 @@ def match_sides(
     """
     config = config or MatchConfig()
     similarity = TextSimilarity(encoder, **encode_kwargs)
-    if config.standardise:
-        texts = [full_text(document) for side in (left, right) for document in side.documents]
-        similarity = similarity.standardised(texts)
-    scores = score_sides(left, right, similarity, config.aggregate)
+    with current_progress().phase("encoding"):
+        if config.standardise:
+            texts = [full_text(document) for side in (left, right) for document in side.documents]
+            similarity = similarity.standardised(texts)
+        scores = score_sides(left, right, similarity, config.aggregate)
     left_fused, right_fused = scores.for_left(config), scores.for_right(config)
 
     def entry(i: int, j: int, fused: ScoreMatrix, lexical: ScoreMatrix) -> Match:
@@ -239,7 +249,9 @@ def match_sides(
     matched = {(match.left, match.right) for ranking in for_left for match in ranking}
     first = {(ranking[0].left, ranking[0].right) for ranking in for_left}
     explainer = _Explainer(left, right, encoder, similarity, config)
-    return Matching(left, right, config, for_left, for_right, explainer(matched, first))
+    with current_progress().phase("explaining"):
+        reasons = explainer(matched, first)
+    return Matching(left, right, config, for_left, for_right, reasons)
 
 
 def score_sides(left: Side, right: Side, similarity: TextSimilarity, aggregate: str = "sections") -> SideScores:

@@ -16,6 +16,7 @@ from decoder2vec.matching.sections import WHOLE, Section, split_sections, split_
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.matching.terms import ScoreMatrix
 from decoder2vec.maths.similarity import normalise
+from decoder2vec.progress import current_progress
 
 AGGREGATES = ("whole", "sections", "best")
 """The score of two documents: of their whole texts; the mean over sections of the best counterpart of each, weighted by
@@ -47,6 +48,7 @@ class TextSimilarity:
         new = [text for text in dict.fromkeys(texts) if text not in self._vectors]
         if not new:
             return
+        current_progress().remaining_work = len(new)
         vectors = np.asarray(self._encoder.encode(new, **self._kwargs))
         if not np.isfinite(vectors).all():
             raise EncoderError("The encoder returned vectors that are not finite; run `d2v doctor` on its model.")

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.analysis.layer_embeddings import OnProgress
 from decoder2vec.analysis.selection import FEW_PAIRS
 from decoder2vec.analysis.sweep import Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH
+from decoder2vec.encoder import Encoder
 from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
+from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.report.sweep_figures import draw_sweep
 from decoder2vec.storage import versions
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs
@@ -39,7 +40,6 @@ def sweep(
     device: str | None = None,
     dtype: str | None = None,
     notify: Callable[[str], None] = lambda _: None,
-    on_progress: OnProgress = lambda *_: None,
 ) -> Sweep:
     """Score every combination of layer, pooling, template, attention and head of a model on scored pairs.
 
@@ -72,8 +72,6 @@ def sweep(
         device: cuda, mps or cpu; by default the best one available.
         dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
         notify: Called with one-line messages: skipped lines, skipped attentions, a choice that is largely luck.
-        on_progress: Called with the template and attention, the number of texts just encoded and their number in all
-            passes of the sweep.
 
     Returns:
         All rows, best first. `encoder()` makes the winner an encoder.
@@ -82,11 +80,17 @@ def sweep(
     test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
+    progress = current_progress()
+    progress.expect("loading the model")
+    if test_pairs:
+        progress.expect("final checks", len(test_pairs.texts()), kind="encoding")
+    if out is not None:
+        progress.expect("saving")
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
     named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
     plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
     plan = replace(plan, max_length=max_length)
-    result = run_sweep(str(model), pairs, plan, backbone=backbone, on_progress=on_progress)
+    result = run_sweep(str(model), pairs, plan, backbone=backbone)
     for reason in result.skipped:
         notify(f"left out: {reason}")
     if result.selection and (warning := result.selection.warning()):
@@ -94,7 +98,7 @@ def sweep(
     if out is not None:
         write_sweep(result, Path(out), test_pairs)
     elif test_pairs:
-        result.test = evaluate_sts(result.encoder(), test_pairs)
+        result.test = _score_test(result.encoder(), test_pairs)
     return result
 
 
@@ -129,8 +133,18 @@ def write_sweep(result: Sweep, out: Path, test: ScoredPairs | None = None) -> di
     """
     out.mkdir(parents=True, exist_ok=True)
     encoder = result.encoder()
+    result.test = _score_test(encoder, test) if test else None
+    with current_progress().phase("saving"):
+        return _write_files(result, encoder, out)
+
+
+@in_phase("final checks")
+def _score_test(encoder: Encoder, pairs: ScoredPairs) -> dict[str, Any]:
+    return evaluate_sts(encoder, pairs)
+
+
+def _write_files(result: Sweep, encoder: Encoder, out: Path) -> dict[str, Any]:
     encoder.save(out / "encoder")
-    result.test = evaluate_sts(encoder, test) if test else None
     document = result.to_json()
     rows = ",\n  ".join(json.dumps(row) for row in document.pop("rows"))
     document |= {"encoder": encoder.fingerprint, "test": result.test}

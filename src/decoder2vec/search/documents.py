@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
+from decoder2vec.progress import current_progress
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
 from decoder2vec.text.tables import RowOrError
 
@@ -106,9 +107,9 @@ def read_documents(
     if source.is_file():
         yield from _file_documents(source, source.name, columns, notify)
         return
-    empty = True
-    for path in _visible_files(source):
-        empty = False
+    paths, progress = list(_visible_files(source)), current_progress()
+    for number, path in enumerate(paths, 1):
+        progress.advance(0, f"{number:,} of {len(paths):,} files")
         if isinstance(path, OSError):
             reason = (path.strerror or str(path)).lower()
             if Path(path.filename) == source:
@@ -121,7 +122,7 @@ def read_documents(
             yield Skipped(name, "it is a link that leads out of the folder", name)
         else:
             yield from _file_documents(path, name, columns, notify)
-    if empty:
+    if not paths:
         raise DataFileError(f"{source} holds no file; documents are {', '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)} files.")
 
 

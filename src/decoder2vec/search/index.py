@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import numpy as np
 from decoder2vec.config import from_table, to_table
 from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
+from decoder2vec.progress import current_progress
 from decoder2vec.search.chunks import Chunking
-from decoder2vec.search.documents import DocumentSource, to_documents
+from decoder2vec.search.documents import Document, DocumentSource, Skipped, to_documents
 from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
 from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DocumentRanker
@@ -208,11 +209,15 @@ class Index:
             Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
         folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
-        items = to_documents(documents, columns, notify)
+        items: Iterable[Document | Skipped] = to_documents(documents, columns, notify)
+        if isinstance(documents, str | Path):  # read before the first is encoded, so that the time left is known
+            with current_progress().phase("reading"):
+                items = list(items)
         changes = add_documents(
             self.store, self.encoder, self.header.chunking, items, folder, progress or (lambda _: None)
         )
-        self._ranker.prepare()
+        with current_progress().phase("saving"):
+            self._ranker.prepare()
         return changes
 
     def delete(self, ids: Sequence[str]) -> list[str]:

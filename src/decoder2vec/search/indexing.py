@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from decoder2vec.progress import current_progress
 from decoder2vec.search.chunks import Chunking, LengthFunction, token_lengths
 from decoder2vec.search.documents import Document, Skipped, unusable_reason
 from decoder2vec.search.sources import Origin, SourceRecord
@@ -54,15 +55,22 @@ def add_documents(
         sources = source_record(store)
         adding = _Adding(store.document_digests(), folder, sources.of(folder) if folder else {})
         changes = adding.changes
-        for batch in _chunk_batches(adding.changed(documents), chunking, token_lengths(encoder)):
-            vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
-            ids = {chunk.document for chunk in batch}
-            updated = ids & adding.stored.keys()
-            store.write_chunks(batch, vectors, replace=bool(updated))
-            changes.updated += len(updated)
-            changes.added += len(ids - updated)
-            changes.encoded_chunks += len(batch)
-            progress(changes)
+        batches: Iterable[list[Chunk]] = _chunk_batches(adding.changed(documents), chunking, token_lengths(encoder))
+        n_texts = None
+        if isinstance(documents, list):  # the number of chunks is known before the first is encoded
+            with current_progress().phase("tokenising"):
+                batches = list(batches)
+            n_texts = sum(map(len, batches))
+        with current_progress().phase("encoding", n_texts):
+            for batch in batches:
+                vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
+                ids = {chunk.document for chunk in batch}
+                updated = ids & adding.stored.keys()
+                store.write_chunks(batch, vectors, replace=bool(updated))
+                changes.updated += len(updated)
+                changes.added += len(ids - updated)
+                changes.encoded_chunks += len(batch)
+                progress(changes)
         for start in range(0, len(adding.moves), _MIN_BATCH_CHUNKS):
             _move(store, adding.moves[start : start + _MIN_BATCH_CHUNKS])
         changes.moved = len(adding.moves)

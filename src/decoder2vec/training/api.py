@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import shutil
 import time
 from collections.abc import Sequence
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder2vec.activations.extract import Progress
 from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.sources import Notify
@@ -29,6 +29,7 @@ from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
+from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import atomic_file, cache_root, versions
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
 from decoder2vec.training.card import find_licence, write_card
@@ -46,6 +47,8 @@ from decoder2vec.training.teachers import Teacher
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
+_CHOOSING = "choosing settings"
+"""The stage of progress in which a grid or trials are tried."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,6 @@ class Reporting:
     """Callbacks of a training, and the command that started it."""
 
     notify: Notify = lambda _: None
-    progress: Progress = lambda _: None
     on_progress: OnProgress = lambda _: None
     command: str = ""
 
@@ -96,7 +98,6 @@ def train(
     device: str | torch.device | None = None,
     dtype: str | None = None,
     notify: Notify = lambda _: None,
-    progress: Progress = lambda _: None,
     on_progress: OnProgress = lambda _: None,
     command: str = "",
 ) -> TrainingResult:
@@ -126,7 +127,6 @@ def train(
         device: cuda, mps or cpu; by default the best there is. A `Backbone` has its own.
         dtype: float32, bfloat16, or 4bit to train LoRA beside. A `Backbone` has its own.
         notify: Called with messages for the user.
-        progress: Called with the number of texts read.
         on_progress: Called after every training step.
         command: The command line, for the results file.
 
@@ -143,14 +143,37 @@ def train(
         32
     """
     folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
-    reporting = Reporting(notify, progress, on_progress, command)
+    reporting = Reporting(notify, on_progress, command)
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
     prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
+    _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
     model = LoadedModel.of(backbone, device, dtype, notify)
     prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
     return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
+
+
+def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n_choices: int) -> None:
+    """Announce the phases of all stages; `n_choices` settings are tried before."""
+    progress = current_progress()
+    for number, (stage, data) in enumerate(stages):
+        name = _progress_stage(stage, stages)
+        progress.expect("loading the model", stage=name)
+        for _ in range(0 if number else n_choices):
+            stage.recipe.expect(replace(data, test=()), _CHOOSING, 1)
+        stage.recipe.expect(data, name, n_seeds)
+        progress.expect("saving", stage=name)
+
+
+def _drop_phases(stage: Stage, stages: Sequence[tuple[Stage, TrainingData]]) -> None:
+    """Expect no more work in a stage that is trained."""
+    current_progress().drop(_progress_stage(stage, stages))
+
+
+def _progress_stage(stage: Stage, stages: Sequence[tuple[Stage, TrainingData]]) -> str:
+    """The name of a stage in the progress; a single one needs none."""
+    return stage.name if len(stages) > 1 else ""
 
 
 def _check_choices(plan: Plan, seeds: Sequence[int], *, chooses_settings: bool) -> None:
@@ -223,6 +246,7 @@ def _choose_settings(
         stage = choose_by_trials(stage, data, backbone, trials, **callbacks)
     if grid:
         stage, extra["grid"] = choose_from_grid(stage, grid, data, backbone, seed=seed, **callbacks)
+    current_progress().drop(_CHOOSING)
     return [(stage, data)], extra
 
 
@@ -240,6 +264,7 @@ class LoadedModel:
     notify: Notify = lambda _: None
 
     @classmethod
+    @in_phase("loading the model")
     def of(
         cls,
         source: Backbone | str | Path,
@@ -277,12 +302,13 @@ def _train_stages(
     summaries: list[dict[str, Any]] = []
     result: TrainingResult | None = None
     for number, ((stage, data), folder) in enumerate(zip(stages, folders, strict=True), 1):
-        _report_attention(stage.recipe, model.backbone, reporting)
+        _report_attention(stage, model.backbone, reporting)
         key = _stage_key(stage, data, model.backbone, seeds)
         summaries.append(_stage_summary(stage, data, key))
         is_last = number == len(stages)
         if done := _find_trained(key, folder, anywhere=not is_last):
             reporting.notify(f"{stage.name}: found in {done}")
+            _drop_phases(stage, stages)
             result = None
             model = model if is_last else model.next(done)
             continue
@@ -299,6 +325,7 @@ def _train_stages(
         }
         result = _train_stage(stage, data, model, folder, seeds, extra | about, seen, reporting)
         _remember_trained(key, folder)
+        _drop_phases(stage, stages)
         model = model if is_last else model.next(folder)
     return result or _load_result(out, model)
 
@@ -319,7 +346,7 @@ def _train_stage(
         raise InputError(f"{work} holds an encoder, and is where this run would keep its state; choose another --out.")
     _remove_logs(work)
     started = time.perf_counter()
-    trainer = Trainer(stage.recipe, data, model.backbone, reporting.progress)
+    trainer = Trainer(stage.recipe, data, model.backbone)
     seconds_reading = time.perf_counter() - started
     seed_results, best = _run_seeds(trainer, seeds, work, reporting.on_progress)
     results = {
@@ -332,27 +359,28 @@ def _train_stage(
         "seconds_reading": round(seconds_reading, 2),
         "seconds": round(sum(seed["seconds"] for seed in seed_results), 2),
         "data": data.describe(),
-        "notes": [*stage.recipe.data_notes(data), *data.notes, *result_notes(seed_results)],
+        "notes": [*stage.recipe.data_notes(data, stage.settings_prefix), *data.notes, *result_notes(seed_results)],
         **extra,
     }
     results["headline"] = headline(results)
-    encoder, has_own_weights = trainer.export(best, work)
-    record = {"parameters": trained_share(best.n_trained, model.backbone.model), **trainer.record(best)}
-    record |= {"recipe": stage.recipe.name, "name": stage.name}
-    files = {
-        **_logs(work),
-        RESULTS_FILE: _json_bytes(results),
-        RUN_FILE: _json_bytes(record),
-        **seen,
-        "README.md": write_card(encoder, stage, results, record).encode(),
-    }
-    if is_main_process():
-        encoder.save(out, copy_backbone=has_own_weights or model.stands_alone, extra_files=files)
-    barrier()
-    if is_main_process():
-        shutil.rmtree(work, ignore_errors=True)
-    if has_own_weights:
-        encoder = Encoder.load(out, device=model.backbone.device, dtype=model.backbone.dtype)
+    with current_progress().phase("saving"):
+        encoder, has_own_weights = trainer.export(best, work)
+        record = {"parameters": trained_share(best.n_trained, model.backbone.model), **trainer.record(best)}
+        record |= {"recipe": stage.recipe.name, "name": stage.name}
+        files = {
+            **_logs(work),
+            RESULTS_FILE: _json_bytes(results),
+            RUN_FILE: _json_bytes(record),
+            **seen,
+            "README.md": write_card(encoder, stage, results, record).encode(),
+        }
+        if is_main_process():
+            encoder.save(out, copy_backbone=has_own_weights or model.stands_alone, extra_files=files)
+        barrier()
+        if is_main_process():
+            shutil.rmtree(work, ignore_errors=True)
+        if has_own_weights:
+            encoder = Encoder.load(out, device=model.backbone.device, dtype=model.backbone.dtype)
     return TrainingResult(encoder, results, record)
 
 
@@ -403,13 +431,13 @@ def _check_folders(folders: Sequence[Path], *, overwrite: bool) -> None:
             )
 
 
-def _report_attention(recipe: Recipe[Any, Any], backbone: Backbone, reporting: Reporting) -> None:
+def _report_attention(stage: Stage, backbone: Backbone, reporting: Reporting) -> None:
     """Tell the user if a bidirectional model, such as an encoder's, is trained with other attention."""
-    attention = recipe.attention or backbone.attention
+    attention = stage.recipe.attention or backbone.attention
     if backbone.attention not in ("causal", attention):
         reporting.notify(
             f"the model's attention is {backbone.attention}, this training's {attention}; "
-            f"--set attention={backbone.attention} keeps it"
+            f"--set {stage.settings_prefix}attention={backbone.attention} keeps it"
         )
 
 

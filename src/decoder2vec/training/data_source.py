@@ -10,6 +10,7 @@ from typing import Any
 
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.progress import in_phase
 from decoder2vec.text.files import DataKind, read_data_kind
 from decoder2vec.training.data import FILE_ROLES, ROLES, TrainingData, check_scores, find_files, load_data
 from decoder2vec.training.defaults import choose_schedule
@@ -90,6 +91,7 @@ class DataSource:
             ROLES if folder_is_named else ("dev", "test") if auto_dev else (),
         )
 
+    @in_phase("reading")
     def load(self, plan: Plan, notify: Notify) -> list[tuple[Stage, TrainingData]]:
         """Every stage with the files that it learns from, and its data; optional stages without a file are left out."""
         files = _assign(plan, self.files)
@@ -103,7 +105,7 @@ class DataSource:
                 self.folder, stage.data, needs=stage.recipe.needs(), by_role=self.found_by_role
             )
             stage = choose_schedule(stage, data, notify)
-            for note in (*stage.recipe.data_notes(data), *data.notes):
+            for note in (*stage.recipe.data_notes(data, stage.settings_prefix), *data.notes):
                 notify(note)
             loaded.append((stage, data))
         if not loaded:

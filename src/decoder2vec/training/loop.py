@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from decoder2vec.errors import DivergedError, InputError
+from decoder2vec.progress import current_progress
 from decoder2vec.training.checkpoint import Checkpoint, random_states
 from decoder2vec.training.distributed import broadcast_score, is_main_process, sum_gradients
 
@@ -98,7 +100,7 @@ class TrainingTask:
     """What the loop needs to know of an objective."""
 
     stage: str
-    """Name in logs and progress bars."""
+    """Name in logs and in the progress."""
     n_examples: int
     loss: Callable[[Rows], Tensor]
     """The loss of a batch, given the indices of its examples."""
@@ -192,9 +194,10 @@ class TrainingLoop:
     def run(self, on_progress: OnProgress) -> History:
         """Train until the last step, or until dev scores stop improving."""
         self.module.eval()
-        self._resume_or_start()
         try:
-            self._run_steps(on_progress)
+            with current_progress().phase("training"):
+                self._resume_or_start()
+                self._run_steps(on_progress)
         except KeyboardInterrupt:
             if self.is_consistent and self.step:
                 self._save_if_finite()
@@ -215,6 +218,7 @@ class TrainingLoop:
                 self.step, self.losses, self.log_lines = saved.pop("step"), saved.pop("losses_read"), saved.pop("log")
                 self.started -= saved.pop("seconds")
                 self.history = History(**saved)
+                self._skip_steps()
         self._write_log(self.log_lines, "w")  # the file may hold steps that will be repeated, or another run's
 
     def _run_steps(self, on_progress: OnProgress) -> None:
@@ -226,6 +230,7 @@ class TrainingLoop:
             if epoch_seed is not None:
                 torch.manual_seed(epoch_seed)
             self._train_step(step, rows)
+            self._report_step()
             if self.steps.is_eval_step(self.step):
                 self._evaluate()
             elif len(self.pending_losses) == _CHECK_EVERY:
@@ -266,13 +271,33 @@ class TrainingLoop:
             self._write_log(self.log_lines[-1:])
 
     def _dev_score(self) -> float:
-        score = broadcast_score(self.task.dev_metric)
+        progress = current_progress()
+        with progress.phase("evaluating"):
+            score = broadcast_score(self.task.dev_metric)
+            n_left = self.steps.n_evaluations - len(self.history.scores) + (self.step == 0)
+            progress.advance(progress.remaining_work / max(1, n_left))
         if not math.isfinite(score):
             raise DivergedError(
                 f"The dev score of {self.task.stage} is not finite after step {self.step} of {self.steps.total}; try a "
                 f"lower learning rate{self.checkpoint.hint()}."
             )
         return score
+
+    def _skip_steps(self) -> None:
+        """Expect only the steps and evaluations that a resumed run has left."""
+        progress = current_progress()
+        progress.remaining_work -= progress.remaining_work * self.step / max(1, self.steps.total)
+        with progress.phase("evaluating"):
+            share = (len(self.history.scores) + 1) / (self.steps.n_evaluations + 1)
+            progress.remaining_work -= progress.remaining_work * min(1.0, share)
+
+    def _report_step(self) -> None:
+        progress, history = current_progress(), self.history
+        scores = f", loss {history.losses[-1]:.4f}, dev {history.scores[-1]:.2f}" if history.scores else ""
+        progress.advance(
+            progress.remaining_work / max(1, self.steps.total - self.step + 1),
+            f"{self.task.stage}, step {self.step}/{self.steps.total}{scores}",
+        )
 
     def _all_losses(self) -> list[float]:
         """Losses since the last evaluation, those on the device included."""
@@ -369,6 +394,11 @@ class TrainingSteps:
         if done == self.total:
             return True
         return done % self.evaluate_every == 0 if self.evaluate_every else done in self.epoch_ends
+
+    @cached_property
+    def n_evaluations(self) -> int:
+        """How often dev is evaluated, besides before the first step."""
+        return sum(map(self.is_eval_step, range(1, self.total + 1)))
 
     def _epoch_seed(self, epoch: int) -> int:
         return int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0])

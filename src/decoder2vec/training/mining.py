@@ -61,7 +61,6 @@ def mine_by_vectors(
     count: int,
     margin: float = 0.95,
     skip: int = 0,
-    progress: Callable[[int], object] = lambda _: None,
 ) -> Rows:
     """Find negatives by vectors that are read as they are needed; see `mine_hard_negatives`.
 
@@ -73,7 +72,6 @@ def mine_by_vectors(
         count: Maximum number of negatives per example.
         margin: Maximum similarity of a negative to the anchor, as a share of the positive's.
         skip: Leave out this many of the most similar.
-        progress: Called with the number of examples after every pass.
 
     Returns:
         [examples, count] indices of texts, most similar first; -1 where fewer were found.
@@ -99,7 +97,6 @@ def mine_by_vectors(
             chosen = candidates[best.indices.cpu().numpy()]
             chosen[best.values.isneginf().cpu().numpy()] = -1
             negatives[rows, : max(0, depth - skip)] = chosen[:, skip:]
-            progress(len(rows))
     return negatives
 
 

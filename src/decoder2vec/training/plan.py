@@ -47,6 +47,8 @@ class Stage:
     unset: frozenset[str] = field(default=frozenset(), compare=False)
     """Settings of the recipe, such as `read.template`, that neither a plan nor the user named: the recipe has their
     fixed defaults, and training may choose better ones for the model and the data."""
+    settings_prefix: str = field(default="", compare=False)
+    """What stands before its settings in `--set`: its name and a dot, where a plan has stages."""
 
     def to_json(self) -> Table:
         """The whole stage, defaults included, as a plan of one stage."""
@@ -119,7 +121,7 @@ def load_plan(
         for name, table in tables.stages.items()
     ]
     if tables.staged:  # stages build on each other: each is trained as it is written
-        parsed = [replace(stage, unset=frozenset()) for stage in parsed]
+        parsed = [replace(stage, unset=frozenset(), settings_prefix=f"{stage.name}.") for stage in parsed]
     if stages:  # a stage that is named is wanted
         parsed = [replace(stage, optional=False) for stage in parsed if stage.name in stages]
     return Plan(tables.name, tuple(parsed), tables.about)

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from decoder2vec.activations.store import PRECISIONS, Keys, Store, text_keys
 from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.maths.pooling import POOLINGS
-from decoder2vec.training.distributed import barrier, is_main_process, rank, world_size
+from decoder2vec.progress import current_progress
+from decoder2vec.training.distributed import barrier, rank, world_size
 
 _TEXTS_PER_SEGMENT = 8192
 """Texts encoded between two writes: what a kill loses at most."""
 _TEXTS_AT_ONCE = 1024
-"""Texts encoded between two updates of the progress bar."""
+"""Texts encoded between two reports of progress."""
 _TEXTS_FOR_MEAN = 16384
 """Texts from which the mean vector of a teacher is computed."""
 
@@ -56,6 +56,11 @@ class Teacher:
             raise unknown_name("pooling", self.pooling, POOLINGS)
         if self.precision not in PRECISIONS:
             raise unknown_name("precision", self.precision, PRECISIONS)
+
+    @property
+    def phase(self) -> str:
+        """Name of the phase of progress in which its vectors are computed."""
+        return f"vectors of {self.name}"
 
     def load(self) -> Any:
         """The encoder."""
@@ -95,7 +100,8 @@ class TeacherVectors:
         encode = partial(encode, show_progress_bar=False, **({} if prompt is None else {"prompt": prompt}))
         missing = self._store.missing(keys)
         barrier()  # all processes see the same texts missing
-        self._encode_texts(encode, teacher.name, texts, keys, missing[rank() :: world_size()])
+        with current_progress().phase(teacher.phase, float(len(missing))):
+            self._encode_texts(encode, teacher.name, texts, keys, missing[rank() :: world_size()])
         barrier()
         self._store.refresh()
         self._positions = self._store.positions(keys)
@@ -106,16 +112,14 @@ class TeacherVectors:
     ) -> None:
         """Encode and store the texts of some rows, segment by segment."""
         lengths = np.array([len(texts[row]) for row in missing], np.intp)
-        shown = len(missing) and is_main_process()
-        with tqdm(desc=f"vectors of {name}", total=len(missing), unit=" texts", disable=None if shown else True) as bar:
-            for start in range(0, len(missing), _TEXTS_PER_SEGMENT):
-                segment = slice(start, start + _TEXTS_PER_SEGMENT)
-                # little padding within a batch, while the time left stays a fair guess
-                rows = missing[segment][np.argsort(-lengths[segment], kind="stable")]
-                self._encode_segment(encode, name, texts, keys, rows, bar)
+        for start in range(0, len(missing), _TEXTS_PER_SEGMENT):
+            segment = slice(start, start + _TEXTS_PER_SEGMENT)
+            # little padding within a batch, while the time left stays a fair guess
+            rows = missing[segment][np.argsort(-lengths[segment], kind="stable")]
+            self._encode_segment(encode, name, texts, keys, rows, start)
 
     def _encode_segment(
-        self, encode: Any, name: str, texts: Sequence[str], keys: Keys, rows: NDArray[np.intp], bar: Any
+        self, encode: Any, name: str, texts: Sequence[str], keys: Keys, rows: NDArray[np.intp], n_before: int
     ) -> None:
         """Encode and store the texts of some rows; if that is interrupted, those that are finished are stored."""
         finished: list[NDArray[np.float32]] = []
@@ -126,7 +130,7 @@ class TeacherVectors:
                 if not np.isfinite(vectors).all():
                     raise EncoderError(f"The teacher {name} gives vectors that are not finite.")
                 finished.append(vectors)
-                bar.update(len(batch))
+                current_progress().reach(world_size() * (n_before + start + len(batch)))
         finally:
             if finished:
                 vectors = np.concatenate(finished)

@@ -8,7 +8,6 @@ negatives) and E5 (a KL divergence to the teacher's similarities beside InfoNCE)
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -17,10 +16,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from tqdm.auto import tqdm
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths.losses import margin_kl, matryoshka_loss
+from decoder2vec.progress import current_progress
 from decoder2vec.training.context import InputSpec, TrainingContext
 from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.data import TrainingData
@@ -92,7 +91,7 @@ class GuidedObjective(ContrastiveObjective):
             return self.examples
         queries, documents = self.guides
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        with tqdm(total=len(self), desc="Mining negatives", disable=not sys.stderr.isatty()) as bar:
+        with current_progress().phase("mining negatives"):
             mined = mine_by_vectors(
                 partial(queries, device=device),
                 partial(documents, device=device),
@@ -100,7 +99,6 @@ class GuidedObjective(ContrastiveObjective):
                 count=self.config.mined,
                 margin=self.config.margin,
                 skip=self.config.skip,
-                progress=bar.update,
             )
         return replace(self.examples, negatives=np.hstack([self.examples.negatives, mined]))
 

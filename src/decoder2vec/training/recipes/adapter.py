@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decoder2vec.activations.extract import Progress, check_texts
+from decoder2vec.activations.extract import check_texts
 from decoder2vec.backbone.attention import parse_attention
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
@@ -23,6 +23,7 @@ from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
 from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.batch_encoder import choose_batch_encoder
@@ -45,6 +46,8 @@ _MANY_REPETITIONS = 20
 """A text that is seen more often than this suggests settings made for a larger file."""
 MIN_STEPS = 50
 """Fewer training steps change little."""
+_TRAINING_COST = 6
+"""Work of a training example, in texts that are only encoded: two texts, forward and backward."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +171,11 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             return len(data.train) if data.train else None
         return len(data.contrastive) if self.needs() != ["corpus"] and data.contrastive else None
 
+    def n_steps(self, data: TrainingData) -> int:
+        """About how many steps it trains; texts that are packed into excerpts count one by one."""
+        n_examples = self.n_examples(data) or len(data.texts)
+        return self.training.steps or self.training.epochs * math.ceil(n_examples / self.training.batch)
+
     def with_teachers(self, teachers: Sequence[Teacher]) -> AdapterRecipe:
         """The recipe with these teachers, if its objective learns from any."""
         if not isinstance(self.objective, DistillConfig | GuidedConfig):
@@ -188,14 +196,30 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         self._reading(backbone)
         self._objective(data)
 
-    def prepare(self, data: TrainingData, backbone: Backbone, progress: Progress) -> TokenCorpus:
+    def expect(self, data: TrainingData, stage: str, seeds: int) -> None:
+        """Announce tokenising, vectors of teachers, and for each seed training, evaluations on dev and final checks."""
+        progress, schedule = current_progress(), self.training
+        progress.expect("tokenising", stage=stage)
+        for teacher in self.used_teachers():
+            n_texts = len(data.contrastive.texts if data.contrastive else data.texts)
+            progress.expect(teacher.phase, n_texts, stage=stage)
+        n_steps, n_dev_texts = self.n_steps(data), sum(len(pairs.texts()) for pairs in data.dev)
+        n_evaluations = math.ceil(n_steps / schedule.evaluate_every) if schedule.evaluate_every else schedule.epochs
+        for seed in range(seeds):
+            progress.expect("training", _TRAINING_COST * n_steps * schedule.batch, stage=stage)
+            # without dev pairs there is a metric on some held-out texts
+            progress.expect("evaluating", (1 + n_evaluations) * (n_dev_texts or schedule.batch), stage=stage)
+            n_checked = self._n_final_texts(data, untrained=seed == 0)
+            progress.expect("final checks", n_checked, stage=stage, kind="evaluating")
+
+    @in_phase("tokenising")
+    def prepare(self, data: TrainingData, backbone: Backbone) -> TokenCorpus:
         """Tokenise all texts of the objective and of the dev pairs."""
         reading, objective = self._reading(backbone), self._objective(data)
         dev_texts = [text for pairs in data.dev for text in pairs.texts()]
         texts = list(dict.fromkeys([*objective.texts, *dev_texts]))
         index = {text: row for row, text in enumerate(check_texts(texts))}
         tokenised = self._tokeniser(backbone)(texts)
-        progress(len(texts))
         n_truncated = len(tokenised.overlong)
         return TokenCorpus(data, backbone, reading, objective, tokenised.prompts, index, n_truncated)
 
@@ -256,6 +280,11 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
 
     def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
         """Score dev and test files with the encoder itself, and with the untrained model under the same reading."""
+        n_texts = self._n_final_texts(corpus.data, untrained=not corpus.untrained)
+        with current_progress().phase("final checks", n_texts):
+            self._evaluate(result, corpus)
+
+    def _evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
         data = corpus.data
         cosines = self._cosines(result.model.backbone, corpus)
         result.dev, result.test = (correlations(files, cosines) for files in (data.dev, data.test))
@@ -270,6 +299,12 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
                 cosines = self._cosines(corpus.backbone, corpus)
         texts = data.dev[0].texts() if data.dev else corpus.objective.texts[:_CHECKED_TEXTS]
         result.checks = sanity_checks(texts, cosines)
+
+    def _n_final_texts(self, data: TrainingData, *, untrained: bool) -> int:
+        """About how many texts the final checks encode; the untrained model is measured once for all seeds."""
+        n_texts = sum(len(pairs.texts()) for pairs in (*data.dev, *data.test))
+        checked = data.dev[0].texts() if data.dev else data.texts
+        return n_texts * (2 if untrained and data.dev else 1) + min(len(checked), _CHECKED_TEXTS)
 
     def _cosines(self, backbone: Backbone, corpus: TokenCorpus) -> Callable[[TextPairs], NDArray[np.floating[Any]]]:
         """Cosines of pairs of texts as the encoder of a backbone gives them."""
@@ -309,33 +344,40 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         """How much of the change was kept, if not all of it."""
         return {} if self.keep == 1 else {"kept of the change": f"{100 * self.keep:g} % (the rest is the start)"}
 
-    def data_notes(self, data: TrainingData) -> list[str]:
+    def data_notes(self, data: TrainingData, prefix: str = "") -> list[str]:
         """Warn of few steps, masked token prediction with causal attention, and a small corpus seen very often."""
         notes: list[str] = []
-        schedule, n_texts = self.training, len(data.texts)
+        n_texts = len(data.texts)
         packed = self.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
-        n_examples = self.n_examples(data) or (n_texts if self.needs() == ["corpus"] and not packed else 0)
-        n_steps = schedule.steps or schedule.epochs * math.ceil(n_examples / schedule.batch)
+        n_steps = self.n_steps(data) if self.training.steps or not packed else 0
         if 0 < n_steps < MIN_STEPS:
             notes.append(
                 f"about {n_steps} training step(s), and fewer than {MIN_STEPS} change little: "
-                "give more examples, or set training.steps"
+                f"give more examples, or --set {prefix}training.steps={MIN_STEPS}"
             )
         if self.needs() != ["corpus"]:
             return notes
         if self.objective.name == "mntp" and self.attention == "causal":
             notes.append(
                 "mntp under causal attention predicts masked tokens from the tokens before them only; "
-                "attention=bidirectional shows both sides"
+                f"--set {prefix}attention=bidirectional shows both sides"
             )
-        steps, batch = schedule.steps, schedule.batch
-        if steps * batch > _MANY_REPETITIONS * n_texts > 0 and not packed:
-            notes.append(
-                f"{steps} steps of {batch} see each of {n_texts:,} texts {steps * batch / n_texts:.0f} times; "
-                f"training.steps={math.ceil(_MANY_REPETITIONS * n_texts / batch)} would see it "
-                f"{_MANY_REPETITIONS} times"
-            )
-        return notes
+        return notes if packed else [*notes, *self._repetition_notes(n_texts, prefix)]
+
+    def _repetition_notes(self, n_texts: int, prefix: str) -> list[str]:
+        """Warn of a small corpus that is seen very often, with steps and batches that suit it."""
+        steps, n_seen = self.training.steps, min(self.training.batch, n_texts)  # a batch holds a text once
+        if steps * n_seen <= _MANY_REPETITIONS * n_texts:
+            return []
+        settings, most_seen = [], _MANY_REPETITIONS * n_texts
+        batch = min(n_seen, max(2, most_seen // MIN_STEPS))
+        if batch < n_seen:  # smaller batches, since few steps change little
+            settings.append(f"--set {prefix}training.batch={batch}")
+        settings.insert(0, f"--set {prefix}training.steps={most_seen // batch}")
+        return [
+            f"{steps} steps of {n_seen} see each of {n_texts:,} texts {steps * n_seen / n_texts:.0f} times; "
+            f"{' '.join(settings)} would see it {_MANY_REPETITIONS} times"
+        ]
 
     def _reading(self, backbone: Backbone) -> Reading:
         """The reading on a model, which is switched to the recipe's attention."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from decoder2vec.activations.extract import Progress, Reader
+from decoder2vec.activations.extract import Reader
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
@@ -29,6 +29,7 @@ from decoder2vec.heads.codes import MIXINGS, CodeNet, CodeSpec, spread_widths
 from decoder2vec.heads.pair import PAIR_HEADS, SumHead
 from decoder2vec.maths.losses import SCORE_LOSSES
 from decoder2vec.maths.metrics import METRICS
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import pretrained_root
 from decoder2vec.text.augmentation import AUGMENTATIONS, augment_pairs
 from decoder2vec.text.files import ScoredPairs
@@ -68,6 +69,8 @@ _MAX_FITTED_TEXTS = 20_000
 """Number of texts that statistics and truncations are fitted on."""
 _MAX_FRACTION = 8.0
 _LATENTS = InputSpec(Reads.LATENTS)
+_TRAINING_COST = 0.02
+"""Work of a training example on cached latents, in texts that a model encodes."""
 
 
 @dataclass(frozen=True)
@@ -313,14 +316,34 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         if self.loss != "none":
             self._pairs_objective(data)
 
-    def prepare(self, data: TrainingData, backbone: Backbone, progress: Progress) -> LatentCorpus:
+    def expect(self, data: TrainingData, stage: str, seeds: int) -> None:
+        """Announce the encoding of all texts, vectors of teachers, and for each seed the trainings on latents."""
+        progress = current_progress()
+        texts = {*data.all_texts(), *sanity_texts(data.dev[0].texts() if data.dev else ())}
+        progress.expect("encoding", len(texts), stage=stage)
+        for teacher in self.used_teachers():
+            progress.expect(teacher.phase, len(data.texts), stage=stage)
+        n_dev_texts = sum(len(pairs.texts()) for pairs in data.dev)
+        trained = [(self.pretraining, max(len(data.texts), len(data.triplets), len(data.nli)))]
+        trained = trained if self.pretrain != "none" else []
+        trained += [(self.training, len(data.train))] if self.loss != "none" and data.train else []
+        for _ in range(seeds):
+            for schedule, n_examples in trained:
+                n_seen = schedule.steps * schedule.batch or schedule.epochs * n_examples
+                progress.expect("training", _TRAINING_COST * n_seen, stage=stage)
+                progress.expect("evaluating", _TRAINING_COST * (1 + schedule.epochs) * n_dev_texts, stage=stage)
+            progress.expect("final checks", stage=stage)
+
+    def prepare(self, data: TrainingData, backbone: Backbone) -> LatentCorpus:
         """Read the latents of all texts, from the cache or from the model."""
         readings = self.readings(backbone)
         reader = Reader(backbone, readings, Template("{text}"), self.max_length, self.on_overflow)
         pairs = augment_pairs(data.train, self.changes, data.scale) if data.train else None
         texts = data.all_texts() + (pairs.texts() if pairs else []) + sanity_texts(data.dev[0].texts())
         fitted_texts = self._training_texts(data, pairs)[:_MAX_FITTED_TEXTS]
-        table, teachers = LatentTable(reader, texts, progress), self.teacher_fingerprints()
+        with current_progress().phase("encoding", len(dict.fromkeys(texts))):
+            table = LatentTable(reader, texts)
+        teachers = self.teacher_fingerprints()
         corpus = LatentCorpus(data, backbone, readings, table, pairs, fitted_texts, teachers)
         _ = corpus.moments  # latents that are not finite are found before any training
         for evaluated in (*data.dev, *data.test):
@@ -438,7 +461,10 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
 
     def evaluate(self, result: SeedResult, corpus: LatentCorpus) -> None:
         """Truncate, calibrate on the first dev file, then score dev and test."""
-        evaluate_freeze(result, corpus.data, dim=self.dim, has_exact_top=self.head != "mlp", rows=corpus.fitted_rows)
+        with current_progress().phase("final checks"):
+            evaluate_freeze(
+                result, corpus.data, dim=self.dim, has_exact_top=self.head != "mlp", rows=corpus.fitted_rows
+            )
 
     def export(self, result: SeedResult, corpus: LatentCorpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder; where all readings share a prompt, it is the encoder's template."""

@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import nn
 
-from decoder2vec.activations.extract import Progress
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.training.context import Reads, TrainingContext
@@ -28,7 +27,7 @@ Context = TypeVar("Context", bound=TrainingContext)
 
 @dataclass(frozen=True)
 class SeedRun:
-    """One seed of a training: where its checkpoints and log go, and what is called with its progress."""
+    """One seed of a training: where its checkpoints and log go, and what is called after its steps."""
 
     seed: int
     work: Path | None = None
@@ -92,7 +91,11 @@ class Recipe(ABC, Generic[Corpus, Context]):
         """Raise if the recipe does not fit the data or the model, before any text is read."""
 
     @abstractmethod
-    def prepare(self, data: TrainingData, backbone: Backbone, progress: Progress) -> Corpus:
+    def expect(self, data: TrainingData, stage: str, seeds: int) -> None:
+        """Announce the phases of a training, with their work, to the progress of the caller."""
+
+    @abstractmethod
+    def prepare(self, data: TrainingData, backbone: Backbone) -> Corpus:
         """Read the texts, once for all seeds."""
 
     @abstractmethod
@@ -127,8 +130,8 @@ class Recipe(ABC, Generic[Corpus, Context]):
         """More about the best seed, for the training report."""
         return {}
 
-    def data_notes(self, data: TrainingData) -> list[str]:
-        """What a user should know about these settings on this data."""
+    def data_notes(self, data: TrainingData, prefix: str = "") -> list[str]:
+        """What a user should know about these settings on this data; `prefix` stands before settings, as in `mntp.`."""
         return []
 
     def card_rows(self) -> dict[str, str]:
@@ -144,11 +147,10 @@ class Trainer(Generic[Corpus, Context]):
         recipe: Recipe[Corpus, Context],
         data: TrainingData,
         backbone: Backbone,
-        progress: Progress = lambda _: None,
     ) -> None:
         self.recipe, self.data, self.backbone = recipe, data, backbone
         recipe.check(data, backbone)
-        self.corpus = recipe.prepare(data, backbone, progress)
+        self.corpus = recipe.prepare(data, backbone)
 
     def run(self, seed: int, *, work: Path | None = None, on_progress: OnProgress = lambda _: None) -> SeedResult:
         """Train and evaluate one seed; `work` is the folder for checkpoints."""

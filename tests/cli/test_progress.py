@@ -1,0 +1,65 @@
+"""Every command that takes long names its phases, knows its whole work early, and ends with the whole time."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from decoder2vec.cli import output
+from toys.command import SCORED_ROWS, d2v, write_rows
+from toys.progress import Recorder
+
+TEXTS = [text for row in SCORED_ROWS for text in row[:2]]
+COMMANDS = {
+    "embed texts.txt --out vectors.npy --encoder tiny-llama": "reading, loading the model, encoding, saving",
+    "index folder --out index --encoder tiny-llama": (
+        "loading the model, reading, tokenising, encoding, saving, verifying"
+    ),
+    "match --left folder --right folder --out match.html --encoder tiny-llama": (
+        "reading, loading the model, encoding, explaining, saving"
+    ),
+    "sweep tiny-llama --data pairs.tsv --test pairs.tsv --out sweep --templates plain --attentions causal": (
+        "loading the model, plain, causal: encoding, plain, causal: scoring, comparing the best readings, "
+        "final checks, saving"
+    ),
+    "eval tiny-llama --data pairs.tsv": "loading the model, evaluating",
+    "train --recipe lora --backbone tiny-llama --data triplets.tsv --dev pairs.tsv --out enc --set training.steps=3": (
+        "reading, loading the model, tokenising, training, evaluating, final checks, saving"
+    ),
+}
+"""Commands, and the phases that each shows."""
+
+
+class ShownProgress(Recorder):
+    """What a command shows where there is no terminal, recorded instead of printed."""
+
+    def close(self):
+        """Nothing is drawn."""
+
+
+@pytest.fixture
+def shown(tmp_path, monkeypatch):
+    """The progress that the next command shows, in a working directory with data for all commands."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for number, text in enumerate(TEXTS):
+        (tmp_path / "folder" / f"{number}.txt").write_text(text, encoding="utf-8")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    write_rows(tmp_path / "pairs.tsv", SCORED_ROWS)
+    triplets = ["\t".join(TEXTS[start : start + 3]) for start in range(0, 15, 3)]
+    (tmp_path / "triplets.tsv").write_text("\n".join(["anchor\tpositive\tnegative", *triplets]), encoding="utf-8")
+    recorder = ShownProgress()
+    monkeypatch.setattr(output, "_ProgressLines", lambda: recorder)
+    return recorder
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.usefixtures("empty_store")
+def test_command_shows_its_phases_and_its_whole_time(command, shown):
+    result = d2v(*command.split())
+    assert result.exit_code == 0, result.output
+    assert ", ".join(shown.labels) == COMMANDS[command]
+    assert shown.fractions == sorted(shown.fractions) and 0.5 < shown.fractions[-1] < 1
+    assert re.search(r"^done in \d", result.stderr, re.MULTILINE) and "\r" not in result.stderr
+    assert not re.search(r"done in|loading", result.stdout)
