@@ -42,7 +42,7 @@ from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.recipes.recipe import Recipe, Trainer
 from decoder2vec.training.results import SeedResult, headline, result_notes, summarise
-from decoder2vec.training.teachers import Teacher
+from decoder2vec.training.teachers import Teacher, share_teachers
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
@@ -149,8 +149,9 @@ def train(
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
     prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
     model = LoadedModel.of(backbone, device, dtype, notify)
-    prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-    return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
+    with share_teachers():
+        prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
+        return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
 
 def _check_choices(plan: Plan, seeds: Sequence[int], *, chooses_settings: bool) -> None:

@@ -23,7 +23,7 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.corpus import CorpusObjective
 from decoder2vec.training.objectives.objective import Loss, ObjectiveConfig
-from decoder2vec.training.teachers import Teacher, TeacherVectors
+from decoder2vec.training.teachers import Teacher, TeacherVectors, share_teachers
 
 _DEV_BATCH = 256
 _PRECISIONS = ("int8", "binary")
@@ -79,7 +79,12 @@ class DistillObjective(CorpusObjective[DistillConfig]):
     @cached_property
     def teacher_vectors(self) -> list[TeacherVectors]:
         """Vectors of each teacher for training and held-out texts, computed at first use."""
-        return [TeacherVectors(teacher, self.texts) for teacher in self.config.teachers]
+        vectors = []
+        with share_teachers():
+            for teacher in self.config.teachers:
+                vectors.append(TeacherVectors(teacher, self.texts))
+                teacher.release()
+        return vectors
 
     def extra_modules(self, context: TrainingContext) -> nn.Module | None:
         """A linear map to the vectors of each teacher; None if only similarities are matched."""
