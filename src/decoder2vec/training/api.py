@@ -366,6 +366,7 @@ def _run_seeds(
     metric = trainer.recipe.choose_by
     for seed in seeds:
         result = trainer.run(seed, work=work, on_progress=on_progress)
+        trainer.compare_untrained(result)
         documents.append(result.to_json())
         if best is None or result.selection_score(metric) > best.selection_score(metric):
             best = result

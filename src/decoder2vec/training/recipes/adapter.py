@@ -46,6 +46,9 @@ _MANY_REPETITIONS = 20
 MIN_STEPS = 50
 """Fewer training steps change little."""
 
+Cosines = Callable[[TextPairs], NDArray[np.floating[Any]]]
+"""Cosines of pairs of texts."""
+
 
 @dataclass(frozen=True)
 class ReadSettings:
@@ -255,23 +258,30 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return result
 
     def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
-        """Score dev and test files with the encoder itself, and with the untrained model under the same reading."""
-        data = corpus.data
-        cosines = self._cosines(result.model.backbone, corpus)
+        """Score dev and test files with the encoder itself."""
+        data, cosines = corpus.data, self._cosines(result.model.backbone, corpus)
         result.dev, result.test = (correlations(files, cosines) for files in (data.dev, data.test))
-        if data.dev:
-            result.untrained = self._untrained_scores(corpus)
-            trained = mean_score(result.dev, self.choose_by)
-            untrained = mean_score(result.untrained["dev"], self.choose_by)
-            if self.keep_better and trained < untrained:
-                result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": untrained}
-                result.model.backbone, result.n_trained = corpus.backbone, 0
-                result.dev, result.test = result.untrained["dev"], result.untrained["test"]
-                cosines = self._cosines(corpus.backbone, corpus)
-        texts = data.dev[0].texts() if data.dev else corpus.objective.texts[:_CHECKED_TEXTS]
-        result.checks = sanity_checks(texts, cosines)
+        result.checks = self._checks(cosines, corpus)
 
-    def _cosines(self, backbone: Backbone, corpus: TokenCorpus) -> Callable[[TextPairs], NDArray[np.floating[Any]]]:
+    def compare_untrained(self, result: SeedResult, corpus: TokenCorpus) -> None:
+        """Score the untrained model under the same reading, and keep it where it is better and that is wanted."""
+        if not corpus.data.dev:
+            return
+        result.untrained = self._untrained_scores(corpus)
+        trained = mean_score(result.dev, self.choose_by)
+        untrained = mean_score(result.untrained["dev"], self.choose_by)
+        if self.keep_better and trained < untrained:
+            result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": untrained}
+            result.model.backbone, result.n_trained = corpus.backbone, 0
+            result.dev, result.test = result.untrained["dev"], result.untrained["test"]
+            result.checks = self._checks(self._cosines(corpus.backbone, corpus), corpus)
+
+    def _checks(self, cosines: Cosines, corpus: TokenCorpus) -> dict[str, float]:
+        """Sanity checks on the texts of the first dev file, or else on texts of the objective."""
+        dev = corpus.data.dev
+        return sanity_checks(dev[0].texts() if dev else corpus.objective.texts[:_CHECKED_TEXTS], cosines)
+
+    def _cosines(self, backbone: Backbone, corpus: TokenCorpus) -> Cosines:
         """Cosines of pairs of texts as the encoder of a backbone gives them."""
         encoder = Encoder(backbone, self._encoder_spec(corpus))
 

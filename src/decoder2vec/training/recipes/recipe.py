@@ -57,7 +57,7 @@ class Recipe(ABC, Generic[Corpus, Context]):
 
     Each recipe is a frozen dataclass in a file of its own: its fields are at once the Python API, the table in a plan
     and the `--set` options. Training calls its methods in this order: `check`, `prepare`, then for each seed `attach`,
-    `train` and `evaluate`, and for the best seed `export`.
+    `train`, `evaluate` and `compare_untrained`, and for the best seed `export`.
     """
 
     name: ClassVar[str]
@@ -111,6 +111,10 @@ class Recipe(ABC, Generic[Corpus, Context]):
     def export(self, result: SeedResult, corpus: Corpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
 
+    def compare_untrained(self, result: SeedResult, corpus: Corpus) -> None:
+        """Fill in the scores of the model before training, where a recipe's reading of it has any."""
+        return
+
     def with_teachers(self, teachers: Sequence[Teacher]) -> Recipe[Corpus, Context]:
         """The recipe with these teachers; the recipe itself if it learns from none."""
         return self
@@ -159,6 +163,10 @@ class Trainer(Generic[Corpus, Context]):
         result.seconds += time.perf_counter() - started
         self.recipe.evaluate(result, self.corpus)
         return result
+
+    def compare_untrained(self, result: SeedResult) -> None:
+        """Compare a seed with the model before training, which a search over settings need not know."""
+        self.recipe.compare_untrained(result, self.corpus)
 
     def export(self, result: SeedResult, work: Path) -> tuple[Encoder, bool]:
         """The encoder of a seed, and whether its weights must be saved with it."""
