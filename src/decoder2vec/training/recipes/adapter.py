@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
-from decoder2vec.training.recipes.recipe import Recipe, SeedRun
+from decoder2vec.training.recipes.recipe import Recipe, SeedRun, stage_note
 from decoder2vec.training.results import Scores, SeedResult, TextPairs, correlations, mean_score, sanity_checks
 from decoder2vec.training.teachers import Teacher
 
@@ -166,10 +166,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return [OBJECTIVES[self.objective.name].needs]
 
     def n_examples(self, data: TrainingData) -> int | None:
-        """Number of pairs or triplets to learn from; None for objectives on plain texts."""
-        if self.needs() == ["pairs"]:
-            return len(data.train) if data.train else None
-        return len(data.contrastive) if self.needs() != ["corpus"] and data.contrastive else None
+        """About how many examples the objective finds in the data; None if it cannot say before it prepares them."""
+        return OBJECTIVES[self.objective.name].count_examples(data)
 
     def with_teachers(self, teachers: Sequence[Teacher]) -> AdapterRecipe:
         """The recipe with these teachers, if its objective learns from any."""
@@ -237,7 +235,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         history, module = run.fit(
             corpus.objective, context, self.training, self.choose_by, checkpoint=checkpoint, log=log
         )
-        note = {"stage": corpus.objective.stage, **asdict(history)}
+        note = stage_note(corpus.objective, history, self.choose_by)
         result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
         result.n_trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         module.requires_grad_(False)
@@ -322,9 +320,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def data_notes(self, data: TrainingData) -> list[str]:
         """Warn of few steps, masked token prediction with causal attention, and a small corpus seen very often."""
         notes: list[str] = []
-        schedule, n_texts = self.training, len(data.texts)
-        packed = self.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
-        n_examples = self.n_examples(data) or (n_texts if self.needs() == ["corpus"] and not packed else 0)
+        schedule, n_examples = self.training, self.n_examples(data) or 0
         n_steps = schedule.steps or schedule.epochs * math.ceil(n_examples / schedule.batch)
         if 0 < n_steps < MIN_STEPS:
             notes.append(
@@ -339,10 +335,10 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
                 "attention=bidirectional shows both sides"
             )
         steps, batch = schedule.steps, schedule.batch
-        if steps * batch > _MANY_REPETITIONS * n_texts > 0 and not packed:
+        if steps * batch > _MANY_REPETITIONS * n_examples > 0:
             notes.append(
-                f"{steps} steps of {batch} see each of {n_texts:,} texts {steps * batch / n_texts:.0f} times; "
-                f"training.steps={math.ceil(_MANY_REPETITIONS * n_texts / batch)} would see it "
+                f"{steps} steps of {batch} see each of {n_examples:,} texts {steps * batch / n_examples:.0f} times; "
+                f"training.steps={math.ceil(_MANY_REPETITIONS * n_examples / batch)} would see it "
                 f"{_MANY_REPETITIONS} times"
             )
         return notes

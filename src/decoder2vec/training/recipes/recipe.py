@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -50,6 +50,18 @@ class SeedRun:
         task = training_task(objective, context, schedule, metric)
         history = fit(module, task, self.seed, checkpoint=checkpoint, log=log, on_progress=self.on_progress)
         return history, module
+
+
+def stage_note(objective: Objective[Any, Any], history: History, correlation: str) -> dict[str, Any]:
+    """A history for the results file, with what was learned and the metric that its scores are.
+
+    Args:
+        objective: What was learned.
+        history: Losses and scores.
+        correlation: The correlation on dev pairs by which states are selected, unless the objective has its own metric.
+
+    """
+    return {"stage": objective.stage, "metric": asdict(objective.metric(correlation)), **asdict(history)}
 
 
 class Recipe(ABC, Generic[Corpus, Context]):
