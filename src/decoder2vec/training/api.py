@@ -71,6 +71,7 @@ class Reporting:
     command: str = ""
 
 
+@share_teachers()
 def train(
     plan: Plan | Recipe[Any, Any] | str | Path | None = None,
     data: TrainingData | str | Path | Sequence[str | Path] | None = None,
@@ -149,9 +150,8 @@ def train(
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
     prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
     model = LoadedModel.of(backbone, device, dtype, notify)
-    with share_teachers():
-        prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-        return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
+    prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
+    return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
 
 def _check_choices(plan: Plan, seeds: Sequence[int], *, chooses_settings: bool) -> None:
