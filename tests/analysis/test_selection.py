@@ -1,4 +1,4 @@
-"""The choice among many readings: interval, cross-validated score and level readings, against loops with scipy."""
+"""The choice among many readings: interval, cross-validated score and tied readings, against loops with scipy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from scipy import stats
 
 from decoder2vec.analysis.selection import FEW_PAIRS, Selection, measure_selection
+from decoder2vec.maths.metrics import spearman_interval
 
 
 def noisy_readings(n_readings, n_pairs, signal, seed=0):
@@ -43,13 +44,13 @@ def test_best_of_random_readings_has_a_cross_validated_score_near_0():
     best = best_reading(similarities, gold)
     result = measure_selection(similarities, gold, best)
     assert 100 * rank_correlation(similarities[best], gold) > 30 and abs(result.cross_validated) < 15
-    assert len(result.level) > 50
+    assert len(result.tied) > 50
 
 
-def test_level_readings_are_those_with_0_in_the_interval():
+def test_tied_readings_are_those_with_0_in_the_interval():
     similarities, gold = noisy_readings(12, 80, np.linspace(0, 2, 12))
     best = best_reading(similarities, gold)
-    rng, level = np.random.default_rng(7), []
+    rng, tied = np.random.default_rng(7), []
     draws = [rng.integers(0, 80, 80) for _ in range(300)]
     winner = np.array([rank_correlation(similarities[best][draw], gold[draw]) for draw in draws])
     lows = {}
@@ -57,19 +58,19 @@ def test_level_readings_are_those_with_0_in_the_interval():
         differences = winner - [rank_correlation(row[draw], gold[draw]) for draw in draws]
         lows[reading] = np.quantile(differences, 0.025)
         if lows[reading] <= 0:
-            level.append(reading)
+            tied.append(reading)
     clear = {reading for reading, low in lows.items() if abs(low) > 0.03}  # others depend on the drawn samples
     result = measure_selection(similarities, gold, best)
-    assert clear & set(result.level) == clear & set(level) and len(clear) > 6
-    assert best in result.level and 1 < len(result.level) < 12
+    assert clear & set(result.tied) == clear & set(tied) and len(clear) > 6
+    assert best in result.tied and 1 < len(result.tied) < 12
 
 
-def test_every_reading_is_compared_where_many_are_level():
+def test_every_reading_is_compared_where_many_are_tied():
     similarities, gold = noisy_readings(150, 30, 0.0)
     similarities = np.concatenate([similarities, similarities + 1])  # the same ranks, so the same scores
     result = measure_selection(similarities, gold, best_reading(similarities, gold))
-    level = set(result.level)
-    assert all((reading + 150 in level) == (reading in level) for reading in range(150)) and len(level) > 64
+    tied = set(result.tied)
+    assert all((reading + 150 in tied) == (reading in tied) for reading in range(150)) and len(tied) > 64
 
 
 def test_interval_covers_the_score_and_narrows_with_pairs():
@@ -78,6 +79,7 @@ def test_interval_covers_the_score_and_narrows_with_pairs():
         similarities, gold = noisy_readings(3, n_pairs, 1.0)
         low, high = measure_selection(similarities, gold, 0).spearman_95
         assert low < 100 * rank_correlation(similarities[0], gold) < high
+        assert (low, high) == pytest.approx([100 * end for end in spearman_interval(similarities[0], gold)], abs=0.01)
         widths.append(high - low)
     assert widths[1] < widths[0] / 3
 
@@ -92,10 +94,10 @@ def test_few_pairs_are_warned_of(n_pairs, n_readings, warned):
     assert selection.warning() == (expected if warned else "")
 
 
-def test_summary_has_interval_cross_validated_score_and_level_readings():
+def test_summary_has_interval_cross_validated_score_and_tied_readings():
     selection = Selection(60, 3072, (61.04, 82.0), 64.25, tuple(range(40)))
     assert selection.summary() == (
-        "best score in [61.0, 82.0] (95 %); cross-validated: 64.2; 40 of 3072 readings are level with the best"
+        "best score in [61.0, 82.0] (95 %); cross-validated: 64.2; 40 of 3072 readings are tied with the best"
     )
     assert "cross-validated" not in Selection(3, 9, (1.0, 2.0), None, (0,)).summary()
 

@@ -47,12 +47,12 @@ def test_sweep_says_how_sure_the_choice_is(tmp_path):
     assert low < document["winner"]["spearman"] < high and selection["cross_validated"] < document["winner"]["spearman"]
     assert result.stdout.splitlines()[-1] == (
         f"best score in [{low:.1f}, {high:.1f}] (95 %); cross-validated: "
-        f"{selection['cross_validated']:.1f}; {len(selection['level'])} of {n_rows} readings are level with the best"
+        f"{selection['cross_validated']:.1f}; {len(selection['tied'])} of {n_rows} readings are tied with the best"
     )
     assert f"The best of {n_rows} readings on 60 pairs is largely luck" in result.stderr and "--full" in result.stderr
     d2v("report", tmp_path / "out", "--out", tmp_path / "page")
     page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
-    assert f"{len(selection['level'])} of {n_rows} readings are level with the best" in page
+    assert f"{len(selection['tied'])} of {n_rows} readings are tied with the best" in page
     assert "on 60 pairs is largely luck" in page
 
 

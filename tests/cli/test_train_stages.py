@@ -97,7 +97,7 @@ def test_too_many_steps_for_a_small_file_give_a_note(steps, is_noted, monkeypatc
     settings = ["--set", "objective.name=mntp", "--set", "training.batch=4", "--set", f"training.steps={steps}"]
     settings += ["--set", "attention=bidirectional"]
     output = one_line(train("--recipe", "lora", "--data", "texts.txt", "--out", "enc", *settings))
-    note = "121 steps of 4 see each of 24 texts 20 times; --set training.steps=120 would see it 20 times"
+    note = "121 steps of 4 see each of 24 examples 20 times; --set training.steps=120 would see it 20 times"
     assert output.count(note) == is_noted == (note in results("enc")["notes"])
 
 

@@ -69,6 +69,7 @@ def test_dev_metric_improves_and_backbone_is_unchanged(trained):
     history = result.notes["training"]
     assert len(history["scores"]) == 4 and np.isfinite([*history["losses"], *history["scores"]]).all()
     assert result.dev_metric == max(history["scores"]) > history["start"]
+    assert history["metric"]["name"].startswith("loss on held-out texts") and history["metric"]["lower_is_better"]
     assert all(torch.equal(tensor, trained.weights[name]) for name, tensor in backbone.model.state_dict().items())
     assert not any(module.training for module in backbone.model.modules())
     untrained = Encoder(backbone.with_adapter(None), trained.encoder.spec).encode(TEXTS)

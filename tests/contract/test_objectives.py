@@ -170,6 +170,9 @@ def test_the_dev_metric_is_finite_and_deterministic(attach):
     before = torch.get_rng_state()
     score = run.task.dev_metric()
     assert math.isfinite(score)
+    metric = run.objective.metric("spearman")
+    assert score < 0 if metric.lower_is_better else -100 <= score <= 100, "minus a loss, or in points"
+    assert metric.lower_is_better == (" on held-out texts" in metric.name)
     assert torch.equal(torch.get_rng_state(), before), "only one of several processes evaluates it"
     torch.manual_seed(2)
     assert run.task.dev_metric() == score

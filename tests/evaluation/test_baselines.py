@@ -14,7 +14,13 @@ import torch
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation import baselines
-from decoder2vec.evaluation.baselines import BM25Baseline, RandomVectors, StaticEmbeddings, load_encoder
+from decoder2vec.evaluation.baselines import (
+    BM25Baseline,
+    RandomVectors,
+    StaticEmbeddings,
+    load_encoder,
+    read_fingerprint,
+)
 from decoder2vec.evaluation.similarity import evaluate_sts
 from decoder2vec.evaluation.suite import Suite, encoder_kind
 from decoder2vec.evaluation.tasks.layout import find_tasks
@@ -189,6 +195,18 @@ def test_saved_encoder_is_loaded_from_its_folder(own_cache, tmp_path):
     encoder = Encoder.from_pretrained("tiny-llama", layer=1, device="cpu")
     encoder.save(tmp_path / "mine")
     assert load_encoder(tmp_path / "mine", device="cpu").fingerprint == encoder.fingerprint
+
+
+def test_fingerprint_is_read_without_loading_weights(own_cache, folder, tmp_path, monkeypatch):
+    encoder = Encoder.from_pretrained("tiny-llama", device="cpu").with_head("whiten", THREE_TEXTS)
+    names = [str(folder[0]), "static:tiny-gpt2", str(encoder.save(tmp_path / "encoder"))]
+    expected = [load_encoder(name).fingerprint for name in names]
+    for loads in ("Backbone.load", "SentenceTransformersModel.__init__"):
+        monkeypatch.setattr(f"decoder2vec.evaluation.baselines.{loads}", None)
+    assert [read_fingerprint(name) for name in names] == expected
+    assert read_fingerprint("tiny-llama") is None, "a model's depends on how it is read"
+    with pytest.raises(InputError, match="leave out pooling"):
+        read_fingerprint(folder[0], pooling="mean")
 
 
 def test_choices_apply_to_models_and_not_to_baselines(own_cache):

@@ -21,7 +21,7 @@ def test_every_value_of_a_run_is_read(complete_run):
     assert (run.layers.all_readings, run.layers.without) == (82.5, (80.0, 79.0, 78.0, 77.0))
     assert run.errors.values == tuple(record["errors"]["all"])
     assert (run.examples[0].paper, run.errors.worst[0].paper) == (0.5, None)
-    assert (run.trained_parameters, run.backbone_parameters) == (1_200_000, 134_000_000)
+    assert (run.trained_parameters, run.trained_share) == (1_206_000, 0.9)
     assert [seed.seed for seed in run.seeds] == [0, 1]
     assert run.seeds[1].dev == results["seeds"][1]["dev"]
     assert run.seeds[0].reconstruction_error == (1.0, 10.0, 100.0, 1000.0)

@@ -111,6 +111,8 @@ def test_sweep_reports_progress_and_skipped_attentions(tmp_path):
         ({}, 200, False),
         ({"quick": True}, 200, True),
         ({"quick": True, "heads": ["none"]}, 200, True),
+        ({"attentions": ["bidirectional"]}, 40, False),
+        ({"attentions": []}, 40, False),
     ],
 )
 def test_few_pairs_are_swept_quickly(named, n_pairs, is_quick, monkeypatch):
@@ -127,6 +129,28 @@ def test_few_pairs_are_swept_quickly(named, n_pairs, is_quick, monkeypatch):
     defaults = SweepPlan.quick() if is_quick else SweepPlan()
     assert plans == [replace(defaults, **{name: tuple(value) for name, value in named.items() if name != "quick"})]
     assert bool(messages) == (is_quick and not named)
+
+
+@pytest.mark.parametrize(
+    ("options", "attentions"),
+    [
+        ({}, ["causal", "bidirectional", "causal+kv:2-3"]),
+        ({"quick": True}, ["causal", "causal+kv:2-3"]),
+        ({"attentions": ["causal"]}, ["causal", "causal+kv:2-3"]),
+        ({"attentions": []}, ["causal+kv:2-3"]),
+    ],
+    ids=["by default", "quick", "named", "alone"],
+)
+def test_rerouting_is_tried_beside_the_attentions(options, attentions, fresh_store):
+    named = {"templates": ["plain"], "poolings": ["mean"], "heads": ["none"], "layers": [3], "reroute": ["kv:2-3"]}
+    result = sweep("tiny-llama", PAIRS, **named, **options)
+    assert sorted(row.attention for row in result.rows) == sorted(attentions)
+
+
+@pytest.mark.parametrize("kind", ["templates", "attentions", "poolings", "heads"])
+def test_a_sweep_over_nothing_is_refused(kind):
+    with pytest.raises(InputError, match=f"no {kind} to try; name one or more"):
+        sweep("tiny-llama", PAIRS, **{kind: []})
 
 
 def test_unknown_name_is_refused():

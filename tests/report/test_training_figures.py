@@ -176,11 +176,11 @@ def test_training_is_labelled_with_its_own_metric(recipe, write_run, tmp_path, s
     assert panel[2][0] == [40.0, 60.0, 70.0, 69.0]
 
 
-@pytest.mark.parametrize(("stage", "dev"), [("texts", False), ("masked texts", True), ("cleared texts", True)])
-def test_a_held_out_loss_is_not_labelled_a_correlation(stage, dev, write_run, tmp_path, saved_figures):
-    history = {"stage": stage, "scores": [-3.0, -2.0, -2.5], "start": -4.0}
-    draw_training(read_run(write_run, results=adapter_results(dev=dev, **history)), tmp_path / "t.png")
-    panel = drawn_labels(saved_figures)[f"training, {stage}: held-out loss"]
+def test_the_results_name_the_metric_and_its_direction(write_run, tmp_path, saved_figures):
+    metric = {"name": "loss on held-out texts", "lower_is_better": True}
+    history = {"stage": "new texts", "metric": metric, "scores": [-3.0, -2.0, -2.5], "start": -4.0}
+    draw_training(read_run(write_run, results=adapter_results(**history)), tmp_path / "t.png")
+    panel = drawn_labels(saved_figures)["training, new texts: held-out loss"]
     assert panel[:2] == ("epoch", "loss on held-out texts") and panel[2][0] == [4.0, 3.0, 2.0, 2.5]
 
 

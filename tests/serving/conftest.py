@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from contextlib import contextmanager
 
 import httpx
@@ -13,8 +11,9 @@ pytest.importorskip("fastapi", reason="no server: pip install 'decoder2vec[serve
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.search.index import Index
-from decoder2vec.serving.app import ServerConfig, bind, build_server, create_app
+from decoder2vec.serving.app import ServerConfig, create_app
 from toys.documents import DOCUMENTS
+from toys.server import running
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,23 +41,6 @@ def index_folder(offline, tmp_path_factory):
     return folder
 
 
-@contextmanager
-def running(app):
-    """The URL of a server that runs during the block and then shuts down in order."""
-    with bind("127.0.0.1", 0) as bound_socket:
-        server = build_server(app)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound_socket]})
-        thread.start()
-        while not server.started:
-            time.sleep(0.005)
-        try:
-            yield f"http://127.0.0.1:{bound_socket.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(timeout=60)
-            assert not thread.is_alive()
-
-
 @pytest.fixture
 def serving(encoder):
     """serving(api_keys=(), **config) -> a block with the URL of a server."""
@@ -76,7 +58,7 @@ def url(encoder, index_folder, tmp_path_factory):
     """The URL of a server with an index and a sweep."""
     sweep = tmp_path_factory.mktemp("sweep") / "sweep.json"
     sweep.write_text('{"rows": [1, 2]}', encoding="utf-8")
-    with running(create_app(ServerConfig(encoder, "tiny", index_folder, sweep))) as address:
+    with running(create_app(ServerConfig(encoder, "tiny", index_folder, sweep)), must_end=False) as address:
         yield address
 
 

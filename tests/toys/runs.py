@@ -28,7 +28,7 @@ def make_record(name="step5", sources="one", depth=4):
             "without": [80.0 - n for n in range(count)],
             "all": 82.5,
         },
-        "parameters": {"trained": 1_200_000, "backbone": 134_000_000, "percent": 0.9},
+        "parameters": {"trained": 1_206_000, "backbone": 134_000_000, "percent": 0.9},
         "examples": [{**pair, "paper": 0.5}, {**pair, "left": "Another.", "truth": 0.1, "paper": 0.9}],
         "errors": {"data": "stsb-test", "all": [round(float(error), 4) for error in errors], "worst": [pair]},
         "recipe": "freeze",

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from scipy.stats import spearmanr
 
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.training.api import train
@@ -196,6 +197,22 @@ def test_every_file_is_compared_with_the_untrained_model(recipe, tmp_path):
     mean = (trained["first"]["spearman"] + trained["second"]["spearman"]) / 2
     assert results["headline"].startswith(f"{mean:.1f} on dev, ")
     assert results["headline"].endswith(f"; better on {better} of 3 files")
+
+
+@pytest.mark.parametrize("recipe", ["lora", "full"])
+def test_a_run_encodes_dev_untrained_once(recipe, tmp_path, monkeypatch):
+    """Once for two seeds and a grid, although every combination is scored on dev."""
+    fingerprint = Backbone.load("tiny-llama").effective_fingerprint
+    untrained, encode = [], Encoder.encode
+
+    def counted(self, texts, **options):
+        untrained.append(self.backbone.effective_fingerprint == fingerprint)
+        return encode(self, texts, **options)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+    options = {"settings": ["training.steps=1"], "seeds": [0, 1]}
+    train(recipe, toy_data(), "tiny-llama", tmp_path / "out", grid={"training.rate": [1e-3, 1e-2]}, **options)
+    assert sum(untrained) == 1 and len(untrained) > 4
 
 
 def test_the_better_one_is_kept_on_request(tmp_path):

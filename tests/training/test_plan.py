@@ -324,7 +324,7 @@ def test_many_repetitions_of_a_small_corpus_are_noted(name):
     """Where a text is an example: punctuation packs several into one, and info_nce learns from no plain texts."""
     settings = [f"objective.name={name}", "attention=bidirectional", "training.steps=1000", "training.batch=8"]
     notes = load_stage("lora", settings).recipe.data_notes(plain_data(tuple(map(str, range(100)))))
-    expected = "1000 steps of 8 see each of 100 texts 80 times; --set training.steps=250 would see it 20 times"
+    expected = "1000 steps of 8 see each of 100 examples 80 times; --set training.steps=250 would see it 20 times"
     assert notes == ([expected] if name in ("mntp", "simcse") else [])
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +20,10 @@ from decoder2vec.export.sentence_transformers import write_sentence_transformers
 from decoder2vec.training import teachers
 from decoder2vec.training.data import DataFiles, load_data
 from decoder2vec.training.objectives.distill import DistillConfig
+from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.teachers import Teacher, TeacherVectors
 from toys.texts import sentences
-from toys.training import small_recipe
+from toys.training import small_recipe, toy_data
 
 TEXTS = sentences()
 ROWS = np.arange(len(TEXTS))
@@ -244,3 +246,37 @@ def test_a_replaced_teacher_is_another_training(recipe, tmp_path, monkeypatch, d
     second = run("a", 1)
     assert second == (True, load_encoder(teacher).fingerprint) and second[1] != first
     assert run("b", 0) == (True, first)
+
+
+# --- loads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loads(monkeypatch):
+    """Names of the teachers whose encoders were loaded, load by load."""
+    names = []
+    monkeypatch.setattr(teachers, "load_encoder", lambda name, **kw: names.append(name) or load_encoder(name, **kw))
+    return names
+
+
+@pytest.mark.parametrize("recipe", ["lora", "guided", "freeze"])
+@pytest.mark.parametrize("saved", [True, False], ids=["saved encoder", "plain model"])
+def test_a_run_loads_each_teacher_once(recipe, saved, loads, tmp_path, monkeypatch, data, training, own_pretrained):
+    monkeypatch.setattr("decoder2vec.training.api.cache_root", lambda: tmp_path / "notes")
+    folder = str(Encoder.from_pretrained("tiny-gpt2", device="cpu").save(tmp_path / "teacher"))
+    teacher = Teacher(folder) if saved else Teacher("tiny-gpt2", pooling="mean")
+    if recipe == "freeze":
+        distilled = replace(training().recipe, pretrain="distill", teachers=(teacher,))
+    else:
+        config = DistillConfig if recipe == "lora" else GuidedConfig
+        distilled = small_recipe("lora", epochs=1, objective=config(teachers=(teacher,)))
+    used = toy_data() if recipe == "guided" else data
+
+    def run(out):
+        loads.clear()
+        decoder2vec.train(distilled, used, "tiny-llama", tmp_path / out, seeds=(0, 1), device="cpu", dtype="float32")
+        return loads
+
+    assert run("a") == [teacher.name]
+    shutil.rmtree(own_pretrained, ignore_errors=True)
+    assert run("b") == ([] if saved else [teacher.name]), "the vectors of the first run are found on disk"

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.maths.bootstrap import difference, resample, spearman_scorer
-from decoder2vec.maths.metrics import spearman_interval
 
 Floats = NDArray[np.float64]
 
@@ -31,7 +30,7 @@ class Selection:
     """95 % bootstrap interval of the best score, x 100."""
     cross_validated: float | None
     """What such a choice gives on pairs it was not made on, Spearman x 100; None with too few pairs to split."""
-    level: tuple[int, ...]
+    tied: tuple[int, ...]
     """Indices of the readings that are not significantly worse than the best (paired bootstrap), itself included."""
 
     @property
@@ -40,12 +39,12 @@ class Selection:
         return self.n_pairs < FEW_PAIRS
 
     def summary(self) -> str:
-        """One line: the interval of the best score, what choosing gives on other pairs, how many readings are level."""
+        """One line: the interval of the best score, what choosing gives on other pairs, how many readings are tied."""
         low, high = self.spearman_95
         parts = [f"best score in [{low:.1f}, {high:.1f}] (95 %)"]
         if self.cross_validated is not None:
             parts.append(f"cross-validated: {self.cross_validated:.1f}")
-        parts.append(f"{len(self.level)} of {self.n_readings} readings are level with the best")
+        parts.append(f"{len(self.tied)} of {self.n_readings} readings are tied with the best")
         return "; ".join(parts)
 
     def warning(self) -> str:
@@ -71,14 +70,15 @@ def measure_selection(similarities: Floats, gold: Sequence[float], best: int) ->
         best: Index of the chosen reading.
     """
     truth = np.asarray(gold, np.float64)
-    low, high = spearman_interval(similarities[best], truth)
+    (best_samples,) = _bootstrap(similarities[[best]], truth)
+    low, high = np.quantile(best_samples, (0.025, 0.975))
     cross_validated = _cross_validated_score(similarities, truth)
     return Selection(
         len(truth),
         len(similarities),
         (round(100 * low, 2), round(100 * high, 2)),
         None if cross_validated is None else round(100 * cross_validated, 2),
-        _level_readings(similarities, truth, best),
+        _tied_readings(similarities, truth, best, best_samples),
     )
 
 
@@ -102,7 +102,12 @@ def _scores(similarities: Floats, gold: Floats, counts: Floats) -> Floats:
     return np.concatenate([spearman_scorer(block, gold)(counts) for block in blocks])
 
 
-def _level_readings(similarities: Floats, gold: Floats, best: int) -> tuple[int, ...]:
+def _bootstrap(similarities: Floats, gold: Floats) -> Floats:
+    """[readings, samples] rank correlations on the same bootstrap samples of the pairs in every call."""
+    return resample(spearman_scorer(similarities, gold), len(gold))[1]
+
+
+def _tied_readings(similarities: Floats, gold: Floats, best: int, best_samples: Floats) -> tuple[int, ...]:
     """The readings whose difference from the best has a bootstrap interval that includes 0.
 
     They are compared from the best score down, until a whole block of them is worse: the others, with still lower
@@ -111,17 +116,15 @@ def _level_readings(similarities: Floats, gold: Floats, best: int) -> tuple[int,
     scores = _scores(similarities, gold, np.ones((1, len(gold))))[:, 0]
     order = np.argsort(-scores, kind="stable")
     others = order[order != best]
-    level = [best]
+    tied = [best]
     for start in range(0, len(others), _BLOCK):
         block = others[start : start + _BLOCK]
-        scorer = spearman_scorer(similarities[[best, *block]], gold)
-        values, samples = resample(scorer, len(gold))
-        tied = [
+        tied_in_block = [
             int(reading)
-            for row, reading in enumerate(block, 1)
-            if not difference(values[0] - values[row], samples[0] - samples[row]).significant
+            for reading, samples in zip(block, _bootstrap(similarities[block], gold), strict=True)
+            if not difference(scores[best] - scores[reading], best_samples - samples).significant
         ]
-        if not tied:
+        if not tied_in_block:
             break
-        level += tied
-    return tuple(sorted(level))
+        tied += tied_in_block
+    return tuple(sorted(tied))

@@ -20,7 +20,7 @@ from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import UnsupportedError, unknown_name
+from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.heads.standardise import AFFINE_HEADS, AffineHead
 from decoder2vec.maths.metrics import pairwise_cos_sim, pearson, spearman
 from decoder2vec.maths.pooling import POOLINGS
@@ -66,6 +66,9 @@ class SweepPlan:
             for name in names:
                 if name not in known:
                     raise unknown_name(kind, name, known)
+        for kind in ("templates", "attentions", "poolings", "heads"):
+            if not getattr(self, kind):
+                raise InputError(f"The sweep has no {kind} to try; name one or more, or leave {kind} out.")
 
     def readings(self, backbone: Backbone) -> list[Reading]:
         """The readings of one pass: every layer with every pooling."""
@@ -194,8 +197,8 @@ def run_sweep(
     # in the order of the passes, since a tie must not be broken by the scores on all pairs
     with progress.phase(_COMPARING):
         selection = measure_selection(np.stack(similarities), data.scores, order[0])
-    place = {index: rank for rank, index in enumerate(order)}
-    sweep.selection = replace(selection, level=tuple(sorted(place[index] for index in selection.level)))
+    row_of = {reading: row for row, reading in enumerate(order)}
+    sweep.selection = replace(selection, tied=tuple(sorted(row_of[reading] for reading in selection.tied)))
     sweep.seconds = time.perf_counter() - started
     return sweep
 

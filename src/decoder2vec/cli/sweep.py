@@ -21,13 +21,18 @@ def sweep(
     test: Annotated[Path | None, typer.Option(help="Scored pairs on which the winner alone is scored, once.")] = None,
     templates: Annotated[str | None, typer.Option(help="Comma-separated names, or one string with {text}.")] = None,
     poolings: Annotated[str | None, typer.Option(help="Comma-separated poolings; by default all.")] = None,
-    attentions: Annotated[str, typer.Option(help="Comma-separated; by default causal,bidirectional.")] = "",
+    attentions: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated; by default causal,bidirectional, in the quick set causal; '' tries re-routing alone."
+        ),
+    ] = None,
     reroute: Annotated[
         str, typer.Option(help="Let early tokens see the end of a text: prepend, kv, or with layers, prepend:2-8.")
     ] = "",
     heads: Annotated[
-        str, typer.Option(help="none, standardise, whiten, remove_top; by default none,standardise.")
-    ] = "",
+        str | None, typer.Option(help="none, standardise, whiten, remove_top; by default none,standardise.")
+    ] = None,
     quick: Annotated[
         bool | None,
         typer.Option("--quick/--full", help="Few readings, or all; by default few with fewer than 200 pairs."),
@@ -48,11 +53,11 @@ def sweep(
             data,
             out=out,
             test=test,
-            templates=(templates or "",) if one_template else split_names(templates or ""),
-            poolings=split_names(poolings or ""),
-            attentions=split_names(attentions),
+            templates=(templates or "",) if one_template else _names(templates),
+            poolings=_names(poolings),
+            attentions=_names(attentions),
             reroute=split_names(reroute),
-            heads=split_names(heads),
+            heads=_names(heads),
             quick=quick,
             columns=split_names(columns),
             limit=limit,
@@ -69,6 +74,11 @@ def sweep(
         )
     info(f"wrote {out / 'sweep.json'}, {out / 'sweep.png'} and the encoder {out / 'encoder'}")
     print_sweep(result)
+
+
+def _names(option: str | None) -> tuple[str, ...] | None:
+    """Comma-separated names; None if the option was not given."""
+    return None if option is None else split_names(option)
 
 
 def print_sweep(result: Sweep, count: int = 12) -> None:

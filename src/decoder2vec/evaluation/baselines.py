@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
 from itertools import chain
@@ -20,11 +21,18 @@ import torch
 from torch.nn.functional import embedding_bag
 
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.fingerprint import file_sha256, weight_files
+from decoder2vec.backbone.fingerprint import file_sha256, folder_fingerprint, weight_files
 from decoder2vec.backbone.machine import quiet_transformers
-from decoder2vec.backbone.sources import download_if_it_has
+from decoder2vec.backbone.sources import download_if_it_has, resolve_model_folder
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import Encoder, encoder_path, is_encoder_folder, to_text_list
+from decoder2vec.encoder import (
+    Encoder,
+    encoder_path,
+    is_encoder_folder,
+    read_encoder_folder,
+    saved_encoder_folder,
+    to_text_list,
+)
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
 from decoder2vec.evaluation.openai_encoder import OpenAIEncoder
@@ -72,47 +80,86 @@ def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any)
         (1, 8)
     """
     choices = {key: value for key, value in choices.items() if value is not None}
-    loader = _find_loader(str(name), device)
-    refused = [choice for choice in choices if choice not in loader[1]] if loader else choices.keys() & {_RATE_LIMIT}
+    loader = _find_loader(str(name), device, choices)
+    return loader.load(**choices) if loader else Encoder.from_pretrained(name, device=device, **choices)
+
+
+def read_fingerprint(name: str | Path, **choices: Any) -> str | None:
+    """The fingerprint of what `load_encoder` loads, from its files; None where only the loaded encoder has one.
+
+    Args:
+        name: As for `load_encoder`.
+        choices: As for `load_encoder`.
+
+    Raises:
+        InputError: `choices` are given for something that does not have them.
+    """
+    choices = {key: value for key, value in choices.items() if value is not None}
+    loader = _find_loader(str(name), None, choices)
+    if loader:
+        return loader.read_fingerprint() if loader.read_fingerprint else None
+    folder = saved_encoder_folder(name)
+    return read_encoder_folder(folder)[0].get("fingerprint") if folder and not choices else None
+
+
+@dataclass(frozen=True)
+class _Loader:
+    """How something that is neither a saved encoder nor a model is loaded."""
+
+    load: Callable[..., Any]
+    settings: tuple[str, ...] = ()
+    """The choices it takes."""
+    read_fingerprint: Callable[[], str] | None = None
+    """Computes the fingerprint from files, without loading the weights."""
+
+
+def _find_loader(name: str, device: str | None, choices: Mapping[str, Any]) -> _Loader | None:
+    """The loader of what has that name; None if it is an encoder or a model."""
+    loader = _loader_by_name(name, device)
+    refused = (
+        [choice for choice in choices if choice not in loader.settings] if loader else choices.keys() & {_RATE_LIMIT}
+    )
     if refused:
         raise InputError(f"{name} has no such settings; leave out {', '.join(refused)}.")
-    return loader[0](**choices) if loader else Encoder.from_pretrained(name, device=device, **choices)
+    return loader
 
 
-def _find_loader(name: str, device: str | None) -> tuple[Callable[..., Any], tuple[str, ...]] | None:
-    """A function that loads what has that name, and the choices it takes; None if it is an encoder or a model."""
+def _loader_by_name(name: str, device: str | None) -> _Loader | None:
     if name.startswith(("http://", "https://")):
-        return partial(OpenAIEncoder, name), (_RATE_LIMIT,)
+        return _Loader(partial(OpenAIEncoder, name), (_RATE_LIMIT,))
     if is_vector_file(name):
-        return partial(VectorFile, name), ()
+        return _Loader(partial(VectorFile, name))
     if baseline := _baseline_loader(name):
-        return baseline, ()
+        return baseline
     folder = model_folder(name)
     if is_encoder_folder(folder):
         return None
     if not folder.exists():
         downloaded = download_if_it_has(name, _MODULES_FILE)
-        return (partial(SentenceTransformersModel, downloaded, device), ()) if downloaded else None
+        return _sentence_transformers_loader(downloaded, device) if downloaded else None
     if onnx_file(folder) and not weight_files(folder):
-        return partial(OnnxEncoder, folder, device), ("pooling",)
-    if is_sentence_transformers_folder(folder):
-        return partial(SentenceTransformersModel, folder, device), ()
-    return None
+        return _Loader(partial(OnnxEncoder, folder, device), ("pooling",))
+    return _sentence_transformers_loader(folder, device) if is_sentence_transformers_folder(folder) else None
 
 
-def _baseline_loader(name: str) -> Callable[[], Any] | None:
-    """A function that loads the baseline of that name, or None if no baseline has it."""
+def _sentence_transformers_loader(folder: Path, device: str | None) -> _Loader:
+    load = partial(SentenceTransformersModel, folder, device)
+    return _Loader(load, read_fingerprint=partial(_folder_fingerprint, folder))
+
+
+def _baseline_loader(name: str) -> _Loader | None:
+    """The loader of the baseline of that name, or None if no baseline has it."""
     kind, colon, argument = name.partition(":")
     if name == "bm25":
-        return BM25Baseline
+        return _Loader(BM25Baseline)
     if kind == "random":
         if colon and not argument.isdecimal():
             raise InputError(f"{name!r} has no valid number of dimensions; write for example random:256.")
-        return partial(RandomVectors, int(argument)) if colon else RandomVectors
+        return _Loader(partial(RandomVectors, int(argument)) if colon else RandomVectors)
     if kind == "static":
         if not argument:
             raise InputError("Name the model of the static embeddings, for example static:smollm2-135m.")
-        return partial(StaticEmbeddings, argument)
+        return _Loader(partial(StaticEmbeddings, argument), read_fingerprint=partial(_static_fingerprint, argument))
     return None
 
 
@@ -208,7 +255,7 @@ class StaticEmbeddings(Baseline):
         self.embedding_matrix: torch.Tensor = backbone.model.get_input_embeddings().weight.detach()  # type: ignore[operator]
         self.dim = int(self.embedding_matrix.shape[1])
         self.parameters = self.embedding_matrix.numel()
-        self.fingerprint = fingerprint("static", backbone.fingerprint)
+        self.fingerprint = _static_fingerprint(model)
 
     @torch.inference_mode()
     def embed(self, texts: list[str]) -> FloatArray:
@@ -224,6 +271,10 @@ class StaticEmbeddings(Baseline):
 
     def __repr__(self) -> str:
         return f"static embeddings of {self.model} ({self.dim} dimensions)"
+
+
+def _static_fingerprint(model: str | Path) -> str:
+    return fingerprint("static", folder_fingerprint(resolve_model_folder(model)))
 
 
 class SentenceTransformersModel:

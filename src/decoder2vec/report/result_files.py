@@ -351,7 +351,7 @@ def _selection(document: Any) -> str:
         return ""
     values = {column.name: document[column.name] for column in fields(Selection)}
     low, high = values["spearman_95"]
-    selection = Selection(**{**values, "spearman_95": (float(low), float(high)), "level": tuple(values["level"])})
+    selection = Selection(**{**values, "spearman_95": (float(low), float(high)), "tied": tuple(values["tied"])})
     summary = selection.summary()
     return f"{summary[0].upper()}{summary[1:]}. {selection.warning()}".strip()
 

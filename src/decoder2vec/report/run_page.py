@@ -148,10 +148,10 @@ def _missing_figures(figures: Sequence[Figure]) -> Html:
 
 
 def _headline_table(runs: Sequence[TrainingRun]) -> Table:
-    """What training came to in each of several runs; the page of a single run begins with it."""
+    """The result of training of each of several runs; the page of a single run begins with it."""
     rows = [[Cell(run.name), Cell(run.headline)] for run in runs if run.headline and len(runs) > 1]
     caption = "The saved encoder (best seed), by the metric it was selected by"
-    return Table("What training came to", caption, ["run", "score"], rows, text_columns=(0, 1))
+    return Table("Result of training", caption, ["run", "score"], rows, text_columns=(0, 1))
 
 
 def _score_table(runs: Sequence[TrainingRun], metric: str) -> Table:

@@ -21,6 +21,11 @@ from decoder2vec.storage import read_json
 Scores = dict[str, dict[str, float]]
 """Points by file and metric."""
 _ENCODER, _RESULTS, _RECORD = "encoder.json", "results.json", "run.json"
+_METRICS_OF_OLDER_RESULTS = {
+    "autoencoders": {"name": "error on held-out texts", "lower_is_better": True},
+    "inference": {"name": "accuracy on held-out rows in %", "lower_is_better": False},
+}
+"""By stage: results of 0.1.0 do not name the metric. Its other stages selected by the correlation on dev pairs."""
 _SEARCH_DEPTH = 2
 _FREEZE_STEP = re.compile(r"step[0-5]")
 """Plans of the steps of FREEZE, which come first in a report."""
@@ -36,6 +41,10 @@ class TrainingCurve:
     scores: tuple[float, ...]
     start_score: float
     """Before training."""
+    metric: str
+    """What the scores are, with the unit."""
+    lower_is_better: bool
+    """Whether the scores are minus the metric, such as a loss."""
     best: int
     """Index of the selected evaluation; -1 if none was better than the start."""
     evaluate_every: int = 0
@@ -118,16 +127,10 @@ class TrainingRun:
     errors: ScoreErrors | None = None
     examples: tuple[ExamplePair, ...] = ()
     trained_parameters: int | None = None
-    backbone_parameters: int | None = None
+    trained_share: float | None = None
+    """Trained parameters in % of those of the model; None if unknown."""
     has_record: bool = False
     """Whether there is a record of the best seed (run.json)."""
-
-    @property
-    def trained_share(self) -> float | None:
-        """Trained parameters in % of those of the model; None if unknown."""
-        if self.trained_parameters is None or not self.backbone_parameters:
-            return None
-        return 100 * self.trained_parameters / self.backbone_parameters
 
 
 def find_runs(*paths: Path) -> list[TrainingRun]:
@@ -254,7 +257,7 @@ def _add_record(run: TrainingRun, document: Any) -> TrainingRun:
         errors=_score_errors(document["errors"]) if document.get("errors") else None,
         examples=tuple(map(_example_pair, document.get("examples", []))),
         trained_parameters=int(parameters["trained"]) if parameters else None,
-        backbone_parameters=int(parameters["backbone"]) if parameters else None,
+        trained_share=float(parameters["percent"]) if parameters else None,
         has_record=True,
     )
 
@@ -355,12 +358,20 @@ def _scores(document: Any) -> Scores:
 
 def _training_curve(name: str, document: Any, settings: Any) -> TrainingCurve:
     schedule = settings.get("pretraining" if name == "pretraining" else "training", {})
+    stage = str(document.get("stage", "pairs"))
+    correlation = {
+        "name": f"{settings.get('choose_by', 'pearson').capitalize()} on dev x 100",
+        "lower_is_better": False,
+    }
+    metric = document.get("metric") or _METRICS_OF_OLDER_RESULTS.get(stage, correlation)
     return TrainingCurve(
         name,
-        str(document.get("stage", "pairs")),
+        stage,
         _floats(document["losses"]),
         _floats(document.get("scores", [])),
         float(document.get("start", "nan")),
+        str(metric["name"]),
+        bool(metric["lower_is_better"]),
         int(document.get("best", -1)),
         int(schedule.get("evaluate_every", 0)),
     )

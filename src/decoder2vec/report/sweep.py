@@ -31,7 +31,7 @@ def sweep(
     attentions: Sequence[str] | None = None,
     reroute: Sequence[str] = (),
     heads: Sequence[str] | None = None,
-    layers: Sequence[int] = (),
+    layers: Sequence[int] | None = None,
     quick: bool | None = None,
     max_length: int = DEFAULT_MAX_LENGTH,
     columns: Sequence[str] = PAIR_COLUMNS,
@@ -58,7 +58,8 @@ def sweep(
         test: Scored pairs on which the winner alone is scored, once; the result is in `Sweep.test`.
         templates: Names of templates or strings with {text}; by default plain, prompteol, prompteol_tight and echo.
         poolings: Poolings; by default all.
-        attentions: causal, bidirectional or both, which is the default. One that the model lacks is skipped.
+        attentions: causal, bidirectional or both, which is the default (causal in the quick set). One that the model
+            lacks is skipped. Empty: those of `reroute` alone.
         reroute: Ways to let early tokens see the end of a text under causal attention, tried in a few ranges of layers:
             prepend (token prepending) and kv (the last token's key and value in front); prepend:2-8 tries one range.
         heads: none, standardise, whiten or remove_top; by default the first two.
@@ -111,11 +112,12 @@ def _plan(
 ) -> SweepPlan:
     """What to try: what was named, re-routed attentions, and for the rest all readings or the quick set."""
     if quick is None:
-        quick = n_pairs < FEW_PAIRS and not rerouted and not any(named.values())
+        quick = n_pairs < FEW_PAIRS and not rerouted and all(values is None for values in named.values())
         if quick:
-            notify(f"{n_pairs} pairs can decide between few readings: trying the quick set (--full tries all)")
+            all_readings = "--full, or quick=False in Python, tries all"
+            notify(f"{n_pairs} pairs can decide between few readings: trying the quick set ({all_readings})")
     defaults = SweepPlan.quick() if quick else SweepPlan()
-    chosen: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values}
+    chosen: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values is not None}
     plan = replace(defaults, **chosen)
     return replace(plan, attentions=(*plan.attentions, *rerouted))
 

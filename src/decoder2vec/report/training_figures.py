@@ -5,7 +5,7 @@ Each `draw_*` function writes one figure and returns its headline: the title in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,9 +40,6 @@ _CORRELATION_CURVES = (
 )
 _SCORE_KINDS = (("raw", "raw cosine"), ("codes", "trained codes"))
 _CURVE_TITLES = {"pretraining": "pre-training", "training after selection": "after selection"}
-_HELD_OUT_LABELS = {"autoencoders": "error on held-out texts", "distillation": "loss on held-out texts x 100"}
-_LOSS_STAGES = ("autoencoders", "masked texts", "cleared texts")
-"""Stages that select states by a loss on held-out texts even where there are dev pairs."""
 _MAX_COLOURS = 7
 """More encoders than this get the same colour: nobody can distinguish ten."""
 
@@ -481,43 +478,47 @@ def draw_training(run: TrainingRun, file: Path) -> str:
     headline = f"{run.name}: training with {plural(len(run.seeds), 'seed')}"
     with panels(file, headline, len(names), 2, (7.4, 1.1 + 2.3 * len(names)), with_svg=True) as (figure, grid):
         for row, name in zip(grid, names, strict=True):
-            for index, seed in enumerate(run.seeds):
-                for curve in seed.curves:
-                    if curve.name == name:
-                        _draw_losses(row[0], curve, colour(index))
-                        metric = run.metric if seed.dev else ""
-                        _draw_dev_scores(row[1], curve, colour(index), metric, f"seed {seed.seed}")
-            for axes in row:
-                integer_ticks(axes.xaxis)
-            losses = [curve.losses for seed in run.seeds for curve in seed.curves if curve.name == name]
-            if not any(map(_is_curve, losses)):
-                _write_losses(row[0], losses)
+            curves = {
+                index: curve for index, seed in enumerate(run.seeds) for curve in seed.curves if curve.name == name
+            }
+            if any(_is_curve(curve.losses) for curve in curves.values()):
+                _draw_losses(row[0], curves)
+            else:
+                _write_losses(row[0], [curve.losses[-1] for curve in curves.values()])
+            _draw_dev_scores(row[1], curves, [f"seed {seed.seed}" for seed in run.seeds])
         legend_below(figure, grid[0][1], columns=8)
     return headline
 
 
-def _draw_losses(axes: Any, curve: TrainingCurve, line_colour: str) -> None:
-    axes.plot(range(1, len(curve.losses) + 1), curve.losses, color=line_colour, marker=".")
-    axes.set_title(f"{_curve_title(curve)}: loss")
+def _draw_losses(axes: Any, curves: Mapping[int, TrainingCurve]) -> None:
+    """Draw the losses of seeds, by the index of the seed."""
+    for index, curve in curves.items():
+        axes.plot(range(1, len(curve.losses) + 1), curve.losses, color=colour(index), marker=".")
+        axes.set_title(f"{_curve_title(curve)}: loss")
+        axes.set_xlabel(_evaluation_label(curve))
     axes.set_ylabel("mean training loss")
-    axes.set_xlabel(_evaluation_label(curve))
+    integer_ticks(axes.xaxis)
 
 
-def _draw_dev_scores(axes: Any, curve: TrainingCurve, line_colour: str, metric: str, label: str) -> None:
-    """Draw the values by which states were selected; `metric` is empty without dev pairs."""
-    is_loss = curve.stage in _LOSS_STAGES or not metric
-    scores = np.array([curve.start_score, *curve.scores]) * (-1 if is_loss else 1)  # the loop maximises minus the loss
-    values = np.where(np.isfinite(scores), scores, np.nan)
-    axes.plot(range(len(values)), values, color=line_colour, marker=".", label=label)
-    if 0 <= curve.best + 1 < len(scores):
-        axes.plot(curve.best + 1, scores[curve.best + 1], "*", color=line_colour, markersize=11)
-    axes.set_title(f"{_curve_title(curve)}: {'held-out loss' if is_loss else 'score'}")
-    axes.set_xlabel(_evaluation_label(curve))
-    if is_loss:
-        axes.set_ylabel(_HELD_OUT_LABELS.get(curve.stage, "loss on held-out texts"))
-    else:
-        on_dev = f"{metric.capitalize()} on dev x 100"
-        axes.set_ylabel("held-out accuracy in %" if curve.stage == "inference" else on_dev)
+def _write_losses(axes: Any, losses: Sequence[float]) -> None:
+    """Write the loss of a single evaluation instead of drawing a dot for each seed."""
+    axes.set_axis_off()
+    text = f"one evaluation\nmean loss {', '.join(f'{loss:.4g}' for loss in losses)}"
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
+
+
+def _draw_dev_scores(axes: Any, curves: Mapping[int, TrainingCurve], labels: Sequence[str]) -> None:
+    """Draw the values by which the states of seeds were selected, by the index of the seed."""
+    for index, curve in curves.items():
+        scores = np.array([curve.start_score, *curve.scores]) * (-1 if curve.lower_is_better else 1)
+        values = np.where(np.isfinite(scores), scores, np.nan)
+        axes.plot(range(len(values)), values, color=colour(index), marker=".", label=labels[index])
+        if 0 <= curve.best + 1 < len(scores):
+            axes.plot(curve.best + 1, scores[curve.best + 1], "*", color=colour(index), markersize=11)
+        axes.set_title(f"{_curve_title(curve)}: {'held-out loss' if curve.lower_is_better else 'score'}")
+        axes.set_xlabel(_evaluation_label(curve))
+        axes.set_ylabel(curve.metric)
+    integer_ticks(axes.xaxis)
 
 
 def _curve_title(curve: TrainingCurve) -> str:
@@ -526,14 +527,6 @@ def _curve_title(curve: TrainingCurve) -> str:
 
 def _evaluation_label(curve: TrainingCurve) -> str:
     return f"evaluation (every {curve.evaluate_every} steps)" if curve.evaluate_every else "epoch"
-
-
-def _write_losses(axes: Any, losses: Sequence[Sequence[float]]) -> None:
-    """Write the loss of a single evaluation instead of drawing a dot for each seed."""
-    axes.cla()
-    axes.set_axis_off()
-    text = f"one evaluation\nmean loss {', '.join(f'{values[-1]:.4g}' for values in losses)}"
-    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
 
 
 def draw_errors(run: TrainingRun, file: Path) -> str:

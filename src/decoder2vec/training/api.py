@@ -43,7 +43,7 @@ from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.recipes.recipe import Recipe, Trainer
 from decoder2vec.training.results import SeedResult, headline, result_notes, summarise
-from decoder2vec.training.teachers import Teacher
+from decoder2vec.training.teachers import Teacher, share_teachers
 
 RUN_FILE = "run.json"
 RESULTS_FILE = "results.json"
@@ -73,6 +73,7 @@ class Reporting:
     command: str = ""
 
 
+@share_teachers()
 def train(
     plan: Plan | Recipe[Any, Any] | str | Path | None = None,
     data: TrainingData | str | Path | Sequence[str | Path] | None = None,
@@ -393,6 +394,7 @@ def _run_seeds(
     metric = trainer.recipe.choose_by
     for seed in seeds:
         result = trainer.run(seed, work=work, on_progress=on_progress)
+        trainer.compare_untrained(result)
         documents.append(result.to_json())
         if best is None or result.selection_score(metric) > best.selection_score(metric):
             best = result

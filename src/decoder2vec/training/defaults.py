@@ -51,7 +51,7 @@ def choose_reading(plan: Plan, backbone: Backbone | str | Path, notify: Notify) 
 
 def choose_schedule(stage: Stage, data: TrainingData, notify: Notify) -> Stage:
     """The stage with more epochs and smaller batches, as far as it leaves them open, if there are few examples."""
-    if not isinstance(stage.recipe, AdapterRecipe):
+    if not isinstance(stage.recipe, AdapterRecipe) or stage.recipe.needs() == ["corpus"]:
         return stage
     n_examples, schedule = stage.recipe.n_examples(data), stage.recipe.training
     chosen = _schedule_for(n_examples, schedule, stage.unset) if n_examples else schedule

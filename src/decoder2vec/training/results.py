@@ -1,4 +1,4 @@
-"""What training came to: scores and sanity checks of each seed, and their summary over seeds."""
+"""Results of training: scores and sanity checks of each seed, and their summary over seeds."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from decoder2vec.activations.store import PRECISIONS, Keys, Store, text_keys
 from decoder2vec.errors import EncoderError, InputError, unknown_name
-from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.evaluation.baselines import load_encoder, read_fingerprint
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.progress import current_progress
 from decoder2vec.training.distributed import barrier, rank, world_size
@@ -63,45 +64,80 @@ class Teacher:
         return f"vectors of {self.name}"
 
     def load(self) -> Any:
-        """The encoder."""
+        """The encoder; within `share_teachers` it stays in memory until `release`."""
+        if _shared and self in _shared.encoders:
+            return _shared.encoders[self]
         with torch.random.fork_rng(devices=[]):  # what is initialised next must not depend on the teacher
-            return load_encoder(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
+            encoder = load_encoder(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
+        if _shared:
+            _shared.encoders[self], _shared.fingerprints[self] = encoder, str(encoder.fingerprint)
+        return encoder
+
+    def release(self) -> None:
+        """Let go of the encoder, so that it takes no memory while a model is trained."""
+        if _shared:
+            _shared.encoders.pop(self, None)
 
     def read_fingerprint(self) -> str:
-        """What its vectors depend on; the encoder is let go, so that it takes no memory while a model is trained."""
-        return str(self.load().fingerprint)
+        """What its vectors depend on, as it is now: from its files if they tell it, else the encoder is loaded."""
+        if _shared and self in _shared.fingerprints:
+            return _shared.fingerprints[self]
+        from_files = read_fingerprint(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
+        return from_files or str(self.load().fingerprint)
+
+
+@dataclass(frozen=True)
+class _SharedTeachers:
+    encoders: dict[Teacher, Any] = field(default_factory=dict)
+    fingerprints: dict[Teacher, str] = field(default_factory=dict)
+
+
+_shared: _SharedTeachers | None = None
+
+
+@contextmanager
+def share_teachers() -> Iterator[None]:
+    """Within the block, whoever asks for the fingerprint or the vectors of a teacher shares one load of it."""
+    global _shared
+    outer, _shared = _shared, _shared or _SharedTeachers()
+    try:
+        yield
+    finally:
+        _shared = outer
 
 
 class TeacherVectors:
     """Vectors of one teacher for a list of texts, read from disk batch by batch.
 
     They are kept in the store of latents, by the teacher's fingerprint and the hash of the text, so that an interrupted
-    run continues and another training with the same teacher finds them. In memory there are 40 bytes for each text.
+    run continues and another training with the same teacher finds them; the teacher is loaded only if some are missing.
+    In memory there are 40 bytes for each text.
 
     Args:
         teacher: The teacher.
         texts: Texts in the order of the rows that `batch` takes.
         queries: The texts are queries, for which a teacher may have another prompt.
-        encoder: The teacher's encoder, if it has been loaded.
 
     Raises:
         EncoderError: The teacher gives vectors that are not finite.
     """
 
-    def __init__(self, teacher: Teacher, texts: Sequence[str], *, queries: bool = False, encoder: Any = None) -> None:
-        encoder = teacher.load() if encoder is None else encoder
-        self.fingerprint = str(encoder.fingerprint)
+    def __init__(self, teacher: Teacher, texts: Sequence[str], *, queries: bool = False) -> None:
+        self.fingerprint = teacher.read_fingerprint()
         prompt = teacher.query_prompt if queries else teacher.prompt
         role = "query" if queries else "document"
         space = {"teacher": self.fingerprint, "prompt": prompt, "role": role, "precision": teacher.precision}
         self._store = Store({**space, "name": teacher.name}, precision=teacher.precision)
         keys = text_keys(texts)
-        encode = encoder.encode_query if queries else encoder.encode_document
-        encode = partial(encode, show_progress_bar=False, **({} if prompt is None else {"prompt": prompt}))
         missing = self._store.missing(keys)
         barrier()  # all processes see the same texts missing
         with current_progress().phase(teacher.phase, float(len(missing))):
-            self._encode_texts(encode, teacher.name, texts, keys, missing[rank() :: world_size()])
+            own_share = missing[rank() :: world_size()]
+            if len(own_share):
+                encoder = teacher.load()
+                encode = encoder.encode_query if queries else encoder.encode_document
+                encode = partial(encode, show_progress_bar=False, **({} if prompt is None else {"prompt": prompt}))
+                self._encode_texts(encode, teacher.name, texts, keys, own_share)
         barrier()
         self._store.refresh()
         self._positions = self._store.positions(keys)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
-import time
 
 import pytest
 
 from toys import browser
 from toys.page_stub import SWEEP_FILE
+from toys.server import running
 
 if importlib.util.find_spec("decoder2vec.serving.app") is None or importlib.util.find_spec("fastapi") is None:
     pytest.skip("no server: pip install 'decoder2vec[serve]'", allow_module_level=True)
@@ -30,15 +29,9 @@ def address(driver, own_cache, one_thread, tmp_path_factory):
     ferry = Document("ferry", "In a storm the ferry stays in port. Dogs travel free.", {"kind": "note"})
     bread = Document("bread", "The oven is on at three in the morning.", {"kind": "note"})
     Index.create(folder, encoder).add([ferry, bread])
-    server = app.build_server(app.create_app(service.ServerConfig(encoder, "tiny-llama", folder, SWEEP_FILE), [KEY]))
-    with app.bind("127.0.0.1", 0) as bound_socket:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound_socket]})
-        thread.start()
-        while not server.started and thread.is_alive():
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{bound_socket.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(timeout=60)
+    config = service.ServerConfig(encoder, "tiny-llama", folder, SWEEP_FILE)
+    with running(app.create_app(config, [KEY]), must_end=False) as url:
+        yield f"{url}/"
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from scipy.special import log_softmax, logsumexp
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.training import teachers
 from decoder2vec.training.context import InputSpec, Reads
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
 from decoder2vec.training.objectives.guided import GuidedConfig, GuidedObjective
@@ -59,12 +60,26 @@ def test_negatives_are_the_nearest_below_the_margin(teachers):
     assert rejected, "some texts are too similar"
 
 
-def test_each_teacher_is_loaded_once(monkeypatch):
-    loaded, load = [], Teacher.load
-    monkeypatch.setattr(Teacher, "load", lambda teacher: loaded.append(teacher.name) or load(teacher))
-    objective = guided(teachers=(ONE, OTHER))
-    assert objective.mined_examples and objective.resume_key()
-    assert loaded == [ONE.name, OTHER.name]
+def test_one_load_gives_queries_and_documents(monkeypatch, tmp_path):
+    """Both are encoded with their own prompts by an encoder that is loaded once."""
+    prompts = {"query": "query: ", "document": "passage: "}
+    teacher = Encoder.from_pretrained("tiny-gpt2", device="cpu", template="plain", prompts=prompts)
+    name = str(teacher.save(tmp_path / "teacher"))
+    loaded = []
+    monkeypatch.setattr(teachers, "load_encoder", lambda name, **kw: loaded.append(name) or load_encoder(name, **kw))
+    objective = guided(teachers=(Teacher(name), OTHER))
+    examples, (queries, documents) = objective.mined_examples, objective.guides
+    assert loaded == [name, OTHER.name]
+    anchors, positives = ([examples.texts[row] for row in rows] for rows in (examples.anchors, examples.positives))
+    prompted = (["query: " + text for text in anchors], ["passage: " + text for text in positives])
+    plain = [teacher.encode(texts, prompt="") for texts in prompted]
+    other = [load_encoder(OTHER.name).encode(texts) for texts in (anchors, positives)]
+    expected = sum(
+        weight * unit(left) @ unit(right).T for weight, (left, right) in ((1 / 1.5, plain), (0.5 / 1.5, other))
+    )
+    cpu = torch.device("cpu")
+    similarities = queries(examples.anchors, cpu) @ documents(examples.positives, cpu).T
+    assert np.allclose(similarities, expected, atol=2e-3), "vectors are kept in 16 bits"
 
 
 def test_mined_negatives_stand_behind_those_of_the_file():

@@ -16,7 +16,7 @@ from decoder2vec.heads.codes import CodeNet, CodeSpec, LayerwiseMLP
 from decoder2vec.training.context import InputSpec, LatentContext, Reads
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
-from decoder2vec.training.objectives.objective import Loss, Objective, ObjectiveConfig
+from decoder2vec.training.objectives.objective import Loss, Metric, Objective, ObjectiveConfig
 
 _HOLD_OUT_EVERY = 20
 _TEXTS_PER_PASS = 512
@@ -68,6 +68,10 @@ class AutoencoderObjective(Objective[AutoencoderConfig, LatentContext]):
             return torch.cat([group.pow(2).mean(dim=(1, 2)) for group in residuals]).sum()
 
         return loss
+
+    def metric(self, correlation: str) -> Metric:
+        """The error on held-out texts."""
+        return Metric("error on held-out texts", lower_is_better=True)
 
     def dev_metric(self, context: LatentContext) -> Callable[[], float]:
         """Minus the error on held-out texts."""

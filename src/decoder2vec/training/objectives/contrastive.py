@@ -59,6 +59,11 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
             )
         self.examples = data.contrastive
 
+    @classmethod
+    def count_examples(cls, data: TrainingData) -> int | None:
+        """The number of pairs, triplets or labelled texts."""
+        return len(data.contrastive) if data.contrastive else None
+
     @property
     def texts(self) -> list[str]:
         """Texts of all examples."""

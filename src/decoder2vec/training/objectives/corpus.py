@@ -29,6 +29,11 @@ class CorpusObjective(Objective[Config, TokenContext]):
         super().__init__(config, data, spec)
         self.train_texts, self.dev_texts = hold_out(data.texts, config.name)
 
+    @classmethod
+    def count_examples(cls, data: TrainingData) -> int | None:
+        """The number of texts."""
+        return len(data.texts)
+
     @property
     def texts(self) -> list[str]:
         """Training and held-out texts."""

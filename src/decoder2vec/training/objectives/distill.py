@@ -22,10 +22,11 @@ from decoder2vec.training.context import InputSpec, Reads, TrainingContext
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.corpus import CorpusObjective
-from decoder2vec.training.objectives.objective import Loss, ObjectiveConfig
-from decoder2vec.training.teachers import Teacher, TeacherVectors
+from decoder2vec.training.objectives.objective import Loss, Metric, ObjectiveConfig
+from decoder2vec.training.teachers import Teacher, TeacherVectors, share_teachers
 
 _DEV_BATCH = 256
+_HELD_OUT_LOSS = Metric("loss on held-out texts x 100", lower_is_better=True)
 _PRECISIONS = ("int8", "binary")
 
 
@@ -79,7 +80,12 @@ class DistillObjective(CorpusObjective[DistillConfig]):
     @cached_property
     def teacher_vectors(self) -> list[TeacherVectors]:
         """Vectors of each teacher for training and held-out texts, computed at first use."""
-        return [TeacherVectors(teacher, self.texts) for teacher in self.config.teachers]
+        vectors = []
+        with share_teachers():
+            for teacher in self.config.teachers:
+                vectors.append(TeacherVectors(teacher, self.texts))
+                teacher.release()
+        return vectors
 
     def extra_modules(self, context: TrainingContext) -> nn.Module | None:
         """A linear map to the vectors of each teacher; None if only similarities are matched."""
@@ -129,6 +135,10 @@ class DistillObjective(CorpusObjective[DistillConfig]):
         return functional.cosine_similarity(
             functional.linear(vectors, linear.weight[:, : vectors.shape[1]], linear.bias), targets
         )
+
+    def metric(self, correlation: str) -> Metric:
+        """The correlation on dev pairs, else the loss on held-out texts."""
+        return super().metric(correlation) if self.data.dev else _HELD_OUT_LOSS
 
     def dev_metric(self, context: TrainingContext) -> Callable[[], float] | None:
         """Without dev pairs: -100 times the mean loss on held-out texts."""

@@ -27,7 +27,7 @@ from decoder2vec.training.loop import Rows
 from decoder2vec.training.mining import check_mining, mine_by_vectors
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig, ContrastiveObjective, encode_examples
 from decoder2vec.training.objectives.objective import Loss
-from decoder2vec.training.teachers import Teacher, TeacherVectors
+from decoder2vec.training.teachers import Teacher, TeacherVectors, share_teachers
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,11 @@ class GuidedObjective(ContrastiveObjective):
         anchor_texts, candidate_texts = ([self.texts[index] for index in used] for used in (anchors, candidates))
         queries: list[TeacherVectors] = []
         documents: list[TeacherVectors] = []
-        for teacher in teachers:
-            encoder = teacher.load()
-            queries.append(TeacherVectors(teacher, anchor_texts, queries=True, encoder=encoder))
-            documents.append(TeacherVectors(teacher, candidate_texts, encoder=encoder))
+        with share_teachers():
+            for teacher in teachers:
+                queries.append(TeacherVectors(teacher, anchor_texts, queries=True))
+                documents.append(TeacherVectors(teacher, candidate_texts))
+                teacher.release()
         return GuideVectors(teachers, anchors, queries), GuideVectors(teachers, candidates, documents)
 
     @cached_property

@@ -16,7 +16,7 @@ from decoder2vec.heads.codes import CodeNet, CodeSpec, LayerwiseLinear
 from decoder2vec.training.context import InputSpec, LatentContext, Reads
 from decoder2vec.training.data import NLI_LABELS, TrainingData
 from decoder2vec.training.loop import Rows
-from decoder2vec.training.objectives.objective import Loss, Objective, ObjectiveConfig
+from decoder2vec.training.objectives.objective import Loss, Metric, Objective, ObjectiveConfig
 
 _HOLD_OUT_EVERY = 20
 _PAIRS_PER_PASS = 512
@@ -69,6 +69,10 @@ class InferenceObjective(Objective[InferenceConfig, LatentContext]):
             return functional.cross_entropy(self._logits(context, text_rows[:, chosen]), targets)
 
         return loss
+
+    def metric(self, correlation: str) -> Metric:
+        """The accuracy on held-out rows."""
+        return Metric("accuracy on held-out rows in %")
 
     def dev_metric(self, context: LatentContext) -> Callable[[], float]:
         """Accuracy on held-out rows, in percent."""

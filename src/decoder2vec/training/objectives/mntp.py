@@ -21,7 +21,7 @@ from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.corpus import NEEDS_TOKEN_STATES, CorpusObjective, require_token_states
 from decoder2vec.training.objectives.masking import ConceptMasking, MaskedText, MaskingConfig, RandomMasking
-from decoder2vec.training.objectives.objective import Loss, ObjectiveConfig
+from decoder2vec.training.objectives.objective import HELD_OUT_LOSS, Loss, Metric, ObjectiveConfig
 from decoder2vec.training.objectives.token_states import TokenStates, sum_over_texts
 
 
@@ -59,6 +59,10 @@ class MNTPObjective(CorpusObjective[MNTPConfig]):
             return predict(masking([context.prompts[row].ids for row in chosen]), chosen)
 
         return loss
+
+    def metric(self, correlation: str) -> Metric:
+        """The loss on held-out texts, also where there are dev pairs."""
+        return HELD_OUT_LOSS
 
     def dev_metric(self, context: TokenContext) -> Callable[[], float]:
         """Minus the loss on held-out texts, with the same masked tokens in every evaluation."""

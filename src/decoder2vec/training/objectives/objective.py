@@ -34,6 +34,19 @@ class ObjectiveConfig:
         return objective_config(table, where)
 
 
+@dataclass(frozen=True)
+class Metric:
+    """By what the states of a training are selected, for its results and figures."""
+
+    name: str
+    """With the unit, as on the axis of a figure."""
+    lower_is_better: bool = False
+    """Then the scores of a history are minus the metric: the loop maximises them."""
+
+
+HELD_OUT_LOSS = Metric("loss on held-out texts", lower_is_better=True)
+
+
 Config = TypeVar("Config", bound=ObjectiveConfig)
 Context = TypeVar("Context", bound=TrainingContext)
 
@@ -77,6 +90,11 @@ class Objective(ABC, Generic[Config, Context]):
             raise InputError(f"{config.name} needs scored pairs to select the best state on; give dev pairs.")
         self.config, self.data, self.spec = config, data, spec
 
+    @classmethod
+    def count_examples(cls, data: TrainingData) -> int | None:
+        """About how many examples the data hold; None if that is known only once they are prepared."""
+        return None
+
     @property
     @abstractmethod
     def texts(self) -> list[str]:
@@ -101,6 +119,10 @@ class Objective(ABC, Generic[Config, Context]):
     def dev_metric(self, context: Context) -> Callable[[], float] | None:
         """A metric by which states are selected, higher is better; None: the correlation on dev pairs."""
         return None
+
+    def metric(self, correlation: str) -> Metric:
+        """What the scores of its histories are; by default the correlation on dev pairs."""
+        return Metric(f"{correlation.capitalize()} on dev x 100")
 
     def step_context(self, context: Context) -> AbstractContextManager[Any]:
         """Active during training steps, but not during evaluations."""

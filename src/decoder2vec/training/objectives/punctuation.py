@@ -33,7 +33,7 @@ from decoder2vec.training.context import InputSpec, TokenContext
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.corpus import MIN_TEXTS, NEEDS_TOKEN_STATES, CorpusObjective, require_token_states
-from decoder2vec.training.objectives.objective import Config, Loss, ObjectiveConfig
+from decoder2vec.training.objectives.objective import HELD_OUT_LOSS, Config, Loss, Metric, ObjectiveConfig
 from decoder2vec.training.objectives.token_states import TokenStates, sum_over_texts
 
 _MAX_WORDS = 150
@@ -59,6 +59,15 @@ class ClearedTextObjective(CorpusObjective[Config]):
                 f"these texts make {len(packed)}; give more text, or a lower max_length."
             )
         super().__init__(config, replace(data, texts=packed), spec)
+
+    @classmethod
+    def count_examples(cls, data: TrainingData) -> int | None:
+        """Unknown: texts are packed into excerpts."""
+        return None
+
+    def metric(self, correlation: str) -> Metric:
+        """The loss on held-out texts, also where there are dev pairs."""
+        return HELD_OUT_LOSS
 
     @property
     def texts(self) -> list[str]:

@@ -43,6 +43,11 @@ class ScoresObjective(Objective[ScoresConfig, TrainingContext]):
             raise InputError(f"{config.name} learns from scored pairs; give some, or set the objective to info_nce.")
         self.pairs = data.train
 
+    @classmethod
+    def count_examples(cls, data: TrainingData) -> int | None:
+        """The number of pairs."""
+        return len(data.train) if data.train else None
+
     @property
     def texts(self) -> list[str]:
         """Texts of all pairs."""

@@ -15,6 +15,7 @@ from decoder2vec.training.context import TokenContext
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.corpus import CorpusObjective
+from decoder2vec.training.objectives.objective import HELD_OUT_LOSS, Metric
 
 _DEV_BATCH = 64
 """Texts among which the views of a held-out text must find each other."""
@@ -35,6 +36,10 @@ class TwoViewsObjective(CorpusObjective[ViewsConfig]):
     @abstractmethod
     def dev_views(self, context: TokenContext) -> tuple[Rows, Rows]:
         """Rows of the first and of the second view of each held-out text."""
+
+    def metric(self, correlation: str) -> Metric:
+        """The correlation on dev pairs, else the loss on held-out texts."""
+        return super().metric(correlation) if self.data.dev else HELD_OUT_LOSS
 
     def dev_metric(self, context: TokenContext) -> Callable[[], float] | None:
         """Without dev pairs: how well views of held-out texts find each other, the same views in every evaluation."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
-from decoder2vec.training.recipes.recipe import Recipe, SeedRun
+from decoder2vec.training.recipes.recipe import Recipe, SeedRun, stage_note
 from decoder2vec.training.results import Scores, SeedResult, TextPairs, correlations, mean_score, sanity_checks
 from decoder2vec.training.teachers import Teacher
 
@@ -48,6 +48,12 @@ MIN_STEPS = 50
 """Fewer training steps change little."""
 _TRAINING_COST = 6
 """Work of a training example, in texts that are only encoded: two texts, forward and backward."""
+
+_SCORING_UNTRAINED = "scoring the untrained model"
+"""A phase of progress."""
+
+Cosines = Callable[[TextPairs], NDArray[np.floating[Any]]]
+"""Cosines of pairs of texts."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +172,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return [OBJECTIVES[self.objective.name].needs]
 
     def n_examples(self, data: TrainingData) -> int | None:
-        """Number of pairs or triplets to learn from; None for objectives on plain texts."""
-        if self.needs() == ["pairs"]:
-            return len(data.train) if data.train else None
-        return len(data.contrastive) if self.needs() != ["corpus"] and data.contrastive else None
+        """About how many examples the objective finds in the data; None if it cannot say before it prepares them."""
+        return OBJECTIVES[self.objective.name].count_examples(data)
 
     def n_steps(self, data: TrainingData) -> int:
         """About how many steps it trains; texts that are packed into excerpts count one by one."""
@@ -205,12 +209,13 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             progress.expect(teacher.phase, n_texts, stage=stage)
         n_steps, n_dev_texts = self.n_steps(data), sum(len(pairs.texts()) for pairs in data.dev)
         n_evaluations = math.ceil(n_steps / schedule.evaluate_every) if schedule.evaluate_every else schedule.epochs
-        for seed in range(seeds):
+        for _ in range(seeds):
             progress.expect("training", _TRAINING_COST * n_steps * schedule.batch, stage=stage)
             # without dev pairs there is a metric on some held-out texts
             progress.expect("evaluating", (1 + n_evaluations) * (n_dev_texts or schedule.batch), stage=stage)
-            n_checked = self._n_final_texts(data, untrained=seed == 0)
-            progress.expect("final checks", n_checked, stage=stage, kind="evaluating")
+            progress.expect("final checks", self._n_final_texts(data), stage=stage, kind="evaluating")
+        if data.dev:
+            progress.expect(_SCORING_UNTRAINED, _n_scored_texts(data), stage=stage, kind="evaluating")
 
     @in_phase("tokenising")
     def prepare(self, data: TrainingData, backbone: Backbone) -> TokenCorpus:
@@ -258,7 +263,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         history, module = run.fit(
             corpus.objective, context, self.training, self.choose_by, checkpoint=checkpoint, log=log
         )
-        note = {"stage": corpus.objective.stage, **asdict(history)}
+        note = stage_note(corpus.objective, history, self.choose_by)
         result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
         result.n_trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
         module.requires_grad_(False)
@@ -279,34 +284,36 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return result
 
     def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
-        """Score dev and test files with the encoder itself, and with the untrained model under the same reading."""
-        n_texts = self._n_final_texts(corpus.data, untrained=not corpus.untrained)
-        with current_progress().phase("final checks", n_texts):
-            self._evaluate(result, corpus)
+        """Score dev and test files with the encoder itself."""
+        data, cosines = corpus.data, self._cosines(result.model.backbone, corpus)
+        with current_progress().phase("final checks", self._n_final_texts(data)):
+            result.dev, result.test = (correlations(files, cosines) for files in (data.dev, data.test))
+            result.checks = self._checks(cosines, corpus)
 
-    def _evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
-        data = corpus.data
-        cosines = self._cosines(result.model.backbone, corpus)
-        result.dev, result.test = (correlations(files, cosines) for files in (data.dev, data.test))
-        if data.dev:
-            result.untrained = self._untrained_scores(corpus)
-            trained = mean_score(result.dev, self.choose_by)
-            untrained = mean_score(result.untrained["dev"], self.choose_by)
-            if self.keep_better and trained < untrained:
-                result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": untrained}
-                result.model.backbone, result.n_trained = corpus.backbone, 0
-                result.dev, result.test = result.untrained["dev"], result.untrained["test"]
-                cosines = self._cosines(corpus.backbone, corpus)
-        texts = data.dev[0].texts() if data.dev else corpus.objective.texts[:_CHECKED_TEXTS]
-        result.checks = sanity_checks(texts, cosines)
-
-    def _n_final_texts(self, data: TrainingData, *, untrained: bool) -> int:
-        """About how many texts the final checks encode; the untrained model is measured once for all seeds."""
-        n_texts = sum(len(pairs.texts()) for pairs in (*data.dev, *data.test))
+    def _n_final_texts(self, data: TrainingData) -> int:
+        """About how many texts the final checks encode."""
         checked = data.dev[0].texts() if data.dev else data.texts
-        return n_texts * (2 if untrained and data.dev else 1) + min(len(checked), _CHECKED_TEXTS)
+        return _n_scored_texts(data) + min(len(checked), _CHECKED_TEXTS)
 
-    def _cosines(self, backbone: Backbone, corpus: TokenCorpus) -> Callable[[TextPairs], NDArray[np.floating[Any]]]:
+    def compare_untrained(self, result: SeedResult, corpus: TokenCorpus) -> None:
+        """Score the untrained model under the same reading, and keep it where it is better and that is wanted."""
+        if not corpus.data.dev:
+            return
+        result.untrained = self._untrained_scores(corpus)
+        trained = mean_score(result.dev, self.choose_by)
+        untrained = mean_score(result.untrained["dev"], self.choose_by)
+        if self.keep_better and trained < untrained:
+            result.notes["untrained kept"] = {"dev_trained": trained, "dev_untrained": untrained}
+            result.model.backbone, result.n_trained = corpus.backbone, 0
+            result.dev, result.test = result.untrained["dev"], result.untrained["test"]
+            result.checks = self._checks(self._cosines(corpus.backbone, corpus), corpus)
+
+    def _checks(self, cosines: Cosines, corpus: TokenCorpus) -> dict[str, float]:
+        """Sanity checks on the texts of the first dev file, or else on texts of the objective."""
+        dev = corpus.data.dev
+        return sanity_checks(dev[0].texts() if dev else corpus.objective.texts[:_CHECKED_TEXTS], cosines)
+
+    def _cosines(self, backbone: Backbone, corpus: TokenCorpus) -> Cosines:
         """Cosines of pairs of texts as the encoder of a backbone gives them."""
         encoder = Encoder(backbone, self._encoder_spec(corpus))
 
@@ -322,8 +329,9 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         """Scores of the model without the adapter on dev and test files."""
         if not corpus.untrained:
             cosines = self._cosines(corpus.backbone, corpus)
-            for part, files in (("dev", corpus.data.dev), ("test", corpus.data.test)):
-                corpus.untrained[part] = correlations(files, cosines)
+            with current_progress().phase(_SCORING_UNTRAINED, _n_scored_texts(corpus.data)):
+                for part, files in (("dev", corpus.data.dev), ("test", corpus.data.test)):
+                    corpus.untrained[part] = correlations(files, cosines)
         return corpus.untrained
 
     def export(self, result: SeedResult, corpus: TokenCorpus, work: Path) -> tuple[Encoder, bool]:
@@ -347,9 +355,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def data_notes(self, data: TrainingData, prefix: str = "") -> list[str]:
         """Warn of few steps, masked token prediction with causal attention, and a small corpus seen very often."""
         notes: list[str] = []
-        n_texts = len(data.texts)
-        packed = self.objective.name.startswith("punctuation")  # into excerpts, whose number is not known here
-        n_steps = self.n_steps(data) if self.training.steps or not packed else 0
+        n_examples = self.n_examples(data) or 0
+        n_steps = self.n_steps(data) if self.training.steps or n_examples else 0
         if 0 < n_steps < MIN_STEPS:
             notes.append(
                 f"about {n_steps} training step(s), and fewer than {MIN_STEPS} change little: "
@@ -362,20 +369,20 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
                 "mntp under causal attention predicts masked tokens from the tokens before them only; "
                 f"--set {prefix}attention=bidirectional shows both sides"
             )
-        return notes if packed else [*notes, *self._repetition_notes(n_texts, prefix)]
+        return [*notes, *self._repetition_notes(n_examples, prefix)]
 
-    def _repetition_notes(self, n_texts: int, prefix: str) -> list[str]:
-        """Warn of a small corpus that is seen very often, with steps and batches that suit it."""
-        steps, n_seen = self.training.steps, min(self.training.batch, n_texts)  # a batch holds a text once
-        if steps * n_seen <= _MANY_REPETITIONS * n_texts:
+    def _repetition_notes(self, n_examples: int, prefix: str) -> list[str]:
+        """Warn of few examples that are seen very often, with steps and batches that suit them."""
+        steps, n_seen = self.training.steps, min(self.training.batch, n_examples)  # a batch holds an example once
+        if steps * n_seen <= _MANY_REPETITIONS * n_examples:
             return []
-        settings, most_seen = [], _MANY_REPETITIONS * n_texts
+        settings, most_seen = [], _MANY_REPETITIONS * n_examples
         batch = min(n_seen, max(2, most_seen // MIN_STEPS))
         if batch < n_seen:  # smaller batches, since few steps change little
             settings.append(f"--set {prefix}training.batch={batch}")
         settings.insert(0, f"--set {prefix}training.steps={most_seen // batch}")
         return [
-            f"{steps} steps of {n_seen} see each of {n_texts:,} texts {steps * n_seen / n_texts:.0f} times; "
+            f"{steps} steps of {n_seen} see each of {n_examples:,} examples {steps * n_seen / n_examples:.0f} times; "
             f"{' '.join(settings)} would see it {_MANY_REPETITIONS} times"
         ]
 
@@ -438,3 +445,8 @@ def _interpolate(module: nn.Module, start: dict[str, Tensor], keep: float) -> No
     parameters = dict(module.named_parameters())
     for name, value in start.items():
         parameters[name].lerp_(value.to(parameters[name].device), 1 - keep)
+
+
+def _n_scored_texts(data: TrainingData) -> int:
+    """Texts of the dev and test files."""
+    return sum(len(pairs.texts()) for pairs in (*data.dev, *data.test))

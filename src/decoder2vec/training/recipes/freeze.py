@@ -50,7 +50,7 @@ from decoder2vec.training.recipes.freeze_results import (
     load_pretrained,
     save_pretrained,
 )
-from decoder2vec.training.recipes.recipe import Recipe, SeedRun
+from decoder2vec.training.recipes.recipe import Recipe, SeedRun, stage_note
 from decoder2vec.training.results import SeedResult, sanity_texts
 from decoder2vec.training.teachers import Teacher
 
@@ -397,7 +397,7 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         started = time.perf_counter()
         checkpoint = file.with_suffix(".checkpoint")
         history, _ = run.fit(objective, context, self.pretraining, self.choose_by, checkpoint=checkpoint)
-        note = {"stage": objective.stage, "seconds": round(time.perf_counter() - started, 1), **asdict(history)}
+        note = {**stage_note(objective, history, self.choose_by), "seconds": round(time.perf_counter() - started, 1)}
         note |= objective.report(context)
         save_pretrained(context.net, file, note, with_head=self.pretrain in _TRAINS_HEAD)
         checkpoint.unlink(missing_ok=True)
@@ -432,7 +432,7 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         key = fingerprint(context.table.fingerprint, to_table(self), vars(corpus.pairs), corpus.digests, run.seed)
         checkpoint = run.work / f"pairs-{key}.safetensors" if run.work else None
         history, _ = run.fit(objective, context, self.training, self.choose_by, checkpoint=checkpoint)
-        return asdict(history)
+        return stage_note(objective, history, self.choose_by)
 
     def _pairs_objective(self, data: TrainingData) -> PairHeadObjective:
         return PairHeadObjective(PairHeadConfig(loss=self.loss, choose_by=self.choose_by), data, _LATENTS)
@@ -441,8 +441,9 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         """Repeat the last stage with the selected readings."""
         if self.loss != "none":
             return self._train_on_pairs(context, corpus, run)
-        history, _ = run.fit(self._pretraining_objective(corpus.data), context, self.pretraining, self.choose_by)
-        return asdict(history)
+        objective = self._pretraining_objective(corpus.data)
+        history, _ = run.fit(objective, context, self.pretraining, self.choose_by)
+        return stage_note(objective, history, self.choose_by)
 
     def _select(self, context: FreezeContext, data: TrainingData) -> FreezeContext:
         """The readings with the largest weights or, with the head "each", the one that is best on dev."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -51,12 +51,24 @@ class SeedRun:
         return history, module
 
 
+def stage_note(objective: Objective[Any, Any], history: History, correlation: str) -> dict[str, Any]:
+    """A history for the results file, with what was learned and the metric that its scores are.
+
+    Args:
+        objective: What was learned.
+        history: Losses and scores.
+        correlation: The correlation on dev pairs by which states are selected, unless the objective has its own metric.
+
+    """
+    return {"stage": objective.stage, "metric": asdict(objective.metric(correlation)), **asdict(history)}
+
+
 class Recipe(ABC, Generic[Corpus, Context]):
     """A way to make an encoder of a model.
 
     Each recipe is a frozen dataclass in a file of its own: its fields are at once the Python API, the table in a plan
     and the `--set` options. Training calls its methods in this order: `check`, `prepare`, then for each seed `attach`,
-    `train` and `evaluate`, and for the best seed `export`.
+    `train`, `evaluate` and `compare_untrained`, and for the best seed `export`.
     """
 
     name: ClassVar[str]
@@ -114,6 +126,10 @@ class Recipe(ABC, Generic[Corpus, Context]):
     def export(self, result: SeedResult, corpus: Corpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
 
+    def compare_untrained(self, result: SeedResult, corpus: Corpus) -> None:
+        """Fill in the scores of the model before training, where a recipe's reading of it has any."""
+        return
+
     def with_teachers(self, teachers: Sequence[Teacher]) -> Recipe[Corpus, Context]:
         """The recipe with these teachers; the recipe itself if it learns from none."""
         return self
@@ -161,6 +177,10 @@ class Trainer(Generic[Corpus, Context]):
         result.seconds += time.perf_counter() - started
         self.recipe.evaluate(result, self.corpus)
         return result
+
+    def compare_untrained(self, result: SeedResult) -> None:
+        """Compare a seed with the model before training, which a search over settings need not know."""
+        self.recipe.compare_untrained(result, self.corpus)
 
     def export(self, result: SeedResult, work: Path) -> tuple[Encoder, bool]:
         """The encoder of a seed, and whether its weights must be saved with it."""
