@@ -1,4 +1,4 @@
-"""Evaluate BM25, an encoder, and both together on the jobs and resumes that come with the package.
+"""Evaluate BM25, shared terms, an encoder, and both together on the jobs and resumes that come with the package.
 
     python experiments/matching/evaluate.py bm25 results/matching/bm25.json
     python experiments/matching/evaluate.py ENCODER OUT.json [--template T] [--pooling P] [--layer N] [--trained]
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.matching.evaluation import LabelledSet, evaluate_ranking, per_query_metrics, read_labelled_set
-from decoder2vec.matching.match import FUSIONS, MatchConfig, SideScores, score_sides
+from decoder2vec.matching.match import CALIBRATED, FUSIONS, MatchConfig, SideScores, score_sides
 from decoder2vec.matching.section_scores import AGGREGATES, TextSimilarity, full_text
 from decoder2vec.matching.terms import bm25_scores
 from decoder2vec.storage import versions
@@ -57,7 +57,7 @@ def main() -> None:
             }
             matrices, output["chosen_on_dev"][name] = _choose_on_dev(scores, labelled)
             for kind, (for_jobs, for_resumes) in matrices.items():
-                key = kind if name == UNCHANGED or kind == "bm25" else f"{kind}, {name}"
+                key = kind if name == UNCHANGED or kind == "terms" else f"{kind}, {name}"
                 results[key] = _metrics(for_jobs, for_resumes, labelled, args.trained)
     output |= {"results": results, "seconds": round(time.perf_counter() - started, 1), "versions": versions()}
     for name, metrics in results.items():
@@ -83,7 +83,7 @@ def _similarities(encoder: Any, labelled: LabelledSet) -> dict[str, TextSimilari
 
 
 def _choose_on_dev(scores: dict[str, SideScores], labelled: LabelledSet) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return BM25, dense and hybrid scores for jobs and for resumes, and the options chosen on dev."""
+    """Return term, dense and hybrid scores for jobs and for resumes, and the options chosen on dev."""
     dev = labelled.job_indices("dev")
 
     def ndcg(matrix: Any) -> float:
@@ -93,13 +93,13 @@ def _choose_on_dev(scores: dict[str, SideScores], labelled: LabelledSet) -> tupl
     configs = [
         MatchConfig(weight=weight, fusion=fusion, aggregate=aggregate)
         for aggregate in AGGREGATES
-        for fusion in FUSIONS
+        for fusion in (CALIBRATED, *FUSIONS)
         for weight in WEIGHTS
     ]
     best = max(configs, key=lambda config: ndcg(scores[config.aggregate].for_left(config)))
     dense, hybrid = scores[dense_aggregate].dense, scores[best.aggregate]
     matrices = {
-        "bm25": (hybrid.lexical_from_left, hybrid.lexical_from_right.T),
+        "terms": (hybrid.lexical, hybrid.lexical.T),
         "dense": (dense, dense.T),
         "hybrid": (hybrid.for_left(best), hybrid.for_right(best).T),
     }

@@ -13,9 +13,8 @@ import pytest
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError
 from decoder2vec.matching import match as match_module
 from decoder2vec.matching.match import MatchConfig, fuse, match, match_sides, score_sides
-from decoder2vec.matching.section_scores import TextSimilarity, full_text
+from decoder2vec.matching.section_scores import SectionedSide, TextSimilarity
 from decoder2vec.matching.sides import Side, SideDocument
-from decoder2vec.matching.terms import bm25_scores
 from toys.sides import JOBS, RESUMES, LetterEncoder
 
 
@@ -46,23 +45,69 @@ def test_fusion_refuses_invalid_options():
         fuse(scores, scores, 0.5, "magic")
 
 
-def test_each_direction_is_ranked_by_its_own_fusion():
+def test_calibrated_scores_equal_a_plain_computation():
     config = MatchConfig(weight=0.4, top=10)
     matching = match_sides(JOBS, RESUMES, LetterEncoder(), config)
-    job_texts, resume_texts = ([full_text(document) for document in side.documents] for side in (JOBS, RESUMES))
-    dense = score_sides(JOBS, RESUMES, TextSimilarity(LetterEncoder()), config.aggregate).dense
-    directions = (
-        (dense, bm25_scores(job_texts, resume_texts), matching.for_left, "right"),
-        (dense.T, bm25_scores(resume_texts, job_texts), matching.for_right, "left"),
+    scores = score_sides(JOBS, RESUMES, TextSimilarity(LetterEncoder()), config.aggregate)
+    dense, lexical = scores.with_reference
+    unrelated = np.median(
+        [
+            dense[i, j]
+            for i, j in product(range(len(dense)), range(len(dense[0])))
+            if (i >= len(JOBS) or j >= len(RESUMES)) and i - len(JOBS) != j - len(RESUMES)
+        ]
     )
-    for dense_scores, lexical_scores, rankings, side in directions:
-        fused = fuse(dense_scores, lexical_scores, 0.4)
+    parts = 0.4 * (dense - unrelated) / (1 - unrelated) + 0.6 * lexical
+    fit = np.median([parts[len(JOBS) + n, len(RESUMES) + n] for n in range(6)])
+    for row, ranking in enumerate(matching.for_left):
+        order = sorted(range(len(RESUMES)), key=lambda column: -parts[row, column])
+        assert [entry.right for entry in ranking] == order
+        for entry in ranking:
+            part = parts[row, entry.right]
+            expected = 0.5 * part / fit if part < fit else 0.5 + 0.5 * (part - fit) / (1 - fit)
+            np.testing.assert_allclose(entry.score, max(0, expected))
+            np.testing.assert_allclose(
+                [entry.dense, entry.lexical], [dense[row, entry.right], lexical[row, entry.right]]
+            )
+    assert matching.for_right == [
+        sorted(
+            (entry for ranking in matching.for_left for entry in ranking if entry.right == j), key=lambda e: -e.above
+        )
+        for j in range(len(RESUMES))
+    ]
+
+
+def test_scores_hardly_depend_on_the_other_candidates():
+    encoder = LetterEncoder()
+    one = match_sides(JOBS, Side("few", RESUMES.documents[:2]), encoder, MatchConfig(weight=1.0, top=10))
+    all_four = match_sides(JOBS, RESUMES, encoder, MatchConfig(weight=1.0, top=10))
+    few = {(entry.left, entry.right): entry.score for ranking in one.for_left for entry in ranking}
+    many = {(entry.left, entry.right): entry.score for ranking in all_four.for_left for entry in ranking}
+    # the level of unrelated texts is a median over slightly different pairs
+    assert max(abs(few[pair] - many[pair]) for pair in few) < 0.15
+
+
+def test_lone_candidate_that_fits_has_a_high_score():
+    job, text = [{"id": "x", "text": "Bake bread."}], "We bake bread and rolls at night."
+    good, bad = (match(job, [other], LetterEncoder(), weight=0.2).for_left[0][0] for other in (text, "Öl"))
+    assert good.score > 0.2 > bad.score and good.above > 0.9 > bad.above
+    same = match(job, ["Bake bread."], LetterEncoder()).for_left[0][0]
+    np.testing.assert_allclose(same.score, 1.0)
+
+
+@pytest.mark.parametrize("fusion", ["minmax", "zscore", "rrf"])
+def test_other_fusions_rank_each_direction_by_its_own_list(fusion):
+    config = MatchConfig(weight=0.4, fusion=fusion, top=10)
+    matching = match_sides(JOBS, RESUMES, LetterEncoder(), config)
+    scores = score_sides(JOBS, RESUMES, TextSimilarity(LetterEncoder()))
+    for matrix, rankings, side in (
+        (fuse(scores.dense, scores.lexical, 0.4, fusion), matching.for_left, "right"),
+        (fuse(scores.dense.T, scores.lexical.T, 0.4, fusion), matching.for_right, "left"),
+    ):
         for row, ranking in enumerate(rankings):
-            order = sorted(range(fused.shape[1]), key=lambda column: -fused[row, column])
+            order = sorted(range(matrix.shape[1]), key=lambda column: -matrix[row, column])
             assert [getattr(entry, side) for entry in ranking] == order
-            np.testing.assert_allclose([entry.score for entry in ranking], sorted(fused[row], reverse=True))
-            np.testing.assert_allclose([entry.dense for entry in ranking], dense_scores[row, order])
-            np.testing.assert_allclose([entry.lexical for entry in ranking], lexical_scores[row, order])
+    assert "cannot be compared" in matching.score_meaning
 
 
 def test_match_has_reasons():
@@ -70,7 +115,11 @@ def test_match_has_reasons():
     assert RESUMES.documents[matching.for_left[1][0].right].id == "r2"
     reasons = matching.reasons[1, 1]
     assert {"gas", "pipelines"} <= set(reasons.terms.matched) and "Travel" in reasons.terms.missing
-    assert reasons.pairs[0].right == "Welder of gas pipelines & tanks."
+    assert reasons.pairs[0] == (
+        "Weld pipelines for gas.",
+        "Welder of gas pipelines & tanks.",
+        reasons.pairs[0].similarity,
+    )
     best = matching.for_left[0][0]
     assert [section.left for section in matching.reasons[best.left, best.right].sections] == [
         "You will",
@@ -85,6 +134,24 @@ def test_every_text_is_encoded_once(standardise):
     many = Side("many", [*RESUMES.documents, *(SideDocument(f"m{n}", "night " * n + "bread") for n in range(20))])
     match_sides(JOBS, many, encoder, MatchConfig(top=10, standardise=standardise))
     assert len(encoder.encoded_texts) == len(set(encoder.encoded_texts))
+
+
+def test_sentences_are_encoded_only_from_similar_passages():
+    text = "\n\n".join(f"Skills\nBread number {n} is baked in oven {n}. Rolls of kind {n} are sold." for n in range(12))
+    encoder = LetterEncoder()
+    right = Side("long", [SideDocument("long", text)])
+    match_sides(JOBS, right, encoder, MatchConfig(top=1))
+    passages = {*SectionedSide.of(right).passages}
+    sentences = [one for one in encoder.encoded_texts if one not in passages and one in text]
+    assert 0 < len(sentences) <= 2 * 2 * len(JOBS) < 24
+
+
+def test_boilerplate_is_no_reason():
+    hollow = (
+        "Excellent communication skills are required. Responsibilities include the following:\nTravel is part of it."
+    )
+    matching = match([f"Weld gas pipelines. {hollow}"], [f"{hollow}\nWelder of gas pipelines."], LetterEncoder())
+    assert [pair[:2] for pair in matching.reasons[0, 0].pairs] == [("Weld gas pipelines.", "Welder of gas pipelines.")]
 
 
 def test_similarity_and_explain_of_the_encoder_are_used():
@@ -182,6 +249,7 @@ def test_matching_as_json_names_documents_by_id():
     first = data["for_left"][1][0]
     assert (first["left"], first["right"]) == ("w", "r2")
     assert "gas" in first["reasons"]["terms"]["matched"]
+    assert "0.5 short texts that fit" in data["score_meaning"] and 0 <= first["score"] <= 1 >= first["above"] > 0.5
     assert data["choices"]["top"] == 3 and data["skipped"]["right"] == ["r5.txt: no text in it."]
 
 

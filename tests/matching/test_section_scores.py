@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
+from decoder2vec.matching.calibration import reference_sides
 from decoder2vec.matching.match import score_sides
-from decoder2vec.matching.section_scores import TextSimilarity, document_sections, full_text
+from decoder2vec.matching.section_scores import TextSimilarity, document_sections
 from decoder2vec.matching.sides import Side, SideDocument
+from decoder2vec.matching.terms import TextTerms
 from toys.sides import JOBS, RESUMES, LetterEncoder
 
 
@@ -15,17 +17,26 @@ def cosine(a, b):
     return left @ right / np.linalg.norm(left) / np.linalg.norm(right)
 
 
-def plain_score(job, resume, aggregate):
-    if aggregate == "whole":
-        return cosine(full_text(job), full_text(resume))
+def terms_of(document):
+    return set().union(*(TextTerms(section.text).stems for section in document_sections(document)))
+
+
+def plain_score(job, resume, aggregate, documents):
     job_sections, resume_sections = document_sections(job), document_sections(resume)
+    if aggregate == "whole":
+        return cosine(*("\n".join(section.text for section in side) for side in (job_sections, resume_sections)))
     table = [[cosine(left.text, right.text) for right in resume_sections] for left in job_sections]
     if aggregate == "best":
         return max(map(max, table))
+
+    def weight(section):
+        counts = [sum(stem in terms for terms in documents) for stem in TextTerms(section.text).stems]
+        return max(0.1, sum(np.log((len(documents) + 1) / (count + 0.5)) for count in counts))
+
     transposed = [list(column) for column in zip(*table, strict=True)]
     means = [
-        sum(max(row) * len(section.text.split()) for row, section in zip(rows, sections, strict=True))
-        / sum(len(section.text.split()) for section in sections)
+        sum(max(row) * weight(section) for row, section in zip(rows, sections, strict=True))
+        / sum(weight(section) for section in sections)
         for rows, sections in ((table, job_sections), (transposed, resume_sections))
     ]
     return sum(means) / 2
@@ -34,7 +45,10 @@ def plain_score(job, resume, aggregate):
 @pytest.mark.parametrize("aggregate", ["whole", "sections", "best"])
 def test_dense_scores_equal_a_plain_loop(aggregate):
     scores = score_sides(JOBS, RESUMES, TextSimilarity(LetterEncoder()), aggregate)
-    expected = [[plain_score(job, resume, aggregate) for resume in RESUMES.documents] for job in JOBS.documents]
+    documents = [terms_of(document) for side in (JOBS, RESUMES, *reference_sides()) for document in side.documents]
+    expected = [
+        [plain_score(job, resume, aggregate, documents) for resume in RESUMES.documents] for job in JOBS.documents
+    ]
     np.testing.assert_allclose(scores.dense, expected)
 
 
@@ -68,3 +82,17 @@ def test_long_text_is_split_and_no_word_is_lost():
 
 def test_document_with_only_a_heading_is_one_section():
     assert [section.text for section in document_sections(SideDocument("a", "Skills"))] == ["Skills"]
+
+
+def test_formalities_are_no_part_of_what_is_compared():
+    text = (
+        "person@example.com\nNationality: US citizen.\n\nSkills\nWelding of pipes.\n\nBenefits\n401(k) and dental.\n\n"
+        "EEO Statement\nWe are an Equal Opportunity Employer.\n\nReferences\nAvailable upon request.\n\n"
+        "Experience\nTen years on gas pipelines. References available upon request."
+    )
+    sections = document_sections(SideDocument("a", text))
+    assert [(section.kind, section.text) for section in sections] == [
+        ("skills", "Welding of pipes."),
+        ("experience", "Ten years on gas pipelines."),
+    ]
+    assert document_sections(SideDocument("b", "References\nOn request."))[0].text  # there is nothing else

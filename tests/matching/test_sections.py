@@ -40,7 +40,7 @@ def test_headings_of_jobs_and_other_languages_are_known():
 
 
 def test_unknown_heading_counts_only_if_written_as_one():
-    assert kinds_and_texts("# Hobbies\nChess") == [(OTHER, "Chess")]
+    assert kinds_and_texts("# Pastimes\nChess") == [(OTHER, "Chess")]
     assert split_sections("WHERE I LEARNED\nOven school")[0].heading == "WHERE I LEARNED"
     assert kinds_and_texts("Nursery worker\nI pot plants.") == [(WHOLE, "Nursery worker\nI pot plants.")]
     assert kinds_and_texts("I say this: potatoes are good.") == [(WHOLE, "I say this: potatoes are good.")]
@@ -97,3 +97,14 @@ def test_best_pairs_are_greedy_and_use_a_sentence_once():
         unused = {(a, b) for a, b in unused if a != i and b != j}
     assert [tuple(pair) for pair in best_sentence_pairs(left, right, lambda a, b: table, 4)] == expected
     assert best_sentence_pairs([], right, lambda a, b: table) == []
+
+
+def test_headings_with_qualifiers_and_of_two_kinds_are_known():
+    assert section_kind("Minimum Qualifications") == "education" and section_kind("JOB DESCRIPTION") == "tasks"
+    assert section_kind("Skills & Education") == "skills" and section_kind("Hobbies and Interests") == "formalities"
+    assert section_kind("Skills and pumps") == ""
+
+
+def test_address_and_salary_are_no_sections_of_a_row():
+    fields = {"skills": "Python", "address": "12 Main Street", "salary": "80,000", "benefits": "parking"}
+    assert [section.text for section in split_sections("", fields)] == ["Python"]

@@ -152,7 +152,12 @@ def test_lists_of_texts_dicts_and_documents_become_sides(tmp_path):
     given = SideDocument("given", "Repairs pumps.")
     side = to_side(["Bakes.", {"id": 7, "title": "Cook", "description": "Soup", "skills": "Fish"}, given], "left")
     assert side == Side(
-        "left", [SideDocument("0", "Bakes."), SideDocument("7", "Soup", "Cook", {"skills": "Fish"}), given]
+        "left",
+        [
+            SideDocument("0", "Bakes.", fields={"name": "Bakes."}),
+            SideDocument("7", "Soup", "Cook", {"skills": "Fish"}),
+            given,
+        ],
     )
     assert to_side(side, "other") is side
     file = jsonl(tmp_path, {"id": 1, "text": "Bakes."})
@@ -169,3 +174,17 @@ def test_unusable_items_are_refused_without_quoting_them(items):
 def test_repeated_ids_in_a_list_are_refused():
     with pytest.raises(InputError, match="'1' occurs twice"):
         to_side(["Bakes.", "Cooks.", {"id": 1, "text": SECRET}], "left")
+
+
+def test_document_without_a_name_is_shown_by_its_first_words(tmp_path):
+    rows = [
+        {"text": "Baker of bread " * 9 + "\nGhent"},
+        {"id": 5, "text": "Welder\nLyon"},
+        {"id": "ann", "text": "Cook"},
+    ]
+    names = [document.display_name for document in read_side(jsonl(tmp_path, *rows)).documents]
+    assert names[0].startswith("Baker of bread") and names[0].endswith(" …") and len(names[0]) <= 60
+    assert names[1:] == ["Welder", "ann"]
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "ann_de_wit.txt").write_text("Cook", "utf-8")
+    assert read_side(tmp_path / "folder").documents[0].display_name == "ann de wit"

@@ -16,8 +16,8 @@ from decoder2vec.report.html import (
     Html,
     Section,
     Table,
+    bar,
     bullets,
-    chips,
     figure,
     folded,
     join,
@@ -26,6 +26,7 @@ from decoder2vec.report.html import (
     subsection,
     table,
     tag,
+    terms,
 )
 from toys.html_page import HOSTILE_TEXT, Page
 
@@ -60,8 +61,7 @@ def test_attributes_are_renamed_or_left_out():
         lambda text: paragraph(text),
         lambda text: subsection(text, paragraph(text)),
         lambda text: bullets([text]),
-        lambda text: chips(text, [text]),
-        lambda text: chips(text, []),
+        lambda text: terms(text, [text], "missing"),
         lambda text: folded(text, text),
         lambda text: table(Table(text, text, [text], [[Cell(text, small=text, link=f"#{text}")]])),
         lambda text: figure(Figure(text, text)),
@@ -104,10 +104,9 @@ def test_table_is_accessible():
     assert '<td data-value="1.0">1.0</td>' in source and "<tfoot><tr>" in source
 
 
-def test_bars_stay_between_empty_and_full():
-    cells = [Cell("x", bar=value) for value in (-0.5, 0.25, 3.0)]
-    source = table(Table("t", "", ["n"], [[cell] for cell in cells]))
-    assert re.findall(r"--share: ([\d.]+)", source) == ["0.000", "0.250", "1.000"]
+def test_bars_end_at_the_full_width():
+    source = "".join(bar(value) for value in (-0.5, 0.25, 3.0))
+    assert re.findall(r"width: ([\d.]+)%", source) == ["0.0", "25.0", "100.0"]
 
 
 def test_half_a_surrogate_pair_does_not_break_a_page():

@@ -1,4 +1,4 @@
-"""The page of a matching: self-contained, every text escaped, bars by score, reasons folded."""
+"""The page of a matching: self-contained, every text escaped, an overview first, bars by score, texts at hand."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError, StorageError
-from decoder2vec.matching.match import MatchConfig, match_sides
+from decoder2vec.matching.match import MatchConfig, match, match_sides
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.report.api import match_report
 from toys.html_page import HOSTILE_TEXT, Page
@@ -42,22 +42,48 @@ def test_page_is_escaped_linked_and_without_script(matching, tmp_path):
     assert len(page.ids) == len(set(page.ids))
     targets = [address[1:] for address in page.addresses if address != "data:,"]
     assert {"left-0", "left-1", "pair-0-0", "pair-1-1"} <= set(targets) <= set(page.ids)
-    assert page.tags.count("details") == 4
+    assert page.tags.count("details") == 2 + 4 * 3  # the texts of the jobs; each match, its reasons and its text
+    assert page.text.index("All pairs at a glance") < page.text.index("Best of resumes")
     assert "jobs matched with resumes" in page.text and "d2v match --left x" in page.text
     assert page.policy.startswith("default-src 'none';") and "script-src" not in page.policy
 
 
 def test_bars_show_the_scores(matching, tmp_path):
     source = Page(match_report(matching, tmp_path / "match.html")).source
-    bars = re.findall(r"--share: ([\d.]+)\".*?</span>([\d.]+)", source)
-    assert len(bars) == 8 and all(share == score for share, score in bars)
+    cards = re.findall(r'class="score">.*?</span>([\d.]+)</span><span class="bar".*?width: ([\d.]+)%', source)
+    assert [score for score, _ in cards] == [f"{entry.score:.2f}" for row in matching.for_left for entry in row]
+    assert [width for _, width in cards] == [f"{100 * entry.score:.1f}" for row in matching.for_left for entry in row]
+
+
+def test_overview_has_a_cell_for_every_pair(matching, tmp_path):
+    source = Page(match_report(matching, tmp_path / "match.html")).source
+    cells = re.findall(r'--heat: (\d+)%".*?><a href="#pair-(\d)-(\d)">(\d+)</a>', source)
+    assert [(int(i), int(j)) for _, i, j, _ in cells] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    scores = [f"{100 * max(0, matching.scores[int(i), int(j)]):.0f}" for _, i, j, _ in cells]
+    assert [text for *_, text in cells] == scores
+    assert max(cells, key=lambda cell: int(cell[3]))[0] == "100"
+
+
+def test_overview_of_many_documents_shows_those_in_lists(tmp_path):
+    many = Side("many", [SideDocument(f"r{n}", f"I bake {n} loaves of bread.") for n in range(60)])
+    matching = match_sides(LEFT, many, LetterCounts(), MatchConfig(top=3))
+    source = Page(match_report(matching, tmp_path / "match.html")).source
+    assert source.count('scope="col"><span>') == 40 and "40 of 60 documents" in source
+
+
+def test_names_are_readable_and_texts_at_hand(tmp_path):
+    (tmp_path / "resumes.csv").write_text("id,text\n16852,Pastry chef from Ghent\n16853,Welder\n", "utf-8")
+    matching = match(LEFT, tmp_path / "resumes.csv", LetterCounts())
+    page = Page(match_report(matching, tmp_path / "match.html"))
+    assert "Pastry chef from Ghent" in page.text and "16852" not in page.text
+    assert "Best of resumes for each of jobs" in page.text and "Bake bread at night." in page.text
 
 
 @pytest.mark.parametrize("fusion", ["zscore", "rrf"])
 def test_bars_of_other_fusions_are_relative_to_the_best(fusion, tmp_path):
     matching = match_sides(LEFT, RIGHT, LetterCounts(), MatchConfig(top=2, fusion=fusion))
-    shares = re.findall(r"--share: ([\d.]+)", Page(match_report(matching, tmp_path / "match.html")).source)
-    assert shares[0] == "1.000" and all(0 <= float(share) <= 1 for share in shares)
+    shares = re.findall(r"style=\"width: ([\d.]+)%", Page(match_report(matching, tmp_path / "match.html")).source)
+    assert shares[0] == "100.0" and all(0 <= float(share) <= 100 for share in shares)
 
 
 def test_report_is_also_written_as_json(matching, tmp_path):

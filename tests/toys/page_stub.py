@@ -12,6 +12,7 @@ from pathlib import Path
 import decoder2vec
 
 PAGE_FOLDER = Path(decoder2vec.__file__).parent / "serving" / "page"
+THEME_FILE = PAGE_FOLDER.parents[1] / "report" / "theme.css"
 SWEEP_FILE = Path(__file__).parents[2] / "results" / "zero_shot" / "smollm2-135m-sweep.json"
 CONTENT_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -160,7 +161,8 @@ def serve(stub: StubServer) -> ThreadingHTTPServer:
             path = self.path.partition("?")[0]
             name = "index.html" if path == "/" else path.removeprefix("/page/")
             if path == "/" or path.startswith("/page/"):
-                return self.send(200, (PAGE_FOLDER / name).read_bytes(), CONTENT_TYPES[Path(name).suffix])
+                file = THEME_FILE if name == THEME_FILE.name else PAGE_FOLDER / name
+                return self.send(200, file.read_bytes(), CONTENT_TYPES[file.suffix])
             return self.respond(None)
 
         def do_POST(self):

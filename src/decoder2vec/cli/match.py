@@ -29,7 +29,7 @@ def match(
     out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],
     encoder: EncoderOption = DEFAULT_ENCODER,
     top: Annotated[int, typer.Option(help="Matches to report for each document.")] = 5,
-    weight: Annotated[float, typer.Option(help="Weight of the dense score; BM25 has the remainder.")] = 0.8,
+    weight: Annotated[float, typer.Option(help="Weight of the dense score; shared terms have the remainder.")] = 0.8,
     aggregate: Annotated[
         str, typer.Option(help="What dense scores compare: sections, whole texts, or the best two sections.")
     ] = "sections",
@@ -74,9 +74,15 @@ def match(
 def _print_best(matching: Matching) -> None:
     """Print the first match of every document by ids; the content of documents stays in the report."""
     rows = [
-        (matching.left.documents[best.left].id, matching.right.documents[best.right].id, f"{best.score:.3f}")
+        (
+            matching.left.documents[best.left].id,
+            matching.right.documents[best.right].id,
+            f"{best.score:.2f}",
+            f"{100 * best.above:.0f} % of pairs",
+        )
         for best, *_ in matching.for_left[:_MAX_PRINTED]
     ]
-    table((matching.left.name, f"best of {matching.right.name}", "score"), rows)
+    table((matching.left.name, f"best of {matching.right.name}", "score", "above"), rows)
     if len(matching.left) > len(rows):
         info(f"... and {len(matching.left) - len(rows)} more in the report")
+    info(matching.score_meaning)

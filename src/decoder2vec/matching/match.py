@@ -11,7 +11,9 @@ import numpy as np
 from scipy.stats import rankdata
 
 from decoder2vec.config import DEFAULT_ENCODER
-from decoder2vec.errors import InputError, UnsupportedError, unknown_name
+from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.matching.calibration import REFERENCE_PAIRS, ScoreScale, reference_sides, unrelated_pairs
+from decoder2vec.matching.reasons import Explainer, Reasons
 from decoder2vec.matching.section_scores import (
     AGGREGATES,
     SectionedSide,
@@ -21,16 +23,19 @@ from decoder2vec.matching.section_scores import (
     full_text,
     section_scores,
 )
-from decoder2vec.matching.sections import SentencePair, best_sentence_pairs, split_sentences
 from decoder2vec.matching.sides import Side, SideSource, to_side
-from decoder2vec.matching.terms import ScoreMatrix, TermOverlap, TermRarity, bm25_scores
+from decoder2vec.matching.terms import ScoreMatrix, TermWeights, shared_terms
 from decoder2vec.progress import current_progress
 from decoder2vec.search.store import resolve_encoder
 
+CALIBRATED = "calibrated"
+"""The fusion whose scores can be compared between lists."""
+_MIN_SENTENCE_SCORE = 0.2
+"""Of the way from unrelated texts to the same text: sentences that are less similar are no reason for a match."""
 _RRF_CONSTANT = 60
 """The constant k of reciprocal rank fusion, as in the paper (Cormack, Clarke and Büttcher 2009)."""
-_WORDS_OF_PASSAGE, _WORDS_OF_SENTENCE = 60, 15
-"""Usual lengths, from which the work is estimated."""
+_WORDS_FOR_PASSAGE, _WORDS_FOR_SENTENCE = 60, 50
+"""Words of documents for each passage and for each sentence that is encoded, from which the work is estimated."""
 
 
 def match(
@@ -40,7 +45,7 @@ def match(
     *,
     top: int = 5,
     weight: float = 0.8,
-    fusion: str = "minmax",
+    fusion: str = "calibrated",
     aggregate: str = "sections",
     standardise: bool = False,
     pairs: int = 3,
@@ -56,8 +61,10 @@ def match(
         encoder: An `Encoder`, anything with `encode`, a model name or the folder of a saved encoder; by default the
             built-in encoder.
         top: Matches to keep for every document.
-        weight: Weight of the dense score, from 0 to 1; BM25 has the remainder.
-        fusion: How both scores are brought to one scale: "minmax", "zscore" or "rrf".
+        weight: Weight of the dense score, from 0 to 1; the share of terms in common has the remainder.
+        fusion: How both scores are brought to one scale. With "calibrated" they can be compared between lists: 0 is
+            what unrelated texts have, 0.5 short texts that fit, 1 the same text. "minmax", "zscore" and "rrf" scale
+            every list by its own candidates.
         aggregate: What dense scores compare: "sections", "whole" texts, or the "best" two sections alone.
         standardise: Give every dimension of the vectors the same weight, fitted on the documents of both sides (20 or
             more); for encoders that were not trained.
@@ -88,8 +95,8 @@ def match(
         sides = to_side(left, "left"), to_side(right, "right")
     n_words = sum(len(full_text(document).split()) for side in sides for document in side.documents)
     progress.expect("loading the model")
-    progress.expect("encoding", n_words / _WORDS_OF_PASSAGE)
-    progress.expect("explaining", n_words / _WORDS_OF_SENTENCE)
+    progress.expect("encoding", n_words / _WORDS_FOR_PASSAGE)
+    progress.expect("explaining", n_words / _WORDS_FOR_SENTENCE)
     return match_sides(*sides, resolve_encoder(encoder, **(encoder_options or {})), config, **encode_kwargs)
 
 
@@ -98,9 +105,9 @@ class MatchConfig:
     """Options of a match."""
 
     weight: float = 0.8
-    """Weight of the dense scores; BM25 has the remainder."""
-    fusion: str = "minmax"
-    """How both scores are brought to one scale: minmax, zscore or rrf."""
+    """Weight of the dense scores; the shares of terms in common have the remainder."""
+    fusion: str = "calibrated"
+    """How both scores are brought to one scale: calibrated, or within each list minmax, zscore or rrf."""
     aggregate: str = "sections"
     """How the sections of two documents make one dense score: whole, sections or best."""
     standardise: bool = False
@@ -111,33 +118,14 @@ class MatchConfig:
     """Sentence pairs kept for a match."""
 
     def __post_init__(self) -> None:
-        for kind, name, known in (("fusion", self.fusion, FUSIONS), ("aggregate", self.aggregate, AGGREGATES)):
+        fusions = (CALIBRATED, *FUSIONS)
+        for kind, name, known in (("fusion", self.fusion, fusions), ("aggregate", self.aggregate, AGGREGATES)):
             if name not in known:
                 raise unknown_name(kind, name, known)
         if not 0 <= self.weight <= 1:
             raise InputError(f"The weight of the dense scores is {self.weight}; give a number from 0 to 1.")
         if self.top < 1 or self.pairs < 0:
             raise InputError("Give 1 match or more to keep, and 0 sentence pairs or more.")
-
-
-@dataclass(frozen=True)
-class SectionScore:
-    """A section of the left document, the most similar section of the right one, and their similarity."""
-
-    left: str
-    right: str
-    score: float
-
-
-@dataclass(frozen=True)
-class Reasons:
-    """Why two documents match: similar sections, shared and missing terms, similar sentences, layers."""
-
-    sections: list[SectionScore]
-    terms: TermOverlap
-    pairs: list[SentencePair]
-    layers: list[tuple[str, float]] = field(default_factory=list)
-    """Contribution of each layer, for the first match of a document and if the encoder can explain."""
 
 
 @dataclass(frozen=True)
@@ -149,11 +137,13 @@ class Match:
     right: int
     """Index of the right document."""
     score: float
-    """Fused score, comparable within one ranking only."""
+    """Calibrated score from 0 to 1; with another fusion it is comparable within one ranking only."""
     dense: float
     """Similarity of the documents."""
     lexical: float
-    """BM25 score."""
+    """Share of terms in common, from 0 to 1; rare terms count more."""
+    above: float = 0.0
+    """Share of other pairs with a lower score: all pairs of this matching, and pairs that are known to be unrelated."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +159,26 @@ class Matching:
     """For every right document its best left documents, best first."""
     reasons: dict[tuple[int, int], Reasons]
     """(left, right) -> reasons, for every pair in `for_left`."""
+    scores: ScoreMatrix = field(compare=False)
+    """[left, right] scores of all pairs, as in `for_left`."""
+
+    @property
+    def score_meaning(self) -> str:
+        """What the scores mean, in words."""
+        if self.config.fusion != CALIBRATED:
+            return "Scores order the candidates of one document; they cannot be compared between documents."
+        return (
+            "A score of 0 is what unrelated texts have, 0.5 short texts that fit each other (long documents rarely "
+            "reach it), 1 the same text twice. It hardly depends on the other candidates, so scores compare between "
+            "lists. “Above” is the share of all pairs of documents that score lower."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data, with documents named by their ids."""
         return {
             "left": self.left.name,
             "right": self.right.name,
+            "score_meaning": self.score_meaning,
             "choices": asdict(self.config),
             "skipped": {"left": self.left.skipped, "right": self.right.skipped},
             "for_left": [self._ranking_to_json(ranking, with_reasons=True) for ranking in self.for_left],
@@ -187,8 +191,9 @@ class Matching:
                 "left": self.left.documents[match.left].id,
                 "right": self.right.documents[match.right].id,
                 "score": round(match.score, 4),
+                "above": round(match.above, 4),
                 "dense": round(match.dense, 4),
-                "lexical": round(match.lexical, 3),
+                "lexical": round(match.lexical, 4),
                 **({"reasons": asdict(self.reasons[match.left, match.right])} if with_reasons else {}),
             }
             for match in ranking
@@ -197,21 +202,50 @@ class Matching:
 
 @dataclass(frozen=True)
 class SideScores:
-    """Dense and lexical scores of all pairs of documents, each [left, right]."""
+    """Scores of all pairs of documents, and of all documents with those of the reference."""
 
-    dense: ScoreMatrix
-    lexical_from_left: ScoreMatrix
-    """BM25 scores with the left texts as queries."""
-    lexical_from_right: ScoreMatrix
-    """BM25 scores with the right texts as queries."""
+    left: SectionedSide
+    right: SectionedSide
+    weights: TermWeights
+    passages: ScoreMatrix
+    """[left passages, right passages] similarities."""
+    with_reference: tuple[ScoreMatrix, ScoreMatrix]
+    """Dense similarities and shares of terms in common, each [left + reference, right + reference]."""
+    full: float
+    """Dense similarity of a text with itself."""
+
+    @property
+    def dense(self) -> ScoreMatrix:
+        """[left, right] similarities."""
+        return self.with_reference[0][: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
+
+    @property
+    def lexical(self) -> ScoreMatrix:
+        """[left, right] shares of terms in common."""
+        return self.with_reference[1][: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
 
     def for_left(self, config: MatchConfig) -> ScoreMatrix:
-        """Return [left, right] fused scores, comparable within a row: for ranking the right documents."""
-        return fuse(self.dense, self.lexical_from_left, config.weight, config.fusion)
+        """Return [left, right] scores for ranking the right documents of each left one."""
+        if config.fusion == CALIBRATED:
+            return self.calibrated(config.weight)[0]
+        return fuse(self.dense, self.lexical, config.weight, config.fusion)
 
     def for_right(self, config: MatchConfig) -> ScoreMatrix:
-        """Return [left, right] fused scores, comparable within a column: for ranking the left documents."""
-        return fuse(self.dense.T, self.lexical_from_right.T, config.weight, config.fusion).T
+        """Return [left, right] scores for ranking the left documents of each right one."""
+        if config.fusion == CALIBRATED:
+            return self.calibrated(config.weight)[0]
+        return fuse(self.dense.T, self.lexical.T, config.weight, config.fusion).T
+
+    def scale(self, weight: float) -> ScoreScale:
+        """Return the scale of calibrated scores."""
+        return ScoreScale.fit(*self.with_reference, self.full, weight)
+
+    def calibrated(self, weight: float) -> tuple[ScoreMatrix, ScoreMatrix]:
+        """Return [left, right] calibrated scores, and for each the share of other pairs with a lower one."""
+        scores = self.scale(weight)(*self.with_reference)
+        pairs = scores[: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
+        others = np.sort(np.concatenate([pairs.ravel(), scores[unrelated_pairs(scores.shape)]]))
+        return pairs, np.searchsorted(others, pairs) / (len(others) - 1)
 
 
 def match_sides(
@@ -230,44 +264,60 @@ def match_sides(
     similarity = TextSimilarity(encoder, **encode_kwargs)
     with current_progress().phase("encoding"):
         if config.standardise:
-            texts = [full_text(document) for side in (left, right) for document in side.documents]
-            similarity = similarity.standardised(texts)
+            passages = [passage for side in (left, right) for passage in SectionedSide.of(side).passages]
+            similarity = similarity.standardised(passages)
         scores = score_sides(left, right, similarity, config.aggregate)
-    left_fused, right_fused = scores.for_left(config), scores.for_right(config)
+    left_scores, right_scores = scores.for_left(config), scores.for_right(config)
+    _, above = scores.calibrated(config.weight)
 
-    def entry(i: int, j: int, fused: ScoreMatrix, lexical: ScoreMatrix) -> Match:
-        return Match(i, j, float(fused[i, j]), float(scores.dense[i, j]), float(lexical[i, j]))
+    def entry(i: int, j: int, ranked_by: ScoreMatrix) -> Match:
+        score = float(ranked_by[i, j])
+        score = max(0.0, score) if config.fusion == CALIBRATED else score
+        return Match(i, j, score, float(scores.dense[i, j]), float(scores.lexical[i, j]), float(above[i, j]))
 
-    for_left = [
-        [entry(i, j, left_fused, scores.lexical_from_left) for j in _best_indices(left_fused[i], config.top)]
-        for i in range(len(left))
-    ]
+    for_left = [[entry(i, j, left_scores) for j in _best_indices(left_scores[i], config.top)] for i in range(len(left))]
     for_right = [
-        [entry(i, j, right_fused, scores.lexical_from_right) for i in _best_indices(right_fused[:, j], config.top)]
-        for j in range(len(right))
+        [entry(i, j, right_scores) for i in _best_indices(right_scores[:, j], config.top)] for j in range(len(right))
     ]
     matched = {(match.left, match.right) for ranking in for_left for match in ranking}
     first = {(ranking[0].left, ranking[0].right) for ranking in for_left}
-    explainer = _Explainer(left, right, encoder, similarity, config)
     with current_progress().phase("explaining"):
+        if config.aggregate == "whole":  # reasons are always about sections
+            scores = score_sides(left, right, similarity)
+        explainer = Explainer(
+            (left, right),
+            (scores.left, scores.right),
+            scores.passages,
+            scores.weights,
+            similarity,
+            encoder,
+            config.pairs,
+            scores.scale(config.weight).similarity_at(_MIN_SENTENCE_SCORE),
+        )
         reasons = explainer(matched, first)
-    return Matching(left, right, config, for_left, for_right, reasons)
+    return Matching(left, right, config, for_left, for_right, reasons, left_scores)
 
 
 def score_sides(left: Side, right: Side, similarity: TextSimilarity, aggregate: str = "sections") -> SideScores:
-    """Return the dense and lexical scores of every left document with every right document."""
+    """Return the dense and lexical scores of every left document with every right document and with the reference."""
     for side in (left, right):
         if not side.documents:
             raise InputError(f"The side {side.name!r} holds no document; there is nothing to match.")
-    left_sections, right_sections = (SectionedSide.of(side, whole=aggregate == "whole") for side in (left, right))
-    sections = section_scores(similarity, left_sections, right_sections)
-    dense = document_scores(sections, left_sections, right_sections, aggregate)
-    left_texts, right_texts = ([full_text(document) for document in side.documents] for side in (left, right))
-    return SideScores(dense, bm25_scores(left_texts, right_texts), bm25_scores(right_texts, left_texts).T)
+    extended = (
+        Side(side.name, [*side.documents, *reference.documents])
+        for side, reference in zip((left, right), reference_sides(), strict=True)
+    )
+    a, b = (SectionedSide.of(side, whole=aggregate == "whole") for side in extended)
+    passages = similarity(a.passages, b.passages)
+    weights = TermWeights([*a.stems, *b.stems])
+    dense = document_scores(section_scores(passages, a, b), a, b, aggregate, weights)
+    reference_passages = a.passages[-len(REFERENCE_PAIRS) :]
+    full = float(np.median(similarity(reference_passages, reference_passages).diagonal()))
+    return SideScores(a, b, weights, passages, (dense, shared_terms(a.stems, b.stems, weights)), full)
 
 
 def fuse(dense: ScoreMatrix, lexical: ScoreMatrix, weight: float, fusion: str = "minmax") -> ScoreMatrix:
-    """Return the weighted sum of both scores, each row brought to one scale first.
+    """Return the weighted sum of both scores, each row brought to one scale first by its own candidates.
 
     Args:
         dense: [queries, candidates] dense scores.
@@ -308,58 +358,3 @@ FUSIONS: dict[str, Callable[[ScoreMatrix], ScoreMatrix]] = {
 
 def _best_indices(scores: ScoreMatrix, count: int) -> list[int]:
     return [int(index) for index in np.argsort(-scores, kind="stable")[:count]]
-
-
-class _Explainer:
-    """Finds the reasons of pairs of documents; sections, terms and sentences are computed once for all pairs."""
-
-    def __init__(
-        self, left: Side, right: Side, encoder: SupportsEncode, similarity: TextSimilarity, config: MatchConfig
-    ) -> None:
-        self._left, self._right = SectionedSide.of(left), SectionedSide.of(right)
-        self._texts = [[full_text(document) for document in side.documents] for side in (left, right)]
-        self._similarity, self._config = similarity, config
-        self._explain = getattr(encoder, "explain", None)
-        self._rarity = TermRarity([*self._texts[0], *self._texts[1]])
-
-    def __call__(self, pairs: set[tuple[int, int]], first: set[tuple[int, int]]) -> dict[tuple[int, int], Reasons]:
-        """Return the reasons of all pairs; those of layers only for the `first` pairs, since both texts are encoded."""
-        scores = section_scores(self._similarity, self._left, self._right)
-        left_sentences, right_sentences = (
-            {index: split_sentences(self._texts[side][index]) for index in {pair[side] for pair in pairs}}
-            for side in (0, 1)
-        )
-        if self._config.pairs:
-            documents = [*left_sentences.values(), *right_sentences.values()]
-            self._similarity.encode([sentence for sentences in documents for sentence in sentences])
-        return {
-            (i, j): Reasons(
-                self._section_scores(scores, i, j),
-                self._rarity.compare(self._texts[0][i], self._texts[1][j]),
-                best_sentence_pairs(left_sentences[i], right_sentences[j], self._similarity, self._config.pairs),
-                self._layer_contributions(i, j) if (i, j) in first else [],
-            )
-            for i, j in sorted(pairs)
-        }
-
-    def _section_scores(self, scores: ScoreMatrix, i: int, j: int) -> list[SectionScore]:
-        row, column = int(self._left.document_starts[i]), int(self._right.document_starts[j])
-        left, right = self._left.sections[i], self._right.sections[j]
-        block = scores[row : row + len(left), column : column + len(right)]
-        return [
-            SectionScore(section.display_name, right[best].display_name, float(section_row[best]))
-            for section, best, section_row in zip(left, block.argmax(1), block, strict=True)
-        ]
-
-    def _layer_contributions(self, i: int, j: int) -> list[tuple[str, float]]:
-        if self._explain is None:
-            return []
-        try:
-            explanation = self._explain(self._texts[0][i], self._texts[1][j])
-        except UnsupportedError:
-            self._explain = None  # it cannot explain other pairs either
-            return []
-        return [
-            (str(reading), contribution)
-            for reading, contribution in zip(explanation.readings, explanation.contributions, strict=True)
-        ]

@@ -12,17 +12,20 @@ from numpy.typing import NDArray
 
 from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.heads.standardise import AffineHead
-from decoder2vec.matching.sections import WHOLE, Section, split_sections, split_sentences
+from decoder2vec.matching.boilerplate import is_formality
+from decoder2vec.matching.sections import FORMALITIES, OFFER, WHOLE, Section, split_sections, split_sentences
 from decoder2vec.matching.sides import Side, SideDocument
-from decoder2vec.matching.terms import ScoreMatrix
+from decoder2vec.matching.terms import ScoreMatrix, TermWeights, TextTerms
 from decoder2vec.maths.similarity import normalise
 from decoder2vec.progress import current_progress
 
 AGGREGATES = ("whole", "sections", "best")
 """The score of two documents: of their whole texts; the mean over sections of the best counterpart of each, weighted by
-words, in both directions; or of their two most similar sections."""
+their terms, in both directions; or of their two most similar sections."""
 MIN_TEXTS_TO_STANDARDISE = 20
 """With fewer texts the spread of a dimension cannot be estimated."""
+_MIN_SECTION_WEIGHT = 0.1
+"""Weight of a section without terms; other sections have the weights of their terms, a few units each."""
 _MAX_PASSAGE_WORDS = 200
 """Words that an encoder reads at once; all common encoders take as many, and longer texts are split."""
 
@@ -85,31 +88,41 @@ class SectionedSide:
     """A side split into sections, and these into passages that an encoder can read at once."""
 
     sections: list[list[Section]]
-    """The sections of each document."""
+    """The sections of each document, without formalities."""
     passages: list[str]
     """The passages of all sections, in order."""
+    passage_kinds: list[str]
+    """The kind of the section of each passage."""
     section_starts: NDArray[np.intp]
     """Index of the first passage of every section."""
     document_starts: NDArray[np.intp]
     """Index of the first section of every document."""
-    weights: ScoreMatrix
-    """[sections] number of words of each."""
+    terms: list[list[TextTerms]]
+    """The terms of the sections of each document."""
+
+    @property
+    def stems(self) -> list[frozenset[str]]:
+        """The stems of the terms of each document."""
+        return [frozenset().union(*(section.stems for section in document)) for document in self.terms]
+
+    def passage_range(self, document: int) -> range:
+        """Return the indices of the passages of a document."""
+        starts = [*self.section_starts[self.document_starts], len(self.passages)]
+        return range(int(starts[document]), int(starts[document + 1]))
 
     @classmethod
     def of(cls, side: Side, whole: bool = False) -> SectionedSide:
         """Split every document by its headings, or take each as one section if `whole`."""
-        sections = [
-            [Section(WHOLE, full_text(document))] if whole else document_sections(document)
-            for document in side.documents
-        ]
+        sections = [_whole(document) if whole else document_sections(document) for document in side.documents]
         flat = [section for document in sections for section in document]
         passages = [_split_passages(section.text) for section in flat]
         return cls(
             sections,
             [passage for section in passages for passage in section],
+            [section.kind for section, of_section in zip(flat, passages, strict=True) for _ in of_section],
             _starts([len(section) for section in passages]),
             _starts([len(document) for document in sections]),
-            np.array([section.weight for section in flat], np.float64),
+            [[TextTerms(section.text) for section in document] for document in sections],
         )
 
 
@@ -120,22 +133,39 @@ def full_text(document: SideDocument) -> str:
 
 
 def document_sections(document: SideDocument) -> list[Section]:
-    """Return the sections of a document; its title belongs to the first."""
+    """Return the sections of a document that are about the work; its title belongs to the first.
+
+    Benefits, contact data, legal notices and the like are left out, unless there is nothing else.
+    """
     sections = split_sections(document.text, document.fields)
-    if not sections:  # a text that is only a heading
+    sections = [_without_formalities(section) for section in sections if section.kind not in (FORMALITIES, OFFER)]
+    sections = [section for section in sections if section.text]
+    if not sections:  # a text that is only a heading, or only formalities
         return [Section(WHOLE, full_text(document))]
     first, *others = sections
     text = "\n".join(filter(None, [document.title, first.text]))
     return [Section(first.kind, text, first.heading), *others]
 
 
-def section_scores(similarity: TextSimilarity, left: SectionedSide, right: SectionedSide) -> ScoreMatrix:
+def _whole(document: SideDocument) -> list[Section]:
+    return [Section(WHOLE, "\n".join(section.text for section in document_sections(document)))]
+
+
+def _without_formalities(section: Section) -> Section:
+    sentences = split_sentences(section.text)
+    kept = [sentence for sentence in sentences if not is_formality(sentence)]
+    return section if len(kept) == len(sentences) else Section(section.kind, "\n".join(kept), section.heading)
+
+
+def section_scores(passage_scores: ScoreMatrix, left: SectionedSide, right: SectionedSide) -> ScoreMatrix:
     """Return [left sections, right sections] similarities: the highest of their passages."""
-    scores = similarity(left.passages, right.passages)
-    return np.maximum.reduceat(np.maximum.reduceat(scores, left.section_starts, 0), right.section_starts, 1)
+    rows = np.maximum.reduceat(passage_scores, left.section_starts, 0)
+    return np.maximum.reduceat(rows, right.section_starts, 1)
 
 
-def document_scores(scores: ScoreMatrix, left: SectionedSide, right: SectionedSide, aggregate: str) -> ScoreMatrix:
+def document_scores(
+    scores: ScoreMatrix, left: SectionedSide, right: SectionedSide, aggregate: str, weights: TermWeights
+) -> ScoreMatrix:
     """Aggregate [left sections, right sections] scores to [left documents, right documents]."""
     if aggregate not in AGGREGATES:
         raise unknown_name("aggregate", aggregate, AGGREGATES)
@@ -143,14 +173,16 @@ def document_scores(scores: ScoreMatrix, left: SectionedSide, right: SectionedSi
     best_for_right = np.maximum.reduceat(scores, left.document_starts, 0)
     if aggregate == "best":
         return np.maximum.reduceat(best_for_left, left.document_starts, 0)
-    return (_mean_over_sections(best_for_left, left, 0) + _mean_over_sections(best_for_right, right, 1)) / 2
+    for_left = _mean_over_sections(best_for_left, left, weights)
+    return (for_left + _mean_over_sections(best_for_right.T, right, weights).T) / 2
 
 
-def _mean_over_sections(best: ScoreMatrix, side: SectionedSide, axis: int) -> ScoreMatrix:
-    """Mean over the sections of every document of one side, weighted by words."""
-    weights = side.weights[:, None] if axis == 0 else side.weights[None]
-    totals = np.add.reduceat(weights, side.document_starts, axis)
-    return np.add.reduceat(weights * best, side.document_starts, axis) / totals
+def _mean_over_sections(best: ScoreMatrix, side: SectionedSide, weights: TermWeights) -> ScoreMatrix:
+    """Mean over the sections (rows) of every document of one side, weighted by what their terms say."""
+    of_sections = [weights.total(section.stems) for document in side.terms for section in document]
+    section_weights = np.maximum(of_sections, _MIN_SECTION_WEIGHT)[:, None]
+    totals = np.add.reduceat(section_weights, side.document_starts, 0)
+    return np.asarray(np.add.reduceat(section_weights * best, side.document_starts, 0) / totals)
 
 
 def _split_passages(text: str) -> list[str]:
@@ -158,14 +190,17 @@ def _split_passages(text: str) -> list[str]:
     if len(text.split()) <= _MAX_PASSAGE_WORDS:
         return [text]
     passages: list[list[str]] = [[]]
+    size = 0
     for sentence in split_sentences(text):
         words = sentence.split()
         for start in range(0, len(words), _MAX_PASSAGE_WORDS):
             piece = words[start : start + _MAX_PASSAGE_WORDS]
-            if passages[-1] and len(passages[-1]) + len(piece) > _MAX_PASSAGE_WORDS:
+            if size and size + len(piece) > _MAX_PASSAGE_WORDS:
                 passages.append([])
-            passages[-1] += piece
-    return [" ".join(passage) for passage in passages]
+                size = 0
+            passages[-1].append(" ".join(piece))
+            size += len(piece)
+    return ["\n".join(passage) for passage in passages]
 
 
 def _starts(sizes: Sequence[int]) -> NDArray[np.intp]:

@@ -15,30 +15,49 @@ WHOLE = "whole"
 """Kind of a text without headings."""
 OTHER = "other"
 """Kind of a section with an unknown heading, and of the text before the first heading."""
+COMPANY, OFFER, FORMALITIES = "company", "offer", "formalities"
+"""Kinds of sections that are not about the work: the employer, pay and benefits, and contact data, notices, hobbies."""
 _HEADINGS = {
-    "summary": """summary; profile; about; about me; about us; objective; personal statement; who i am; in short;
-        professional summary; career summary; profil; kurzprofil; zusammenfassung; résumé; perfil; resumen; profilo""",
+    "summary": """summary; profile; about; about me; objective; career objective; personal statement; who i am; in
+        short; professional summary; career summary; profil; kurzprofil; zusammenfassung; résumé; perfil; resumen;
+        profilo""",
     "skills": """skills; key skills; core skills; technical skills; tools; strengths; strong points; know-how;
         competencies; competences; expertise; technologies; languages; kenntnisse; fähigkeiten; sprachen; compétences;
         langues; habilidades; competencias; idiomas; competenze; lingue""",
     "experience": """experience; work experience; professional experience; employment; employment history; work history;
-        work; career; career history; positions; jobs; posts; practice; track record; where i worked; what i did;
-        what i have done; what i do; in the classroom; projects; earlier; before; berufserfahrung; berufspraxis;
-        werdegang; expérience; expérience professionnelle; experiencia; experiencia laboral; esperienza;
-        esperienze professionali""",
+        work; career; career history; positions; jobs; posts; practice; track record; where i worked; what i did; what i
+        have done; what i do; in the classroom; projects; earlier; before; berufserfahrung; berufspraxis; werdegang;
+        expérience; expérience professionnelle; experiencia; experiencia laboral; esperienza; esperienze
+        professionali""",
     "education": """education; education and training; training; qualification; qualifications; certificates;
         certifications; certificate; credentials; degrees; diplomas; papers; school; background; licences; permits;
         ausbildung; bildung; studium; zeugnisse; formation; études; educación; formación; formazione; istruzione""",
     "tasks": """tasks; your tasks; duties; responsibilities; key responsibilities; the role; your role; role; the job;
-        you will; what you will do; what you do; aufgaben; ihre aufgaben; missions; tareas; funciones""",
-    "requirements": """requirements; required; you need; needed; we need; what you need; what you bring; you bring;
-        must have; must haves; nice to have; your profile; who you are; we expect; we ask for; anforderungen;
-        ihr profil; profil recherché; requisitos; requisiti""",
-    "offer": """we offer; what we offer; benefits; our offer; perks; wir bieten; nous offrons; ofrecemos""",
+        you will; what you will do; job description; description; summary of duties; duties and responsibilities; what
+        you do; aufgaben; ihre aufgaben; missions; tareas; funciones""",
+    "requirements": """requirements; required; you need; needed; we need; what you need; what you bring; you bring; must
+        have; must haves; nice to have; your profile; who you are; we expect; we ask for; anforderungen; ihr profil;
+        profil recherché; requisitos; requisiti""",
+    COMPANY: """about us; about the company; about our company; the company; our company; company description; company
+        overview; company profile; who we are; über uns; qui sommes-nous; quiénes somos; chi siamo""",
+    OFFER: """we offer; what we offer; benefits; our offer; perks; perks and benefits; compensation; salary; pay; why
+        join us; why us; wir bieten; nous offrons; ofrecemos""",
+    FORMALITIES: """contact; contact details; contact information; contact us; personal details; personal data; personal
+        information; address; references; referees; declaration; hobbies; interests; how to apply; apply; apply now;
+        application; application process; next steps; eeo; eeo statement; equal opportunity; equal opportunity employer;
+        equal employment opportunity; legal; disclaimer; privacy; kontakt; persönliche daten; hobbys; referenzen;
+        bewerbung; coordonnées; loisirs; centres d'intérêt; références; datos personales; contacto; referencias;
+        aficiones; contatti; dati personali; referenze""",
 }
 """Kind of section -> its headings, in English, German, French, Spanish and Italian."""
+_QUALIFIER = re.compile(
+    r"^(?:additional|basic|core|desired|essential|general|job|key|main|minimum|other|our|preferred|previous|primary"
+    r"|professional|relevant|required|selected|special|specific|technical|the|your)\s+"
+)
+"""Words before a heading that do not change its kind: "Minimum Qualifications"."""
 _HEADING_MARKS = re.compile(r"^[\s#*_>\-–•=]*(?:\d+[.)]\s+)?|[\s*_#=:\-–]*$")
 _INLINE_HEADING = re.compile(r"^[\s#*_]*(?P<heading>[^\W\d_][^:.;,–]{1,38}?)\**\s*(?::\**|\s[-–]\s)\s*(?P<rest>\S.*)$")
+_HEADING_JOINT = re.compile(r"\s*(?:&|/|,|\band\b|\bund\b|\bet\b|\by\b)\s*")
 _MAX_HEADING_WORDS = 5
 """A line with more words is not a heading only because of how it is written."""
 
@@ -54,7 +73,7 @@ class Section:
     """A part of a document under one heading."""
 
     kind: str
-    """summary, skills, experience, education, tasks, requirements, offer, whole or other."""
+    """summary, skills, experience, education, tasks, requirements, company, offer, formalities, whole or other."""
     text: str
     heading: str = ""
     """As written; empty if there is none."""
@@ -63,11 +82,6 @@ class Section:
     def display_name(self) -> str:
         """Heading, or a description of the kind."""
         return self.heading or {WHOLE: "the whole text", OTHER: "opening"}.get(self.kind, self.kind)
-
-    @property
-    def weight(self) -> int:
-        """Number of words, at least 1: its weight among the sections of a document."""
-        return max(1, len(self.text.split()))
 
 
 class SentencePair(NamedTuple):
@@ -87,13 +101,31 @@ def split_sections(text: str, fields: Mapping[str, str] | None = None) -> list[S
     sections = list(_text_sections(text))
     if len(sections) == 1 and not sections[0].heading:
         sections = [Section(WHOLE, sections[0].text)]
-    kinds = [(section_kind(name), name, value) for name, value in (fields or {}).items()]
+    kinds = [(field_kind(name), name, value) for name, value in (fields or {}).items()]
     return sections + [Section(kind, value.strip(), name) for kind, name, value in kinds if kind and value.strip()]
 
 
 def section_kind(heading: str) -> str:
-    """Return the kind of section that a heading starts, or an empty string if the heading is unknown."""
-    return _kind_of_heading().get(" ".join(heading.casefold().replace("_", " ").split()), "")
+    """Return the kind of section that a heading starts, or an empty string if the heading is unknown.
+
+    Of two headings in one ("Skills & Education") the first decides, if both are known.
+    """
+    name = " ".join(heading.casefold().replace("_", " ").split())
+    if kind := _known_kind(name):
+        return kind
+    kinds = [_known_kind(part) for part in _HEADING_JOINT.split(name)]
+    return kinds[0] if all(kinds) else ""
+
+
+def field_kind(name: str) -> str:
+    """Return the kind of section that a field of a table is; empty for an address, a salary and other fields."""
+    kind = section_kind(name)
+    return "" if kind in (COMPANY, OFFER, FORMALITIES) else kind
+
+
+def _known_kind(name: str) -> str:
+    kinds = _kind_of_heading()
+    return kinds.get(name) or kinds.get(_QUALIFIER.sub("", name), "")
 
 
 def split_sentences(text: str) -> list[str]:
@@ -104,23 +136,30 @@ def split_sentences(text: str) -> list[str]:
 
 
 def best_sentence_pairs(
-    left: list[str], right: list[str], similarity: Callable[[list[str], list[str]], NDArray[Any]], max_pairs: int = 3
+    left: list[str],
+    right: list[str],
+    similarity: Callable[[list[str], list[str]], NDArray[Any]],
+    max_pairs: int = 3,
+    weight: Callable[[str], float] = lambda _: 1.0,
 ) -> list[SentencePair]:
-    """Return the most similar pair, then the most similar of the remaining sentences, and so on.
+    """Return the best pair, then the best of the remaining sentences, and so on.
 
     Args:
         left: Sentences of the left text.
         right: Sentences of the right text.
         similarity: Function of both lists that returns [left, right] similarities.
         max_pairs: Maximum number of pairs.
+        weight: How much a sentence says; pairs are chosen by their similarity times the geometric mean of both weights.
     """
     if not left or not right or max_pairs < 1:
         return []
-    scores = np.array(similarity(left, right), np.float64)
+    similarities = np.asarray(similarity(left, right), np.float64)
+    weights = [np.array([weight(sentence) for sentence in side]) for side in (left, right)]
+    scores = similarities * np.sqrt(np.outer(*weights))
     pairs: list[SentencePair] = []
     for _ in range(min(max_pairs, *scores.shape)):
         row, column = divmod(int(scores.argmax()), scores.shape[1])
-        pairs.append(SentencePair(left[row], right[column], float(scores[row, column])))
+        pairs.append(SentencePair(left[row], right[column], float(similarities[row, column])))
         scores[row, :] = scores[:, column] = -np.inf
     return pairs
 

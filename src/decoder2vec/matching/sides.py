@@ -6,19 +6,24 @@ word of them belongs into a message or a log.
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
-from decoder2vec.matching.sections import section_kind
+from decoder2vec.matching.sections import field_kind
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
 
 TEXT_FIELDS = ("text", "description")
 """Fields that hold the text of a document; the first that is present is used."""
 TITLE_FIELDS = ("title", "label")
 """Fields that hold its title, which is read as the first line of the text."""
+
+_MAX_NAME_LENGTH = 60
+"""Characters of the name that a document without one gets from its text."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,10 @@ def _read_file(file: Path, name: str) -> Iterator[SideDocument | str]:
     except DataFileError:  # without its message, which may quote the document
         yield f"{name}: cannot be read."
         return
-    yield SideDocument(name, text.strip(), fields={"name": file.stem}) if text.strip() else f"{name}: no text in it."
+    readable_name = " ".join(re.split(r"[\s_]+", file.stem))
+    yield (
+        SideDocument(name, text.strip(), fields={"name": readable_name}) if text.strip() else f"{name}: no text in it."
+    )
 
 
 def _read_table(file: Path, name: str) -> Iterator[SideDocument | str]:
@@ -156,12 +164,20 @@ def _row_document(row: Mapping[str, Any], name: str, default_id: str) -> SideDoc
     text = next((texts[key] for key in TEXT_FIELDS if key in texts), "")
     fields = {key: value for key, value in texts.items() if key not in {*TITLE_FIELDS, *TEXT_FIELDS, "id"}}
     id = row.get("id")
-    if not text and not any(section_kind(key) for key in fields):
+    if not text and not any(field_kind(key) for key in fields):
         return f"{name}: no text; it is looked for in the fields {', '.join(TEXT_FIELDS)}."
     if isinstance(id, bool | list | dict):
         return f"{name}: the id is {type(id).__name__}, not a word or number."
     id = str(id).strip() if id is not None else ""
+    if not title and not id.strip("0123456789"):  # a number tells a reader nothing
+        fields.setdefault("name", _first_words(text))
     return SideDocument(id or default_id, text, title, fields)
+
+
+def _first_words(text: str) -> str:
+    """Return the first line of a text, cut to a length that fits into a list."""
+    words = textwrap.shorten(text.partition("\n")[0], _MAX_NAME_LENGTH, placeholder=" …")
+    return words if words != "…" else text[:_MAX_NAME_LENGTH]
 
 
 def _repeated_id(documents: Sequence[SideDocument]) -> str:

@@ -1,19 +1,23 @@
-"""BM25 scores of two sides, and the terms that two documents share or that one of them lacks.
+"""Terms of documents: how much they say, the share that two documents have in common, and what one of them lacks.
 
-Words are lower-cased and stemmed; stop words are left out.
+A term is a word or phrase that may name a skill: no stop word, no number, no word that every advertisement has. Words
+are lower-cased and stemmed. How much a term says depends on how few of the documents of both sides have it.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder2vec.matching.boilerplate import is_generic
 from decoder2vec.text.bm25 import BM25, stem, tokenise_words
 from decoder2vec.text.concepts import Word, word_runs
 
@@ -23,8 +27,15 @@ ScoreMatrix = NDArray[np.float64]
 Phrase = tuple[str, ...]
 """Stems of adjacent words."""
 
+TermWord = tuple[str, int, int]
+"""Stem of a word, and its begin and end in the text."""
+
 _MAX_PHRASE_WORDS = 3
 """Words of the longest phrase that is reported as one term."""
+_REQUIRED_FACTOR = 2.0
+"""Weight of a term in a section of skills or requirements, compared with one anywhere else."""
+_NAME_FACTOR = 0.25
+"""Weight of a capitalised term that no other document has: more often the name of a town or firm than of a skill."""
 
 
 def bm25_scores(queries: Sequence[str], texts: Sequence[str]) -> ScoreMatrix:
@@ -45,72 +56,157 @@ def stop_words() -> frozenset[str]:
     return frozenset(STOPWORDS_EN_PLUS)
 
 
+class TextTerms:
+    """The terms of one text, found once and compared many times."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self._runs = text, list(_term_runs(text))
+        self.stems = frozenset(word for run in self._runs for word, _, _ in run)
+
+    @cached_property
+    def phrases(self) -> dict[Phrase, str]:
+        """Phrases of up to three words -> as written at the first place."""
+        phrases: dict[Phrase, str] = {}
+        for run in self._runs:
+            for length in range(1, min(_MAX_PHRASE_WORDS, len(run)) + 1):
+                for start in range(len(run) - length + 1):
+                    self._add(phrases, run[start : start + length])
+        return phrases
+
+    def missing_from(self, stems: Set[str]) -> dict[Phrase, str]:
+        """Return the longest phrases of which no word is among these stems, cut to three words."""
+        missing: dict[Phrase, str] = {}
+        for run in self._runs:
+            phrase: list[TermWord] = []
+            for word in run:
+                is_missing = word[0] not in stems
+                if phrase and (not is_missing or len(phrase) == _MAX_PHRASE_WORDS):
+                    self._add(missing, phrase)
+                    phrase = []
+                if is_missing:
+                    phrase.append(word)
+            if phrase:
+                self._add(missing, phrase)
+        return missing
+
+    def _add(self, phrases: dict[Phrase, str], words: Sequence[TermWord]) -> None:
+        written = " ".join(self.text[words[0][1] : words[-1][2]].split())
+        phrases.setdefault(tuple(word for word, _, _ in words), written)
+
+
+class TermWeights:
+    """How much each term says, by the number of documents that have it.
+
+    Args:
+        documents: The stems of each document of both sides.
+    """
+
+    def __init__(self, documents: Iterable[Set[str]]) -> None:
+        self.n_documents_with: Counter[str] = Counter()
+        self._n_documents = 0
+        for stems in documents:
+            self.n_documents_with.update(stems)
+            self._n_documents += 1
+
+    def __call__(self, stem: str) -> float:
+        """Return log(documents / documents with the term): its inverse document frequency."""
+        return math.log((self._n_documents + 1) / (self.n_documents_with[stem] + 0.5))
+
+    def total(self, stems: Iterable[str]) -> float:
+        """Return the sum of the weights of distinct terms."""
+        return sum(map(self, sorted(set(stems))))  # sorted: floats depend on the order in which they are added
+
+
+def shared_terms(left: Sequence[Set[str]], right: Sequence[Set[str]], weights: TermWeights) -> ScoreMatrix:
+    """Return [left, right] shares of terms in common, weighted by what they say: 1 for equal terms, 0 for none.
+
+    It is the mean of two shares: of the terms of the left document, and of those of the right one.
+    """
+    vocabulary = {word: index for index, word in enumerate(sorted(set().union(*left, *right)))}
+    values = np.array([weights(word) for word in vocabulary])
+    a, b = (_incidence(documents, vocabulary) for documents in (left, right))
+    common = np.asarray((a.multiply(values).tocsr() @ b.T).todense(), np.float64).reshape(len(left), len(right))
+    totals = [np.asarray(matrix @ values, np.float64) for matrix in (a, b)]
+    of_left, of_right = (np.where(total > 0, total, 1.0) for total in totals)
+    return (common / of_left[:, None] + common / of_right[None]) / 2
+
+
+def _incidence(documents: Sequence[Set[str]], vocabulary: dict[str, int]) -> Any:
+    """Return a sparse [documents, words] matrix: 1 where a document has a word."""
+    from scipy.sparse import csr_matrix
+
+    columns = [vocabulary[word] for document in documents for word in document]
+    ends = np.concatenate([[0], np.cumsum([len(document) for document in documents])])
+    return csr_matrix((np.ones(len(columns)), columns, ends), (len(documents), len(vocabulary)))
+
+
 @dataclass(frozen=True)
 class TermOverlap:
-    """Terms of one text that another has or lacks; the rarest among all documents first."""
+    """Terms of one document that another has or lacks; those that say most come first."""
 
     matched: tuple[str, ...]
-    """Words and phrases in both texts, as the first text writes them."""
+    """Words and phrases in both documents, as the first one writes them."""
     missing: tuple[str, ...]
-    """Words that only the first text has."""
+    """Words and phrases that only the first one has."""
 
 
-class TermRarity:
-    """How rare each word is among the documents of both sides, by which terms are ordered."""
+def compare_terms(
+    text: TextTerms, other: TextTerms, weights: TermWeights, required: Set[str] = frozenset(), max_terms: int = 8
+) -> TermOverlap:
+    """Return the terms of a text that another has and those it lacks, at most `max_terms` of each.
 
-    def __init__(self, texts: Iterable[str]) -> None:
-        self._documents_with: Counter[str] = Counter()
-        self._n_documents = 0
-        for text in texts:
-            self._n_documents += 1
-            self._documents_with.update({word for phrase, _ in _phrases(text, 1) for word in phrase})
+    Args:
+        text: The text whose terms are looked for.
+        other: The text in which they are looked for.
+        weights: What each term says.
+        required: Stems of terms that count more: those of skills and requirements.
+        max_terms: Maximum number of terms of each kind.
+    """
 
-    def weight(self, phrase: Phrase) -> float:
-        """Return the sum of log(documents / documents with the word) over the words of a phrase."""
-        return sum(math.log((self._n_documents + 1) / (self._documents_with[word] + 0.5)) for word in phrase)
+    def importance(phrase: Phrase, written: str) -> float:
+        weight = weights.total(phrase) / len(phrase)
+        is_unique = all(weights.n_documents_with[word] <= 1 for word in phrase)
+        if is_unique and written[0].isupper() and re.search(rf"[\w,] {re.escape(written)}", text.text):
+            weight *= _NAME_FACTOR  # a capital inside a sentence
+        return weight * (_REQUIRED_FACTOR if not required.isdisjoint(phrase) else 1.0)
 
-    def compare(self, text: str, other: str, max_terms: int = 10) -> TermOverlap:
-        """Return the terms of `text` that `other` has and those it lacks, at most `max_terms` of each."""
-        written = dict(_first_occurrences(_phrases(text, _MAX_PHRASE_WORDS)))
-        other_phrases = {phrase for phrase, _ in _phrases(other, _MAX_PHRASE_WORDS)}
-        other_words = {word for phrase in other_phrases for word in phrase}
-        shared = [phrase for phrase in written if phrase in other_phrases]
-        shared = [phrase for phrase in shared if not any(_is_inside(phrase, longer) for longer in shared)]
-        missing: list[Phrase] = [phrase for phrase in written if len(phrase) == 1 and phrase[0] not in other_words]
-        return TermOverlap(self._rarest(shared, written, max_terms), self._rarest(missing, written, max_terms))
+    def best(phrases: dict[Phrase, str]) -> tuple[str, ...]:
+        ordered = sorted(phrases.items(), key=lambda item: -importance(*item))  # stable: ties as in the text
+        return tuple({written.casefold(): written for _, written in ordered}.values())[:max_terms]
 
-    def _rarest(self, phrases: list[Phrase], written: dict[Phrase, str], count: int) -> tuple[str, ...]:
-        ordered = sorted(phrases, key=lambda phrase: -self.weight(phrase))  # stable: ties keep the order of the text
-        return tuple(written[phrase] for phrase in ordered[:count])
-
-
-def _phrases(text: str, max_words: int) -> Iterator[tuple[Phrase, str]]:
-    """Yield every phrase of up to `max_words` adjacent content words, as stems and as written."""
-    for run in word_runs(text):
-        content: list[Word] = []
-        for word in [*run, None]:
-            if word is not None and _is_content_word(word[0]):
-                content.append(word)
-                continue
-            for length in range(1, min(max_words, len(content)) + 1):
-                for start in range(len(content) - length + 1):
-                    words = content[start : start + length]
-                    yield tuple(stem(plain) for plain, _, _ in words), text[words[0][1] : words[-1][2]]
-            content = []
+    shared = {phrase: written for phrase, written in text.phrases.items() if phrase in other.phrases}
+    inner = _inner_phrases(shared)
+    longest = {phrase: written for phrase, written in shared.items() if phrase not in inner}
+    return TermOverlap(best(longest), best(text.missing_from(other.stems)))
 
 
-def _is_content_word(word: str) -> bool:
-    return len(word) > 1 and not word.isdigit() and word not in stop_words()
+def _term_runs(text: str) -> Iterator[list[TermWord]]:
+    """Yield runs of adjacent words that may be terms; any other word and a line break end a run."""
+    begin = 0
+    for line in text.splitlines(keepends=True):
+        for run in word_runs(line):
+            terms: list[TermWord] = []
+            for word in run:
+                if _is_term_word(word, line):
+                    terms.append((stem(word[0]), begin + word[1], begin + word[2]))
+                elif terms:
+                    yield terms
+                    terms = []
+            if terms:
+                yield terms
+        begin += len(line)
 
 
-def _first_occurrences(phrases: Iterable[tuple[Phrase, str]]) -> Iterator[tuple[Phrase, str]]:
-    seen: set[Phrase] = set()
-    for phrase, written in phrases:
-        if phrase not in seen:
-            seen.add(phrase)
-            yield phrase, " ".join(written.split())
+def _is_term_word(word: Word, text: str) -> bool:
+    plain, begin, end = word
+    return len(plain) > 1 and plain not in stop_words() and not is_generic(plain, text[begin:end])
 
 
-def _is_inside(phrase: Phrase, longer: Phrase) -> bool:
-    size = len(phrase)
-    return size < len(longer) and any(longer[at : at + size] == phrase for at in range(len(longer) - size + 1))
+def _inner_phrases(phrases: Iterable[Phrase]) -> set[Phrase]:
+    """Return the phrases that are a part of a longer one."""
+    return {
+        phrase[start : start + length]
+        for phrase in phrases
+        for length in range(1, len(phrase))
+        for start in range(len(phrase) - length + 1)
+    }

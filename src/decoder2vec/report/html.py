@@ -1,4 +1,4 @@
-"""The HTML page system of all reports: page shell, stylesheet, sorting script and building blocks.
+"""The HTML page system of all reports: page shell, sorting script and building blocks; the styles are in CSS files.
 
 Text becomes HTML in one place, `tag`: a plain string is escaped, an `Html` string is inserted unchanged. A page holds
 everything it shows and loads nothing, works without JavaScript, and follows the reader's light or dark theme.
@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from importlib import resources
 from pathlib import Path
 
 from decoder2vec.errors import StorageError
@@ -21,104 +22,11 @@ from decoder2vec.package import __version__
 from decoder2vec.report.figures import COLOURS, Figure
 from decoder2vec.storage import atomic_file
 
-STYLE = """
-:root { color-scheme: light dark; --paper: #fdfdfc; --ink: #1d1f21; --muted: #5c6166; --line: #dcdedb;
-  --wash: #f3f4f1; --accent: #0b5c8e; --good: #0a6b4b; --bad: #a33c00; --good-wash: #e3f2ec; --bad-wash: #fbeade;
-  --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #cc79a7; --c4: #b57d00; --c5: #2f8fc7; --grid: #b0b0b0; }
-@media screen and (prefers-color-scheme: dark) { :root { --paper: #16181a; --ink: #e6e6e3; --muted: #a2a8ad;
-  --line: #34383c; --wash: #1e2124; --accent: #7cc0ea; --good: #6fd3ae; --bad: #f5a26b; --good-wash: #17332a;
-  --bad-wash: #3a2417; --c0: #5ab4e8; --c1: #f08a45; --c2: #3cc79f; --c3: #e0a3c4; --c4: #e8b03d; --c5: #8fd0f2;
-  --grid: #7a8086; } }
-* { box-sizing: border-box; }
-html { scroll-behavior: smooth; -webkit-text-size-adjust: 100%; }
-body { margin: 0 auto; max-width: 82rem; padding: 2rem 1.5rem 3rem; background: var(--paper); color: var(--ink);
-  font: 1rem/1.6 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", Arial, sans-serif;
-  overflow-wrap: break-word; font-kerning: normal; }
-h1, h2, h3 { line-height: 1.2; text-wrap: balance; letter-spacing: -.012em; }
-h1 { font-size: clamp(1.7rem, 4vw, 2.3rem); margin: .3rem 0 .6rem; overflow-wrap: anywhere; }
-h2 { font-size: 1.4rem; margin: 3rem 0 .6rem; padding-top: 1.3rem; border-top: 1px solid var(--line); }
-h3 { font-size: 1.08rem; margin: 2rem 0 .4rem; }
-h2, h3, summary { overflow-wrap: anywhere; }
-p, ul, ol { max-width: 72ch; margin: .5rem 0 .9rem; }
-li { margin: .25rem 0; }
-p, li, figcaption { text-wrap: pretty; }
-a { color: var(--accent); text-underline-offset: .15em; }
-:focus-visible { outline: 2px solid var(--accent); outline-offset: 2px; border-radius: 2px; }
-.hidden { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-.skip { position: absolute; left: -99rem; }
-.skip:focus { left: 1rem; top: 1rem; padding: .3rem .7rem; background: var(--paper); }
-.brand { margin: 0; color: var(--muted); font-size: .88rem; }
-.brand strong { color: var(--accent); font-weight: 650; }
-.brand strong::before { content: ""; display: inline-block; width: .62em; height: .62em; margin-right: .5em;
-  border-radius: .16em; background: var(--accent); }
-nav { display: flex; flex-wrap: wrap; gap: .2rem 1.3rem; font-size: .92rem; margin: 1.3rem 0 0; }
-footer { margin-top: 3.5rem; padding-top: 1rem; border-top: 1px solid var(--line); }
-footer p { margin: .2rem 0; max-width: none; }
-.muted, figcaption, footer { color: var(--muted); font-size: .88rem; max-width: 75ch; }
-footer { max-width: none; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(13rem, 1fr)); gap: .8rem; margin: 1.5rem 0 0; }
-.cards div { background: var(--wash); border: 1px solid var(--line); border-radius: .5rem; padding: .75rem .95rem; }
-.cards dt { color: var(--muted); font-size: .82rem; }
-.cards dd { margin: 0; overflow-wrap: anywhere; }
-.cards dd:nth-of-type(1) { font-weight: 650; line-height: 1.35; }
-.cards dd:nth-of-type(2) { color: var(--muted); font-size: .88rem; font-variant-numeric: tabular-nums; }
-.columns { columns: 17rem; column-gap: 2rem; max-width: none; padding-left: 1.2rem; }
-.columns li { break-inside: avoid; margin: 0 0 .45rem; }
-.chips { list-style: none; display: flex; flex-wrap: wrap; gap: .3rem; padding: 0; margin: .3rem 0 .9rem; }
-.chips li { margin: 0; padding: .05rem .6rem; border: 1px solid var(--line); border-radius: 1rem; font-size: .86rem;
-  background: var(--wash); }
-.chips.absent li { border-style: dashed; background: none; color: var(--muted); }
-.label { margin: .9rem 0 .3rem; font-size: .9rem; font-weight: 600; }
-.wide { overflow-x: auto; margin: .8rem 0 1.4rem; }
-table { border-collapse: collapse; width: max-content; font-size: .9rem; line-height: 1.35; }
-caption { text-align: left; color: var(--muted); font-size: .86rem; padding: 0 0 .45rem; }
-caption strong { color: var(--ink); font-size: .92rem; font-weight: 650; margin-right: .6em; }
-th, td { padding: .42rem .85rem .42rem .3rem; text-align: right; vertical-align: top;
-  border-bottom: 1px solid var(--line); font-variant-numeric: tabular-nums; white-space: nowrap; font-weight: 400; }
-th:first-child, td:first-child { padding-left: .25rem; }
-thead th { font-weight: 600; border-bottom: 2px solid var(--line); vertical-align: bottom; white-space: normal;
-  max-width: 8.5rem; }
-th.name, th.text, td.text { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-th.name { min-width: 8rem; max-width: min(17rem, 60vw); }
-.texts th.name, td.text { max-width: min(30rem, 70vw); }
-tbody tr:hover { background: var(--wash); }
-tfoot th, tfoot td { color: var(--muted); border-bottom: 0; }
-small { display: block; color: var(--muted); font-size: .78rem; font-weight: 400; }
-.best { font-weight: 700; color: var(--accent); }
-.tied { position: relative; }
-.tied::after { content: "≈"; color: var(--muted); position: absolute; right: .15rem; }
-.partial { color: var(--muted); font-style: italic; }
-.higher { background: var(--good-wash); color: var(--good); font-weight: 650; }
-.lower { background: var(--bad-wash); color: var(--bad); font-weight: 650; }
-.even { color: var(--muted); }
-.bar { display: inline-block; width: 4.5rem; height: .5rem; margin-right: .6rem; border-radius: .25rem;
-  background: var(--line); overflow: hidden; print-color-adjust: exact; }
-.bar::before { content: ""; display: block; height: 100%; width: calc(100% * var(--share)); background: var(--accent); }
-th button { font: inherit; color: inherit; background: none; border: 0; padding: 0; cursor: pointer;
-  text-align: inherit; position: relative; }
-th button::after { content: "↕"; color: var(--muted); font-weight: 400; position: absolute; bottom: 0;
-  right: -.85em; }
-th[aria-sort="ascending"] button::after { content: "↑"; color: var(--accent); }
-th[aria-sort="descending"] button::after { content: "↓"; color: var(--accent); }
-figure { margin: 1.2rem 0 2rem; }
-figure svg { display: block; width: 100%; height: auto; min-width: 34rem; }
-figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
-figure svg text { font-family: inherit; }
-figure p { margin: .2rem 0 .4rem; }
-figure .wide { margin: .5rem 0; }
-details { border: 1px solid var(--line); border-radius: .5rem; margin: .8rem 0; padding: 0 .95rem; }
-details + details { border-top-left-radius: 0; border-top-right-radius: 0; margin-top: -1px; }
-details:has(+ details) { border-bottom-left-radius: 0; border-bottom-right-radius: 0; margin-bottom: 0; }
-details > .wide { margin: .3rem 0 1rem; }
-summary { cursor: pointer; font-weight: 600; padding: .42rem 0; }
-summary:hover { color: var(--accent); }
-code { font-size: .84rem; overflow-wrap: anywhere; font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; }
-@media (max-width: 40rem) { body { padding: 1.2rem 1rem 2rem; } }
-@media (prefers-reduced-motion: reduce) { html { scroll-behavior: auto; } }
-@media print { body { max-width: none; padding: 0; font-size: .85rem; } nav, .skip, th button::after { display: none; }
-  .wide { overflow: visible; } figure, tr, .cards div { break-inside: avoid; } h2, h3, summary { break-after: avoid; }
-  details > * { display: block; } details::details-content { content-visibility: visible; block-size: auto; } }
-"""
+STYLE = "".join(
+    resources.files("decoder2vec.report").joinpath(name).read_text(encoding="utf-8")
+    for name in ("theme.css", "report.css")
+)
+"""The style sheet of a report; the served page has the first part, too."""
 
 SCRIPT = """
 for (const table of document.querySelectorAll("table.sortable")) {
@@ -169,8 +77,6 @@ class Cell:
     """best, tied (no significant difference from the best), partial, higher, lower, even, or nothing."""
     link: str = ""
     """Where the text links to, such as `#left-3`."""
-    bar: float | None = None
-    """Length of a bar before the text, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -309,28 +215,27 @@ def code(text: str) -> Html:
     return tag("code", text)
 
 
-def link(text: str, target: str) -> Html:
-    """A link to an element of the page by its id."""
-    return tag("a", text, href=f"#{target}")
-
-
 def subsection(title: str, *content: str, id: str | None = None) -> Html:
     """A part of a section under a smaller heading; nothing if it has no content."""
     return tag("section", tag("h3", title), Html("\n"), *content, id=id) if any(content) else Html()
 
 
-def bullets(lines: Iterable[str], *, columns: bool = False) -> Html:
-    """A bullet list, or nothing; short lines can be set in columns."""
+def bullets(lines: Iterable[str]) -> Html:
+    """A bullet list, or nothing."""
     items = [tag("li", line) for line in lines]
-    return tag("ul", *items, class_="columns" if columns else None) if items else Html()
+    return tag("ul", *items) if items else Html()
 
 
-def chips(label: str, terms: Sequence[str], *, absent: bool = False) -> Html:
-    """A labelled row of terms; `absent` draws them as missing."""
-    if not terms:
-        return paragraph(f"{label}: none.", muted=True)
-    items = [tag("li", term) for term in terms]
-    return join(tag("p", label, class_="label"), tag("ul", *items, class_="chips absent" if absent else "chips"))
+def terms(label: str, words: Sequence[str], kind: str) -> Html:
+    """A labelled row of terms, or nothing; their kind is `matched` or `missing`."""
+    items = [tag("li", word) for word in words]
+    return tag("div", tag("h5", label), tag("ul", *items), class_=f"terms {kind}") if items else Html()
+
+
+def bar(share: float) -> Html:
+    """A bar for a value between 0 and 1; the text next to it says the value."""
+    width = 100 * min(1.0, max(0.0, share))
+    return tag("span", tag("span", style=f"width: {width:.1f}%"), class_="bar", aria_hidden="true")
 
 
 def folded(title: str, *content: str, is_open: bool = False, id: str | None = None) -> Html:
@@ -379,14 +284,10 @@ def _row(data: Table, row: Sequence[Cell]) -> Html:
 
 
 def _cell(cell: Cell, kind: str | None) -> Html:
-    bar = Html()
-    if cell.bar is not None:
-        bar = tag("span", class_="bar", style=f"--share: {min(1.0, max(0.0, cell.bar)):.3f}", aria_hidden="true")
     content = tag("a", cell.text, href=cell.link) if cell.link else cell.text
     is_name = kind == "name"
     return tag(
         "th" if is_name else "td",
-        bar,
         content,
         tag("small", cell.small) if cell.small else Html(),
         scope="row" if is_name else None,
@@ -441,7 +342,7 @@ def _inline_svg(svg: str, label: str, prefix: str) -> Html:
 def _themed(style: str) -> str:
     style = re.sub(r"font-family: [^;\"]*;? ?", "", style)  # the page has its own font
     style = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]*", r"font-size: \2", style)  # the same in older matplotlib
-    style = style.replace("#000000", "currentColor").replace("#ffffff", "var(--paper)")
+    style = style.replace("#000000", "currentColor").replace("#ffffff", "var(--background)")
     style = style.replace("#b0b0b0", "var(--grid)")
     for index, colour in enumerate(COLOURS[:6]):
         style = style.replace(colour.lower(), f"var(--c{index})")

@@ -1,4 +1,7 @@
-"""The page of a matching: for every document of each side its best matches, with the reasons. It runs no script."""
+"""The page of a matching: all pairs at a glance, and for every document its best matches with reasons and texts.
+
+It runs no script.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,36 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from decoder2vec.errors import InputError
-from decoder2vec.matching.match import Match, Matching, Reasons
+from decoder2vec.matching.match import Match, Matching
+from decoder2vec.matching.reasons import Reasons
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.report.html import (
     Cell,
     Html,
     Section,
     Table,
+    bar,
     bullets,
-    chips,
     folded,
     join,
-    link,
     output_file,
     page,
-    subsection,
+    paragraph,
     table,
+    tag,
+    terms,
 )
+from decoder2vec.search.file_formats import TABLE_SUFFIXES
+
+_MAX_COLUMNS = 40
+"""Documents of the right side in the overview; of more, those that are in the most lists."""
+_MATCHES_OF_RIGHT = 3
+"""Best left documents that are listed for each right document."""
+_HOT, _WARM = 0.62, 0.47
+"""Share of the colour range from which the text of a cell changes its colour to stay readable."""
 
 
 def check_report_path(out: str | Path) -> str:
@@ -54,100 +69,160 @@ def match_page(matching: Matching, command: str = "") -> str:
         command: The command that makes the page, for its footer.
     """
     left, right = matching.left, matching.right
-    contents = [link(document.display_name, f"left-{index}") for index, document in enumerate(left.documents)]
+    left_name, right_name = _side_name(left), _side_name(right)
     sections = [
-        Section("contents", "Contents", bullets(contents, columns=True)),
+        Section("overview", "All pairs at a glance", _overview(matching)),
         Section(
             "for-left",
-            f"Best of {right.name} for each of {left.name}",
+            f"Best of {right_name} for each of {left_name}",
             join(*(_left_document(matching, index) for index in range(len(left)))),
         ),
-        Section(
-            "for-right",
-            f"Best of {left.name} for each of {right.name}",
-            join(*(_right_document(matching, index) for index in range(len(right)))),
-        ),
+        Section("for-right", f"Best of {left_name} for each of {right_name}", _right_table(matching)),
         _skipped_section("skipped-left", left),
         _skipped_section("skipped-right", right),
     ]
-    title = f"{left.name} matched with {right.name}"
-    return page(title, sections, kind="matching report", summary=_explain_scores(matching), command=command)
-
-
-def _explain_scores(matching: Matching) -> str:
-    choices = matching.config
-    return (
-        f"{len(matching.left)} and {len(matching.right)} documents. A score is {choices.weight:g} x the score by "
-        f"meaning + {1 - choices.weight:g} x the score by words (BM25), each brought to one scale ({choices.fusion}) "
-        "over all candidates: it orders one list and cannot be compared between lists. "
-        "A score is a reason to read a document, not to decide about a person."
+    summary = f"{matching.score_meaning} A score is a reason to read a document, not to decide about a person."
+    return page(
+        f"{left_name} matched with {right_name}", sections, kind="matching report", summary=summary, command=command
     )
+
+
+def _overview(matching: Matching) -> Html:
+    """The scores of all pairs as a coloured table; the best of each row are links to their reasons."""
+    columns = _overview_columns(matching)
+    scores = np.maximum(matching.scores[:, columns], 0.0)
+    low, high = float(scores.min()), float(scores.max())
+    heat = (scores - low) / (high - low) if high > low else np.zeros_like(scores)
+    headings = [tag("th", tag("span", _name(matching.right.documents[j])), scope="col") for j in columns]
+    rows = []
+    for i, document in enumerate(matching.left.documents):
+        cells = [_overview_cell(matching, i, j, float(heat[i, n])) for n, j in enumerate(columns)]
+        name = tag("th", tag("a", _name(document), href=f"#left-{i}"), scope="row")
+        rows.append(join(tag("tr", name, *cells), Html("\n")))
+    caption = tag("caption", tag("span", "Scores of all pairs, in percent", class_="hidden"))
+    head = tag("thead", tag("tr", tag("td"), *headings))
+    heat_table = tag("table", caption, head, Html("\n"), tag("tbody", *rows), class_="heat")
+    note = "Scores in percent; a link leads to the reasons."
+    if len(columns) < len(matching.right):
+        note += f" {len(columns)} of {len(matching.right)} documents: those that are in the most lists."
+    region = tag("div", heat_table, class_="wide", tabindex=0, role="region", aria_label="Scores of all pairs")
+    return join(paragraph(note, muted=True), region)
+
+
+def _overview_columns(matching: Matching) -> list[int]:
+    """Indices of the right documents to show, in their order."""
+    counts = np.zeros(len(matching.right))
+    for ranking in matching.for_left:
+        for match in ranking:
+            counts[match.right] += 1
+    return sorted(int(index) for index in np.argsort(-counts, kind="stable")[:_MAX_COLUMNS])
+
+
+def _overview_cell(matching: Matching, i: int, j: int, heat: float) -> Html:
+    step = round(20 * heat) / 20  # the text colour changes between two steps, so that it is readable on each
+    classes = [name for name, limit in (("hot", _HOT), ("warm", _WARM)) if step > limit]
+    names = f"{_name(matching.left.documents[i])} – {_name(matching.right.documents[j])}"
+    text = f"{100 * max(0.0, float(matching.scores[i, j])):.0f}"
+    content = tag("a", text, href=f"#pair-{i}-{j}") if (i, j) in matching.reasons else text
+    return tag("td", content, class_=" ".join(classes) or None, style=f"--heat: {100 * step:.0f}%", title=names)
 
 
 def _left_document(matching: Matching, index: int) -> Html:
-    document, matches = matching.left.documents[index], matching.for_left[index]
-    links = [f"#pair-{match.left}-{match.right}" for match in matches]
-    ranking = _ranking(matching, document, matches, [matching.right.documents[match.right] for match in matches], links)
-    reasons = [
-        _reasons(matching.right.documents[match.right], match, matching.reasons[match.left, match.right])
-        for match in matches
-    ]
-    return subsection(_name(document), ranking, *reasons, id=f"left-{index}")
+    document = matching.left.documents[index]
+    cards = [_match_card(matching, match, rank) for rank, match in enumerate(matching.for_left[index], 1)]
+    return join(
+        tag(
+            "section",
+            tag("h3", _name(document)),
+            _text(document),
+            tag("ol", *cards, class_="matches"),
+            class_="ranking",
+            id=f"left-{index}",
+        ),
+        Html("\n"),
+    )
 
 
-def _right_document(matching: Matching, index: int) -> Html:
-    document, matches = matching.right.documents[index], matching.for_right[index]
-    links = [
-        f"#pair-{match.left}-{match.right}" if (match.left, match.right) in matching.reasons else f"#left-{match.left}"
-        for match in matches
-    ]
-    ranking = _ranking(matching, document, matches, [matching.left.documents[match.left] for match in matches], links)
-    return subsection(_name(document), ranking, id=f"right-{index}")
+def _match_card(matching: Matching, match: Match, rank: int) -> Html:
+    """One match: its line is always visible, the reasons of the first one, too."""
+    other, reasons = matching.right.documents[match.right], matching.reasons[match.left, match.right]
+    head = tag(
+        "div",
+        tag("span", str(rank), class_="rank", aria_hidden="true"),
+        tag("h4", _name(other)),
+        tag("span", tag("span", "score ", class_="hidden"), f"{match.score:.2f}", class_="score"),
+        bar(_bar_share(matching, match)),
+        class_="match-head",
+    )
+    parts = f"By meaning {match.dense:.2f}, terms in common {match.lexical:.0%}; above {match.above:.0%} of all pairs."
+    body = (
+        tag("p", parts, class_="score-parts"),
+        terms("In both", reasons.terms.matched, "matched"),
+        terms("Missing", reasons.terms.missing, "missing"),
+        folded("Sentences and sections", *_reason_tables(reasons), is_open=rank == 1),
+        _text(other),
+    )
+    id = f"pair-{match.left}-{match.right}"
+    return tag("li", tag("details", tag("summary", head), *body, class_="match", open=rank == 1), id=id)
 
 
-def _ranking(
-    matching: Matching,
-    document: SideDocument,
-    matches: Sequence[Match],
-    others: Sequence[SideDocument],
-    links: Sequence[str],
-) -> Html:
-    """The table of the best matches of a document; bars show the scores within this list."""
-    best = max((match.score for match in matches), default=0.0)
-    full = 1.0 if matching.config.fusion == "minmax" or best <= 0 else best  # only minmax scores end at 1
-    rows = [
-        [
-            Cell(_name(other), link=target),
-            Cell(f"{match.score:.3f}", bar=match.score / full),
-            Cell(f"{match.dense:.3f}"),
-            Cell(f"{match.lexical:.2f}"),
+def _bar_share(matching: Matching, match: Match) -> float:
+    """Length of the bar: the score, or its share of the best one where scores do not end at 1."""
+    if matching.config.fusion in ("calibrated", "minmax"):
+        return match.score
+    best = matching.for_left[match.left][0].score
+    return match.score / best if best > 0 else 0.0
+
+
+def _reason_tables(reasons: Reasons) -> Sequence[Html]:
+    sections = [[Cell(row.left), Cell(row.right), Cell(f"{row.score:.2f}")] for row in reasons.sections]
+    pairs = [[Cell(row.left), Cell(row.right), Cell(f"{row.similarity:.2f}")] for row in reasons.pairs]
+    layers = [[Cell(name), Cell(f"{value:+.4f}")] for name, value in reasons.layers]
+    headings = ["this document", "the match", "by meaning"]
+    return (
+        table(Table("Most similar sentences", "", headings, pairs, text_columns=(0, 1))),
+        table(Table("Sections, each with its best match", "", headings, sections, text_columns=(0, 1))),
+        table(Table("Contribution of each layer", "", ["layer", "contribution"], layers)),
+    )
+
+
+def _right_table(matching: Matching) -> Html:
+    """One row for each right document: its best left documents."""
+    rows = []
+    for document, matches in zip(matching.right.documents, matching.for_right, strict=True):
+        best = [
+            Cell(
+                _name(matching.left.documents[match.left]),
+                small=f"{match.score:.2f}",
+                link=f"#pair-{match.left}-{match.right}"
+                if (match.left, match.right) in matching.reasons
+                else f"#left-{match.left}",
+            )
+            for match in matches[:_MATCHES_OF_RIGHT]
         ]
-        for match, other, target in zip(matches, others, links, strict=True)
-    ]
-    data = Table(f"Best matches for {document.display_name}", "", ["match", "score", "by meaning", "by words"], rows)
+        rows.append([Cell(_name(document)), *best])
+    columns = ["best", "second", "third"][: max(len(row) - 1 for row in rows)]
+    headings = [_side_name(matching.right), *columns]
+    data = Table("Best matches", "", headings, rows, text_columns=range(1, len(headings)))
     return table(data, with_title=False)
 
 
-def _reasons(other: SideDocument, match: Match, reasons: Reasons) -> Html:
-    sections = [[Cell(row.left), Cell(row.right), Cell(f"{row.score:.3f}")] for row in reasons.sections]
-    pairs = [[Cell(row.left), Cell(row.right), Cell(f"{row.similarity:.3f}")] for row in reasons.pairs]
-    layers = [[Cell(name), Cell(f"{value:+.4f}")] for name, value in reasons.layers]
-    headings = ["this document", "the match", "by meaning"]
-    return folded(
-        f"Why {_name(other)}: {match.score:.3f}",
-        table(Table("Matching sections", "", headings, sections, text_columns=(0, 1))),
-        table(Table("Most similar sentences", "", headings, pairs, text_columns=(0, 1))),
-        chips("Terms in both", reasons.terms.matched),
-        chips("Terms missing from the match", reasons.terms.missing, absent=True),
-        table(Table("Contribution of each layer", "", ["layer", "contribution"], layers)),
-        id=f"pair-{match.left}-{match.right}",
-    )
+def _text(document: SideDocument) -> Html:
+    """The whole text of a document and its further fields, folded."""
+    fields = [
+        f"{name}: {value}" for name, value in document.fields.items() if name != "name" and value != document.text
+    ]
+    return folded("Text", tag("p", "\n\n".join(filter(None, [document.text, *fields])), class_="full-text"))
 
 
 def _skipped_section(id: str, side: Side) -> Section:
     return Section(id, f"Left out of {side.name}", bullets(side.skipped))
 
 
+def _side_name(side: Side) -> str:
+    """The name of a side without the ending of its file."""
+    return side.name.removesuffix(Path(side.name).suffix) if Path(side.name).suffix in TABLE_SUFFIXES else side.name
+
+
 def _name(document: SideDocument) -> str:
-    """The document's name, with its id if that is something else."""
-    return document.display_name if document.display_name == document.id else f"{document.display_name} ({document.id})"
+    return document.display_name

@@ -13,6 +13,8 @@ from decoder2vec.serving.api_errors import ERROR_RESPONSES, APIError
 from decoder2vec.serving.service import get_service
 
 PAGE_FOLDER = Path(__file__).parent / "page"
+THEME_FILE = Path(__file__).parents[1] / "report" / "theme.css"
+"""The style that the page shares with all reports."""
 
 router = APIRouter(responses=ERROR_RESPONSES)
 
@@ -26,6 +28,12 @@ def page_files() -> StaticFiles:
 async def page() -> FileResponse:
     """Return the page."""
     return FileResponse(PAGE_FOLDER / "index.html")
+
+
+@router.get("/page/theme.css", include_in_schema=False)
+async def theme() -> FileResponse:
+    """Return the style that the page shares with all reports."""
+    return FileResponse(THEME_FILE)
 
 
 @router.get("/health")

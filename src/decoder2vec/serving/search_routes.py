@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from decoder2vec.errors import InputError
-from decoder2vec.matching.match import Match, MatchConfig, Matching, Reasons, match_sides
+from decoder2vec.matching.match import Match, MatchConfig, Matching, match_sides
+from decoder2vec.matching.reasons import Reasons
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.maths.similarity import pairwise_similarity
 from decoder2vec.search.index import Hit
