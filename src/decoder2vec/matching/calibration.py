@@ -8,8 +8,6 @@ that scores can be compared between lists, and a single candidate has a score, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,44 +49,35 @@ def unrelated_pairs(shape: tuple[int, ...]) -> NDArray[np.bool_]:
     return unrelated
 
 
-@dataclass(frozen=True)
-class ScoreScale:
-    """The scale of one matching, fitted on the similarities with the reference documents."""
+def calibrated_scores(dense: ScoreMatrix, lexical: ScoreMatrix, full: float, weight: float) -> ScoreMatrix:
+    """Return calibrated scores, at most 1; below 0 for what is less similar than unrelated texts are.
 
-    unrelated: float
-    """Dense similarity of unrelated texts: 0 on the scale."""
-    full: float
-    """Dense similarity of a text with itself: 1 on the scale."""
-    weight: float
-    """Weight of the dense part; the share of terms in common has the remainder."""
-    typical_fit: float
-    """Weighted sum of both parts for the reference pairs: 0.5 on the scale."""
+    Args:
+        dense: [left + 6, right + 6] similarities; the last rows and columns are those of the reference.
+        lexical: Shares of terms in common, of the same shape.
+        full: Similarity of a text with itself.
+        weight: Weight of the dense part; the share of terms in common has the remainder.
+    """
+    unrelated = unrelated_similarities(dense, full)
+    parts = weight * (dense - unrelated) / np.maximum(full - unrelated, 1e-9) + (1 - weight) * lexical
+    size = len(REFERENCE_PAIRS)
+    fit = min(max(float(np.median(parts[-size:, -size:].diagonal())), 0.01), 0.99)
+    scores = np.interp(parts, [0.0, fit, 1.0], [0.0, TYPICAL_FIT, 1.0])
+    return np.where(parts < 0, parts * TYPICAL_FIT / fit, scores)
 
-    @classmethod
-    def fit(cls, dense: ScoreMatrix, lexical: ScoreMatrix, full: float, weight: float) -> ScoreScale:
-        """Fit on the scores of the documents of both sides with the reference.
 
-        Args:
-            dense: [left + 6, right + 6] similarities; the last rows and columns are those of the reference.
-            lexical: Shares of terms in common, of the same shape.
-            full: Similarity of a text with itself.
-            weight: Weight of the dense part.
-        """
-        size = len(REFERENCE_PAIRS)
-        scale = cls(float(np.median(dense[unrelated_pairs(dense.shape)])), full, weight, TYPICAL_FIT)
-        fits = scale._sum_of_parts(dense[-size:, -size:].diagonal(), lexical[-size:, -size:].diagonal())
-        return replace(scale, typical_fit=min(max(float(np.median(fits)), 0.01), 0.99))
+def unrelated_similarities(dense: ScoreMatrix, full: float) -> ScoreMatrix:
+    """Return the similarity that each pair would have if it were unrelated.
 
-    def __call__(self, dense: ScoreMatrix, lexical: ScoreMatrix) -> ScoreMatrix:
-        """Return calibrated scores, at most 1; below 0 for what is less similar than unrelated documents are."""
-        parts = self._sum_of_parts(dense, lexical)
-        scores = np.interp(parts, [0.0, self.typical_fit, 1.0], [0.0, TYPICAL_FIT, 1.0])
-        return np.where(parts < 0, parts * TYPICAL_FIT / self.typical_fit, scores)
+    It is that of unrelated texts in general, and more for a document that is similar to everything, such as a long one
+    with much boilerplate; but at most halfway to the same text.
+    """
+    level = float(np.median(dense[unrelated_pairs(dense.shape)]))
+    similarities = level + _offsets(dense.mean(1))[:, None] + _offsets(dense.mean(0))[None]
+    return np.minimum(similarities, (level + full) / 2)
 
-    def similarity_at(self, share: float) -> float:
-        """Return the dense similarity at this share of the way from unrelated texts to the same text."""
-        return self.unrelated + share * (self.full - self.unrelated)
 
-    def _sum_of_parts(self, dense: ScoreMatrix, lexical: ScoreMatrix) -> ScoreMatrix:
-        span = max(self.full - self.unrelated, 1e-9)
-        return np.asarray(self.weight * (dense - self.unrelated) / span + (1 - self.weight) * lexical)
+def _offsets(means: ScoreMatrix) -> ScoreMatrix:
+    """Differences from the mean of the user's own documents, and of the reference documents among themselves."""
+    size = len(REFERENCE_PAIRS)
+    return np.concatenate([part - part.mean() for part in (means[:-size], means[-size:])])

@@ -12,7 +12,13 @@ from scipy.stats import rankdata
 
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.matching.calibration import REFERENCE_PAIRS, ScoreScale, reference_sides, unrelated_pairs
+from decoder2vec.matching.calibration import (
+    REFERENCE_PAIRS,
+    calibrated_scores,
+    reference_sides,
+    unrelated_pairs,
+    unrelated_similarities,
+)
 from decoder2vec.matching.reasons import Explainer, Reasons
 from decoder2vec.matching.section_scores import (
     AGGREGATES,
@@ -169,8 +175,8 @@ class Matching:
             return "Scores order the candidates of one document; they cannot be compared between documents."
         return (
             "A score of 0 is what unrelated texts have, 0.5 short texts that fit each other (long documents rarely "
-            "reach it), 1 the same text twice. It hardly depends on the other candidates, so scores compare between "
-            "lists. “Above” is the share of all pairs of documents that score lower."
+            "reach it), 1 the same text twice. Scores can be compared between lists: they are not scaled by the best "
+            "candidate. “Above” is the share of all pairs of documents that score lower."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -236,13 +242,14 @@ class SideScores:
             return self.calibrated(config.weight)[0]
         return fuse(self.dense.T, self.lexical.T, config.weight, config.fusion).T
 
-    def scale(self, weight: float) -> ScoreScale:
-        """Return the scale of calibrated scores."""
-        return ScoreScale.fit(*self.with_reference, self.full, weight)
+    def similarity_at(self, share: float) -> float:
+        """Return the similarity at this share of the way from unrelated texts to the same text."""
+        unrelated = float(np.median(unrelated_similarities(self.with_reference[0], self.full)))
+        return unrelated + share * (self.full - unrelated)
 
     def calibrated(self, weight: float) -> tuple[ScoreMatrix, ScoreMatrix]:
         """Return [left, right] calibrated scores, and for each the share of other pairs with a lower one."""
-        scores = self.scale(weight)(*self.with_reference)
+        scores = calibrated_scores(*self.with_reference, self.full, weight)
         pairs = scores[: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
         others = np.sort(np.concatenate([pairs.ravel(), scores[unrelated_pairs(scores.shape)]]))
         return pairs, np.searchsorted(others, pairs) / (len(others) - 1)
@@ -292,7 +299,7 @@ def match_sides(
             similarity,
             encoder,
             config.pairs,
-            scores.scale(config.weight).similarity_at(_MIN_SENTENCE_SCORE),
+            scores.similarity_at(_MIN_SENTENCE_SCORE),
         )
         reasons = explainer(matched, first)
     return Matching(left, right, config, for_left, for_right, reasons, left_scores)

@@ -101,6 +101,20 @@ def read_side(source: str | Path) -> Side:
     return side
 
 
+def read_documents(file: Path, name: str) -> tuple[list[SideDocument], list[str]]:
+    """Return the documents of one file, and a sentence for each part of it that cannot be used.
+
+    Args:
+        file: The file; its ending says the format.
+        name: Its name, for ids and sentences.
+    """
+    results = list(_read_file(file, name))
+    return (
+        [result for result in results if isinstance(result, SideDocument)],
+        [result for result in results if isinstance(result, str)],
+    )
+
+
 def _read_folder(folder: Path) -> Iterator[SideDocument | str]:
     root = folder.resolve()
     for file in sorted(folder.rglob("*")):
@@ -129,7 +143,7 @@ def _read_file(file: Path, name: str) -> Iterator[SideDocument | str]:
     except DataFileError:  # without its message, which may quote the document
         yield f"{name}: cannot be read."
         return
-    readable_name = " ".join(re.split(r"[\s_]+", file.stem))
+    readable_name = " ".join(re.split(r"[\s_]+", Path(name).stem))
     yield (
         SideDocument(name, text.strip(), fields={"name": readable_name}) if text.strip() else f"{name}: no text in it."
     )

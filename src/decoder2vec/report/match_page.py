@@ -154,7 +154,8 @@ def _match_card(matching: Matching, match: Match, rank: int) -> Html:
         bar(_bar_share(matching, match)),
         class_="match-head",
     )
-    parts = f"By meaning {match.dense:.2f}, terms in common {match.lexical:.0%}; above {match.above:.0%} of all pairs."
+    shares = f"terms in common {100 * match.lexical:.0f} %; above {100 * match.above:.0f} % of all pairs."
+    parts = f"By meaning {match.dense:.2f}, {shares}"
     body = (
         tag("p", parts, class_="score-parts"),
         terms("In both", reasons.terms.matched, "matched"),

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from decoder2vec.errors import InputError
 from decoder2vec.package import __version__
-from decoder2vec.serving import openai_routes, page_routes, search_routes
+from decoder2vec.serving import document_routes, openai_routes, page_routes, search_routes
 from decoder2vec.serving.api_errors import handle_exception
 from decoder2vec.serving.middleware import AdmissionMiddleware, APIKeys
 from decoder2vec.serving.service import ServerConfig, Service
@@ -36,8 +36,8 @@ def create_app(config: ServerConfig, api_keys: Iterable[str] = (), *, local_only
         local_only: Without API keys, accept only requests whose Host header names this machine.
 
     Returns:
-        A FastAPI application with the routes /v1/embeddings, /v1/models, /search, /match, /rerank, /compare, /sweep,
-        /health, /metrics and a page at /.
+        A FastAPI application with the routes /v1/embeddings, /v1/models, /search, /match, /documents, /rerank,
+        /compare, /sweep, /health, /metrics and a page at /.
 
     Raises:
         InputError: An API key, a limit or the index is wrong.
@@ -63,7 +63,7 @@ def create_app(config: ServerConfig, api_keys: Iterable[str] = (), *, local_only
     # FastAPI's own documentation pages would load scripts from other hosts
     app = FastAPI(title="decoder2vec", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for router in (openai_routes.router, search_routes.router, page_routes.router):
+    for router in (openai_routes.router, search_routes.router, document_routes.router, page_routes.router):
         app.include_router(router)
     app.mount("/page", page_routes.page_files())
     # FastAPI has handlers of its own for these two; all other exceptions reach the middleware

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -19,6 +18,7 @@ from decoder2vec.search.rerank import PairReranker
 from decoder2vec.serving.api_errors import ERROR_RESPONSES
 from decoder2vec.serving.openai_routes import ModelName
 from decoder2vec.serving.service import LAYERS, ServedModel, Service, get_service
+from decoder2vec.serving.similarity_scale import pair_similarities
 from decoder2vec.serving.vector_cache import BatchKey
 
 router = APIRouter(responses=ERROR_RESPONSES)
@@ -133,8 +133,9 @@ class MatchResult(BaseModel):
 
     right: str
     score: float
+    above: Annotated[float, Field(description="Share of all pairs of documents with a lower score.")]
     dense: float
-    lexical: float
+    lexical: Annotated[float, Field(description="Share of terms in common.")]
     sections: list[ScoredPair]
     matched: list[str]
     missing: list[str]
@@ -149,8 +150,9 @@ class MatchRanking(BaseModel):
 
 
 class MatchResponse(BaseModel):
-    """One ranking for each document of the left side."""
+    """One ranking for each document of the left side, and what the scores mean."""
 
+    score_meaning: str
     rankings: list[MatchRanking]
 
 
@@ -169,11 +171,27 @@ class LayerSimilarity(BaseModel):
     similarity: float
 
 
+class SimilarityRange(BaseModel):
+    """The similarities of reference pairs: 10 % are below `low` and 10 % above `high`."""
+
+    low: float
+    median: float
+    high: float
+
+
+class SimilarityScale(BaseModel):
+    """What a similarity means with this encoder: what it gives to unrelated sentences and to paraphrases."""
+
+    unrelated: SimilarityRange
+    paraphrases: SimilarityRange
+
+
 class CompareResponse(BaseModel):
-    """The similarity of two texts by the encoder, and in each layer of its model."""
+    """The similarity of two texts by the encoder, its scale, and the similarity in each layer of the model."""
 
     similarity: float
-    layers: list[LayerSimilarity]
+    scale: SimilarityScale
+    layers: Annotated[list[LayerSimilarity], Field(description="Of the plain states: without the encoder's head.")]
 
 
 @router.post("/rerank", response_model=RerankResponse)
@@ -222,7 +240,7 @@ async def match(body: MatchRequest, request: Request) -> JSONResponse:
         {"left": document.id, "matches": [_match_json(matching, match) for match in matches]}
         for document, matches in zip(left.documents, matching.for_left, strict=True)
     ]
-    return JSONResponse({"rankings": rankings})
+    return JSONResponse({"score_meaning": matching.score_meaning, "rankings": rankings})
 
 
 @router.post("/compare", response_model=CompareResponse)
@@ -235,17 +253,14 @@ async def compare(body: CompareRequest, request: Request) -> JSONResponse:
 
 
 def _compare(service: Service, model: ServedModel, texts: list[str]) -> dict[str, Any]:
-    encoder = service.queued_encoder(model)
-    vectors = encoder.encode(texts)
-    pairwise = getattr(encoder, "similarity_pairwise", partial(pairwise_similarity, "cosine"))
-    similarity = pairwise(vectors[:1], vectors[1:])
+    (similarity,) = pair_similarities(service.queued_encoder(model), texts[:1], texts[1:])
     layers = []
     if model.n_layers:
         token_counts = model.token_counter.count(texts)
         states = service.cached_batcher.encode(BatchKey(model.id, LAYERS), texts, token_counts)
         by_layer = pairwise_similarity(model.encoder.similarity_fn_name, *states.reshape(2, model.n_layers, -1))
         layers = [{"layer": layer, "similarity": value} for layer, value in enumerate(by_layer.tolist())]
-    return {"similarity": float(similarity[0]), "layers": layers}
+    return {"similarity": similarity, "scale": service.similarity_scale(model), "layers": layers}
 
 
 def _hit_json(hit: Hit) -> dict[str, Any]:
@@ -268,6 +283,7 @@ def _match_json(matching: Matching, match: Match) -> dict[str, Any]:
     return {
         "right": matching.right.documents[match.right].id,
         "score": match.score,
+        "above": match.above,
         "dense": match.dense,
         "lexical": match.lexical,
         "sections": [{"left": pair.left, "right": pair.right, "score": pair.score} for pair in reasons.sections],

@@ -25,6 +25,7 @@ from decoder2vec.serving.api_errors import APIError
 from decoder2vec.serving.batcher import Batcher, Vectors, cancel_on_disconnect
 from decoder2vec.serving.limits import Limits
 from decoder2vec.serving.metrics import Metrics
+from decoder2vec.serving.similarity_scale import measure_scale
 from decoder2vec.serving.tokens import TokenCounter
 from decoder2vec.serving.vector_cache import BatchKey, CachedBatcher, VectorCache
 from decoder2vec.text.template import Template
@@ -206,6 +207,7 @@ class Service:
         self.metrics = Metrics(self.cached_batcher)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lookup")
         self._n_jobs = 0
+        self._scales: dict[str, dict[str, dict[str, float]]] = {}
         try:
             self._index = Index.open(config.index, self.queued_encoder(self.models[None])) if config.index else None
             if self._index:
@@ -220,6 +222,12 @@ class Service:
         if self._index is None:
             raise APIError(404, "This server has no index; start it with --index.", code="no_index")
         return self._index
+
+    def similarity_scale(self, model: ServedModel) -> dict[str, dict[str, float]]:
+        """Return what similarities mean with a model; measured once, in the thread of a job."""
+        if model.id not in self._scales:
+            self._scales[model.id] = measure_scale(self.queued_encoder(model))
+        return self._scales[model.id]
 
     def queued_encoder(self, model: ServedModel) -> QueuedEncoder:
         """Return the encoder of a model for use in any thread."""
@@ -239,7 +247,7 @@ class Service:
         self.limits.check_texts(len(texts))
         check_texts(texts)  # other libraries fail on lone surrogates with errors that look like server faults
         count = partial(model.token_counter.count, texts, truncate=not in_parts)
-        counts = await self._run_in_thread(count) if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS else count()
+        counts = await self.run_in_thread(count) if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS else count()
         self.limits.check_tokens(sum(counts))
         request.state.charge_tokens(sum(counts))
         return counts
@@ -265,7 +273,7 @@ class Service:
 
         async def admit_and_run() -> T:
             self.cached_batcher.batcher.check_capacity(sum(await self.admit(request, model, texts, in_parts=in_parts)))
-            return await self._run_in_thread(job)
+            return await self.run_in_thread(job)
 
         return await cancel_on_disconnect(request, admit_and_run())
 
@@ -274,7 +282,8 @@ class Service:
         self.cached_batcher.batcher.close()
         self._threads.shutdown(cancel_futures=True)
 
-    async def _run_in_thread(self, job: Callable[[], T]) -> T:
+    async def run_in_thread(self, job: Callable[[], T]) -> T:
+        """Run a job in a thread and return its result; a 429 if too many are running."""
         if self._n_jobs >= self.limits.max_jobs:
             raise APIError(429, "Too many requests are running; try again later.", code="overloaded", retry_after=1)
         self._n_jobs += 1

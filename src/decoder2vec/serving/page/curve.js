@@ -5,14 +5,23 @@ import { create, createSvg, formatScore, table } from "./elements.js";
 const HEIGHT = 280;
 const MARGIN = { left: 44, right: 18, top: 18, bottom: 42 };
 
-/** points: [{ layer, similarity }]; `encoderLayers` are the layers that the encoder reads. */
-export function curve(points, encoderLayers) {
+const SAME = 0.005;
+
+/**
+ * points: [{ layer, similarity }] of the plain states; `encoderLayers` are the layers that the encoder reads, and `own` is
+ * the similarity by the encoder, which differs where it has a head or reads several layers.
+ */
+export function curve(points, encoderLayers, own) {
   const values = points.map((point) => point.similarity);
   const summary = `Similarity by layer: from ${formatScore(values[0])} at layer ${points[0].layer} to ${formatScore(values.at(-1))} at ` +
     `layer ${points.at(-1).layer}; lowest ${formatScore(Math.min(...values))}, highest ${formatScore(Math.max(...values))}.`;
   const svg = createSvg("svg", { class: "curve", role: "img", "aria-label": summary, height: HEIGHT });
   const readout = create("p", { class: "readout", "aria-hidden": "true" });
-  const hint = "Point at the curve to see the value of a layer.";
+  const read = points.filter((point) => encoderLayers.includes(point.layer));
+  const differs = read.length > 0 && !(read.length === 1 && Math.abs(read[0].similarity - own) < SAME);
+  const hint = differs
+    ? `The curve compares the plain states of each layer; the encoder computes ${formatScore(own)} from them, with its head. Point at the curve to see the value of a layer.`
+    : "Point at the curve to see the value of a layer.";
   readout.textContent = hint;
   const frame = create("div", { class: "chart" }, svg, readout);
   let scale = null;
@@ -20,9 +29,9 @@ export function curve(points, encoderLayers) {
   new ResizeObserver(() => {
     const width = Math.floor(frame.clientWidth);
     if (!width || width === scale?.width) return;
-    scale = makeScale(points, width);
+    scale = makeScale(differs ? [...points, { ...read.at(-1), similarity: own }] : points, width);
     svg.setAttribute("width", width);
-    svg.replaceChildren(...axes(points, scale), ...line(points, scale, encoderLayers));
+    svg.replaceChildren(...axes(points, scale), ...line(points, scale, encoderLayers), ...(differs ? ownMark(read.at(-1), own, scale) : []));
   }).observe(frame);
 
   svg.addEventListener("pointermove", (event) => {
@@ -45,13 +54,25 @@ export function curve(points, encoderLayers) {
       table("Similarity by layer", ["Layer", "Similarity"], rows)));
 }
 
+/** The encoder's own similarity as a square above or below the last layer that it reads. */
+function ownMark(point, own, scale) {
+  const [x, y] = [scale.x(point), scale.y(own)];
+  const isRight = x > scale.width / 2;
+  return [
+    createSvg("rect", { class: "own", x: x - 6, y: y - 6, width: 12, height: 12 }),
+    createSvg("text", { class: "encoder-layer-label", x: x + (isRight ? -14 : 14), y: y + 4, "text-anchor": isRight ? "end" : "start" },
+      `the encoder: ${formatScore(own)}`),
+  ];
+}
+
 /** A vertical range in tenths around the values, and at least 0.4 wide, so that noise does not look large. */
 function makeScale(points, width) {
   const values = points.map((point) => point.similarity);
   let low = Math.floor(Math.min(...values) * 10 - 0.01) / 10;
   const high = Math.min(1, Math.ceil(Math.max(...values) * 10) / 10);
   if (high - low < 0.4) low = high - 0.4;
-  const [first, last] = [points[0].layer, points.at(-1).layer];
+  const numbers = points.map((point) => point.layer);
+  const [first, last] = [Math.min(...numbers), Math.max(...numbers)];
   const plotWidth = width - MARGIN.left - MARGIN.right;
   const plotHeight = HEIGHT - MARGIN.top - MARGIN.bottom;
   return {

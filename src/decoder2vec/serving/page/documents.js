@@ -1,9 +1,15 @@
 /** Read the files that a user chose as documents: { id, text, label }. Unusable files and lines are listed and skipped. */
 
-const MAX_BYTES = 10e6; // no resume is that long, and the browser would stall
+import { APIError, request } from "./api.js";
+
+const MAX_BYTES = 6e6; // in base64 the server accepts no more, and no resume is that long
 const TEXT_FIELDS = ["text", "description"];
 const TITLE_FIELDS = ["title", "label"];
 const SECTION_FIELDS = ["summary", "skills", "experience", "education", "languages"];
+
+const READ_HERE = [".txt", ".md", ".jsonl"];
+/** Endings of the files that can be read: some in the browser, the others by the server. */
+export const ACCEPTED = [...READ_HERE, ".pdf", ".docx", ".pptx", ".html", ".htm", ".rst", ".eml", ".csv", ".tsv", ".xlsx"];
 
 /** { documents, skipped }: `skipped` holds one sentence for each unusable file or line. */
 export async function readFiles(files) {
@@ -11,12 +17,31 @@ export async function readFiles(files) {
   const skipped = [];
   for (const file of files) {
     const [extension] = file.name.toLowerCase().match(/\.[a-z]+$/) ?? [""];
-    if (![".txt", ".md", ".jsonl"].includes(extension)) skipped.push(`${file.name}: only .txt, .md and .jsonl are read.`);
-    else if (file.size > MAX_BYTES) skipped.push(`${file.name}: larger than 10 MB.`);
-    else await readFile(file, extension, documents, skipped);
+    if (!ACCEPTED.includes(extension)) skipped.push(`${file.name}: this kind of file is not read; give ${ACCEPTED.join(", ")}.`);
+    else if (file.size > MAX_BYTES) skipped.push(`${file.name}: larger than ${MAX_BYTES / 1e6} MB.`);
+    else if (READ_HERE.includes(extension)) await readFile(file, extension, documents, skipped);
+    else await readByServer(file, documents, skipped);
   }
   return { documents, skipped };
 }
+
+async function readByServer(file, documents, skipped) {
+  try {
+    const response = await request("documents", { name: file.name, content: await toBase64(file) });
+    documents.push(...response.documents);
+    skipped.push(...response.skipped);
+  } catch (error) {
+    if (!(error instanceof APIError)) throw error;
+    skipped.push(`${file.name}: ${error.message}`);
+  }
+}
+
+const toBase64 = (file) => new Promise((resolve, reject) => {
+  const reader = new FileReader();
+  reader.addEventListener("load", () => resolve(reader.result.slice(reader.result.indexOf(",") + 1)));
+  reader.addEventListener("error", () => reject(new APIError("cannot be read.")));
+  reader.readAsDataURL(file);
+});
 
 async function readFile(file, extension, documents, skipped) {
   let text;

@@ -31,9 +31,9 @@ export function startMatch(panel) {
   return {};
 }
 
-function show(output, { rankings }, left, right) {
+function show(output, { rankings, score_meaning: meaning }, left, right) {
   const [leftLabels, rightLabels] = [left, right].map((side) => new Map(side.documents.map(({ id, label }) => [id, label])));
-  output.replaceChildren(...rankings.map((ranking) => create("section", { class: "ranking" },
+  output.replaceChildren(create("p", { class: "hint" }, meaning), ...rankings.map((ranking) => create("section", { class: "ranking" },
     create("h3", {}, leftLabels.get(ranking.left) ?? ranking.left),
     create("ol", { class: "matches", role: "list" }, ...ranking.matches.map((match, index) =>
       matchCard(match, index, rightLabels.get(match.right) ?? match.right))))));
@@ -52,13 +52,15 @@ function matchCard(match, index, label) {
     create("div", { class: "match-head" },
       create("span", { class: "rank", "aria-hidden": "true" }, String(index + 1)),
       create("h4", {}, label),
-      create("span", { class: "score" }, create("span", { class: "visually-hidden" }, "score "), formatScore(match.score)),
+      create("span", { class: "score" }, create("span", { class: "visually-hidden" }, "score "), match.score.toFixed(2)),
       bar(match.score)),
-    create("p", { class: "score-parts" }, `${formatScore(match.dense)} by meaning, ${formatScore(match.lexical)} by words`),
+    create("p", { class: "score-parts" }, `By meaning ${match.dense.toFixed(2)}, terms in common ${percent(match.lexical)}; above ${percent(match.above)} of all pairs.`),
     termList("In both", match.matched, "matched"),
     termList("Missing", match.missing, "missing"),
     reasons.length ? create("details", { open: index === 0 }, create("summary", {}, "Sentences and sections"), ...reasons) : null);
 }
+
+const percent = (share) => `${Math.round(100 * share)} %`;
 
 function termList(title, terms, kind) {
   if (!terms?.length) return null;

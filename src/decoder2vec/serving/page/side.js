@@ -1,6 +1,6 @@
 /** One side of a match: a text area, a file chooser that is also a drop zone, and the list of added documents. */
 
-import { readFiles } from "./documents.js";
+import { ACCEPTED, readFiles } from "./documents.js";
 import { create, plural } from "./elements.js";
 
 export class Side {
@@ -8,14 +8,14 @@ export class Side {
     this.documents = [];
     this.noun = noun;
     this.pastedCount = 0;
-    const fileInput = create("input", { type: "file", multiple: true, accept: ".txt,.md,.jsonl", class: "visually-hidden" });
+    const fileInput = create("input", { type: "file", multiple: true, accept: ACCEPTED.join(","), class: "visually-hidden" });
     const addButton = create("button", { type: "button" }, "Add text");
     this.textarea = create("textarea", { id: `${container.id}-text`, rows: "4", placeholder });
     this.list = create("ul", { class: "documents", "aria-label": `${noun}s to match` });
     this.messages = create("div", { class: "messages", role: "status" });
     container.append(
       create("div", { class: "drop" },
-        create("label", { for: this.textarea.id, class: "hint" }, `Paste a ${noun}, or drop .txt, .md or .jsonl files here.`),
+        create("label", { for: this.textarea.id, class: "hint" }, `Paste a ${noun}, or drop files here: PDF, Word, text, CSV, Excel or JSON lines.`),
         this.textarea,
         create("div", { class: "actions" }, addButton, create("label", { class: "button" }, "Choose files", fileInput))),
       this.list, this.messages);
@@ -40,6 +40,7 @@ export class Side {
   }
 
   async addFiles(files) {
+    this.showMessages([`Reading ${plural(files.length, "file")} …`]);
     const { documents, skipped } = await readFiles([...files]);
     this.add(documents, skipped);
   }
