@@ -134,7 +134,7 @@ def test_matching_counts_long_documents_whole(serving, offline):
     assert error["code"] == "too_many_tokens"
 
 
-@pytest.mark.parametrize("route", ["/v1/embeddings", "/search", "/match", "/rerank", "/compare"])
+@pytest.mark.parametrize("route", ["/v1/embeddings", "/search", "/match", "/documents", "/rerank", "/compare"])
 @pytest.mark.parametrize("media_type", [None, "application/x-www-form-urlencoded", "text/plain"])
 def test_body_of_another_type_is_answered_in_words(client, route, media_type):
     """`curl -d` sends JSON as a form; a page of another site may send these types without asking the browser."""

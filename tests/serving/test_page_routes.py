@@ -41,3 +41,11 @@ def test_metrics_count_requests_by_route_and_never_by_url(client):
     assert "secret" not in text and "no-such-model" not in text
     for name in ("d2v_queue_tokens", "d2v_texts_total", "d2v_cache_hits_total", "d2v_request_seconds_bucket"):
         assert name in text
+
+
+def test_page_and_reports_share_one_theme(client):
+    from decoder2vec.report.html import STYLE
+
+    assert 'href="page/theme.css"' in client.get("/").text
+    theme = client.get("/page/theme.css")
+    assert theme.headers["content-type"].startswith("text/css") and STYLE.startswith(theme.text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 import torch
 
+import decoder2vec
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
@@ -102,6 +104,20 @@ def test_compare_gives_the_similarity_of_each_layer(client, offline):
         a, b = extractor(texts)[:, 0].astype(np.float64)
         assert entry["similarity"] == pytest.approx(a @ b / np.linalg.norm(a) / np.linalg.norm(b), abs=1e-5)
     assert client.post("/compare", json={"a": "same", "b": "same"}).json()["similarity"] == 1
+
+
+def test_scale_is_measured_on_unrelated_pairs_and_paraphrases(client, offline):
+    scale = client.post("/compare", json={"a": "x", "b": "y"}).json()["scale"]
+    rows = (Path(decoder2vec.__file__).parent / "demo" / "pairs.tsv").read_text("utf-8").splitlines()[1:]
+    pairs = [(float(score), a, b) for score, a, b in (row.split("\t") for row in rows)]
+    for kind, chosen in (
+        ("unrelated", [pair for pair in pairs if pair[0] <= 0.5]),
+        ("paraphrases", [pair for pair in pairs if pair[0] >= 4.5]),
+    ):
+        shortest = sorted(chosen, key=lambda pair: len(pair[1]) + len(pair[2]))[:8]
+        values = [float(offline.similarity(*offline.encode([a, b]))) for _, a, b in shortest]
+        expected = np.quantile(values, (0.1, 0.5, 0.9))
+        np.testing.assert_allclose([scale[kind][name] for name in ("low", "median", "high")], expected, atol=1e-5)
 
 
 def test_anything_with_encode_can_be_served(serving):

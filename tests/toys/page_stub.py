@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -36,8 +37,13 @@ MODELS_RESPONSE = {
     ],
 }
 _CURVE = (34, 35, 37, 36, 39, 43, 46, 45, 49, 54, 58, 57, 61, 64, 68, 71, 70, 74, 77, 79, 80, 82, 81, 83, 85, 86, 87)
+SCALE = {
+    "unrelated": {"low": 0.12, "median": 0.25, "high": 0.4},
+    "paraphrases": {"low": 0.7, "median": 0.83, "high": 0.95},
+}
 COMPARE_RESPONSE = {
     "similarity": 0.8712,
+    "scale": SCALE,
     "layers": [{"layer": n, "similarity": x / 100 + 0.0012} for n, x in enumerate((*_CURVE, 86, 84, 81, 76))],
 }
 
@@ -83,7 +89,7 @@ SEARCH_RESPONSE = {
 
 def match(right: str, score: float, dense: float, lexical: float, **reasons: list) -> dict:
     """One match of a ranking."""
-    return {"right": right, "score": score, "dense": dense, "lexical": lexical, **reasons}
+    return {"right": right, "score": score, "above": 0.97, "dense": dense, "lexical": lexical, **reasons}
 
 
 def match_response(body: dict) -> dict:
@@ -110,10 +116,19 @@ def match_response(body: dict) -> dict:
     }
     second = {"sections": [], "matched": ["Python", "monitoring"], "missing": ["Kubernetes", "Terraform"], "pairs": []}
     third = {"sections": [], "matched": [], "missing": ["Kubernetes", "Python"], "pairs": []}
-    results = [(1.0, 0.781, 6.42, first), (0.438, 0.64, 2.9, second), (0.0, 0.412, 0.0, third)]
+    results = [(0.52, 0.781, 0.42, first), (0.238, 0.64, 0.1, second), (0.0, 0.412, 0.0, third)]
     ids = [document["id"] for document in body["right"]][: body["top"]]
     ranking = [match(id, *scores, **reasons) for id, (*scores, reasons) in zip(ids, results, strict=False)]
-    return {"rankings": [{"left": document["id"], "matches": ranking} for document in body["left"]]}
+    rankings = [{"left": document["id"], "matches": ranking} for document in body["left"]]
+    return {"score_meaning": "A score of 0 is what unrelated texts have.", "rankings": rankings}
+
+
+def documents_response(body: dict) -> dict:
+    """One document with the text of the request, or none for a file with "broken" in its name."""
+    if "broken" in body["name"]:
+        return {"documents": [], "skipped": [f"{body['name']}: cannot be read."]}
+    text = base64.b64decode(body["content"]).decode()
+    return {"documents": [{"id": body["name"], "text": text, "label": body["name"].split(".")[0]}], "skipped": []}
 
 
 @dataclass
@@ -138,6 +153,7 @@ class StubServer:
             "/compare": COMPARE_RESPONSE,
             "/search": SEARCH_RESPONSE,
             "/match": match_response,
+            "/documents": documents_response,
             "/sweep": json.loads(SWEEP_FILE.read_text(encoding="utf-8")),
         }
 

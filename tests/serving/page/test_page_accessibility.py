@@ -136,7 +136,7 @@ def test_status_and_errors_are_announced(user, stub):
         assert user.find(f"#{panel} .status").get_attribute("role") == "status"
         assert user.find(f"#{panel} .error").get_attribute("role") == "alert"
     show_result(user, "compare")
-    assert user.find("#compare .status").get_attribute("textContent") == "The similarity is 0.871."
+    assert user.find("#compare .status").get_attribute("textContent").startswith("The similarity is 0.871: As similar")
     chart = user.find(".curve")
     assert chart.get_attribute("role") == "img"
     assert "from 0.341 at layer 0 to 0.761 at layer 30" in chart.get_attribute("aria-label")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from toys.page_stub import PAGE_FOLDER
+from toys.page_stub import PAGE_FOLDER, THEME_FILE
 
 FILES = sorted(PAGE_FOLDER.iterdir())
 SCRIPTS = [file for file in FILES if file.suffix == ".js"]
@@ -42,6 +42,7 @@ def test_every_file_that_the_page_links_exists(page):
     links = [attributes[key] for _, attributes in page.tags for key in ("src", "href") if attributes.get(key)]
     files = [link for link in links if not link.startswith("#")]
     assert len(files) >= 4
+    assert THEME_FILE.is_file() and files.pop(files.index(f"page/{THEME_FILE.name}"))
     assert [name for name in files if not (PAGE_FOLDER.parent / name).is_file()] == []
 
 

@@ -65,7 +65,7 @@ def test_later_request_aborts_an_earlier_one(user, stub):
     user.find("#compare-b").send_keys("two", Keys.CONTROL, Keys.ENTER)
     user.wait_until(lambda: stub.bodies("/compare"))
     assert user.find("#compare").get_attribute("aria-busy") == "true"
-    stub.compare_delay, stub.responses["/compare"] = 0.0, {"similarity": -0.25, "layers": []}
+    stub.compare_delay, stub.responses["/compare"] = 0.0, {"similarity": -0.25, "scale": page_stub.SCALE, "layers": []}
     user.click("#compare button[type=submit]")
     user.wait_until(lambda: user.texts("#compare .figure") == ["−0.250"])
     user.wait_until(lambda: stub.delayed_responses)
@@ -130,7 +130,7 @@ def test_pasted_job_and_dropped_resumes_are_matched(user, stub):
         "3 resumes added.",
         "more.jsonl, line 3: no text",
         "line 4: not JSON",
-        "photo.png: only",
+        "photo.png: this kind of file is not read",
         "empty.md: empty.",
     ):
         assert sentence in messages
@@ -150,8 +150,58 @@ def test_pasted_job_and_dropped_resumes_are_matched(user, stub):
     assert user.texts(".ranking > h3") == ["Cloud engineer"]
     assert user.texts(".matches h4") == ["ines.txt", "Analyst", "Ruth"]
     best = user.find(".matches li.card").text
-    for reason in ("1.000", "0.781 by meaning", "Terraform", "degree", "AWS and GCP, both certified.", "experience"):
+    for reason in (
+        "0.52",
+        "By meaning 0.78, terms in common 42 %; above 97 % of all pairs.",
+        "Terraform",
+        "degree",
+        "AWS and GCP, both certified.",
+        "experience",
+    ):
         assert reason in best
+
+
+def test_pdf_and_word_files_are_read_by_the_server(user, stub, tmp_path):
+    user.click("#tab-match")
+    chooser = user.find("#match-right input[type=file]")
+    for name in ("ann.pdf", "broken.docx"):
+        (tmp_path / name).write_bytes(b"AWS and GCP.")
+        chooser.send_keys(str(tmp_path / name))
+        user.wait_until(lambda name=name: name in [body["name"] for body in stub.bodies("/documents")])
+    user.wait_until(lambda: "broken.docx: cannot be read." in user.find("#match-right .messages").text)
+    assert documents(user, "right") == ["ann"]
+    user.find("#match-left-text").send_keys("Cloud engineer")
+    user.click("#match button[type=submit]")
+    user.wait_until(lambda: user.find_all(".matches li.card"))
+    assert stub.bodies("/match")[0]["right"] == [{"id": "ann.pdf", "text": "AWS and GCP."}]
+
+
+@pytest.mark.parametrize(
+    ("similarity", "words"),
+    [
+        (0.87, "As similar as paraphrases"),
+        (0.6, "Nearly as similar"),
+        (0.45, "A little more"),
+        (0.1, "No more similar"),
+    ],
+)
+def test_similarity_is_explained_by_the_scale_of_the_encoder(user, stub, similarity, words):
+    stub.responses["/compare"] = {**stub.responses["/compare"], "similarity": similarity}
+    user.click("#compare [data-example]")
+    user.wait_until(lambda: user.texts("#compare .figure-name"))
+    assert user.find("#compare .figure-name").text.startswith(words)
+    assert user.texts("#compare .scale-key li") == ["unrelated sentences: 0.12 to 0.40", "paraphrases: 0.70 to 0.95"]
+
+
+def test_value_of_a_head_is_marked_apart_from_the_curve(user, stub):
+    user.click("#compare [data-example]")
+    user.wait_until(lambda: user.find_all("#compare .curve .dot"))
+    assert not user.find_all("#compare .own")  # the encoder's value is that of the layer it reads
+    stub.responses["/compare"] = {**stub.responses["/compare"], "similarity": 0.154}
+    user.click("#compare button[type=submit]")
+    user.wait_until(lambda: user.find_all("#compare .own"))
+    assert "the encoder: 0.154" in user.find("#compare .curve").text
+    assert "computes 0.154 from them" in user.find("#compare .readout").text
 
 
 def test_same_file_gets_a_number_and_is_removed_by_keyboard(user, tmp_path):

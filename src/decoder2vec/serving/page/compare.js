@@ -47,7 +47,9 @@ function show(output, { similarity, scale, layers }, encoderLayers) {
 function meaning(similarity, { unrelated, paraphrases }) {
   if (similarity >= paraphrases.low && similarity > unrelated.high) return "As similar as paraphrases are with this encoder.";
   if (similarity <= unrelated.high) return "No more similar than unrelated sentences are with this encoder.";
-  return "More similar than unrelated sentences, less than paraphrases.";
+  const middle = (unrelated.high + paraphrases.low) / 2;
+  if (similarity >= middle) return "Nearly as similar as paraphrases are with this encoder.";
+  return "A little more similar than unrelated sentences are with this encoder.";
 }
 
 /** A scale up to 1 with the ranges of unrelated sentences and paraphrases, and a mark at the similarity. */
@@ -62,9 +64,9 @@ function scaleBar(similarity, { unrelated, paraphrases }) {
   };
   const mark = create("span", { class: "mark" });
   mark.style.setProperty("left", position(similarity));
-  const label = (name, { low: from, high: to }) =>
-    create("li", { class: name }, `${name} sentences: ${from.toFixed(2)} to ${to.toFixed(2)}`.replace("paraphrases sentences", "paraphrases"));
+  const label = (name, words, { low: from, high: to }) =>
+    create("li", { class: name }, `${words}: ${from.toFixed(2)} to ${to.toFixed(2)}`);
   return create("div", {},
     create("div", { class: "scale", "aria-hidden": "true" }, range("unrelated", unrelated), range("paraphrases", paraphrases), mark),
-    create("ul", { class: "scale-key" }, label("unrelated", unrelated), label("paraphrases", paraphrases)));
+    create("ul", { class: "scale-key" }, label("unrelated", "unrelated sentences", unrelated), label("paraphrases", "paraphrases", paraphrases)));
 }

@@ -1,0 +1,53 @@
+"""Files read over HTTP: the same documents as `d2v match` reads from the same files."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+
+from decoder2vec.matching.sides import read_side
+from toys.files import pdf_file, word_file
+
+
+def post(client, file, name=None):
+    body = {"name": name or file.name, "content": base64.b64encode(file.read_bytes()).decode()}
+    return client.post("/documents", json=body)
+
+
+@pytest.mark.parametrize("write", [pdf_file, word_file])
+def test_pdf_and_word_files_are_read_as_on_the_command_line(client, tmp_path, write):
+    file = tmp_path / f"ann_de_wit.{'pdf' if write is pdf_file else 'docx'}"
+    write(file, "AWS and GCP.")
+    response = post(client, file).json()
+    (expected,) = read_side(file).documents
+    assert response["documents"] == [{"id": file.name, "text": expected.text, "label": "ann de wit"}]
+    assert "AWS and GCP." in expected.text and response["skipped"] == []
+
+
+def test_rows_of_a_table_are_documents_with_their_sections(client, tmp_path):
+    file = tmp_path / "people.csv"
+    file.write_text("id,title,text,skills,address\na,Baker,Bread.,Dough,12 Main Street\nb,,,,\n", "utf-8")
+    response = post(client, file).json()
+    assert response["documents"] == [{"id": "a", "text": "Baker\nBread.\n\nSkills\nDough", "label": "Baker"}]
+    assert response["skipped"][0].startswith("people.csv, line 3: no text")
+
+
+def test_broken_and_unknown_files_are_named_and_not_quoted(client, tmp_path):
+    file = tmp_path / "broken.pdf"
+    file.write_bytes(b"secret words")
+    for name, reason in (
+        ("broken.pdf", "cannot be read"),
+        ("photo.png", "not supported"),
+        ("../../x", "not supported"),
+    ):
+        response = post(client, file, name)
+        assert response.status_code == 200 and response.json()["documents"] == []
+        assert reason in response.json()["skipped"][0] and name in response.json()["skipped"][0]
+        assert "secret" not in json.dumps(response.json())
+
+
+def test_content_that_is_not_base64_is_a_400(client):
+    for body in ({"name": "a.pdf", "content": "é"}, {"name": "a.pdf", "content": "a"}, {"name": "", "content": ""}):
+        assert client.post("/documents", json=body).status_code == 400
