@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import average_precision_score
 
-from decoder2vec.matching.evaluation import LabelledSet, evaluate_ranking, per_query_metrics, read_labelled_set
+from decoder2vec.matching.evaluation import FITS, LabelledSet, evaluate_ranking, per_query_metrics, read_labelled_set
 from decoder2vec.matching.match import CALIBRATED, FUSIONS, MatchConfig, SideScores, score_sides
 from decoder2vec.matching.section_scores import AGGREGATES, TextSimilarity, full_text
 from decoder2vec.matching.terms import bm25_scores
@@ -102,6 +103,10 @@ def _choose_on_dev(scores: dict[str, SideScores], labelled: LabelledSet) -> tupl
         "terms": (hybrid.lexical, hybrid.lexical.T),
         "dense": (dense, dense.T),
         "hybrid": (hybrid.for_left(best), hybrid.for_right(best).T),
+        "default of d2v match": (
+            scores["sections"].for_left(MatchConfig()),
+            scores["sections"].for_right(MatchConfig()).T,
+        ),
     }
     by_weight = {
         f"{weight:g}": round(100 * ndcg(hybrid.for_left(replace(best, weight=weight))), 1)
@@ -118,9 +123,12 @@ def _choose_on_dev(scores: dict[str, SideScores], labelled: LabelledSet) -> tupl
 
 def _metrics(for_jobs: Any, for_resumes: Any, labelled: LabelledSet, trained: bool) -> dict[str, Any]:
     groups = {"dev": ("dev",), "test": ("test",)} | ({} if trained else {"train_and_test": ("train", "test")})
-    by_group = {
-        name: evaluate_ranking(for_jobs, labelled, labelled.job_indices(*splits)) for name, splits in groups.items()
-    }
+    by_group = {}
+    for name, splits in groups.items():
+        jobs = labelled.job_indices(*splits)
+        precision = average_precision_score((labelled.grades[jobs] == FITS).ravel(), for_jobs[jobs].ravel())
+        pooled = {"average_precision_of_all_pairs": round(100 * float(precision), 1)}
+        by_group[name] = evaluate_ranking(for_jobs, labelled, jobs) | pooled
     return by_group | {"test_resumes_to_jobs": _resume_metrics(for_resumes, labelled)}
 
 
