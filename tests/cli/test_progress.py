@@ -25,7 +25,8 @@ COMMANDS = {
     ),
     "eval tiny-llama --data pairs.tsv": "loading the model, evaluating",
     "train --recipe lora --backbone tiny-llama --data triplets.tsv --dev pairs.tsv --out enc --set training.steps=3": (
-        "reading, loading the model, tokenising, training, evaluating, final checks, saving"
+        "reading, loading the model, tokenising, training, evaluating, final checks, "
+        "scoring the untrained model, saving"
     ),
 }
 """Commands, and the phases that each shows."""

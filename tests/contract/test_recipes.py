@@ -73,7 +73,8 @@ def test_a_recipe_announces_the_phases_that_it_enters(name, backbone):
     with Progress() as progress:
         toy.recipe.expect(toy.data, "", seeds=1)
         announced = {phase.name for phase in progress.phases}
-        Trainer(toy.recipe, toy.data, backbone("tiny-llama")).run(0)
+        trainer = Trainer(toy.recipe, toy.data, backbone("tiny-llama"))
+        trainer.compare_untrained(trainer.run(0))
     assert {"training", "evaluating", "final checks"} < announced
     assert {phase.name for phase in progress.phases} == announced
     assert all(phase.finished for phase in progress.phases)
