@@ -81,12 +81,7 @@ def sweep(
     test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
-    progress = current_progress()
-    progress.expect("loading the model")
-    if test_pairs:
-        progress.expect("final checks", len(test_pairs.texts()), kind="encoding")
-    if out is not None:
-        progress.expect("saving")
+    _expect_phases(test_pairs, saved=out is not None)
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
     named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
     plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
@@ -101,6 +96,16 @@ def sweep(
     elif test_pairs:
         result.test = _score_test(result.encoder(), test_pairs)
     return result
+
+
+def _expect_phases(test_pairs: ScoredPairs | None, *, saved: bool) -> None:
+    """Announce the phases before and after those of the sweep itself."""
+    progress = current_progress()
+    progress.expect("loading the model")
+    if test_pairs:
+        progress.expect("final checks", len(test_pairs.texts()), kind="encoding")
+    if saved:
+        progress.expect("saving")
 
 
 def _plan(
