@@ -14,6 +14,7 @@ import Stemmer
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import EncoderError, InputError, StorageError, UnsupportedError
+from decoder2vec.progress import Progress
 from decoder2vec.search import index as index_module
 from decoder2vec.search import ranking
 from decoder2vec.search.chunks import Chunking
@@ -22,6 +23,7 @@ from decoder2vec.search.index import Index
 from decoder2vec.search.store import Chunk
 from decoder2vec.text.files import ScoredPairs
 from toys.encoder import WordEncoder
+from toys.progress import Recorder
 
 WORDS = [f"{a}{b}" for a in ("ka", "lo", "mi", "nu", "re") for b in ("tar", "ben", "sol", "dim", "fex", "gul")]
 QUERIES = ["katar loben", "misol", "refex nudim kagul", "lotar"]
@@ -171,6 +173,19 @@ def test_add_accepts_paths_texts_and_dicts(location, closing, tmp_path):
     assert [hit.text for hit in index.search("text", 1, "lexical")] == ["a text"]
     assert [hit.id for hit in index.search("nudim", 1, "lexical", {"year": "2025"})] == ["dict"]
     assert index.count() == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("at_once", "phases"), [(2**20, ["reading", "tokenising", "encoding", "saving"]), (0, ["encoding", "saving"])]
+)
+def test_large_sources_are_read_as_they_are_encoded(at_once, phases, tmp_path, monkeypatch):
+    monkeypatch.setattr(index_module, "_READ_AT_ONCE", at_once)
+    rows = "".join(json.dumps({"id": document.id, "text": document.text}) + "\n" for document in toy_documents())
+    (tmp_path / "table.jsonl").write_text(rows, encoding="utf-8")
+    index, recorder = Index.create(tmp_path / "idx", WordEncoder()), Recorder()
+    with Progress(recorder):
+        assert index.add(tmp_path / "table.jsonl").added == 60
+    assert recorder.labels == phases
 
 
 def test_shortened_document_leaves_no_old_chunk(location, closing):

@@ -126,6 +126,12 @@ def read_documents(
         raise DataFileError(f"{source} holds no file; documents are {', '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)} files.")
 
 
+def source_bytes(source: Path) -> int:
+    """Size of the visible files of a folder, or of a file; 0 if there is none."""
+    files = [source] if source.is_file() else [path for path in _visible_files(source) if isinstance(path, Path)]
+    return sum(path.stat().st_size for path in files if path.is_file())
+
+
 def unusable_reason(document: Document) -> str:
     """Return why a document cannot be indexed, or an empty string if it can."""
     if not document.text.strip():

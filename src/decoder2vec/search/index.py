@@ -16,7 +16,7 @@ from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.progress import current_progress
 from decoder2vec.search.chunks import Chunking
-from decoder2vec.search.documents import Document, DocumentSource, Skipped, to_documents
+from decoder2vec.search.documents import Document, DocumentSource, Skipped, source_bytes, to_documents
 from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
 from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DocumentRanker
@@ -44,6 +44,9 @@ _MIN_RERANKED = 30
 """Documents that are rescored by a reranker, at least."""
 _VERIFIED_AT_ONCE = 1000
 """Chunks that `verify` reads at once."""
+_READ_AT_ONCE = 2**26
+"""Bytes of files that are read before the first document is encoded, so that the time left is known; larger sources are
+read as they are encoded."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +213,7 @@ class Index:
         """
         folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
         items: Iterable[Document | Skipped] = to_documents(documents, columns, notify)
-        if isinstance(documents, str | Path):  # read before the first is encoded, so that the time left is known
+        if isinstance(documents, str | Path) and source_bytes(Path(documents)) <= _READ_AT_ONCE:
             with current_progress().phase("reading"):
                 items = list(items)
         changes = add_documents(
