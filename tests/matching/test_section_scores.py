@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
+from decoder2vec.matching.boilerplate import is_formality
 from decoder2vec.matching.calibration import reference_sides
 from decoder2vec.matching.match import score_sides
 from decoder2vec.matching.section_scores import TextSimilarity, document_sections
@@ -96,3 +97,23 @@ def test_formalities_are_no_part_of_what_is_compared():
         ("experience", "Ten years on gas pipelines."),
     ]
     assert document_sections(SideDocument("b", "References\nOn request."))[0].text  # there is nothing else
+
+
+def test_one_word_lines_stay_where_formalities_are_left_out():
+    text = "Skills\nPython\nSQL\nDocker\nReferences available on request\nData pipelines"
+    (section,) = document_sections(SideDocument("a", text))
+    assert section.text.splitlines() == ["Python", "SQL", "Docker", "Data pipelines"]
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "Ability to apply statistical methods to fraud data",
+        "Languages including but not limited to Python, Java and Scala",
+        "Sold life insurance to 200 families",
+        "Prepared W-2 forms and payroll taxes",
+        "Built https://example.org with Django",
+    ],
+)
+def test_sentences_about_the_work_are_no_formalities(sentence):
+    assert not is_formality(sentence)

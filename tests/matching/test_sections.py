@@ -108,3 +108,10 @@ def test_headings_with_qualifiers_and_of_two_kinds_are_known():
 def test_address_and_salary_are_no_sections_of_a_row():
     fields = {"skills": "Python", "address": "12 Main Street", "salary": "80,000", "benefits": "parking"}
     assert [section.text for section in split_sections("", fields)] == ["Python"]
+
+
+def test_list_item_that_names_a_section_is_no_heading():
+    text = "Skills:\n- Contract drafting\n- Legal\n- Litigation\nBenefits:\nFree fruit"
+    skills, offer = split_sections(text, {})
+    assert skills.text.splitlines() == ["- Contract drafting", "- Legal", "- Litigation"]
+    assert offer.text == "Free fruit"

@@ -51,3 +51,21 @@ def test_broken_and_unknown_files_are_named_and_not_quoted(client, tmp_path):
 def test_content_that_is_not_base64_is_a_400(client):
     for body in ({"name": "a.pdf", "content": "é"}, {"name": "a.pdf", "content": "a"}, {"name": "", "content": ""}):
         assert client.post("/documents", json=body).status_code == 400
+
+
+def test_names_that_are_no_paths_are_answered(client, tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_text("Bread.", "utf-8")
+    for name in ("a.\x00", "a.\ud800x", "." * 500):
+        response = client.post(
+            "/documents",
+            content=json.dumps({"name": name, "content": base64.b64encode(file.read_bytes()).decode()}),
+            headers={"Content-Type": "application/json"},
+        )
+        assert response.status_code in (200, 400)
+
+
+def test_small_file_with_very_much_text_is_a_413(client, tmp_path):
+    file = tmp_path / "many.csv"
+    file.write_text("text\n" + "Bread.\n" * 3000, "utf-8")
+    assert post(client, file).status_code == 413

@@ -130,17 +130,18 @@ _SENTENCE = re.compile(
     | \breasonable\saccommodation | \bveteran\sstatus\b | \beoe\b | \bwork\sauthori[sz]ation\b | \bvisa\ssponsor
     | \breferences?\s(?:are\s|will\sbe\s|furnished\s|provided\s)*(?:available\s)?(?:up)?on\srequest\b
     | \b(?:i\s)?(?:hereby\s)?declare\sthat\b | \btrue\s(?:and\scorrect\s)?to\sthe\sbest\sof\smy\b
-    | \bnot\slimited\sto\b | \b(?:other|additional)\sduties\b | \bduties\sas\s(?:assigned|required)\b
+    | \b(?:other|additional)\sduties\b | \bduties\sas\s(?:assigned|required)\b
     | \bsend\s(?:us\s|me\s)?(?:your|a|an|the)\s(?:updated\s)?(?:resume|cv|application)\b | \bhow\sto\sapply\b
-    | \bto\sapply\b | ^apply\s(?:now|today|online|here|by|at|with)\b
+    | ^to\sapply\b | ^apply\s(?:now|today|online|here|by|at|with)\b
     | \bplease\s(?:apply|send|email|forward|call|contact|visit)\b | \bthank\syou\sfor\syour\sinterest
     | \bonly\s(?:candidates|applicants|those)\b.*\b(?:contacted|selected|considered)\b
-    | \bno\s(?:phone\s)?calls\b | \bcompetitive\s(?:salary|pay|wages?|compensation|benefits)\b | \b401\s?\(?k\b
-    | \bpaid\s(?:time\soff|holidays?|vacations?|leave)\b | \b(?:dental|vision|medical|health|life)\sinsurance\b
+    | \bno\s(?:phone\s)?calls\b | \bcompetitive\s(?:salary|pay|wages?|compensation|benefits)\b
+    | \bpaid\s(?:time\soff|holidays?|vacations?|leave)\b | \b(?:dental|vision)\sinsurance\b
     | \bmedical,\sdental\b | \btuition\sreimbursement\b | \bbenefits\s(?:package|include)\b | \bsalary\s?(?:range|:)
     | \bdate\sof\sbirth\b | \bmarital\sstatus\b | \bplace\sof\sbirth\b | \bnationality\s?:
-    | \b(?:job|requisition|req|posting)\s?(?:id|number|\#|no\.?)\s?: | \bw-?2\b | \bc2c\b | \bposted\s?(?::|on\b|\d)
-    | \w@\w+[.\w-]*\.\w | \bwww\. | https?:// | \blinkedin\.com
+    | \b(?:job|requisition|req|posting)\s?(?:id|number|\#|no\.?)\s?: | \bw-?2\sonly\b | \bc2c\b
+    | \bposted\s?(?::|on\b|\d)
+    | ^\W*(?:\S+@\S+|(?:https?://|www\.)\S+|\S*linkedin\.com\S*)\W*$
     | ^(?:phone|tel|telephone|mobile|cell|fax|e-?mail|address|location|duration|rate|job\stype|shift|start\sdate)\s?:
     """,
     re.VERBOSE | re.IGNORECASE,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.heads.standardise import AffineHead
 from decoder2vec.matching.boilerplate import is_formality
-from decoder2vec.matching.sections import FORMALITIES, OFFER, WHOLE, Section, split_sections, split_sentences
+from decoder2vec.matching.sections import FORMALITIES, OFFER, WHOLE, Section, split_sections, split_statements
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.matching.terms import ScoreMatrix, TermWeights, TextTerms
 from decoder2vec.maths.similarity import normalise
@@ -152,7 +152,7 @@ def _whole(document: SideDocument) -> list[Section]:
 
 
 def _without_formalities(section: Section) -> Section:
-    sentences = split_sentences(section.text)
+    sentences = split_statements(section.text)
     kept = [sentence for sentence in sentences if not is_formality(sentence)]
     return section if len(kept) == len(sentences) else Section(section.kind, "\n".join(kept), section.heading)
 
@@ -191,7 +191,7 @@ def _split_passages(text: str) -> list[str]:
         return [text]
     passages: list[list[str]] = [[]]
     size = 0
-    for sentence in split_sentences(text):
+    for sentence in split_statements(text):
         words = sentence.split()
         for start in range(0, len(words), _MAX_PASSAGE_WORDS):
             piece = words[start : start + _MAX_PASSAGE_WORDS]

@@ -128,9 +128,14 @@ def _known_kind(name: str) -> str:
     return kinds.get(name) or kinds.get(_QUALIFIER.sub("", name), "")
 
 
+def split_statements(text: str) -> list[str]:
+    """Return all sentences and lines of a text, single words included, without bullets."""
+    return [line for piece in _SENTENCE_END.split(text) if (line := _BULLET.sub("", piece or "").strip())]
+
+
 def split_sentences(text: str) -> list[str]:
-    """Return the sentences of a text, one per statement, without bullets."""
-    lines = [line for piece in _SENTENCE_END.split(text) if (line := _BULLET.sub("", piece or "").strip())]
+    """Return the sentences of a text that say something, one per statement, without bullets."""
+    lines = split_statements(text)
     sentences = [line for line in lines if len(line.split()) >= _MIN_SENTENCE_WORDS or not line.isascii()]
     return sentences or lines
 
@@ -182,14 +187,15 @@ def _text_sections(text: str) -> Iterator[Section]:
 def _parse_heading(line: str) -> tuple[str, str, str] | None:
     """Return kind, heading and the text after it if the line starts a section, else None."""
     bare = _HEADING_MARKS.sub("", line)
-    if kind := section_kind(bare):
+    bullet = line.lstrip().startswith(("-", "•", "* "))
+    is_item = bullet and not line.rstrip().endswith((":", "-"))
+    if not is_item and (kind := section_kind(bare)):
         return kind, bare, ""
     inline = _INLINE_HEADING.match(line)
     if inline and (kind := section_kind(inline["heading"])):
         return kind, inline["heading"].strip(), inline["rest"].strip()
     if not bare or len(bare.split()) > _MAX_HEADING_WORDS or bare[-1] in ".!?,;":
         return None
-    bullet = line.lstrip().startswith(("-", "•", "* "))
     marked = line.lstrip().startswith("#") or (line.rstrip().endswith(":") and not bullet)
     capitals = bare.isupper() and len(bare) > 3
     return (OTHER, bare, "") if marked or capitals else None

@@ -87,7 +87,7 @@ def read_side(source: str | Path) -> Side:
     path = Path(source)
     if not path.exists():
         raise DataFileError(f"{source} does not exist; give a .jsonl or .csv file or a folder.")
-    results = list(_read_folder(path) if path.is_dir() else _read_file(path, path.name))
+    results = list(_read_folder(path) if path.is_dir() else read_file_documents(path, path.name))
     side = Side(
         path.name,
         [result for result in results if isinstance(result, SideDocument)],
@@ -101,20 +101,6 @@ def read_side(source: str | Path) -> Side:
     return side
 
 
-def read_documents(file: Path, name: str) -> tuple[list[SideDocument], list[str]]:
-    """Return the documents of one file, and a sentence for each part of it that cannot be used.
-
-    Args:
-        file: The file; its ending says the format.
-        name: Its name, for ids and sentences.
-    """
-    results = list(_read_file(file, name))
-    return (
-        [result for result in results if isinstance(result, SideDocument)],
-        [result for result in results if isinstance(result, str)],
-    )
-
-
 def _read_folder(folder: Path) -> Iterator[SideDocument | str]:
     root = folder.resolve()
     for file in sorted(folder.rglob("*")):
@@ -124,11 +110,16 @@ def _read_folder(folder: Path) -> Iterator[SideDocument | str]:
         if not file.resolve().is_relative_to(root):
             yield f"{name}: a link that leads out of the folder."
         else:
-            yield from _read_file(file, name)
+            yield from read_file_documents(file, name)
 
 
-def _read_file(file: Path, name: str) -> Iterator[SideDocument | str]:
-    """Yield the documents of a file, or the reasons why it or a line of it is left out."""
+def read_file_documents(file: Path, name: str) -> Iterator[SideDocument | str]:
+    """Yield the documents of one file, and a sentence for each part of it that cannot be used.
+
+    Args:
+        file: The file; its ending says the format.
+        name: Its name, for ids and sentences.
+    """
     if file.suffix.lower() in TABLE_SUFFIXES:
         yield from _read_table(file, name)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from decoder2vec.encoder import Encoder, is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.progress import current_progress
 from decoder2vec.search.chunks import Chunking
-from decoder2vec.search.documents import Document, DocumentSource, Skipped, source_bytes, to_documents
+from decoder2vec.search.documents import DocumentSource, source_bytes, to_documents
 from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
 from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DocumentRanker
@@ -212,12 +212,14 @@ class Index:
             Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
         folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
-        items: Iterable[Document | Skipped] = to_documents(documents, columns, notify)
-        if isinstance(documents, str | Path) and source_bytes(Path(documents)) <= _READ_AT_ONCE:
-            with current_progress().phase("reading"):
-                items = list(items)
         changes = add_documents(
-            self.store, self.encoder, self.header.chunking, items, folder, progress or (lambda _: None)
+            self.store,
+            self.encoder,
+            self.header.chunking,
+            to_documents(documents, columns, notify),
+            folder,
+            progress or (lambda _: None),
+            read_first=isinstance(documents, str | Path) and source_bytes(Path(documents)) <= _READ_AT_ONCE,
         )
         with current_progress().phase("saving"):
             self._ranker.prepare()

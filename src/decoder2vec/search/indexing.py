@@ -45,19 +45,26 @@ def add_documents(
     documents: Iterable[Document | Skipped],
     folder: Path | None,
     progress: Callable[[IndexChanges], object],
+    *,
+    read_first: bool = False,
 ) -> IndexChanges:
     """Store new and changed documents, batch by batch; mirror the `folder` that they are from, if any.
+
+    With `read_first` all documents are read before the first is encoded, so that the time left is known.
 
     A document that was read from the folder before and is no longer in it is removed, unless its file or subfolder is
     still there and could not be read completely.
     """
     with store.write_lock():
+        if read_first:  # under the lock: else a document that another process adds meanwhile would count as gone
+            with current_progress().phase("reading"):
+                documents = list(documents)
         sources = source_record(store)
         adding = _Adding(store.document_digests(), folder, sources.of(folder) if folder else {})
         changes = adding.changes
         batches: Iterable[list[Chunk]] = _chunk_batches(adding.changed(documents), chunking, token_lengths(encoder))
         n_texts = None
-        if isinstance(documents, list):  # the number of chunks is known before the first is encoded
+        if read_first:
             with current_progress().phase("tokenising"):
                 batches = list(batches)
             n_texts = sum(map(len, batches))

@@ -108,7 +108,7 @@ _RULES: dict[type[Exception], _Rule] = {
     UnsupportedError: _Rule(400, "unsupported", None),
     MissingExtraError: _Rule(501, "missing_extra", None),
     StorageError: _Rule(503, "storage_error", "The storage of the server is locked or damaged; its log says where."),
-    # no route reads a data file of the client: one that cannot be read is a file of the server
+    # what cannot be read of a client's file is reported in the answer: this is a file of the server
     DataFileError: _Rule(500, "data_file_error", "A data file of the server cannot be read; its log says where."),
     BackboneError: _Rule(500, "backbone_error", "The language model of the server failed; its log says where."),
     EncoderError: _Rule(500, "encoder_error", "The encoder of the server is broken; its log says where."),

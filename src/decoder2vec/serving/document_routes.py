@@ -14,8 +14,10 @@ from starlette.responses import JSONResponse
 
 from decoder2vec.errors import InputError
 from decoder2vec.matching.sections import field_kind
-from decoder2vec.matching.sides import SideDocument, read_documents
-from decoder2vec.serving.api_errors import ERROR_RESPONSES
+from decoder2vec.matching.sides import SideDocument, read_file_documents
+from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES
+from decoder2vec.serving.api_errors import ERROR_RESPONSES, APIError
+from decoder2vec.serving.limits import Limits
 from decoder2vec.serving.service import get_service
 
 router = APIRouter(responses=ERROR_RESPONSES)
@@ -51,15 +53,33 @@ async def read_file(body: FileRequest, request: Request) -> JSONResponse:
         content = base64.b64decode(body.content, validate=True)
     except (binascii.Error, ValueError):
         raise InputError("content: give the bytes of the file in base64.") from None
-    return JSONResponse(await get_service(request).run_in_thread(lambda: _read(body.name, content)))
+    service = get_service(request)
+    return JSONResponse(await service.run_in_thread(lambda: _read(body.name, content, service.limits)))
 
 
-def _read(name: str, content: bytes) -> dict[str, Any]:
+def _read(name: str, content: bytes, limits: Limits) -> dict[str, Any]:
+    known = TEXT_SUFFIXES + TABLE_SUFFIXES
+    suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), "")
+    if not suffix:
+        reason = f"{name}: this kind of file is not supported; give {', '.join(known)}."
+        return {"documents": [], "skipped": [reason.encode("utf-8", "replace").decode("utf-8")]}
+    documents: list[dict[str, str]] = []
+    skipped: list[str] = []
+    n_characters = 0
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / f"file{Path(name).suffix.lower()[:10]}"  # of the client's name only the ending is used
+        file = Path(folder) / f"file{suffix}"  # of the client's name only the ending is used
         file.write_bytes(content)
-        documents, skipped = read_documents(file, name)
-    return {"documents": [_document_json(document) for document in documents], "skipped": skipped}
+        for result in read_file_documents(file, name):
+            if isinstance(result, str):
+                skipped.append(result)
+                continue
+            documents.append(_document_json(result))
+            n_characters += len(documents[-1]["text"])
+            limits.check_texts(len(documents))
+            # a small file may repeat one long text in every row
+            if n_characters > limits.max_body_bytes:
+                raise APIError(413, f"The file holds more than {limits.max_body_bytes} characters; split it.")
+    return {"documents": documents, "skipped": skipped}
 
 
 def _document_json(document: SideDocument) -> dict[str, str]:
