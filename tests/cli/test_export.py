@@ -38,7 +38,7 @@ def test_modules_and_largest_difference_are_printed(saved, tmp_path, caplog):
 
 def test_errors_are_one_sentence_and_write_nothing(saved, tmp_path):
     for choices, options, reason in (
-        ({"template": "prompteol"}, [], "continues after the text"),
+        ({"on_overflow": "error"}, [], "would truncate long texts"),
         ({}, ["--format", "peft"], "has none"),
         ({}, ["--format", "onnx"], "Known: peft, sentence-transformers"),
     ):
