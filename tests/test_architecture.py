@@ -23,6 +23,7 @@ LEVELS = [
     {"text"},
     {"activations"},
     {"heads"},
+    {"encoder_folder"},
     {"encoder"},
     {"bulk"},
     {"export"},

@@ -10,12 +10,13 @@ import pytest
 from safetensors import safe_open
 
 import decoder2vec
-from decoder2vec import encoder as encoder_module
+from decoder2vec import encoder_folder
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.analysis.doctor import GOLD_FILE, write_gold_vectors
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_ENCODER
-from decoder2vec.encoder import BUILTIN_ENCODERS, Encoder, read_encoder_folder
+from decoder2vec.encoder import Encoder, read_encoder_folder
+from decoder2vec.encoder_folder import BUILTIN_ENCODERS
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, count_overlap, hash_pairs
@@ -30,7 +31,7 @@ TEXTS = ["A cat sleeps.", "Stocks fell sharply."]
 @pytest.fixture
 def tiny_builtin(tmp_path, monkeypatch):
     """A folder of built-in encoders that holds a tiny one under the default name."""
-    monkeypatch.setattr(encoder_module, "BUILTIN_ENCODERS", tmp_path / "encoders")
+    monkeypatch.setattr(encoder_folder, "BUILTIN_ENCODERS", tmp_path / "encoders")
     encoder = Encoder.from_pretrained("tiny-llama", layer=3, pooling="mean", template="plain")
     folder = encoder.save(tmp_path / "encoders" / DEFAULT_ENCODER)
     write_gold_vectors(encoder, folder)
@@ -152,7 +153,7 @@ def test_encoders_are_merged_with_it(tiny_builtin, tmp_path):
 
 
 def test_its_adapter_is_added_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(encoder_module, "BUILTIN_ENCODERS", tmp_path)
+    monkeypatch.setattr(encoder_folder, "BUILTIN_ENCODERS", tmp_path)
     model = Backbone.load("tiny-llama", device="cpu")
     lora = Lora.initialise(model, 2, 4)
     for matrix in lora.upper.values():

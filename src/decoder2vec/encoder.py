@@ -28,6 +28,16 @@ from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapte
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
+from decoder2vec.encoder_folder import (
+    ADAPTER_FOLDER,
+    BACKBONE_FOLDER,
+    DESCRIPTION_FILE,
+    HEAD_FILE,
+    NAMED_ADAPTERS_FOLDER,
+    encoder_path,
+    is_encoder_folder,
+    saved_encoder_folder,
+)
 from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
@@ -461,30 +471,6 @@ class Encoder:
 
 # --- saving and loading ---------------------------------------------------------------------------------------------
 
-_DESCRIPTION_FILE = "encoder.json"
-_HEAD_FILE = "head.safetensors"
-ADAPTER_FOLDER = "adapter"
-_NAMED_ADAPTERS_FOLDER = "adapters"
-BACKBONE_FOLDER = "backbone"
-BUILTIN_ENCODERS = Path(__file__).parent / "encoders"
-"""Folder of the encoders that ship with the package."""
-
-
-def is_encoder_folder(folder: str | Path) -> bool:
-    """Whether a folder contains a saved encoder."""
-    return (Path(folder) / _DESCRIPTION_FILE).is_file()
-
-
-def saved_encoder_folder(name: str | Path) -> Path | None:
-    """The folder of the saved encoder of that name: a path, or an encoder that ships with the package; else None."""
-    candidates = (Path(name).expanduser(), BUILTIN_ENCODERS / name)
-    return next((folder for folder in candidates if is_encoder_folder(folder)), None)
-
-
-def encoder_path(name: str | Path) -> Path:
-    """The folder of the saved encoder of that name; if there is none, the name as a path."""
-    return saved_encoder_folder(name) or Path(name).expanduser()
-
 
 def check_output_folder(target: Path) -> None:
     """Raise an error if a path holds anything other than an encoder, or cannot be written."""
@@ -512,15 +498,15 @@ def _write_folder(
     new = target.with_name(f".{target.name}.new")
     shutil.rmtree(new, ignore_errors=True)  # left behind by a killed save
     with atomic_folder(new) as temporary:
-        (temporary / _DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+        (temporary / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
         if head:
-            head.save(temporary / _HEAD_FILE)
+            head.save(temporary / HEAD_FILE)
         for name, content in extra_files.items():
             (temporary / name).write_bytes(content)
         if backbone.adapter:
             save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone, lora_dtype)
         for name, adapter in backbone.adapters.items():
-            save_adapter(adapter, temporary / _NAMED_ADAPTERS_FOLDER / name, backbone)
+            save_adapter(adapter, temporary / NAMED_ADAPTERS_FOLDER / name, backbone)
         if weights:
             shutil.copytree(weights, temporary / BACKBONE_FOLDER)
     if target.exists():
@@ -531,15 +517,15 @@ def _write_folder(
 def read_encoder_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
     """The description and the head of a saved encoder."""
     try:
-        description = json.loads((folder / _DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
         kind = description["head"]
         for key in ("spec", "backbone_fingerprint"):
             description[key]
     except OSError as error:
-        raise InputError(f"{folder} is not the folder of a saved encoder: it has no {_DESCRIPTION_FILE}.") from error
+        raise InputError(f"{folder} is not the folder of a saved encoder: it has no {DESCRIPTION_FILE}.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise EncoderError(f"{folder} is not a saved encoder: {error}") from error
-    return description, _read_head(folder / _HEAD_FILE, kind)
+    return description, _read_head(folder / HEAD_FILE, kind)
 
 
 def _read_head(file: Path, kind: str | None) -> AnyHead | None:
@@ -558,7 +544,7 @@ def _restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: st
             f"The weights of {backbone.name} are not those this encoder was made with "
             f"({backbone.fingerprint}, expected {expected_fingerprint})."
         )
-    for adapter_folder in sorted((folder / _NAMED_ADAPTERS_FOLDER).glob("*/")):
+    for adapter_folder in sorted((folder / NAMED_ADAPTERS_FOLDER).glob("*/")):
         backbone.adapters[adapter_folder.name] = load_adapter(adapter_folder, backbone)
     active = folder / ADAPTER_FOLDER
     return backbone.with_adapter(load_adapter(active, backbone)) if active.is_dir() else backbone

@@ -28,7 +28,8 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.config import EncoderSpec
-from decoder2vec.encoder import ADAPTER_FOLDER, BACKBONE_FOLDER, Encoder, encoder_path, read_encoder_folder
+from decoder2vec.encoder import Encoder, read_encoder_folder
+from decoder2vec.encoder_folder import ADAPTER_FOLDER, BACKBONE_FOLDER, encoder_path
 from decoder2vec.errors import Decoder2VecError, EncoderError, InputError, unknown_name
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.pruned import check_new_folder

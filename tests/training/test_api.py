@@ -12,7 +12,8 @@ import torch
 
 import decoder2vec
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.encoder import Encoder, is_encoder_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import DataFileError, InputError, StorageError, UnsupportedError
 from decoder2vec.text.data_check import count_overlap
 from decoder2vec.training import api, checkpoint

@@ -18,7 +18,8 @@ from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading
-from decoder2vec.encoder import Encoder, saved_encoder_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.text.batches import collate

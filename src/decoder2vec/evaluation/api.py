@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from decoder2vec.encoder import Encoder, encoder_path
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import encoder_path
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load_pairs

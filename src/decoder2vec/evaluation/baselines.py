@@ -25,14 +25,8 @@ from decoder2vec.backbone.fingerprint import file_sha256, folder_fingerprint, we
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import download_if_it_has, resolve_model_folder
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import (
-    Encoder,
-    encoder_path,
-    is_encoder_folder,
-    read_encoder_folder,
-    saved_encoder_folder,
-    to_text_list,
-)
+from decoder2vec.encoder import Encoder, read_encoder_folder, to_text_list
+from decoder2vec.encoder_folder import encoder_path, is_encoder_folder, saved_encoder_folder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
 from decoder2vec.evaluation.openai_encoder import OpenAIEncoder

@@ -10,7 +10,8 @@ import torch
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.sources import Notify
-from decoder2vec.encoder import Encoder, saved_encoder_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.transformers import write_model
 from decoder2vec.storage import atomic_folder, cache_root

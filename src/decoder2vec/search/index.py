@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.config import from_table, to_table
-from decoder2vec.encoder import Encoder, is_encoder_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.progress import current_progress
 from decoder2vec.search.chunks import Chunking

@@ -24,7 +24,8 @@ from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
-from decoder2vec.encoder import Encoder, check_output_folder, encoder_path, is_encoder_folder
+from decoder2vec.encoder import Encoder, check_output_folder
+from decoder2vec.encoder_folder import encoder_path, is_encoder_folder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
