@@ -25,6 +25,7 @@ LEVELS = [
     {"heads"},
     {"encoder_folder"},
     {"encoder"},
+    {"quick_encoder"},
     {"bulk"},
     {"export"},
     {"merging"},

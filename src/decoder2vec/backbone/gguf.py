@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.backbone.fingerprint import record_gguf_source
-from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.errors import BackboneError
 
 _BOS_BY_DEFAULT = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}
@@ -22,6 +21,8 @@ def convert_gguf(file: Path, folder: Path) -> None:
     metadata = read_metadata(file)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from decoder2vec.backbone.machine import quiet_transformers
 
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:

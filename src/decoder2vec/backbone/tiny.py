@@ -11,7 +11,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.storage import atomic_folder, cache_root
 
 _SIZE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
@@ -80,6 +79,8 @@ def build_tiny(family: str, folder: Path, *, seed: int = 0) -> None:
     """Write a random 4-layer model of a family and a small byte-level BPE tokenizer to `folder`."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    from decoder2vec.backbone.machine import quiet_transformers
 
     tokenizer = tiny_tokenizer(pad=family not in _NO_PAD_TOKEN, bos=family in _ADDS_BOS)
     token_ids = {"bos_token_id": 1, "eos_token_id": 0, "pad_token_id": 2 if family not in _NO_PAD_TOKEN else None}

@@ -139,7 +139,7 @@ def _open_or_create(
             raise InputError(f"The chunks of {out} were set when it was created; leave out --chunk and --overlap.")
         if encoder or any(value is not None for value in choices.values()):
             return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices))
-        return Index.open(out, **loading)
+        return Index.open(out, device=loading["device"], dtype=loading["dtype"])
     if not source:
         raise InputError(f"There is no index at {out}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created

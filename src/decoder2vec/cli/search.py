@@ -45,7 +45,7 @@ def search(
     with garbage_collection_paused():
         from decoder2vec.search.index import Index
 
-        opened = Index.open(index, encoder or None, device=device, dtype=dtype)
+        opened = Index.open(index, encoder or None, device=device, dtype=dtype, for_queries=rerank != "own")
         hits = opened.search(query, top, mode, required, _reranker(opened, rerank, device, dtype))
     for hit in hits:
         typer.echo(_to_json(hit)) if as_json else _print(hit)

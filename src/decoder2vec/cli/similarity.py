@@ -15,6 +15,7 @@ from decoder2vec.cli.options import (
     Layer,
     PoolingOption,
     TemplateOption,
+    garbage_collection_paused,
     open_encoder,
 )
 from decoder2vec.cli.output import info, table
@@ -42,12 +43,15 @@ def similarity(
     if plot and plot.suffix.lower() != ".png":
         raise InputError(f"{plot} must end in .png, the format of the figure.")
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    model = open_encoder(encoder, device, dtype, **choices)
     if explain or plot:
-        _print_explanation(model.explain(a, b), (a, b), plot)
+        _print_explanation(open_encoder(encoder, device, dtype, **choices).explain(a, b), (a, b), plot)
         return
+    with garbage_collection_paused():
+        from decoder2vec.quick_encoder import open_for_queries
+
+        model = open_for_queries(encoder, device, dtype, **choices)
     vectors = model.encode([a, b])
-    typer.echo(f"{float(model.similarity(vectors[:1], vectors[1:])):.4f}")
+    typer.echo(f"{float(model.similarity(vectors[:1], vectors[1:])[0, 0]):.4f}")
 
 
 def _print_explanation(explanation: Explanation, texts: tuple[str, str], plot: Path | None) -> None:

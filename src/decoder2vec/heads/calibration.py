@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 Floats = NDArray[np.float64]
@@ -40,6 +39,8 @@ class Calibration:
         raw = np.array([predicted[rows].mean() for rows in bins])
         if top is not None:
             raw = np.minimum(raw, top - 1e-6)
+        from scipy.optimize import isotonic_regression  # half a second, which only training needs
+
         means = np.array([target[rows].mean() for rows in bins])
         scores = np.clip(np.asarray(isotonic_regression(means).x), 0.0, 1.0 if top is not None else 1 - _SLOPE)
         distinct = np.concatenate([[True], np.diff(raw) > 1e-9])

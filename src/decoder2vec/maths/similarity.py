@@ -6,25 +6,32 @@ Cosines are computed in float64 and rounded: close scores do not tie, and equal 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from decoder2vec.errors import InputError, unknown_name
 
+if TYPE_CHECKING:  # torch is imported where it is used: a search in NumPy does not wait for it
+    from torch import Tensor
+
 _Rows = TypeVar("_Rows", NDArray[np.float32], NDArray[np.float64])
-_SimilarityFunction = Callable[[Tensor, Tensor], Tensor]
+_SimilarityFunction = Callable[["Tensor", "Tensor"], "Tensor"]
+
+
+def _distances(a: Tensor, b: Tensor, order: float) -> Tensor:
+    """[n, m] distances; the matmul form loses all digits where vectors share one huge dimension, as states do."""
+    from torch import cdist
+
+    return cdist(a, b, p=order, compute_mode="donot_use_mm_for_euclid_dist")
+
 
 _MATRIX: dict[str, _SimilarityFunction] = {
     "cosine": lambda a, b: (_normalise(a) @ _normalise(b).T).float(),
     "dot": lambda a, b: a @ b.T,
-    # the matmul form of cdist loses all digits where vectors share one huge dimension, as decoder states do
-    "euclidean": lambda a, b: -torch.cdist(a, b, p=2.0, compute_mode="donot_use_mm_for_euclid_dist"),
-    "manhattan": lambda a, b: -torch.cdist(a, b, p=1.0),
+    "euclidean": lambda a, b: -_distances(a, b, 2.0),
+    "manhattan": lambda a, b: -_distances(a, b, 1.0),
 }
 _PAIRWISE: dict[str, _SimilarityFunction] = {
     "cosine": lambda a, b: (_normalise(a) * _normalise(b)).sum(dim=-1).float(),
@@ -51,7 +58,9 @@ def pairwise_similarity(name: str, a: Any, b: Any) -> Tensor:
 
 def as_float_rows(vectors: Any) -> Tensor:
     """Convert arrays, tensors or lists of either to an [n, dim] float32 tensor; a single vector becomes one row."""
-    if isinstance(vectors, list) and vectors and isinstance(vectors[0], Tensor | np.ndarray):
+    import torch
+
+    if isinstance(vectors, list) and vectors and isinstance(vectors[0], torch.Tensor | np.ndarray):
         vectors = torch.stack([torch.as_tensor(vector) for vector in vectors])
     if isinstance(vectors, np.ndarray):
         vectors = np.ascontiguousarray(vectors)  # torch does not accept negative strides
@@ -90,4 +99,6 @@ def quantise(vectors: NDArray[np.float32], precision: str) -> NDArray[Any]:
 
 def _normalise(rows: Tensor) -> Tensor:
     """Unit rows in float64; on the CPU if they are on an Apple GPU, which has no float64."""
+    from torch.nn.functional import normalize
+
     return normalize((rows.cpu() if rows.device.type == "mps" else rows).double(), dim=-1)

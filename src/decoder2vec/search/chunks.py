@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.text.sentences import sentence_spans, strip_span
 from decoder2vec.text.template import SLOT, Template
@@ -80,6 +79,8 @@ def _max_text_tokens(encoder: Any) -> int | None:
     limit = getattr(encoder, "max_seq_length", None)
     if not isinstance(limit, int):
         return None
+    from decoder2vec.encoder import Encoder
+
     if not isinstance(encoder, Encoder):
         return limit - _SPARE_TOKENS
     longest_prompt = max(encoder.prompts.values(), key=len, default="")

@@ -7,21 +7,20 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decoder2vec.config import from_table, to_table
-from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.progress import current_progress
+from decoder2vec.quick_encoder import QuickEncoder, open_for_queries
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import DocumentSource, source_bytes, to_documents
 from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
 from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DocumentRanker
-from decoder2vec.search.rerank import SupportsRerank, WeightedCosineReranker
 from decoder2vec.search.snippets import Snippet, make_snippets
 from decoder2vec.search.store import (
     Chunk,
@@ -34,6 +33,9 @@ from decoder2vec.search.store import (
 )
 from decoder2vec.search.tuning import Qrels, TuningResult, choose_fusion, read_qrels, read_queries
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
+
+if TYPE_CHECKING:  # it imports torch
+    from decoder2vec.search.rerank import SupportsRerank, WeightedCosineReranker
 
 MODES = ("dense", "lexical", "hybrid")
 _FORMAT = 1
@@ -141,6 +143,8 @@ class Index:
         header = IndexHeader(uuid.uuid4().hex, space.dim, space, (chunking or Chunking()).limited_to(encoder))
         with store.write_lock():
             store.create(space.dim)
+            from decoder2vec.encoder import Encoder
+
             if isinstance(encoder, Encoder):
                 encoder.save(store.local_folder / "encoder")
             store.write_header(to_table(header))  # last: a location without a header is not an index
@@ -148,7 +152,13 @@ class Index:
 
     @classmethod
     def open(
-        cls, location: str | Path, encoder: Any = None, *, device: str | None = None, dtype: str | None = None
+        cls,
+        location: str | Path,
+        encoder: Any = None,
+        *,
+        device: str | None = None,
+        dtype: str | None = None,
+        for_queries: bool = False,
     ) -> Index:
         """Open an existing index.
 
@@ -158,6 +168,8 @@ class Index:
                 was created with.
             device: cuda, mps or cpu, for an encoder that is loaded here; by default the best one available.
             dtype: Dtype of such an encoder; by default the one that suits the device.
+            for_queries: Load an encoder that starts at once, where there is one, for a few searches; no documents can
+                be added.
 
         Raises:
             InputError: There is no index, or the encoder embeds into another space.
@@ -177,6 +189,8 @@ class Index:
             if not is_encoder_folder(encoder_folder):
                 raise InputError(f"The encoder of {location} is not known on this machine; give an encoder.")
             encoder = encoder_folder
+        if for_queries and isinstance(encoder, str | Path):
+            encoder = open_for_queries(encoder, device, dtype)
         encoder = resolve_encoder(encoder, device=device, dtype=dtype)
         header.space.check_encoder(encoder, str(location))
         return cls(location, store, header, encoder)
@@ -212,6 +226,8 @@ class Index:
         Returns:
             Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
+        if isinstance(self.encoder, QuickEncoder):
+            raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
         folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
         changes = add_documents(
             self.store,
@@ -332,6 +348,8 @@ class Index:
             pairs: Scored pairs, or a .tsv, .csv or .jsonl file.
             columns: Names of the columns of the file: two texts and a score.
         """
+        from decoder2vec.search.rerank import WeightedCosineReranker
+
         pairs = pairs if isinstance(pairs, ScoredPairs) else read_pairs(pairs, columns)
         reranker = WeightedCosineReranker.fit(self.encoder, pairs)
         reranker.save(self._reranker_file)
@@ -339,6 +357,8 @@ class Index:
 
     def load_reranker(self) -> WeightedCosineReranker:
         """Return the reranker that `learn_reranker` kept."""
+        from decoder2vec.search.rerank import WeightedCosineReranker
+
         return WeightedCosineReranker.load(self._reranker_file, self.encoder)
 
     def count(self) -> tuple[int, int]:

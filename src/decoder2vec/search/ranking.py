@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from decoder2vec.maths.similarity import similarity_matrix
+from decoder2vec.maths.similarity import normalise, similarity_matrix
 from decoder2vec.search.hybrid import FullScores, RankedDocument
 from decoder2vec.search.store import ChunkStore, Embeddings, MetadataFilter, document_id_of
 from decoder2vec.storage import atomic_folder
@@ -115,10 +115,9 @@ class DenseSearch:
 
     def __init__(self, keys: Sequence[str], vectors: Embeddings, similarity: str) -> None:
         self.keys, self.similarity = list(keys), similarity
-        rows = np.array(vectors, np.float32)
+        self._rows = np.array(vectors, np.float32)
         if similarity == "cosine":
-            rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
-        self._rows = torch.from_numpy(rows)
+            self._rows /= np.maximum(np.linalg.norm(self._rows, axis=1, keepdims=True), 1e-12)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -134,22 +133,19 @@ class DenseSearch:
         batch_size = max(1, _MAX_SCORE_BYTES // (4 * len(keys)))
         results: list[ScoredKeys] = []
         for start in range(0, len(queries), batch_size):
-            batch = torch.from_numpy(np.array(queries[start : start + batch_size], np.float32))
-            best_scores, best_indices = self._similarities(batch, rows).topk(min(count, len(keys)), dim=1)
-            for scores, indices in zip(best_scores.tolist(), best_indices.tolist(), strict=True):
-                ranked = sorted(zip(scores, indices, strict=True), key=_best_first)
+            for scores in self._similarities(np.asarray(queries[start : start + batch_size], np.float32), rows):
+                best = _largest(scores, count)
+                ranked = sorted(zip(scores[best].tolist(), best.tolist(), strict=True), key=_best_first)
                 results.append([(keys[index], score) for score, index in ranked])
         return results
 
-    def _similarities(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _similarities(self, queries: Embeddings, rows: Embeddings) -> Embeddings:
         """[queries, chunks] similarities. Products are in float32: fast, and exact to six digits."""
         if self.similarity not in ("cosine", "dot"):
-            return similarity_matrix(self.similarity, queries, rows)
+            return np.asarray(similarity_matrix(self.similarity, queries, rows), np.float32)
         if self.similarity == "cosine":
-            queries = torch.nn.functional.normalize(queries, dim=1)
-        if len(queries) == 1:
-            return torch.mv(rows, queries[0])[None]
-        return queries @ rows.T
+            queries = normalise(queries)
+        return np.asarray((rows @ queries[0])[None] if len(queries) == 1 else queries @ rows.T)
 
 
 class LexicalSearch:
@@ -219,6 +215,13 @@ class LexicalSearch:
             return math.log(1 + (len(self) - count + 0.5) / (count + 0.5))
 
         return [sum(map(inverse_document_frequency, words)) / (1 + K1) for words in tokenise_queries(queries)]
+
+
+def _largest(scores: Embeddings, count: int) -> NDArray[np.int64]:
+    """Indices of the `count` largest scores, in any order."""
+    if count >= len(scores):
+        return np.arange(len(scores))
+    return np.argpartition(scores, len(scores) - count)[len(scores) - count :]
 
 
 def _best_first(scored: tuple[float, int]) -> tuple[float, int]:

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.encoder import Encoder
 from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 from decoder2vec.maths.similarity import SIMILARITIES
 
@@ -180,6 +179,8 @@ def resolve_encoder(encoder: Any, **options: Any) -> Any:
         options: Options of `Encoder.from_pretrained`, for a name or folder.
     """
     if isinstance(encoder, str | Path):
+        from decoder2vec.encoder import Encoder
+
         return Encoder.from_pretrained(encoder, **options)
     if not callable(getattr(encoder, "encode", None)):
         raise InputError(f"A {type(encoder).__name__} has no `encode`; pass an encoder, a model name or a folder.")

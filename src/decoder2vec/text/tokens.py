@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.text.template import Template
+
+if TYPE_CHECKING:
+    from decoder2vec.backbone.backbone import Backbone
 
 ON_OVERFLOW = ("truncate", "chunk", "error")
 
@@ -40,6 +42,26 @@ class Tokenised:
     """Indices of the texts that were longer than the limit."""
 
 
+class TokenSource(Protocol):
+    """What a `Tokeniser` needs of a `Backbone`."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """An object whose `backend_tokenizer` is a tokenizer of the library tokenizers."""
+
+    @property
+    def context_length(self) -> int | None:
+        """Maximum number of tokens of an input; None if there is no limit."""
+
+    @property
+    def missing_bos_token_id(self) -> int | None:
+        """The BOS token if one is needed and the tokenizer does not add it, else None."""
+
+    @property
+    def empty_text_token_id(self) -> int:
+        """The token that represents a text without tokens."""
+
+
 @dataclass(frozen=True)
 class Tokeniser:
     """Turns texts into prompts of at most `max_length` tokens.
@@ -51,7 +73,7 @@ class Tokeniser:
         on_overflow: What to do with longer prompts: "truncate" the text, split it into "chunk"s, or raise an "error".
     """
 
-    backbone: Backbone
+    backbone: TokenSource
     template: Template
     max_length: int
     on_overflow: str = "truncate"
@@ -188,7 +210,7 @@ def token_positions(
     return positions
 
 
-def _plain_backend(backbone: Backbone) -> Any:
+def _plain_backend(backbone: TokenSource) -> Any:
     """The fast tokenizer with padding and truncation off: a call of the tokenizer that uses them leaves them on."""
     backend = backbone.tokenizer.backend_tokenizer
     backend.no_padding()
