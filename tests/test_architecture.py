@@ -30,7 +30,7 @@ LEVELS = [
     {"export"},
     {"merging"},
     {"evaluation", "analysis", "search"},
-    {"matching"},
+    {"matching", "integrations"},
     {"report"},
     {"serving"},
     {"training"},

@@ -1,0 +1,1 @@
+"""Encoders, indexes and rerankers as classes of other libraries: LangChain, LlamaIndex and Haystack."""
