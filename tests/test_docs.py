@@ -48,7 +48,9 @@ def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=path_of)
 def test_examples_import_from_the_top_level(page):
-    assert not re.findall(r"^\s*(?:from|import) decoder2vec\.(?!integrations\.).*", "\n".join(blocks(page, "python")), re.M)
+    assert not re.findall(
+        r"^\s*(?:from|import) decoder2vec\.(?!integrations\.).*", "\n".join(blocks(page, "python")), re.M
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=path_of)
