@@ -126,10 +126,25 @@ def test_phases_of_a_stage_can_be_dropped(clock):
         for stage in ("first", "second"):
             progress.expect("training", 10, stage=stage)
         progress.drop("first")
-        with progress.phase("training"):
+        with progress.stage("second"), progress.phase("training"):
             assert progress.label == "second: training"
             work(clock, 5)
             assert progress.fraction == 0.5
+
+
+def test_phase_is_one_of_the_current_stage(clock):
+    """A phase of the same name that a later stage has announced stays to do."""
+    with Progress(clock=clock) as progress:
+        for stage in ("first", "second"):
+            progress.expect("loading the model", 10, stage=stage)
+        with progress.stage("first"):
+            for _ in range(2):  # the model, then one that nobody announced, such as a teacher's
+                with progress.phase("loading the model") as phase:
+                    assert progress.label == "first: loading the model"
+                    work(clock, 10)
+            assert phase not in progress.phases and progress.fraction == 0.5
+        with progress.stage("second"), progress.phase("loading the model") as phase:
+            assert phase in progress.phases
 
 
 def test_work_up_to_a_mark_is_counted_once(progress, clock):

@@ -64,7 +64,7 @@ class Progress:
 
     A function announces the phases to come with `expect`, so that fraction and time left are those of the whole from
     the start, and enters each of them with `phase`. Entering a phase of an expected name takes the next of that name
-    that is not finished; the others are shown but do not count.
+    in the current stage that is not finished; the others are shown but do not count.
 
     Args:
         listener: Called after every report.
@@ -94,6 +94,7 @@ class Progress:
         self.note = ""
         """What else a user wants to know of the current phase, such as the loss."""
         self.ended = False
+        self._stage = ""
         self._active: list[Phase] = []
         """The phases that have been entered, the innermost last."""
         self._entered: list[Phase] = []
@@ -128,6 +129,15 @@ class Progress:
         self._report()
 
     @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Inside the block, phases are those of this stage; "" is the work outside all stages."""
+        outer, self._stage = self._stage, name
+        try:
+            yield
+        finally:
+            self._stage = outer
+
+    @contextmanager
     def phase(self, name: str, work: float | None = None) -> Iterator[Phase]:
         """Enter a phase; a phase inside another may be entered many times, and is finished with the outer one.
 
@@ -143,16 +153,25 @@ class Progress:
         self._report()
         try:
             yield phase
-        finally:
-            self._count_time()
-            self._active.pop()
-            if self._active:
-                self._label = self._active[-1].label
-            else:
-                for entered in self._entered:
-                    entered.finish()
-                self._entered = []
-            self._report()
+        except KeyboardInterrupt:  # so that a user sees where it stood
+            raise
+        except BaseException:
+            self._leave()
+            raise
+        else:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Leave the current phase; with the outermost, all that were entered inside it are finished."""
+        self._count_time()
+        self._active.pop()
+        if self._active:
+            self._label = self._active[-1].label
+        else:
+            for entered in self._entered:
+                entered.finish()
+            self._entered = []
+        self._report()
 
     def advance(self, work: float, note: str | None = None) -> None:
         """Count work of the current phase that has just been done."""
@@ -160,6 +179,10 @@ class Progress:
             self._active[-1].done += work
         self.note = self.note if note is None else note
         self._report()
+
+    def advance_part(self, n_left: int, note: str | None = None) -> None:
+        """Count one of the equal parts that the current phase has left, of which this is one."""
+        self.advance(self.remaining_work / max(1, n_left), note)
 
     def reach(self, done: float, note: str | None = None) -> None:
         """Count work of the current phase up to a mark; what was counted on the way to it is not counted again."""
@@ -210,11 +233,11 @@ class Progress:
         return left if left and left > 0 else None
 
     def _find(self, name: str, work: float | None) -> Phase:
-        """The next expected phase of that name; else a new one, which counts if its work is known."""
-        phase = next((phase for phase in self.phases if phase.name == name and not phase.finished), None)
+        """The next expected phase of that name in this stage; else a new one, which counts if its work is known."""
+        expected = (phase for phase in self.phases if (phase.name, phase.stage) == (name, self._stage))
+        phase = next((phase for phase in expected if not phase.finished), None)
         if phase is None:
-            stage = self._active[-1].stage if self._active else ""
-            phase = Phase(name, work, stage, name)
+            phase = Phase(name, work, self._stage, name)
             if work is not None:
                 self.phases.append(phase)
         elif work is not None:

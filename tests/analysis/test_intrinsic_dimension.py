@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
@@ -29,7 +28,9 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import intrinsic_dimension as dimension
 from decoder2vec.maths.intrinsic_dimension import nearest_neighbours
+from decoder2vec.progress import Progress
 from toys.docstrings import run_examples
+from toys.progress import Recorder
 
 TEXTS = [
     f"The {who} {does} {what}."
@@ -257,14 +258,9 @@ def test_example_in_docstring_runs():
 
 def test_measurement_equals_the_curves_and_their_difference(encoder, document, tmp_path):
     other = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32", template="plain", pooling="max")
-    progress = Counter()
-    measured = measure_dimension(
-        [encoder, other],
-        TEXTS,
-        out=tmp_path / "both.json",
-        plan=QUICK,
-        on_progress=lambda label, count, total: progress.update({(label, total): count}),
-    )
+    recorder = Recorder()
+    with Progress(recorder):
+        measured = measure_dimension([encoder, other], TEXTS, out=tmp_path / "both.json", plan=QUICK)
     assert json.loads((tmp_path / "both.json").read_text()) == measured
     curves = measured["encoders"]
     assert {key: curves[0][key] for key in ("layers", "area", "plan")} == {
@@ -272,10 +268,8 @@ def test_measurement_equals_the_curves_and_their_difference(encoder, document, t
     }
     assert [curve["encoder"] for curve in curves] == [repr(encoder), repr(other)]
     assert measured["differences"] == area_differences(curves)
-    assert set(progress.items()) == {
-        ((f"{name}: {label}", total), total)
-        for name in (repr(encoder), repr(other))
-        for label, total in (("texts", 60), ("layers", 6))
-    }
+    names = (repr(encoder), repr(other))
+    assert recorder.labels == [f"{name}: {phase}" for name in names for phase in ("encoding", "measuring layers")]
+    assert recorder.totals[0] == 2 * 1.1 * len(TEXTS)  # all is announced before the first text is encoded
     again = measure_dimension([tmp_path / "both.json"])  # saved curves need neither texts nor a model
     assert again == measured

@@ -25,10 +25,12 @@ from decoder2vec.analysis.pruning import (
 )
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError
+from decoder2vec.progress import Progress
 from decoder2vec.report.analysis_figures import draw_loss_curve
 from decoder2vec.text.files import Triplets
 from toys.command import d2v
 from toys.docstrings import run_examples
+from toys.progress import Recorder
 from toys.texts import built
 from toys.training import toy_examples
 
@@ -311,17 +313,11 @@ def test_prune_gives_the_files_of_the_command(keep, triplets_file, tmp_path):
 
 
 def test_prune_reports_progress_and_messages(triplets_file, tmp_path):
-    progress, messages = [], []
-    prune(
-        "tiny-llama",
-        tmp_path / "curve",
-        triplets=triplets_file,
-        notify=messages.append,
-        on_progress=lambda *report: progress.append(report),
-    )
-    texts = len(TRIPLETS.texts())
-    assert sum(count for _, count, _ in progress) == texts
-    assert {(label, total) for label, _, total in progress} == {("all layers", texts)}
+    recorder, messages = Recorder(), []
+    with Progress(recorder) as progress:
+        prune("tiny-llama", tmp_path / "curve", triplets=triplets_file, notify=messages.append)
+    assert recorder.labels == ["loading the model", "encoding", "saving"]
+    assert max(recorder.totals) == len(TRIPLETS.texts()) and progress.ended
     assert messages == ["there are only 24 triplets; losses are lower than in batches of 64"]
 
 

@@ -7,9 +7,11 @@ import logging
 
 import pytest
 
+from decoder2vec.cli import output
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError
 from toys.command import d2v
+from toys.progress import ShownProgress
 
 
 @pytest.fixture
@@ -25,11 +27,14 @@ def saved(tmp_path):
     return make
 
 
-def test_modules_and_largest_difference_are_printed(saved, tmp_path, caplog):
+def test_modules_and_largest_difference_are_printed(saved, tmp_path, caplog, monkeypatch):
+    shown = ShownProgress()
+    monkeypatch.setattr(output, "_ProgressLines", lambda: shown)
     with caplog.at_level(logging.WARNING):
         result = d2v("export", saved(normalize=True), "--out", tmp_path / "out", "--device", "cpu")
     assert result.exit_code == 0 and result.stdout == f"{tmp_path / 'out'}\n"
-    modules, check = result.stderr.strip().split("; ")
+    modules, check = result.stderr.splitlines()[-1].split("; ")
+    assert shown.labels == ["loading the model", "writing", "merging", "checking"]
     assert modules == "Transformer + Pooling + Normalize"
     assert float(check.removeprefix("read by sentence-transformers, the largest difference is ")) < 1e-5
     assert not caplog.records  # a probe text is truncated on purpose, without a warning

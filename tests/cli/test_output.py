@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from decoder2vec.cli import output
-from decoder2vec.cli.output import format_duration, show_counts, show_progress
+from decoder2vec.cli.output import format_duration, show_progress, start_command
 from decoder2vec.errors import InputError
 from decoder2vec.progress import Progress
 from toys.progress import Clock
@@ -49,10 +49,12 @@ def test_error_is_all_that_is_printed(capsys):
 def test_time_at_the_end_counts_from_the_start(capsys, monkeypatch):
     clock = Clock()
     monkeypatch.setattr(output.time, "monotonic", clock)
-    monkeypatch.setattr(output, "_STARTED", -100.0)  # imports took 100 s
     monkeypatch.setattr(output, "Progress", lambda show, started: Progress(show, started=started, clock=clock))
+    clock.now = 1000  # what this process did before is not part of the command
+    start_command()
+    clock.now += 100  # imports
     with show_progress():
-        clock.now = 92
+        clock.now += 92
     assert capsys.readouterr().err == "done in 3 min 12 s\n"
 
 
@@ -99,31 +101,13 @@ def test_short_runs_get_no_lines(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_counts_under_labels_are_phases(capsys, monkeypatch):
-    lines = []
-    monkeypatch.setattr(output, "_ProgressLines", lambda: RecordedLines(lines))
-    with show_counts() as advance:
-        advance("texts", 2, 5)
-        advance("texts", 3, 5)
-        advance("layers", 1, 4)
-    assert [line for line in dict.fromkeys(lines) if line[1]] == [
-        ("texts", "2 of 5"),
-        ("texts", "5 of 5"),
-        ("layers", "1 of 4"),
-    ]
-
-
-class RecordedLines:
-    """Records label and note of every report."""
-
-    def __init__(self, lines):
-        self.lines = lines
-
-    def __call__(self, progress):
-        self.lines.append((progress.label, progress.note))
-
-    def close(self):
-        pass
+def test_interrupted_run_ends_with_where_it_stood(capsys):
+    with pytest.raises(KeyboardInterrupt), show_progress() as progress:
+        progress.expect("encoding", 100)
+        with progress.phase("encoding"):
+            progress.advance(37, "text 37")
+            raise KeyboardInterrupt
+    assert re.fullmatch(r"encoding text 37 \(37%.*\)\n", capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(
@@ -134,10 +118,10 @@ def test_durations_are_for_people(seconds, text):
     assert format_duration(seconds) == text
 
 
-def run_command(stderr, **environment):
+def run_command(stderr, command=COMMAND, **environment):
     env = {**os.environ, "COLUMNS": "120", "TERM": "xterm", **environment}
     return subprocess.run(
-        [sys.executable, "-c", COMMAND], stdout=subprocess.PIPE, stderr=stderr, env=env, text=True, check=True
+        [sys.executable, "-c", command], stdout=subprocess.PIPE, stderr=stderr, env=env, text=True, check=True
     )
 
 
@@ -148,18 +132,40 @@ def test_log_has_lines_without_carriage_returns(environment):
     assert re.fullmatch(r"a message\ndone in [\d.]+ s\n", result.stderr)
 
 
-def test_terminal_has_one_bar_and_stdout_stays_clean():
+def run_on_terminal(**options):
+    """The finished command, and everything that its terminal got."""
     leader, follower = pty.openpty()
-    result = run_command(follower)
+    result = run_command(follower, **options)
     os.close(follower)
     chunks = []
     while chunk := read_terminal(leader):
         chunks.append(chunk)
     os.close(leader)
-    shown = b"".join(chunks).decode()
+    return result, b"".join(chunks).decode()
+
+
+def without_escapes(shown):
+    return re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", shown)
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_bar_fits_one_line_of_a_narrow_terminal(width):
+    note = "triplets, step 12/5000, loss 0.1234, dev 86.70, and whatever else"
+    _, shown = run_on_terminal(command=COMMAND.replace("text {number}", note), COLUMNS=str(width))
+    lines = without_escapes(shown.replace("\x1b[2K", "\n")).splitlines()  # a line is erased before it is drawn again
+    drawn = [line for line in lines if line.startswith("encod")]
+    assert drawn and max(map(len, drawn)) <= width
+    assert "\x1b[1A\x1b[2K\x1b[1A" not in shown  # two lines up, to erase a bar of several lines
+    if width == 80:
+        assert any(re.search(r"^encoding triplets.*… .* \d+%, \d+ s left, after [\d.]+ s", line) for line in drawn)
+
+
+def test_terminal_has_one_bar_and_stdout_stays_clean():
+    result, shown = run_on_terminal()
     assert result.stdout == "a result\n"
     assert "encoding text 0" in shown and "saving" in shown and re.search(r"\d+%, \d+ s left, after", shown)
-    lines = re.sub(r"\x1b\[[?\d;]*[A-Za-z]", "", shown).split()
+    assert re.search(r"[\r\n]a message", without_escapes(shown))  # above the bar, not in its line
+    lines = without_escapes(shown).split()
     assert re.fullmatch(r"done in [\d.]+ s", " ".join(lines[-4:]))
 
 

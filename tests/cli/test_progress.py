@@ -8,7 +8,7 @@ import pytest
 
 from decoder2vec.cli import output
 from toys.command import SCORED_ROWS, d2v, write_rows
-from toys.progress import Recorder
+from toys.progress import ShownProgress
 
 TEXTS = [text for row in SCORED_ROWS for text in row[:2]]
 COMMANDS = {
@@ -23,6 +23,10 @@ COMMANDS = {
         "loading the model, plain, causal: encoding, plain, causal: scoring, comparing the best readings, "
         "final checks, saving"
     ),
+    "analyze geometry tiny-llama --texts texts.txt --pairs pairs.tsv --out geometry.json": (
+        "loading the model, encoding, encoding pairs, measuring layers"
+    ),
+    "prune tiny-llama --triplets triplets.tsv --layers 2 --out cut": "loading the model, encoding, saving",
     "eval tiny-llama --data pairs.tsv": "loading the model, evaluating",
     "train --recipe lora --backbone tiny-llama --data triplets.tsv --dev pairs.tsv --out enc --set training.steps=3": (
         "reading, loading the model, tokenising, training, evaluating, final checks, "
@@ -30,13 +34,6 @@ COMMANDS = {
     ),
 }
 """Commands, and the phases that each shows."""
-
-
-class ShownProgress(Recorder):
-    """What a command shows where there is no terminal, recorded instead of printed."""
-
-    def close(self):
-        """Nothing is drawn."""
 
 
 @pytest.fixture

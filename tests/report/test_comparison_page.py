@@ -10,12 +10,14 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from decoder2vec.errors import StorageError
+from decoder2vec.progress import Progress
 from decoder2vec.report import figures as figure_module
 from decoder2vec.report.comparison_page import write_comparison
 from decoder2vec.report.result_files import find_results
 from decoder2vec.report.runs import runs_of_results
 from toys.evaluations import KINDS, make_dimensions, make_evaluation, make_sweep, write_evaluation
 from toys.html_page import HOSTILE_TEXT, Page
+from toys.progress import Recorder
 from toys.runs import make_results
 
 MEGABYTE = 1e6
@@ -247,11 +249,13 @@ def test_tuning_sets_are_listed_as_left_out(add, write_page):
     assert "6 tasks in 5 families" in text and "Tuning sets are not part of the means: stsb-dev." in text
 
 
-def test_progress_reports_every_part_of_a_known_total(add, tmp_path):
+def test_progress_counts_every_part_of_a_known_total(add, tmp_path):
     add("a", *make_evaluation("a", tasks={"scifact": "retrieval"}))
     add("s", make_sweep(layers=1))
     add("i", make_dimensions(layers=1))
-    parts = []
-    inputs = find_results([tmp_path / "in"])
-    write_comparison(inputs, [], tmp_path / "out", on_progress=lambda *part: parts.append(part))
-    assert parts == [("scifact", 4), ("scores", 4), ("tiny-llama", 4), ("intrinsic dimension", 4)]
+    recorder = Recorder()
+    with Progress(recorder):
+        write_comparison(find_results([tmp_path / "in"]), [], tmp_path / "out")
+    assert recorder.labels == ["comparing", "drawing"]
+    assert recorder.notes == ["scifact", "scores", "tiny-llama", "intrinsic dimension"]
+    assert set(recorder.totals) == {4}

@@ -8,9 +8,11 @@ import re
 import pytest
 
 from decoder2vec.errors import StorageError
+from decoder2vec.progress import Progress
 from decoder2vec.report.run_page import write_run_page
 from decoder2vec.report.runs import find_runs
 from toys.html_page import HOSTILE_TEXT, Page
+from toys.progress import Recorder
 from toys.runs import make_record, make_results
 
 
@@ -95,12 +97,12 @@ def test_many_runs_are_folded_and_sortable(tmp_path):
         for seed in results["seeds"]:
             del seed["notes"]
         (tmp_path / "runs" / f"{name}.json").write_text(json.dumps(results), encoding="utf-8")
-    progress = []
-    runs = find_runs(tmp_path / "runs")
-    page = Page(write_run_page(runs, tmp_path / "out", on_progress=lambda *part: progress.append(part)))
+    recorder = Recorder()
+    with Progress(recorder):
+        page = Page(write_run_page(find_runs(tmp_path / "runs"), tmp_path / "out"))
     assert page.tags.count("details") == 4 and "4 training runs" in page.text
     assert page.tags.count("script") == 1
-    assert progress == [("step0", 4), ("step1", 4), ("step2", 4), ("other", 4)]
+    assert recorder.notes == ["step0", "step1", "step2", "other"] and set(recorder.totals) == {4}
 
 
 def test_unwritable_folder_fails_before_anything_is_drawn(complete_run, tmp_path, monkeypatch):

@@ -22,6 +22,8 @@ class Recorder:
     def __init__(self) -> None:
         self.labels: list[str] = []
         """Names of phases, each once where it begins."""
+        self.notes: list[str] = []
+        """Notes, each once where it appears."""
         self.fractions: list[float] = []
         self.totals: list[float] = []
         """Announced work at every report."""
@@ -29,5 +31,14 @@ class Recorder:
     def __call__(self, progress: Progress) -> None:
         if progress.label and progress.label not in self.labels:
             self.labels.append(progress.label)
+        if progress.note and progress.note not in self.notes:
+            self.notes.append(progress.note)
         self.fractions.append(progress.fraction)
         self.totals.append(sum(phase.total for phase in progress.phases))
+
+
+class ShownProgress(Recorder):
+    """What a command shows where there is no terminal, recorded instead of printed."""
+
+    def close(self):
+        """Nothing is drawn."""

@@ -12,16 +12,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.analysis.layer_embeddings import (
+    ENCODING_PAIRS,
+    MEASURING,
     Document,
     LayerEmbeddings,
     LayerMeasurement,
-    OnProgress,
     load_texts,
     write_documents,
 )
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths.geometry import alignment, anisotropy, cka_matrix, effective_rank, uniformity
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import check_output_file
 from decoder2vec.text.files import read_data_file
 
@@ -44,7 +46,6 @@ def measure_geometry(
     device: str | None = None,
     dtype: str | None = None,
     notify: Callable[[str], object] = lambda _: None,
-    on_progress: OnProgress = lambda *_: None,
 ) -> Document:
     """Measure the geometry of every layer of one or several encoders.
 
@@ -66,7 +67,6 @@ def measure_geometry(
         device: cuda, mps or cpu, for encoders given by name.
         dtype: Dtype such as "float32" or "bfloat16", for encoders given by name.
         notify: Called with one-line messages.
-        on_progress: Called with a label, the number of items just finished and their total.
 
     Returns:
         The document of `layer_geometry` for one encoder; for several {"encoders": [...]}.
@@ -76,12 +76,9 @@ def measure_geometry(
     check_output_file(target, ".json", sources=sources)
     positives = read_positive_pairs(Path(pairs)) if isinstance(pairs, str | Path) else pairs
     chosen, file = load_texts(texts, limit, notify)
-    measurement = LayerMeasurement(chosen, file, pooling, template, attention, device, dtype)
-    documents = [
-        measurement.run(encoder, lambda layers, report: layer_geometry(layers, positives, report), on_progress)
-        for encoder in encoders
-    ]
-    return write_documents(target, documents)
+    n_pair_texts = len(positives.texts()) if positives else 0
+    measurement = LayerMeasurement(chosen, file, pooling, template, attention, device, dtype, n_pair_texts)
+    return write_documents(target, measurement.run(encoders, lambda layers: layer_geometry(layers, positives)))
 
 
 @dataclass(frozen=True)
@@ -121,22 +118,28 @@ def read_positive_pairs(file: Path) -> PositivePairs:
     return PositivePairs(file.name, list(left), list(right), skipped)
 
 
-def layer_geometry(
-    layers: LayerEmbeddings, pairs: PositivePairs | None = None, on_progress: OnProgress = lambda *_: None
-) -> Document:
+def layer_geometry(layers: LayerEmbeddings, pairs: PositivePairs | None = None) -> Document:
     """Anisotropy, effective rank, uniformity, alignment and CKA of every layer, as a document for JSON.
 
     Args:
         layers: Vectors of every layer.
         pairs: Positive pairs for alignment; without them it is None.
-        on_progress: Called with "pairs" and "layers".
     """
     if len(layers.texts) < 2:
         raise InputError("Geometry needs two different texts or more.")
-    pair_layers, sides = None, None
+    pair_layers = None
     if pairs:
-        total = layers.passes * len(pairs.texts())
-        pair_layers = layers.for_texts(pairs.texts(), lambda count: on_progress("pairs", count, total))
+        with current_progress().phase(ENCODING_PAIRS):
+            pair_layers = layers.for_texts(pairs.texts())
+    with current_progress().phase(MEASURING):
+        return _measure_layers(layers, pairs, pair_layers)
+
+
+def _measure_layers(
+    layers: LayerEmbeddings, pairs: PositivePairs | None, pair_layers: LayerEmbeddings | None
+) -> Document:
+    sides = None
+    if pairs and pair_layers:
         sides = pair_layers.row_indices(pairs.left), pair_layers.row_indices(pairs.right)
 
     def align(vectors: NDArray[np.floating]) -> float | None:
@@ -150,7 +153,7 @@ def layer_geometry(
         row["alignment"] = align(pair_layers.layer(index)) if pair_layers else None
         views.append(vectors[compared] if not row["flags"] else np.zeros((len(compared), 1), np.float32))
         rows.append(row)
-        on_progress("layers", 1, len(layers))
+        current_progress().advance_part(len(layers) - index, f"{index + 1} of {len(layers)}")
     embedding = _measures(layers.embeddings(), compared)
     embedding["alignment"] = align(pair_layers.embeddings()) if pair_layers else None
     return {

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.analysis.layer_embeddings import (
+    MEASURING,
     Document,
     LayerEmbeddings,
     LayerMeasurement,
-    OnProgress,
     curve_indices,
     load_texts,
     write_documents,
@@ -35,6 +35,7 @@ from decoder2vec.maths.intrinsic_dimension import (
     nearest_neighbours,
     unique_row_indices,
 )
+from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import check_output_file
 
 _FEW_POINTS = 300
@@ -91,7 +92,6 @@ def measure_dimension(
     device: str | None = None,
     dtype: str | None = None,
     notify: Callable[[str], object] = lambda _: None,
-    on_progress: OnProgress = lambda *_: None,
 ) -> Document:
     """Estimate the intrinsic dimension of every layer of one or several encoders, and compare their areas.
 
@@ -114,7 +114,6 @@ def measure_dimension(
         device: cuda, mps or cpu, for encoders given by name.
         dtype: Dtype such as "float32" or "bfloat16", for encoders given by name.
         notify: Called with one-line messages.
-        on_progress: Called with a label, the number of items just finished and their total.
 
     Returns:
         The document of `dimension_curve` for one encoder; for several {"encoders": [...], "differences": [...]}.
@@ -126,31 +125,24 @@ def measure_dimension(
     plan.check()
     names = [encoder for encoder in encoders if isinstance(encoder, str | Path)]
     saved = {str(name): read_curves(Path(name)) for name in names if str(name).endswith(".json")}
-    measurement = None
-    if any(str(encoder) not in saved for encoder in encoders):
+    measured: list[Document] = []
+    if unmeasured := [encoder for encoder in encoders if str(encoder) not in saved]:
         chosen, file = load_texts(texts, limit, notify)
         measurement = LayerMeasurement(chosen, file, pooling, template, attention, device, dtype)
+        measured = measurement.run(unmeasured, lambda layers: dimension_curve(layers, plan))
     curves: list[Document] = []
     for encoder in encoders:
-        if measurement is None or str(encoder) in saved:
-            curves += saved[str(encoder)]
-        else:
-            measured = measurement.run(
-                encoder, lambda layers, report: dimension_curve(layers, plan, report), on_progress
-            )
-            curves.append(measured)
+        curves += saved[str(encoder)] if str(encoder) in saved else [measured.pop(0)]
     return write_documents(target, curves, differences=area_differences(curves))
 
 
-def dimension_curve(
-    layers: LayerEmbeddings, plan: DimensionPlan | None = None, on_progress: OnProgress = lambda *_: None
-) -> Document:
+@in_phase(MEASURING)
+def dimension_curve(layers: LayerEmbeddings, plan: DimensionPlan | None = None) -> Document:
     """Intrinsic dimension of every layer and of the encoder's embeddings, as a document for JSON.
 
     Args:
         layers: Vectors of every layer.
         plan: How the dimension is estimated.
-        on_progress: Called with "layers".
     """
     plan = plan or DimensionPlan()
     plan.check()
@@ -159,7 +151,7 @@ def dimension_curve(
     estimates = []
     for index in range(len(layers)):
         estimates.append(estimate_dimension(layers.layer(index), plan))
-        on_progress("layers", 1, len(layers))
+        current_progress().advance_part(len(layers) - index, f"{index + 1} of {len(layers)}")
     embedding = estimate_dimension(layers.embeddings(), plan)
     curve = [estimates[index] for index in curve_indices(layers.readings)]
     return {

@@ -10,24 +10,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.activations.extract import Progress, Reader
+from decoder2vec.activations.extract import Reader
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.config import Reading, fingerprint
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.maths.similarity import normalise
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import versions, write_json
 from decoder2vec.text.files import read_data_file
 from decoder2vec.text.template import Template
 
 _CHUNK = 1024
 """Texts whose latents are in memory at once when embeddings are computed."""
+MEASURING = "measuring layers"
+ENCODING_PAIRS = "encoding pairs"
+"""Phases of progress."""
+_MEASURING_COST = 0.1
+"""Work of measuring a text in all layers, in texts that a model encodes."""
 
 FloatArray = NDArray[np.float32]
 Document = dict[str, Any]
-
-OnProgress = Callable[[str, int, int], object]
-"""Called with a label, the number of items just finished, and the total number of items under that label."""
 
 
 class LayerEmbeddings:
@@ -37,16 +40,9 @@ class LayerEmbeddings:
         encoder: The encoder whose model is read.
         texts: The texts; duplicates are dropped.
         pooling: Pooling of the layers, if it should differ from the encoder's.
-        on_progress: Called with the number of texts just encoded; `passes` times the number of texts in total.
     """
 
-    def __init__(
-        self,
-        encoder: Encoder,
-        texts: Sequence[str],
-        pooling: str | None = None,
-        on_progress: Progress = lambda _: None,
-    ) -> None:
+    def __init__(self, encoder: Encoder, texts: Sequence[str], pooling: str | None = None) -> None:
         spec, last = encoder.spec, encoder.backbone.n_layers
         base = replace(spec.readings[0], normed=False, pooling=pooling or spec.readings[0].pooling)
         self.encoder = encoder
@@ -56,17 +52,12 @@ class LayerEmbeddings:
         all_readings = list(dict.fromkeys([*self.readings, *spec.readings]))
         reader = Reader(encoder.backbone, all_readings, Template(spec.template), spec.max_length, spec.on_overflow)
         self._encoder_readings = [all_readings.index(reading) for reading in spec.readings]
-        self._table = LatentTable(reader, texts, on_progress)
+        self._table = LatentTable(reader, texts)
         self.texts = self._table.texts
         """The unique texts in order; row i of every matrix belongs to text i."""
 
     def __len__(self) -> int:
         return len(self.readings)
-
-    @property
-    def passes(self) -> int:
-        """How many times every text is run through the model: once for each template."""
-        return count_passes(self.encoder)
 
     def layer(self, index: int, rows: NDArray[np.intp] | None = None) -> FloatArray:
         """[texts, dim] vectors of reading `index`, of all texts or of some rows."""
@@ -85,9 +76,9 @@ class LayerEmbeddings:
         """The rows of these texts."""
         return self._table.rows(texts)
 
-    def for_texts(self, texts: Sequence[str], on_progress: Progress = lambda _: None) -> LayerEmbeddings:
+    def for_texts(self, texts: Sequence[str]) -> LayerEmbeddings:
         """The same encoder and pooling for other texts."""
-        return LayerEmbeddings(self.encoder, texts, self.readings[0].pooling, on_progress)
+        return LayerEmbeddings(self.encoder, texts, self.readings[0].pooling)
 
     def describe(self) -> Document:
         """The model, template, pooling and sizes, for a results file."""
@@ -127,43 +118,52 @@ class LayerMeasurement:
     attention: str | None = None
     device: str | None = None
     dtype: str | None = None
+    n_pair_texts: int = 0
+    """Texts of pairs that are encoded besides."""
 
     def run(
-        self,
-        encoder: str | Path | Encoder,
-        measure: Callable[[LayerEmbeddings, OnProgress], Document],
-        on_progress: OnProgress = lambda *_: None,
-    ) -> Document:
-        """Read the layers of an encoder and pass them to `measure`.
+        self, encoders: Sequence[str | Path | Encoder], measure: Callable[[LayerEmbeddings], Document]
+    ) -> list[Document]:
+        """Read the layers of every encoder and pass them to `measure`.
 
         Args:
-            encoder: An encoder, or the name of a saved encoder or model.
-            measure: Returns a document from the layers. It gets a progress callback.
-            on_progress: Called with labels such as "tiny-llama: texts".
+            encoders: Encoders, or names of saved encoders or models.
+            measure: Returns a document from the layers, in the phase `MEASURING`.
 
         Returns:
-            The document of `measure` with the encoder's name, the file of the texts and the versions of packages.
+            The documents of `measure` with the encoder's name, the file of the texts and the versions of packages.
         """
-        name = str(encoder) if isinstance(encoder, str | Path) else repr(encoder)
+        progress, several = current_progress(), len(encoders) > 1
+        stages = [_name(encoder) if several else "" for encoder in encoders]
+        for encoder, stage in zip(encoders, stages, strict=True):
+            if not isinstance(encoder, Encoder):
+                progress.expect("loading the model", stage=stage)
+            progress.expect("encoding", len(self.texts), stage=stage)
+            if self.n_pair_texts:
+                progress.expect(ENCODING_PAIRS, self.n_pair_texts, stage=stage, kind="encoding")
+            progress.expect(MEASURING, _MEASURING_COST * (len(self.texts) + self.n_pair_texts), stage=stage)
+        documents = []
+        for encoder, stage in zip(encoders, stages, strict=True):
+            with progress.stage(stage):
+                documents.append(self._measure(encoder, measure))
+        return documents
+
+    def _measure(self, encoder: str | Path | Encoder, measure: Callable[[LayerEmbeddings], Document]) -> Document:
+        name = _name(encoder)
         if isinstance(encoder, str | Path):
             encoder = Encoder.from_pretrained(
                 encoder, template=self.template, attention=self.attention, device=self.device, dtype=self.dtype
             )
-        total = count_passes(encoder) * len(self.texts)
-
-        def report(label: str, count: int, total: int) -> None:
-            on_progress(f"{name}: {label}", count, total)
-
-        layers = LayerEmbeddings(encoder, self.texts, self.pooling, lambda count: report("texts", count, total))
-        document = measure(layers, report)
+        with current_progress().phase("encoding"):
+            layers = LayerEmbeddings(encoder, self.texts, self.pooling)
+        document = measure(layers)
         texts = {"file": self.file, **document.pop("texts")}
         samples = {key: document.pop(key) for key in ("area_samples",) if key in document}
         return {"encoder": name, **document, "texts": texts, "versions": versions(), **samples}
 
 
-def count_passes(encoder: Encoder) -> int:
-    """How many times an encoder runs every text through its model: once for each template."""
-    return len({reading.template for reading in encoder.spec.readings})
+def _name(encoder: str | Path | Encoder) -> str:
+    return str(encoder) if isinstance(encoder, str | Path) else repr(encoder)
 
 
 def load_texts(

@@ -19,9 +19,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder2vec.activations.extract import Extractor, Progress
+from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store, text_key
-from decoder2vec.analysis.layer_embeddings import OnProgress
 from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.blocks import parameters_by_depth
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
@@ -30,6 +29,7 @@ from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.pruned import PRUNING_FILE, PruningSummary, check_new_folder, write_pruned
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import versions, write_json
 from decoder2vec.text.files import Triplets, read_triplets
 from decoder2vec.text.template import Template
@@ -70,7 +70,6 @@ def prune(
     device: str | None = None,
     dtype: str | None = None,
     notify: Callable[[str], None] = lambda _: None,
-    on_progress: OnProgress = lambda *_: None,
 ) -> Pruning:
     """Remove a model's upper layers, as many as requested or as the loss curve on triplets suggests.
 
@@ -97,7 +96,6 @@ def prune(
         device: cuda, mps or cpu; by default the best one available.
         dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
         notify: Called with one-line messages.
-        on_progress: Called with a label, the number of texts just encoded and their total.
 
     Returns:
         The curve, the depth and the cut.
@@ -108,11 +106,16 @@ def prune(
     rows = read_triplets(triplets) if isinstance(triplets, str | Path) else triplets
     if dtype == FOUR_BIT:
         raise InputError("Pruning compares the cut model with whole weights; give another dtype than 4bit.")
+    progress = current_progress()
+    progress.expect("loading the model")
+    if rows is not None:
+        progress.expect("encoding", len(rows.sample(plan.samples, plan.seed).texts()))
+    progress.expect("saving")
     backbone, _ = load_base_model(model, device=device, dtype=dtype, notify=notify)
     depth = None if choice is None or choice in MINIMA else layers_to_keep(choice, backbone.n_layers)
     curve = None
     if rows is not None:
-        curve = _measure_curve(backbone, rows, plan, notify, on_progress)
+        curve = _measure_curve(backbone, rows, plan, notify)
         if choice in MINIMA:
             depth = layers_to_keep(str(choice), backbone.n_layers, curve.minima)
     note: dict[str, Any] = {
@@ -123,10 +126,11 @@ def prune(
     }
     if curve:
         note["curve"] = {**curve.to_json(), "model": str(model)}
-    if depth is None:
-        write_json(folder / PRUNING_FILE, note)
-        return Pruning(folder, curve, None, None)
-    return Pruning(folder, curve, depth, write_pruned(backbone, depth, folder, note))
+    with progress.phase("saving"):
+        if depth is None:
+            write_json(folder / PRUNING_FILE, note)
+            return Pruning(folder, curve, None, None)
+        return Pruning(folder, curve, depth, write_pruned(backbone, depth, folder, note))
 
 
 def _check_request(keep: str | None, layers: int | None, out: Path, *, has_curve: bool) -> str | int | None:
@@ -146,16 +150,11 @@ def _check_request(keep: str | None, layers: int | None, out: Path, *, has_curve
 
 
 def _measure_curve(
-    backbone: Backbone,
-    triplets: Triplets,
-    plan: LossCurvePlan,
-    notify: Callable[[str], None],
-    on_progress: OnProgress,
+    backbone: Backbone, triplets: Triplets, plan: LossCurvePlan, notify: Callable[[str], None]
 ) -> LossCurve:
     if triplets.skipped:
         notify(f"{triplets.skipped} rows without three different texts were left out")
-    total = len(triplets.sample(plan.samples, plan.seed).texts())
-    curve = loss_curve(backbone, triplets, plan, on_progress=lambda count: on_progress("all layers", count, total))
+    curve = loss_curve(backbone, triplets, plan)
     if curve.batch < plan.batch:
         notify(f"there are only {curve.batch} triplets; losses are lower than in batches of {plan.batch}")
     return curve
@@ -242,13 +241,8 @@ class LossCurve:
         }
 
 
-def loss_curve(
-    backbone: Backbone,
-    triplets: Triplets,
-    plan: LossCurvePlan | None = None,
-    *,
-    on_progress: Progress = lambda _: None,
-) -> LossCurve:
+@in_phase("encoding")
+def loss_curve(backbone: Backbone, triplets: Triplets, plan: LossCurvePlan | None = None) -> LossCurve:
     """Measure the contrastive loss of every layer of a model.
 
     States of texts are kept in the latents store, so a second measurement does not run the model. Only full batches
@@ -258,7 +252,6 @@ def loss_curve(
         backbone: The model.
         triplets: Anchors, positives and hard negatives.
         plan: How the curve is measured.
-        on_progress: Called with the number of texts just encoded.
     """
     plan = plan or LossCurvePlan()
     if backbone.n_layers < 2:
@@ -271,7 +264,7 @@ def loss_curve(
     readings = [Reading(layer, plan.pooling, normed=True) for layer in range(1, backbone.n_layers + 1)]
     extractor = Extractor(backbone, readings, Template.of(plan.template), plan.max_length)
     store = Store(extractor.space())
-    extractor.fill(store, sample.texts(), on_progress)
+    extractor.fill(store, sample.texts())
     columns = [[text_key(text) for text in column] for column in zip(*sample.rows, strict=True)]
     by_batch = np.stack(
         [

@@ -187,9 +187,10 @@ def run_sweep(
                 progress.drop(_pass_name(template, attention))
             continue
         for template in plan.templates:
-            for row, cosines in _score_pass(sweep, switched, attention, template):
-                rows.append(row)
-                similarities.append(cosines)
+            with progress.stage(_pass_name(template, attention)):
+                for row, cosines in _score_pass(sweep, switched, attention, template):
+                    rows.append(row)
+                    similarities.append(cosines)
     if not rows:
         raise UnsupportedError(f"The model supports nothing that the sweep tries: {' '.join(sweep.skipped)}")
     order = sorted(range(len(rows)), key=lambda index: -rows[index].spearman)

@@ -23,6 +23,7 @@ from decoder2vec.cli.index import index
 from decoder2vec.cli.match import match
 from decoder2vec.cli.merge import merge
 from decoder2vec.cli.mteb import mteb
+from decoder2vec.cli.output import start_command
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.report import report
@@ -61,6 +62,7 @@ def _options(
     ] = False,
 ) -> None:
     """Turn any decoder-only language model into a text encoder."""
+    start_command()
 
 
 for panel, commands in _COMMANDS.items():

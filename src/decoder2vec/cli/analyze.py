@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Dtype, TemplateOption
-from decoder2vec.cli.output import info, show_counts, table
+from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.storage import check_output_file
 
 Document = dict[str, Any]
@@ -49,7 +49,7 @@ def intrinsic_dimension(
     from decoder2vec.report.analysis_figures import draw_intrinsic_dimension
 
     check_output_file(plot, ".png")
-    with show_counts() as advance:
+    with show_progress():
         document = measure_dimension(
             encoders,
             texts,
@@ -62,7 +62,6 @@ def intrinsic_dimension(
             device=device,
             dtype=dtype,
             notify=info,
-            on_progress=advance,
         )
     curves = document.get("encoders", [document])
     info(f"wrote {out}")
@@ -91,7 +90,7 @@ def geometry(
     from decoder2vec.report.analysis_figures import draw_geometry
 
     check_output_file(plot, ".png")
-    with show_counts() as advance:
+    with show_progress():
         document = measure_geometry(
             encoders,
             texts,
@@ -104,7 +103,6 @@ def geometry(
             device=device,
             dtype=dtype,
             notify=info,
-            on_progress=advance,
         )
     documents = document.get("encoders", [document])
     info(f"wrote {out}")

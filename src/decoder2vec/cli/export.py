@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from decoder2vec.cli.options import Device
-from decoder2vec.cli.output import info
+from decoder2vec.cli.output import info, show_progress
 
 
 def export(
@@ -18,7 +18,9 @@ def export(
     device: Device = None,
 ) -> None:
     """Write an encoder so that it loads without this package, and check that its vectors stay the same."""
-    from decoder2vec.export.formats import export
+    with show_progress():
+        from decoder2vec.export.formats import export
 
-    info(export(encoder, format, out, device=device))
+        description = export(encoder, format, out, device=device)
+    info(description)
     typer.echo(str(out))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING
 
 from decoder2vec.progress import Progress
@@ -16,15 +16,18 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import Task
 
-_STARTED = time.monotonic()
-"""When the command began: this module is imported before torch, which takes a while."""
+_command_start: ContextVar[float | None] = ContextVar("command_start", default=None)
+
+
+def start_command() -> None:
+    """Note that a command begins: its time counts from here, so that it includes imports such as torch's."""
+    _command_start.set(time.monotonic())
 
 
 def info(message: str) -> None:
     """Print a message on stderr, so that stdout has results only."""
-    import typer
-
-    typer.echo(message, err=True)
+    sys.stderr.write(f"{message}\n")  # not by typer.echo, which may write past the bar into its line
+    sys.stderr.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -55,26 +58,16 @@ def show_progress() -> Iterator[Progress]:
     The bar disappears at the end, so that results, or one error, are what stays. Imports that take long belong inside.
     """
     show: _ProgressBar | _ProgressLines = _ProgressBar() if _can_draw() else _ProgressLines()
-    with closing(show), Progress(show, started=_STARTED) as progress:
-        show(progress)  # before torch is imported, which takes a while
-        yield progress
+    progress = Progress(show, started=_command_start.get())
+    try:
+        with closing(show), progress:
+            show(progress)  # before torch is imported, which takes a while
+            yield progress
+    except KeyboardInterrupt:  # the last line may be minutes old, and the bar is gone
+        if progress.label:
+            info(_describe(progress))
+        raise
     info(f"done in {format_duration(progress.elapsed)}")
-
-
-@contextmanager
-def show_counts() -> Iterator[Callable[[str, int, int], None]]:
-    """Show the progress of work that is counted under labels: yields `advance(label, count, total)`."""
-    with show_progress() as progress, ExitStack() as phase:
-        counts: Counter[str] = Counter()
-
-        def advance(label: str, count: int, total: int) -> None:
-            if label not in counts:
-                phase.close()
-                phase.enter_context(progress.phase(label))
-            counts[label] += count
-            progress.advance(0, f"{counts[label]:,} of {total:,}")
-
-        yield advance
 
 
 def format_duration(seconds: float) -> str:
@@ -103,9 +96,9 @@ class _ProgressBar:
         if self._bar is None:
             self._bar = _draw_bar(progress)
             self._bar.start()
-        label = " ".join(filter(None, (progress.label or "starting", progress.note)))
         total = 1.0 if progress.knows_work else None  # None: the bar moves to and fro
-        self._bar.update(self._bar.task_ids[0], description=label, completed=progress.fraction, total=total)
+        description, completed = _describe_phase(progress), progress.fraction
+        self._bar.update(self._bar.task_ids[0], description=description, completed=completed, total=total)
 
     def close(self) -> None:
         """Remove the bar."""
@@ -114,23 +107,51 @@ class _ProgressBar:
 
 
 def _draw_bar(progress: Progress) -> Bars:
+    """One line at any width of the terminal: label, bar and times; where they do not fit, the label is cut."""
     from rich.console import Console
-    from rich.progress import BarColumn, ProgressColumn, TextColumn
+    from rich.progress import BarColumn, ProgressColumn
     from rich.progress import Progress as Bars
+    from rich.table import Column
     from rich.text import Text
+
+    console = Console(stderr=True)
+    bar_width = min(_MAX_BAR_WIDTH, console.width // 5)
+
+    class LabelColumn(ProgressColumn):
+        """The current phase, as far as there is room beside bar and times."""
+
+        def render(self, task: Task) -> Text:
+            label = Text(task.description)
+            room = console.width - bar_width - len(_describe_times(progress)) - 2  # a space after each column
+            label.truncate(max(room, 1), overflow="ellipsis")
+            return label
 
     class TimeColumn(ProgressColumn):
         """Percentage, time left and time so far; without expected phases the time so far alone."""
 
         def render(self, task: Task) -> Text:
-            elapsed = f"after {format_duration(progress.elapsed)}"
-            return Text(elapsed if task.total is None else f"{_describe_state(progress)}, {elapsed}")
+            return Text(_describe_times(progress))
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeColumn())
+    label, bar_column, times = (Column(no_wrap=True) for _ in range(3))
+    columns = (LabelColumn(label), BarColumn(bar_width, table_column=bar_column), TimeColumn(times))
     # stdout is not redirected to the console of the bar: it may be piped
-    bar = Bars(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
+    bar = Bars(*columns, console=console, transient=True, redirect_stdout=False)
     bar.add_task("", total=None)
     return bar
+
+
+def _describe(progress: Progress) -> str:
+    """The current phase, its note, and how far the whole is."""
+    return _describe_phase(progress) + (f" ({_describe_state(progress)})" if progress.knows_work else "")
+
+
+def _describe_phase(progress: Progress) -> str:
+    return " ".join(filter(None, (progress.label or "starting", progress.note)))
+
+
+def _describe_times(progress: Progress) -> str:
+    elapsed = f"after {format_duration(progress.elapsed)}"
+    return f"{_describe_state(progress)}, {elapsed}" if progress.knows_work else elapsed
 
 
 def _describe_state(progress: Progress) -> str:
@@ -138,6 +159,8 @@ def _describe_state(progress: Progress) -> str:
     return f"{progress.fraction:.0%}" + (f", {format_duration(max(1, round(left)))} left" if left else "")
 
 
+_MAX_BAR_WIDTH = 40
+"""Characters; on a narrow terminal a fifth of its width."""
 _FIRST_LINE_AFTER = 5.0
 """Seconds of silence after which the begin of a phase is printed where no bar can be drawn."""
 _LINE_EVERY = 20.0
@@ -162,8 +185,7 @@ class _ProgressLines:
         wait = _FIRST_LINE_AFTER if begins else max(_LINE_EVERY, _LINE_SHARE * elapsed)
         if progress.label and elapsed - self._last_line >= wait:
             self._last_line = elapsed
-            state = f" ({_describe_state(progress)})" if progress.knows_work else ""
-            info(" ".join(filter(None, (progress.label, progress.note))) + state)
+            info(_describe(progress))
 
     def close(self) -> None:
         """There is nothing to remove."""

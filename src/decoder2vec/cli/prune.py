@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device, Dtype
-from decoder2vec.cli.output import info, show_counts, table
+from decoder2vec.cli.output import info, show_progress, table
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.pruning import LossCurve
@@ -40,7 +40,7 @@ def prune(
 
     if plot and not triplets:
         raise InputError("There is no curve to draw without triplets; give --triplets FILE.")
-    with show_counts() as advance:
+    with show_progress():
         result = prune_model(
             model,
             out,
@@ -56,7 +56,6 @@ def prune(
             device=device,
             dtype=dtype,
             notify=info,
-            on_progress=advance,
         )
     if result.curve:
         _print_curve(result.curve)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from decoder2vec.cli.output import info, show_counts
+from decoder2vec.cli.output import info, show_progress
 
 
 def report(
@@ -27,12 +27,6 @@ def report(
     """Compare evaluated encoders, or draw training runs: one page that holds everything, and its figures."""
     from decoder2vec.report import api
 
-    with show_counts() as advance:
-        page = api.report(
-            paths,
-            out,
-            paper_examples=paper_examples,
-            on_progress=lambda _, total: advance("report", 1, total),
-            notify=info,
-        )
+    with show_progress():
+        page = api.report(paths, out, paper_examples=paper_examples, notify=info)
     typer.echo(str(page))

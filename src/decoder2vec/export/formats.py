@@ -16,6 +16,7 @@ from decoder2vec.export.model_cards import base_model_name, peft_card
 from decoder2vec.export.pruned import check_new_folder
 from decoder2vec.export.sentence_transformers import export_sentence_transformers
 from decoder2vec.export.transformers import export_transformers
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_folder
 
 
@@ -66,7 +67,7 @@ def export_peft(encoder: Encoder, target: Path) -> str:
         raise UnsupportedError(
             "The format peft holds only LoRA, and this encoder has none; use the format sentence-transformers."
         )
-    with atomic_folder(target) as folder:
+    with current_progress().phase("writing"), atomic_folder(target) as folder:
         save_adapter(adapter, folder, encoder.backbone)
         config_file = folder / "adapter_config.json"
         config = json.loads(config_file.read_text(encoding="utf-8"))

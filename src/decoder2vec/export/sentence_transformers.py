@@ -30,6 +30,7 @@ from decoder2vec.export.transformers import merged_model_copy
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.heads.standardise import AffineHead
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_folder
 
 POOLING_FLAGS = {
@@ -51,9 +52,12 @@ def export_sentence_transformers(encoder: Encoder, target: Path) -> str:
 
     If the vectors differ, the folder is removed and BackboneError raised.
     """
+    progress = current_progress()
     with atomic_folder(target) as folder:
-        modules = write_sentence_transformers(encoder, folder)
-        check = check_reloaded_vectors(encoder, folder)
+        with progress.phase("writing"):
+            modules = write_sentence_transformers(encoder, folder)
+        with progress.phase("checking"):
+            check = check_reloaded_vectors(encoder, folder)
     trusted = "; loads with trust_remote_code=True" if "LayerwisePooling" in modules else ""
     return f"{' + '.join(modules)}; {check}{trusted}"
 
@@ -77,7 +81,8 @@ def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
     Raises UnsupportedError before anything is written if sentence-transformers cannot express the encoder.
     """
     config = SentenceTransformersConfig.from_encoder(encoder)
-    model, output = merged_model_copy(encoder)
+    with current_progress().phase("merging"):
+        model, output = merged_model_copy(encoder)
     if config.needs_own_module:
         model.config.output_hidden_states = True
     with quiet_transformers():

@@ -29,6 +29,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, UnsupportedError
 from decoder2vec.export.sentence_transformers_config import unsupported
 from decoder2vec.heads.layerwise import LayerwiseHead
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_folder
 
 _TOKENIZER_FILE_PREFIXES = ("tokenizer", "special_tokens", "vocab", "merges", "chat_template", "added_tokens")
@@ -43,8 +44,10 @@ def export_transformers(encoder: Encoder, target: Path) -> str:
             f"A config of transformers cannot express the attention {encoder.backbone.attention}; it would be lost."
         )
     with atomic_folder(target) as folder:
-        write_model(encoder.backbone, folder)
-        difference = _reload_difference(encoder.backbone, folder)
+        with current_progress().phase("writing"):
+            write_model(encoder.backbone, folder)
+        with current_progress().phase("checking"):
+            difference = _reload_difference(encoder.backbone, folder)
         if not difference <= _TOLERANCE:
             raise BackboneError(
                 f"The folder was removed: states of its model differ by {difference:.2g}; please report this family."

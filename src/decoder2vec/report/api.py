@@ -20,7 +20,6 @@ def report(
     out: str | os.PathLike[str] | None = None,
     *,
     paper_examples: bool = False,
-    on_progress: Callable[[str, int], object] | None = None,
     notify: Callable[[str], object] | None = None,
 ) -> Path:
     """Compare evaluated encoders, or draw training runs, and return the path of the page.
@@ -33,7 +32,6 @@ def report(
             them, which are searched two levels deep.
         out: Folder for the page and its figures; by default `report` in the folder of the first path.
         paper_examples: Also show the example pairs of the FREEZE paper, which runs of that recipe have scored.
-        on_progress: Called after each finished part with its name and the number of all parts.
         notify: Called with sentences on what was found and what was left out.
 
     Raises:
@@ -55,7 +53,7 @@ def report(
     from decoder2vec.report.run_page import write_run_page
     from decoder2vec.report.runs import find_runs, runs_of_results
 
-    on_progress, notify = on_progress or (lambda *_: None), notify or (lambda _: None)
+    notify = notify or (lambda _: None)
     sources = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not sources:
         raise InputError("There is nothing to report; give at least one file or folder.")
@@ -68,7 +66,7 @@ def report(
         runs = [replace(run, examples=()) for run in runs]
     if not inputs.has_comparison:
         notify(f"{plural(len(runs), 'run')}: {', '.join(run.name for run in runs)}")
-        return write_run_page(runs, folder, on_progress=on_progress, command=command)
+        return write_run_page(runs, folder, command=command)
     for reason in inputs.skipped:
         notify(f"left out: {reason}")
     counts = {
@@ -78,7 +76,7 @@ def report(
         "training run": len(runs),
     }
     notify(", ".join(plural(count, noun) for noun, count in counts.items() if count))
-    return write_comparison(inputs, runs, folder, on_progress=on_progress, command=command)
+    return write_comparison(inputs, runs, folder, command=command)
 
 
 def match_report(matching: Matching, out: str | os.PathLike[str], *, command: str = "") -> Path:

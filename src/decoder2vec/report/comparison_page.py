@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from decoder2vec.maths.bootstrap import SAMPLES
+from decoder2vec.progress import current_progress
 from decoder2vec.report.analysis_figures import draw_dimension_comparison
-from decoder2vec.report.differences import Differences
+from decoder2vec.report.differences import COMPARING, Differences
 from decoder2vec.report.figures import Figure, file_stems, plural, unique_labels
 from decoder2vec.report.html import (
     Cell,
@@ -43,12 +44,14 @@ from decoder2vec.report.leaderboard import (
 from decoder2vec.report.quality_figures import draw_cost, draw_tasks
 from decoder2vec.report.ranking import RankedEncoder, drop_tuning_sets, known_costs, rank_encoders, tasks_by_family
 from decoder2vec.report.result_files import ReportInputs, SavedSweep
-from decoder2vec.report.run_page import PAGE, OnProgress, training_section
+from decoder2vec.report.run_page import PAGE, training_section
 from decoder2vec.report.runs import TrainingRun
 from decoder2vec.report.sweep_figures import describe_sweep_row, draw_depths, draw_heat_map, draw_layers
 from decoder2vec.report.training_figures import draw_overview, draw_run
 
 MARKDOWN = "report.md"
+_DRAWING = "drawing"
+"""A phase of progress."""
 _MAX_NAME = 60
 """Characters of a name that fit into a table."""
 _MAX_DRAWN_RUNS = 3
@@ -98,7 +101,6 @@ def write_comparison(
     runs: Sequence[TrainingRun],
     out: Path,
     *,
-    on_progress: OnProgress = lambda *_: None,
     command: str = "",
 ) -> Path:
     """Compare and draw all inputs, write the page and the same as Markdown, and return the path of the page.
@@ -107,14 +109,13 @@ def write_comparison(
         inputs: Evaluations, sweeps and intrinsic dimensions.
         runs: Training runs, for a section of the page.
         out: Folder for the page, its Markdown and the figures.
-        on_progress: Called after each finished part.
         command: The command that makes the page, for its footer.
 
     Raises:
         StorageError: The folder cannot be written.
     """
     with output_file(out / PAGE) as html_file, output_file(out / MARKDOWN) as markdown_file:
-        comparison = build_comparison(inputs, out, on_progress)
+        comparison = build_comparison(inputs, out)
         training = _draw_training(runs, out)
         html_file.write_text(comparison_page(comparison, training, command), encoding="utf-8")
         markdown = comparison_markdown(comparison).encode("utf-8", "replace")
@@ -122,35 +123,39 @@ def write_comparison(
     return out / PAGE
 
 
-def build_comparison(inputs: ReportInputs, out: Path, on_progress: OnProgress = lambda *_: None) -> Comparison:
+def build_comparison(inputs: ReportInputs, out: Path) -> Comparison:
     """Compute and draw everything that the page shows.
 
     Args:
         inputs: Evaluations, sweeps and intrinsic dimensions.
         out: Folder for the figures.
-        on_progress: Called after each resampled task and each drawn part.
     """
     evaluations, tuning_sets = drop_tuning_sets(inputs.evaluations)
     if tuning_sets:
         inputs.skipped.append(f"Tuning sets are not part of the means: {', '.join(tuning_sets)}.")
     n_tasks = sum(map(len, tasks_by_family(evaluations).values()))
-    total = n_tasks + bool(n_tasks) + len(inputs.sweeps) + bool(inputs.dimensions)
-
-    def finish(part: str) -> None:
-        on_progress(part, total)
-
+    progress = current_progress()
+    progress.expect(COMPARING, n_tasks)
+    progress.expect(_DRAWING, bool(n_tasks) + len(inputs.sweeps) + bool(inputs.dimensions))
     names = unique_labels([evaluation.name for evaluation in evaluations], _MAX_NAME)
     named = [replace(evaluation, name=name) for evaluation, name in zip(evaluations, names, strict=True)]
     full_names = {new.name: old.name for new, old in zip(named, evaluations, strict=True) if new.name != old.name}
     rows = rank_encoders(named)
-    comparison = Comparison(inputs, rows, Differences([row.evaluation for row in rows], finish), full_names)
-    if n_tasks:
+    comparison = Comparison(inputs, rows, Differences([row.evaluation for row in rows]), full_names)
+    with progress.phase(_DRAWING):
+        _draw(comparison, out)
+    return comparison
+
+
+def _draw(comparison: Comparison, out: Path) -> None:
+    inputs, rows, progress = comparison.inputs, comparison.rows, current_progress()
+    if comparison.families:
         comparison.tasks = [_draw_tasks(rows, out)]
         comparison.cost = [_draw_cost(rows, out)]
-        finish("scores")
+        progress.advance(1, "scores")
     for sweep, stem in zip(inputs.sweeps, file_stems([sweep.name for sweep in inputs.sweeps]), strict=True):
         comparison.layers += _draw_sweep(sweep, out, stem)
-        finish(sweep.name)
+        progress.advance(1, sweep.name)
     if len(inputs.sweeps) > 1:
         draw_depths(inputs.sweeps, out / "sweeps.png")
         caption = "The best reading of each model over its depth; scores on different files cannot be compared."
@@ -159,8 +164,7 @@ def build_comparison(inputs: ReportInputs, out: Path, on_progress: OnProgress = 
         draw_dimension_comparison(inputs.dimensions, out / "dimension.png")
         caption = "How many directions the vectors of a layer use, by two estimates."
         comparison.dimensions = [Figure("Intrinsic dimension", caption, out / "dimension.png")]
-        finish("intrinsic dimension")
-    return comparison
+        progress.advance(1, "intrinsic dimension")
 
 
 def _draw_tasks(rows: Sequence[RankedEncoder], out: Path) -> Figure:

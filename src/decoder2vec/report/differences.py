@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,10 +19,13 @@ from decoder2vec.maths.bootstrap import (
     resample,
     spearman_scorer,
 )
+from decoder2vec.progress import current_progress
 from decoder2vec.report.figures import format_signed
 from decoder2vec.report.ranking import tasks_by_family
 from decoder2vec.report.result_files import Evaluation, ItemResults
 
+COMPARING = "comparing"
+"""The phase of progress in which tasks are resampled."""
 OVERALL = "overall"
 _TOLERANCE = 0.1
 """Points by which a rounded score may differ from the score of its items."""
@@ -44,21 +47,19 @@ class Differences:
 
     Args:
         evaluations: The encoders.
-        on_progress: Called with the name of each task when it is resampled.
     """
 
-    def __init__(
-        self, evaluations: Sequence[Evaluation], on_progress: Callable[[str], object] = lambda _: None
-    ) -> None:
+    def __init__(self, evaluations: Sequence[Evaluation]) -> None:
         self._families = tasks_by_family(evaluations)
         self.notes: list[str] = []
         """Which scores could not be resampled, and why."""
         self._resampled: dict[str, dict[int, _Resampled]] = {}
         """By task and encoder."""
-        for names in self._families.values():
-            for name in names:
+        tasks = [name for names in self._families.values() for name in names]
+        with current_progress().phase(COMPARING, len(tasks)):
+            for name in tasks:
                 self._resampled[name] = self._resample(name, evaluations)
-                on_progress(name)
+                current_progress().advance(1, name)
 
     def between(self, a: int, b: int, family: str = OVERALL) -> Difference | None:
         """The score of encoder `a` minus that of `b` on the tasks both have; None if there is no common task."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from decoder2vec.maths.metrics import METRICS
+from decoder2vec.progress import current_progress
 from decoder2vec.report.figures import Figure, file_stems, plural
 from decoder2vec.report.html import (
     Cell,
@@ -30,33 +31,29 @@ from decoder2vec.report.runs import TrainingRun
 from decoder2vec.report.training_figures import draw_overview, draw_run, scored_files
 
 PAGE = "index.html"
-OnProgress = Callable[[str, int], object]
-"""Called after each finished part with its name and the number of all parts."""
 _MAX_OPEN = 3
 """With more runs than this, each is folded."""
 _EXPECTED_CHECKS = {"equal texts": "1", "full stop": "close to 1", "random pairs": "close to 0"}
 
 
-def write_run_page(
-    runs: Sequence[TrainingRun], out: Path, *, on_progress: OnProgress = lambda *_: None, command: str = ""
-) -> Path:
+def write_run_page(runs: Sequence[TrainingRun], out: Path, *, command: str = "") -> Path:
     """Draw all figures of the runs, write the page, and return its path.
 
     Args:
         runs: The runs, in the order of the page.
         out: Folder for the page and its figures.
-        on_progress: Called after each drawn run.
         command: The command that makes the page, for its footer.
 
     Raises:
         StorageError: The folder cannot be written.
     """
-    with output_file(out / PAGE) as temporary:
+    progress = current_progress()
+    with output_file(out / PAGE) as temporary, progress.phase("drawing", len(runs)):
         overview = draw_overview(runs, out)
         figures = []
         for run, stem in zip(runs, file_stems([run.name for run in runs]), strict=True):
             figures.append(draw_run(run, out, stem))
-            on_progress(run.name, len(runs))
+            progress.advance(1, run.name)
         temporary.write_text(run_page(runs, overview, figures, command), encoding="utf-8")
     return out / PAGE
 

@@ -151,7 +151,8 @@ def train(
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
     prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
     _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
-    model = LoadedModel.of(backbone, device, dtype, notify)
+    with current_progress().stage(_progress_stage(prepared[0][0], prepared)):
+        model = LoadedModel.of(backbone, device, dtype, notify)
     prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
     return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
@@ -166,11 +167,6 @@ def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n
             stage.recipe.expect(replace(data, test=()), _CHOOSING, 1)
         stage.recipe.expect(data, name, n_seeds)
         progress.expect("saving", stage=name)
-
-
-def _drop_phases(stage: Stage, stages: Sequence[tuple[Stage, TrainingData]]) -> None:
-    """Expect no more work in a stage that is trained."""
-    current_progress().drop(_progress_stage(stage, stages))
 
 
 def _progress_stage(stage: Stage, stages: Sequence[tuple[Stage, TrainingData]]) -> str:
@@ -244,10 +240,11 @@ def _choose_settings(
     stage, data = stages[0]
     extra = {}
     callbacks: dict[str, Any] = {"notify": reporting.notify, "on_progress": reporting.on_progress}
-    if trials:
-        stage = choose_by_trials(stage, data, backbone, trials, **callbacks)
-    if grid:
-        stage, extra["grid"] = choose_from_grid(stage, grid, data, backbone, seed=seed, **callbacks)
+    with current_progress().stage(_CHOOSING):
+        if trials:
+            stage = choose_by_trials(stage, data, backbone, trials, **callbacks)
+        if grid:
+            stage, extra["grid"] = choose_from_grid(stage, grid, data, backbone, seed=seed, **callbacks)
     current_progress().drop(_CHOOSING)
     return [(stage, data)], extra
 
@@ -303,32 +300,27 @@ def _train_stages(
     original = model.source
     summaries: list[dict[str, Any]] = []
     result: TrainingResult | None = None
+    trained = out
     for number, ((stage, data), folder) in enumerate(zip(stages, folders, strict=True), 1):
-        _report_attention(stage, model.backbone, reporting)
-        key = _stage_key(stage, data, model.backbone, seeds)
-        summaries.append(_stage_summary(stage, data, key))
-        is_last = number == len(stages)
-        if done := _find_trained(key, folder, anywhere=not is_last):
-            reporting.notify(f"{stage.name}: found in {done}")
-            _drop_phases(stage, stages)
-            result = None
-            model = model if is_last else model.next(done)
-            continue
-        _check_folders(folders[number - 1 :], overwrite=overwrite)
-        if len(stages) > 1:
-            reporting.notify(f"{stage.name}: {stage.about or stage.recipe.name}")
-        about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(summaries)}
-        about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
-        seen_texts = _with_earlier(data.hash_texts(), model.source, TRAINING_TEXTS_FILE)
-        about["overlap"] = _measure_overlap(data, evaluated, seen_texts)
-        seen = {
-            TRAINING_PAIRS_FILE: _npy_bytes(_with_earlier(data.hash_pairs(), model.source, TRAINING_PAIRS_FILE)),
-            TRAINING_TEXTS_FILE: _npy_bytes(seen_texts),
-        }
-        result = _train_stage(stage, data, model, folder, seeds, extra | about, seen, reporting)
-        _remember_trained(key, folder)
-        _drop_phases(stage, stages)
-        model = model if is_last else model.next(folder)
+        with current_progress().stage(_progress_stage(stage, stages)):
+            if number > 1:
+                model = model.next(trained)
+            _report_attention(stage, model.backbone, reporting)
+            key = _stage_key(stage, data, model.backbone, seeds)
+            summaries.append(_stage_summary(stage, data, key))
+            about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(summaries)}
+            if found := _find_trained(key, folder, anywhere=number < len(stages)):
+                reporting.notify(f"{stage.name}: found in {found}")
+                trained, result = found, None
+            else:
+                _check_folders(folders[number - 1 :], overwrite=overwrite)
+                if len(stages) > 1:
+                    reporting.notify(f"{stage.name}: {stage.about or stage.recipe.name}")
+                about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
+                result = _train_stage(stage, data, model, folder, seeds, extra | about, evaluated, reporting)
+                _remember_trained(key, folder)
+                trained = folder
+        current_progress().drop(_progress_stage(stage, stages))
     return result or _load_result(out, model)
 
 
@@ -339,7 +331,7 @@ def _train_stage(
     out: Path,
     seeds: Sequence[int],
     extra: dict[str, Any],
-    seen: dict[str, bytes],
+    evaluated: Sequence[Task],
     reporting: Reporting,
 ) -> TrainingResult:
     """Train every seed and save the one best on dev."""
@@ -347,6 +339,11 @@ def _train_stage(
     if is_encoder_folder(work):
         raise InputError(f"{work} holds an encoder, and is where this run would keep its state; choose another --out.")
     _remove_logs(work)
+    seen_texts = _with_earlier(data.hash_texts(), model.source, TRAINING_TEXTS_FILE)
+    seen = {
+        TRAINING_PAIRS_FILE: _npy_bytes(_with_earlier(data.hash_pairs(), model.source, TRAINING_PAIRS_FILE)),
+        TRAINING_TEXTS_FILE: _npy_bytes(seen_texts),
+    }
     started = time.perf_counter()
     trainer = Trainer(stage.recipe, data, model.backbone)
     seconds_reading = time.perf_counter() - started
@@ -363,6 +360,7 @@ def _train_stage(
         "data": data.describe(),
         "notes": [*stage.recipe.data_notes(data, stage.settings_prefix), *data.notes, *result_notes(seed_results)],
         **extra,
+        "overlap": _measure_overlap(data, evaluated, seen_texts),
     }
     results["headline"] = headline(results)
     with current_progress().phase("saving"):

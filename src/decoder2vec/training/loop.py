@@ -27,6 +27,7 @@ from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.progress import current_progress
 from decoder2vec.training.checkpoint import Checkpoint, random_states
 from decoder2vec.training.distributed import broadcast_score, is_main_process, sum_gradients
+from decoder2vec.training.loop_progress import LoopProgress
 
 Rows = NDArray[np.intp]
 """Indices of examples or texts."""
@@ -129,6 +130,10 @@ class History:
         """The best score so far, the untrained state included."""
         return self.scores[self.best] if self.best >= 0 else self.start
 
+    def last_scores(self) -> str:
+        """Loss and dev score of the last evaluation, for the progress; empty before the first."""
+        return f"loss {self.losses[-1]:.4f}, dev {self.scores[-1]:.2f}" if self.scores else ""
+
     def is_stale(self, patience: int) -> bool:
         """Whether the last `patience` evaluations brought no improvement."""
         return bool(self.scores) and len(self.scores) - 1 - self.best >= patience
@@ -177,6 +182,7 @@ class TrainingLoop:
             self.parameters, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
         )
         self.steps = TrainingSteps(task, seed)
+        self.progress = LoopProgress(task.stage, self.steps.total, self.steps.n_evaluations)
         self.history = History()
         self.step = 0
         """Steps done."""
@@ -218,7 +224,7 @@ class TrainingLoop:
                 self.step, self.losses, self.log_lines = saved.pop("step"), saved.pop("losses_read"), saved.pop("log")
                 self.started -= saved.pop("seconds")
                 self.history = History(**saved)
-                self._skip_steps()
+                self.progress.resume(self.step, len(self.history.scores))
         self._write_log(self.log_lines, "w")  # the file may hold steps that will be repeated, or another run's
 
     def _run_steps(self, on_progress: OnProgress) -> None:
@@ -230,7 +236,7 @@ class TrainingLoop:
             if epoch_seed is not None:
                 torch.manual_seed(epoch_seed)
             self._train_step(step, rows)
-            self._report_step()
+            self.progress.finish_step(self.history.last_scores())
             if self.steps.is_eval_step(self.step):
                 self._evaluate()
             elif len(self.pending_losses) == _CHECK_EVERY:
@@ -271,33 +277,14 @@ class TrainingLoop:
             self._write_log(self.log_lines[-1:])
 
     def _dev_score(self) -> float:
-        progress = current_progress()
-        with progress.phase("evaluating"):
+        with self.progress.evaluation():
             score = broadcast_score(self.task.dev_metric)
-            n_left = self.steps.n_evaluations - len(self.history.scores) + (self.step == 0)
-            progress.advance(progress.remaining_work / max(1, n_left))
         if not math.isfinite(score):
             raise DivergedError(
                 f"The dev score of {self.task.stage} is not finite after step {self.step} of {self.steps.total}; try a "
                 f"lower learning rate{self.checkpoint.hint()}."
             )
         return score
-
-    def _skip_steps(self) -> None:
-        """Expect only the steps and evaluations that a resumed run has left."""
-        progress = current_progress()
-        progress.remaining_work -= progress.remaining_work * self.step / max(1, self.steps.total)
-        with progress.phase("evaluating"):
-            share = (len(self.history.scores) + 1) / (self.steps.n_evaluations + 1)
-            progress.remaining_work -= progress.remaining_work * min(1.0, share)
-
-    def _report_step(self) -> None:
-        progress, history = current_progress(), self.history
-        scores = f", loss {history.losses[-1]:.4f}, dev {history.scores[-1]:.2f}" if history.scores else ""
-        progress.advance(
-            progress.remaining_work / max(1, self.steps.total - self.step + 1),
-            f"{self.task.stage}, step {self.step}/{self.steps.total}{scores}",
-        )
 
     def _all_losses(self) -> list[float]:
         """Losses since the last evaluation, those on the device included."""
