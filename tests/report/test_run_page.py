@@ -32,7 +32,7 @@ def test_page_of_one_run_is_complete_and_self_contained(complete_run, tmp_path):
     assert "-0.70" in page.text  # the worst pair
     assert "raw cosine best at layer 4 (Pearson 60.5), trained codes best at layer 4 (Pearson 65.5)" in page.text
     assert "Not shown" not in page.text
-    assert "1,206,000 trained parameters, 0.9 % of the model's" in page.text
+    assert "1,206,000 trained parameters, 0.9 % of the encoder's" in page.text
 
     assert page.addresses and all(address.startswith(("#", "data:")) for address in page.addresses)
     assert not re.search(r"https?://(?!www\.w3\.org/)|url\((?!#)|@import", page.source)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,8 @@ from decoder2vec.training import teachers
 from decoder2vec.training.data import DataFiles, load_data
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
+from decoder2vec.training.plan import Plan, Stage
+from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.teachers import Teacher, TeacherVectors
 from toys.texts import sentences
 from toys.training import small_recipe, toy_data
@@ -173,9 +176,13 @@ def test_hub_id_without_network_is_a_plain_sentence(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    message = r"There is no folder someone/encoder, and the model hub did not return a model of that name"
-    with pytest.raises(BackboneError, match=message):
-        Teacher("someone/encoder").load()
+    for name in ("someone/encoder", "minilm"):
+        with pytest.raises(BackboneError) as raised:
+            Teacher(name).load()
+        message = str(raised.value)
+        assert message.startswith(f"There is no teacher {name!r}, neither here nor on the model hub; give ")
+        for possible in ("all-minilm-l6-v2", "folder", "OWNER/NAME", "https://host/v1#model", ".npy"):
+            assert possible in message
 
 
 def test_hub_id_of_sentence_transformers_is_loaded(monkeypatch, prompted):
@@ -248,6 +255,13 @@ def test_a_replaced_teacher_is_another_training(recipe, tmp_path, monkeypatch, d
     assert run("b", 0) == (True, first)
 
 
+def test_missing_teacher_is_found_before_data_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("decoder2vec.training.data_source.DataSource.load", lambda *_: pytest.fail("read"))
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    with pytest.raises(BackboneError, match="There is no teacher 'not/a/teacher'"):
+        decoder2vec.train("distill", tmp_path / "texts.txt", "tiny-llama", tmp_path / "a", teachers=["not/a/teacher"])
+
+
 # --- loads ----------------------------------------------------------------------------------------------------------
 
 
@@ -280,3 +294,33 @@ def test_a_run_loads_each_teacher_once(recipe, saved, loads, tmp_path, monkeypat
     assert run("a") == [teacher.name]
     shutil.rmtree(own_pretrained, ignore_errors=True)
     assert run("b") == ([] if saved else [teacher.name]), "the vectors of the first run are found on disk"
+
+
+@pytest.mark.parametrize("found", [False, True], ids=["trained", "found"])
+def test_teachers_are_released_after_the_last_stage(found, tmp_path, monkeypatch, data):
+    """Each holds memory or a connection; one that was loaded for its fingerprint alone is let go, too."""
+    monkeypatch.setattr("decoder2vec.training.api.cache_root", lambda: tmp_path / "notes")
+    distilled = small_recipe("lora", epochs=1, objective=DistillConfig(teachers=(ONE,)))
+    plan = Plan("both", (Stage("first", distilled), Stage("second", small_recipe("lora", epochs=1))))
+    held = {}
+
+    def run(out):
+        return decoder2vec.train(plan, replace(toy_data(), texts=data.texts), "tiny-llama", tmp_path / out)
+
+    def record(self, *args, **kwargs):
+        held["teachers"] = list(teachers._shared.get().encoders)
+        return attach(self, *args, **kwargs)
+
+    attach = AdapterRecipe.attach
+    monkeypatch.setattr(AdapterRecipe, "attach", record)
+    run("a")
+    if found:
+        run("b")
+    assert held == {"teachers": []}
+
+
+def test_runs_in_two_threads_share_no_teachers():
+    with teachers.share_teachers(), ThreadPoolExecutor(1) as workers:
+        encoder = ONE.load()
+        assert ONE.load() is encoder
+        assert workers.submit(ONE.load).result() is not encoder

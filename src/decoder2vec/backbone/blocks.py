@@ -91,10 +91,17 @@ def count_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def trained_share(trained: int, model: nn.Module) -> dict[str, int | float]:
-    """The number of trained parameters, the number of the model's own, and the first in percent of the second."""
-    frozen = count_parameters(model)
-    return {"trained": trained, "backbone": frozen, "percent": round(100 * trained / frozen, 4)}
+def trained_share(trained: int, model: nn.Module, *, added: bool) -> dict[str, int | float]:
+    """The number of trained parameters, of the model's own, of all, and the first in percent of all.
+
+    Args:
+        trained: Number of trained parameters.
+        model: The model before training.
+        added: Whether the trained parameters are added to the model's own; else they are some of those.
+    """
+    own = count_parameters(model)
+    total = own + trained if added else own
+    return {"trained": trained, "backbone": own, "all": total, "percent": round(100 * trained / total, 4)}
 
 
 def parameters_by_depth(model: nn.Module) -> list[int]:

@@ -130,7 +130,7 @@ def _print(result: TrainingResult, out: Path) -> None:
     if not result.trained:
         info(f"Nothing to do: {out} is up to date (same settings, data and weights).")
         return
-    info(f"{share['trained']:,} parameters trained, {share['percent']} % of the model")
+    info(f"{share['trained']:,} parameters trained, {share['percent']} % of the encoder's {share['all']:,}")
     info(f"wrote the encoder {out} (best seed{' on dev' if results['mean']['dev'] else ''}: {results['best_seed']})")
     if improvement:
         info(f"{improvement}{'; --keep-better saves the better one' if improvement.is_worse else ''}")

@@ -120,7 +120,7 @@ def _run_details(run: TrainingRun, figures: Sequence[Figure]) -> Html:
     facts = [f"model {run.backbone}"] if run.backbone else []
     facts += [f"recipe {run.recipe}"] if run.recipe else []
     if (share := run.trained_share) is not None:
-        facts.append(f"{run.trained_parameters:,} trained parameters, {share:.3g} % of the model's")
+        facts.append(f"{run.trained_parameters:,} trained parameters, {share:.3g} % of the encoder's")
     facts += [f"seeds {', '.join(str(seed.seed) for seed in run.seeds)}"] if run.seeds else []
     facts += (
         [f"shown here: seed {run.best_seed}, the best on dev"] if run.best_seed is not None and run.has_record else []

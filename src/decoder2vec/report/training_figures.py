@@ -327,7 +327,7 @@ def draw_parameters(runs: Sequence[TrainingRun], file: Path) -> str:
     """Draw the number of trained parameters of each run, as a share of those of the model."""
     counts = [(run.name, run.trained_parameters, share) for run in runs if (share := run.trained_share) is not None]
     shares = [max(share, 1e-9) for *_, share in counts]
-    headline = "Trained parameters, in % of the model's"
+    headline = "Trained parameters, in % of the encoder's"
     with panels(file, headline, 1, 1, (7.2, 1.1 + 0.3 * len(counts)), with_svg=True) as (_, grid):
         axes = grid[0][0]
         axes.plot(shares, range(len(counts)), "o", color=COLOURS[0], markersize=7)
@@ -340,7 +340,7 @@ def draw_parameters(runs: Sequence[TrainingRun], file: Path) -> str:
             axes.set_xlim(0, 1.1 * max(shares))
         axes.set_yticks(range(len(counts)), [shorten(name, 32) for name, *_ in counts])
         axes.set_ylim(len(counts) - 0.5, -0.5)
-        axes.set_xlabel("% of the model's parameters" + (" (log axis)" if axes.get_xscale() == "log" else ""))
+        axes.set_xlabel("% of the encoder's parameters" + (" (log axis)" if axes.get_xscale() == "log" else ""))
     return ""  # the title of the figure says the same
 
 

@@ -149,7 +149,10 @@ def train(
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
-    prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
+    source = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)
+    for stage in loaded.stages:  # one that does not exist is found before texts and a model are read
+        stage.recipe.teacher_fingerprints()
+    prepared = source.load(loaded, notify)
     _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
     with current_progress().stage(_progress_stage(prepared[0][0], prepared)):
         model = LoadedModel.of(backbone, device, dtype, notify)
@@ -321,6 +324,9 @@ def _train_stages(
                 _remember_trained(key, folder)
                 trained = folder
         current_progress().drop(_progress_stage(stage, stages))
+        later = {teacher for stage, _ in stages[number:] for teacher in stage.recipe.used_teachers()}
+        for teacher in {*stage.recipe.used_teachers()} - later:
+            teacher.release()
     return result or _load_result(out, model)
 
 
@@ -365,7 +371,8 @@ def _train_stage(
     results["headline"] = headline(results)
     with current_progress().phase("saving"):
         encoder, has_own_weights = trainer.export(best, work)
-        record = {"parameters": trained_share(best.n_trained, model.backbone.model), **trainer.record(best)}
+        share = trained_share(best.n_trained, model.backbone.model, added=stage.recipe.adds_parameters)
+        record = {"parameters": share, **trainer.record(best)}
         record |= {"recipe": stage.recipe.name, "name": stage.name}
         files = {
             **_logs(work),

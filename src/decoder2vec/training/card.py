@@ -27,7 +27,7 @@ def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: 
         **({} if untrained else stage.recipe.card_rows()),
         "recipe": f"{stage.recipe.name}{' (its change was not kept)' if untrained else ''}",
         **_teacher_row(stages[:-1] if untrained else stages),
-        "trained parameters": f"{share['trained']:,} ({share['percent']} % of the model's {share['backbone']:,})",
+        "trained parameters": f"{share['trained']:,} ({share['percent']} % of the encoder's {share['all']:,})",
         "fingerprint": encoder.fingerprint,
         "weights of the model": encoder.backbone.fingerprint,
         "seeds": f"{', '.join(str(seed['seed']) for seed in results['seeds'])} (kept: {results['best_seed']})",

@@ -203,14 +203,30 @@ class Improvement:
 
 
 def headline(results: dict[str, Any]) -> str:
-    """The dev score of the saved encoder, against the untrained model where that was scored; empty without dev."""
+    """The dev score of the saved encoder, against the untrained model where that was scored; else on held-out texts."""
     improvement = Improvement.of(results)
     if improvement and is_untrained(results):
         return f"{improvement.dev:.1f} on dev: the untrained model was better and was kept"
     if improvement:
         return improvement.headline
-    scores = best_seed(results)["dev"]
-    return f"{mean_score(scores, _selection_metric(results)):.1f} on dev" if scores else ""
+    seed = best_seed(results)
+    if scores := seed["dev"]:
+        return f"{mean_score(scores, _selection_metric(results)):.1f} on dev"
+    return "; ".join(_held_out_quality(seed))
+
+
+def _held_out_quality(seed: dict[str, Any]) -> list[str]:
+    """What is known of a seed without dev pairs: its metric on held-out texts, and the cosines to teachers."""
+    history = seed["notes"].get("training", {})
+    if "dev_metric" not in seed or "metric" not in history:
+        return []
+    name, sign = history["metric"]["name"], -1 if history["metric"]["lower_is_better"] else 1
+    sentences = [f"{name} {sign * seed['dev_metric']:.2f}, at the start {sign * history['start']:.2f}"]
+    return sentences + [
+        f"mean cosine {teacher['cosine']:.3f} to the vectors of {teacher['name']} on held-out texts"
+        for teacher in seed["notes"].get("teachers", [])
+        if "cosine" in teacher
+    ]
 
 
 def _selection_metric(results: dict[str, Any]) -> str:
@@ -239,6 +255,7 @@ def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
         for seed in seeds
         if (kept := seed["notes"].get("untrained kept"))
     ]
+    notes += [f"seed {seed['seed']}: {quality}" for seed in seeds for quality in _held_out_quality(seed)]
     line = "seed {}: punctuation and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
     restored = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]
     return notes + [line.format(number, **rates) for number, rates in restored if rates]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decoder2vec.activations.store import PRECISIONS, Keys, Store, text_keys
-from decoder2vec.errors import EncoderError, InputError, unknown_name
-from decoder2vec.evaluation.baselines import load_encoder, read_fingerprint
+from decoder2vec.backbone.sources import BUILTIN_MODELS
+from decoder2vec.config import DEFAULT_ENCODER
+from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
+from decoder2vec.evaluation.baselines import PACKAGED_MODELS, load_encoder, read_fingerprint
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.progress import current_progress
 from decoder2vec.training.distributed import barrier, rank, world_size
@@ -26,6 +30,8 @@ _TEXTS_AT_ONCE = 1024
 """Texts encoded between two reports of progress."""
 _TEXTS_FOR_MEAN = 16384
 """Texts from which the mean vector of a teacher is computed."""
+_NAMES = (*BUILTIN_MODELS, DEFAULT_ENCODER, *PACKAGED_MODELS)
+"""Teachers that need neither a folder nor the model hub."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +71,46 @@ class Teacher:
 
     def load(self) -> Any:
         """The encoder; within `share_teachers` it stays in memory until `release`."""
-        if _shared and self in _shared.encoders:
-            return _shared.encoders[self]
-        with torch.random.fork_rng(devices=[]):  # what is initialised next must not depend on the teacher
+        shared = _shared.get()
+        if shared and self in shared.encoders:
+            return shared.encoders[self]
+        # what is initialised next must not depend on the teacher
+        with torch.random.fork_rng(devices=[]), self._explained_if_missing():
             encoder = load_encoder(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
-        if _shared:
-            _shared.encoders[self], _shared.fingerprints[self] = encoder, str(encoder.fingerprint)
+        if shared:
+            shared.encoders[self], shared.fingerprints[self] = encoder, str(encoder.fingerprint)
         return encoder
 
     def release(self) -> None:
         """Let go of the encoder, so that it takes no memory while a model is trained."""
-        if _shared:
-            _shared.encoders.pop(self, None)
+        if shared := _shared.get():
+            shared.encoders.pop(self, None)
 
     def read_fingerprint(self) -> str:
         """What its vectors depend on, as it is now: from its files if they tell it, else the encoder is loaded."""
-        if _shared and self in _shared.fingerprints:
-            return _shared.fingerprints[self]
-        from_files = read_fingerprint(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
-        return from_files or str(self.load().fingerprint)
+        shared = _shared.get()
+        if shared and self in shared.fingerprints:
+            return shared.fingerprints[self]
+        with self._explained_if_missing():
+            from_files = read_fingerprint(self.name, pooling=self.pooling, requests_per_minute=self.requests_per_minute)
+        fingerprint = from_files or str(self.load().fingerprint)
+        if shared:
+            shared.fingerprints[self] = fingerprint
+        return fingerprint
+
+    @contextmanager
+    def _explained_if_missing(self) -> Iterator[None]:
+        """Say what a teacher may be where nothing has its name."""
+        try:
+            yield
+        except BackboneError as error:
+            if self.name in _NAMES or Path(self.name).expanduser().exists():
+                raise
+            raise BackboneError(
+                f"There is no teacher {self.name!r}, neither here nor on the model hub; give {', '.join(_NAMES)}, the "
+                "folder of an encoder, a sentence-transformers, ONNX or plain model, a hub id (OWNER/NAME), a model of "
+                "a server (https://host/v1#model), or a file of vectors (.npy, .npz, .parquet, .jsonl)."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -92,18 +119,17 @@ class _SharedTeachers:
     fingerprints: dict[Teacher, str] = field(default_factory=dict)
 
 
-_shared: _SharedTeachers | None = None
+_shared: ContextVar[_SharedTeachers | None] = ContextVar("shared_teachers", default=None)
 
 
 @contextmanager
 def share_teachers() -> Iterator[None]:
     """Within the block, whoever asks for the fingerprint or the vectors of a teacher shares one load of it."""
-    global _shared
-    outer, _shared = _shared, _shared or _SharedTeachers()
+    token = _shared.set(_shared.get() or _SharedTeachers())
     try:
         yield
     finally:
-        _shared = outer
+        _shared.reset(token)
 
 
 class TeacherVectors:

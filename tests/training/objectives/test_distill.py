@@ -179,6 +179,14 @@ def test_recipe_distill_trains_all_weights(tmp_path):
         settings=["training.epochs=2", "training.batch=8"],
         device="cpu",
     )
+    assert result.record["parameters"]["percent"] == 100  # the map to the teacher's vectors is no part of the encoder
+    seed = result.results["seeds"][0]
+    cosine, history = seed["notes"]["teachers"][0]["cosine"], seed["notes"]["training"]
+    start, best = -history["start"], -max([history["start"], *history["scores"]])
+    assert result.results["notes"][-2:] == [
+        f"seed 0: loss on held-out texts x 100 {best:.2f}, at the start {start:.2f}",
+        f"seed 0: mean cosine {cosine:.3f} to the vectors of static:tiny-gpt2 on held-out texts",
+    ]
     config = result.results["config"]
     assert config["full"]["objective"]["teachers"][0]["name"] == "static:tiny-gpt2"
     loaded = Encoder.load(tmp_path / "enc", device="cpu")

@@ -265,7 +265,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         )
         note = stage_note(corpus.objective, history, self.choose_by)
         result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
-        result.n_trained = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
+        # maps to the vectors of teachers and the like are trained besides, and are no part of the encoder
+        result.n_trained = sum(tensor.numel() for tensor in context.module.parameters() if tensor.requires_grad)
         module.requires_grad_(False)
         dev_score = history.best_score
         if start:

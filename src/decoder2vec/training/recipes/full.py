@@ -21,6 +21,7 @@ class FullRecipe(AdapterRecipe):
 
     name = "full"
     about = "All weights of the model were trained."
+    adds_parameters = False
 
     training: Schedule = field(default_factory=lambda: adapter_schedule(5e-5))
 

@@ -77,6 +77,8 @@ class Recipe(ABC, Generic[Corpus, Context]):
     """One sentence for the card of an encoder."""
     mergeable: ClassVar[bool] = True
     """Whether what it trains can be merged into the weights, so that a later stage can train on."""
+    adds_parameters: ClassVar[bool] = True
+    """Whether it trains parameters besides the model's own."""
 
     training: Schedule
     choose_by: str
