@@ -9,9 +9,11 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from scipy.stats import spearmanr
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.maths.metrics import pairwise_cos_sim
 from decoder2vec.text.data_check import count_shared_texts
 from decoder2vec.training import api
 from decoder2vec.training.api import train
@@ -19,6 +21,7 @@ from decoder2vec.training.card import find_licence
 from decoder2vec.training.data import DataFiles, load_data
 from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.plan import load_plan
+from decoder2vec.training.results import Improvement
 from toys.texts import sentences
 from toys.training import TOPICS, WHEN, toy_data, toy_pairs
 
@@ -199,6 +202,33 @@ def test_the_recipe_general_trains_all_stages(finished):
     assert second["mined"]["negatives"] > 0
     loaded = Encoder.load(folder, device="cpu")
     assert loaded.fingerprint == result.encoder.fingerprint and loaded.spec.attention == "bidirectional"
+
+
+def test_general_is_named_and_compared_with_the_untrained_model(finished):
+    folder, result = finished
+    first = json.loads((folder.with_name("enc-stages") / "1-distill" / "results.json").read_text())
+    untrained = Encoder.from_pretrained(
+        "tiny-llama", pooling="mean", attention="bidirectional", template="plain", device="cpu", normed=True
+    )
+    pairs = toy_pairs()
+    cosines = pairwise_cos_sim(untrained.encode(pairs.left), untrained.encode(pairs.right))
+    expected = 100 * spearmanr(cosines, pairs.scores)[0]
+    improvement = Improvement.of(result.results)
+    assert improvement.start == pytest.approx(expected, abs=0.02) and improvement.start_name == "untrained"
+    assert result.results["plan"] == result.record["name"] == "general" and first["plan"] == "general, stage distill"
+    assert (folder / "README.md").read_text().startswith("# general: an encoder made of tiny-llama")
+
+
+def test_later_stage_with_dev_of_its_own_names_its_start(tmp_path, monkeypatch):
+    """Dev pairs set aside from the triplets: the first stage had none, so the untrained model has no score."""
+    monkeypatch.setattr(api, "cache_root", lambda: tmp_path / "notes")
+    data = {**TEXTS, "nli.tsv": TRIPLETS}
+    write_tables(tmp_path, data)
+    settings = [setting for setting in SETTINGS if not setting.startswith("contrastive")]
+    files, stages = [tmp_path / name for name in data], ["distill", "triplets"]
+    options = {"teachers": TEACHERS, "settings": settings, "stages": stages, "device": "cpu"}
+    result = train("general", files, "tiny-llama", tmp_path / "enc", **options)
+    assert "the model after distill" in str(Improvement.of(result.results)) + result.results["headline"]
 
 
 def test_card_and_results_name_teacher_texts_and_overlap(finished):

@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from scipy.stats import spearmanr
+from scipy.stats import pearsonr, spearmanr
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.api import train
+from decoder2vec.training.context import correlation
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.defaults import choose_reading, choose_schedule
+from decoder2vec.training.defaults import choose_metric, choose_reading, choose_schedule
+from decoder2vec.training.loop import Schedule
 from decoder2vec.training.plan import load_plan
+from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
 from decoder2vec.training.results import Improvement, headline
 from toys.command import cosine
-from toys.training import small_recipe, toy_data, toy_pairs
+from toys.training import TOPICS, small_recipe, toy_data, toy_pairs
 
 ADAPTERS = ["lora", "soft_prompt", "kv_prefix", "full"]
 
@@ -155,7 +160,68 @@ def test_few_steps_on_plain_texts_are_warned_of(objective):
 
 
 def test_an_untrained_plan_is_not_warned_of():
-    assert load_plan("lora", ["training.epochs=0"]).stages[0].recipe.data_notes(toy_data()) == []
+    notes = load_plan("lora", ["training.epochs=0"]).stages[0].recipe.data_notes(toy_data())
+    assert not any("training step(s)" in note for note in notes)
+
+
+# --- dev pairs -------------------------------------------------------------------------------------------------------
+
+
+def binary_pairs(count):
+    """Pairs that score 1 or 0, as those set aside from triplets do."""
+    texts = [f"text {number}" for number in range(count)]
+    return ScoredPairs("dev", texts, texts[::-1], [float(number % 2) for number in range(count)])
+
+
+@pytest.mark.parametrize("source", ["lora", "general"])
+def test_two_dev_scores_are_chosen_by_pearson(source):
+    messages = []
+    for stage in load_plan(source).stages:
+        for dev, metric in ((binary_pairs(60), "pearson"), (toy_pairs(), "spearman")):
+            chosen = choose_metric(stage, TrainingData(None, (dev,)), messages.append)
+            assert chosen.recipe.choose_by == metric
+    assert set(messages) == {messages[0]} and "two scores only" in messages[0]
+
+
+def test_named_dev_metric_wins():
+    stage = load_plan("lora", ["choose_by=spearman"]).stages[0]
+    assert choose_metric(stage, TrainingData(None, (binary_pairs(60),)), lambda _: None).recipe.choose_by == "spearman"
+
+
+def test_held_out_triplets_tell_states_apart_that_are_in_order():
+    """Spearman is at its maximum, 86.6, for both; by Pearson the one with the wider margin is better."""
+    labels = np.repeat([1.0, 0.0], 6)
+    narrow, wide = (labels * margin + np.linspace(0.0, 0.04, 12) for margin in (0.05, 0.5))
+    assert correlation("spearman", narrow, labels) == correlation("spearman", wide, labels) < 87
+    assert correlation("pearson", narrow, labels) < correlation("pearson", wide, labels) - 5
+
+
+def test_triplets_without_dev_pairs_keep_a_later_state(tmp_path):
+    """64 triplets, of which 7 are set aside: a state is kept for its margin, though the first orders all of them."""
+    rows = [f"the {topic} {n}\t{topic} {n} now\tno {TOPICS[n % 8 - 3]} {n}" for n in range(8) for topic in TOPICS]
+    file = tmp_path / "triplets.tsv"
+    file.write_text("\n".join(["anchor\tpositive\tnegative", *rows]), encoding="utf-8")
+    messages, settings = [], ["rank=4", "training.rate=3e-3", "training.epochs=4", "training.batch=16"]
+    result = train("lora", file, "tiny-llama", tmp_path / "out", settings=settings, notify=messages.append)
+    assert result.results["config"]["lora"]["choose_by"] == "pearson"
+    history = result.results["seeds"][0]["notes"]["training"]
+    assert len(set(history["scores"])) == len(history["scores"]), "no two states tie"
+    assert history["best"] == np.argmax(history["scores"])
+    warning = "14 dev pairs are too few to choose by"
+    assert sum(warning in message for message in messages) == 1
+    assert any(warning in note for note in result.results["notes"])
+
+
+@pytest.mark.parametrize("source", ["freeze", "lora"])
+@pytest.mark.parametrize(("count", "warns"), [(6, True), (50, False)])
+def test_few_dev_pairs_are_warned_of(source, count, warns):
+    dev = replace(binary_pairs(count), scores=[float(number) for number in range(count)])
+    notes = load_plan(source).stages[0].recipe.data_notes(TrainingData(None, (dev,)))
+    assert [note for note in notes if "dev pairs are too few" in note] == (
+        ["6 dev pairs are too few to choose by, so that what is chosen is largely chance; give 50 or more with --dev"]
+        if warns
+        else []
+    )
 
 
 # --- the untrained model ---------------------------------------------------------------------------------------------
@@ -174,8 +240,19 @@ def test_results_have_the_score_of_the_untrained_model(recipe, tmp_path):
     result = train(recipe, toy_data(), "tiny-llama", tmp_path / "out", settings=["training.steps=2"])
     improvement, pairs = Improvement.of(result.results), toy_pairs()
     expected = 100 * spearmanr(untrained_cosines(pairs), pairs.scores).statistic
-    assert improvement.untrained == pytest.approx(expected, abs=0.02)
-    assert f"untrained {improvement.untrained:.1f}" in (tmp_path / "out" / "README.md").read_text()
+    assert improvement.start == pytest.approx(expected, abs=0.02)
+    assert f"untrained {improvement.start:.1f}" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_freeze_is_compared_with_its_readings_alone(tmp_path):
+    pairs = toy_pairs()
+    source = LatentSource("prompteol", "lasttoken", (4,), normed=True)
+    recipe = FreezeRecipe((source,), widths=(8,), head="sum", pretrain="none", training=Schedule(epochs=2))
+    result = train(recipe, toy_data(train=pairs, contrastive=None), "tiny-llama", tmp_path / "out", seeds=[0, 1])
+    expected = 100 * pearsonr(untrained_cosines(pairs), pairs.scores).statistic
+    for seed in result.results["seeds"]:
+        assert seed["untrained"]["dev"]["dev"]["pearson"] == pytest.approx(expected, abs=0.02)
+    assert f"untrained {expected:.1f}" in str(Improvement.of(result.results))
 
 
 @pytest.mark.parametrize("recipe", ["lora", "soft_prompt"])
@@ -226,7 +303,7 @@ def test_the_better_one_is_kept_on_request(tmp_path):
     }
     worse, kept = (Improvement.of(runs[keep].results) for keep in (False, True))
     assert worse.is_worse and "training made it worse" in str(worse)
-    assert kept.dev == pytest.approx(kept.untrained, abs=0.02) and not kept.is_worse
+    assert kept.dev == pytest.approx(kept.start, abs=0.02) and not kept.is_worse
     assert runs[True].encoder.backbone.adapter is None and runs[False].encoder.backbone.adapter is not None
     assert any("the untrained model was kept" in note for note in runs[True].results["notes"])
     assert runs[True].results["headline"].endswith("on dev: the untrained model was better and was kept")

@@ -116,10 +116,12 @@ def _print(result: TrainingResult, out: Path) -> None:
     from decoder2vec.training.results import Improvement
 
     results, share = result.results, result.record["parameters"]
-    title = f"{results['config']['name']} on {results['backbone']['name']}, {len(results['seeds'])} seed(s)"
+    name = results.get("plan", results["config"]["name"])
+    title = f"{name} on {results['backbone']['name']}, {len(results['seeds'])} seed(s)"
     improvement = Improvement.of(results)
     if improvement and improvement.is_worse:
-        title += ": worse than the untrained model"
+        start = improvement.start_name
+        title += f": worse than {'the untrained model' if start == 'untrained' else start}"
     if rows := score_rows(results):
         table(("", "file", "Spearman", "Pearson"), rows, title)
     for note in results["notes"]:
@@ -133,7 +135,8 @@ def _print(result: TrainingResult, out: Path) -> None:
     info(f"{share['trained']:,} parameters trained, {share['percent']} % of the encoder's {share['all']:,}")
     info(f"wrote the encoder {out} (best seed{' on dev' if results['mean']['dev'] else ''}: {results['best_seed']})")
     if improvement:
-        info(f"{improvement}{'; --keep-better saves the better one' if improvement.is_worse else ''}")
+        can_keep = improvement.is_worse and results["config"]["recipe"] != "freeze"
+        info(f"{improvement}{'; --keep-better saves the better one' if can_keep else ''}")
 
 
 def _seeds(text: str) -> list[int]:

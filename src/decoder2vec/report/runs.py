@@ -302,7 +302,7 @@ def _add_results(run: TrainingRun, document: Any) -> TrainingRun:
     planned = run.readings if len(run.readings) == count else _planned_readings(settings.get("latents", []), count)
     return replace(
         run,
-        plan=str(config.get("name") or run.plan),
+        plan=str(document.get("plan") or config.get("name") or run.plan),
         backbone=str(document.get("backbone", {}).get("name", "")),
         command=str(document.get("command", "")),
         recipe=recipe,

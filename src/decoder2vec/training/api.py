@@ -43,7 +43,7 @@ from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
 from decoder2vec.training.recipes.recipe import Recipe, Trainer
-from decoder2vec.training.results import SeedResult, headline, result_notes, summarise
+from decoder2vec.training.results import SeedResult, best_seed, headline, result_notes, summarise
 from decoder2vec.training.teachers import Teacher, share_teachers
 
 RUN_FILE = "run.json"
@@ -157,7 +157,7 @@ def train(
     with current_progress().stage(_progress_stage(prepared[0][0], prepared)):
         model = LoadedModel.of(backbone, device, dtype, notify)
     prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-    return _train_stages(prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
+    return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
 
 def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n_choices: int) -> None:
@@ -287,6 +287,7 @@ class LoadedModel:
 
 
 def _train_stages(
+    plan: str,
     stages: Sequence[tuple[Stage, TrainingData]],
     model: LoadedModel,
     out: Path,
@@ -302,6 +303,7 @@ def _train_stages(
     folders = [*(stage_folder(out, i, stage.name) for i, (stage, _) in enumerate(stages[:-1], 1)), out]
     original = model.source
     summaries: list[dict[str, Any]] = []
+    untrained: dict[str, Any] | None = None
     result: TrainingResult | None = None
     trained = out
     for number, ((stage, data), folder) in enumerate(zip(stages, folders, strict=True), 1):
@@ -320,14 +322,28 @@ def _train_stages(
                 if len(stages) > 1:
                     reporting.notify(f"{stage.name}: {stage.about or stage.recipe.name}")
                 about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
+                if len(stages) > 1:
+                    about["plan"] = plan if number == len(stages) else f"{plan}, stage {stage.name}"
+                if number > 1:
+                    about["start"] = {"name": f"the model after {stages[number - 2][0].name}"}
+                    if untrained and _same_evaluation(data, stages[0][1]):
+                        about["start"] = {"name": "untrained", "scores": untrained}
                 result = _train_stage(stage, data, model, folder, seeds, extra | about, evaluated, reporting)
                 _remember_trained(key, folder)
                 trained = folder
+            if number == 1 < len(stages):
+                results = result.results if result else _read_documents(trained)[0]
+                untrained = best_seed(results).get("untrained")
         current_progress().drop(_progress_stage(stage, stages))
         later = {teacher for stage, _ in stages[number:] for teacher in stage.recipe.used_teachers()}
         for teacher in {*stage.recipe.used_teachers()} - later:
             teacher.release()
     return result or _load_result(out, model)
+
+
+def _same_evaluation(data: TrainingData, other: TrainingData) -> bool:
+    """Whether both are evaluated on the same dev and test pairs."""
+    return (data.dev, data.test) == (other.dev, other.test)
 
 
 def _train_stage(
@@ -373,7 +389,7 @@ def _train_stage(
         encoder, has_own_weights = trainer.export(best, work)
         share = trained_share(best.n_trained, model.backbone.model, added=stage.recipe.adds_parameters)
         record = {"parameters": share, **trainer.record(best)}
-        record |= {"recipe": stage.recipe.name, "name": stage.name}
+        record |= {"recipe": stage.recipe.name, "name": results.get("plan", stage.name)}
         files = {
             **_logs(work),
             RESULTS_FILE: _json_bytes(results),

@@ -34,7 +34,7 @@ def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: 
         "seconds of training": results["seconds"],
     }
     lines = [
-        f"# {stage.name}: an encoder made of {results['backbone']['name']}",
+        f"# {results.get('plan', stage.name)}: an encoder made of {results['backbone']['name']}",
         "",
         _UNTRAINED if untrained else stage.about or stage.recipe.about,
         "",
@@ -94,7 +94,7 @@ def _scores(results: dict[str, Any]) -> list[str]:
         "| file | Spearman | Pearson |",
         "|---|---|---|",
         *(f"| {part}: {name} | {spearman} | {pearson} |" for part, name, spearman, pearson in rows),
-        *(["", f"Best seed against the untrained model: {improvement}."] if improvement else []),
+        *(["", f"Best seed against the model before training: {improvement}."] if improvement else []),
     ]
 
 

@@ -13,7 +13,7 @@ from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.progress import in_phase
 from decoder2vec.text.files import DataKind, read_data_kind
 from decoder2vec.training.data import FILE_ROLES, ROLES, TrainingData, check_scores, find_files, load_data
-from decoder2vec.training.defaults import choose_schedule
+from decoder2vec.training.defaults import choose_metric, choose_schedule
 from decoder2vec.training.plan import Plan, Stage
 
 _KINDS: dict[str, tuple[DataKind, ...]] = {
@@ -104,7 +104,7 @@ class DataSource:
             data = self.data or load_data(
                 self.folder, stage.data, needs=stage.recipe.needs(), by_role=self.found_by_role
             )
-            stage = choose_schedule(stage, data, notify)
+            stage = choose_metric(choose_schedule(stage, data, notify), data, notify)
             for note in (*stage.recipe.data_notes(data, stage.settings_prefix), *data.notes):
                 notify(note)
             loaded.append((stage, data))

@@ -62,6 +62,19 @@ def choose_schedule(stage: Stage, data: TrainingData, notify: Notify) -> Stage:
     return replace(stage, recipe=replace(stage.recipe, training=chosen))
 
 
+def choose_metric(stage: Stage, data: TrainingData, notify: Notify) -> Stage:
+    """The stage with Pearson as the dev metric, if it leaves that open and dev pairs have two scores, as triplets give.
+
+    Spearman on two scores is at its maximum as soon as all pairs are in order, and then tells no states apart; Pearson
+    also grows with the margin between both kinds of pairs.
+    """
+    two_scores = data.dev and all(len(set(pairs.scores)) == 2 for pairs in data.dev)
+    if not two_scores or "choose_by" not in stage.unset or not isinstance(stage.recipe, AdapterRecipe):
+        return stage
+    notify("dev pairs have two scores only: states are chosen by Pearson, which also counts the margin between them")
+    return replace(stage, recipe=replace(stage.recipe, choose_by="pearson"))
+
+
 def _trainable_spec(name: str | Path) -> EncoderSpec | None:
     """The description of a saved encoder with one reading; several cannot be trained as one, nor can re-routing."""
     folder = saved_encoder_folder(name)

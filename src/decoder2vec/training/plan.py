@@ -120,8 +120,10 @@ def load_plan(
         _parse_stage(name, table, _settings_of(settings, name) if tables.staged else settings)
         for name, table in tables.stages.items()
     ]
-    if tables.staged:  # stages build on each other: each is trained as it is written
-        parsed = [replace(stage, unset=frozenset(), settings_prefix=f"{stage.name}.") for stage in parsed]
+    if tables.staged:  # stages build on each other: each is trained as it is written, whatever it is selected by
+        parsed = [
+            replace(stage, unset=stage.unset & {"choose_by"}, settings_prefix=f"{stage.name}.") for stage in parsed
+        ]
     if stages:  # a stage that is named is wanted
         parsed = [replace(stage, optional=False) for stage in parsed if stage.name in stages]
     return Plan(tables.name, tuple(parsed), tables.about)

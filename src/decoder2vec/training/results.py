@@ -157,18 +157,21 @@ def is_untrained(results: dict[str, Any]) -> bool:
 
 @dataclass(frozen=True)
 class Improvement:
-    """Dev scores of the saved encoder and of the untrained model under the same reading, in points."""
+    """Dev scores of the saved encoder and of the model before training under the same reading, in points."""
 
     dev: float
-    untrained: float
+    start: float
+    """Of the model before training."""
     changes: tuple[float, ...] = ()
-    """Trained minus untrained score of every dev and test file."""
+    """Trained score minus that before training of every dev and test file."""
+    start_name: str = "untrained"
+    """What the model before training is: in a later stage of a plan it may be the result of an earlier one."""
 
     @classmethod
     def of(cls, results: dict[str, Any]) -> Improvement | None:
-        """From a results file: its best seed; None if the untrained model was not scored."""
-        seed = best_seed(results)
-        metric, before = _selection_metric(results), seed.get("untrained")
+        """From a results file: its best seed; None if the model before training was not scored."""
+        seed, start = best_seed(results), results.get("start", {})
+        metric, before = _selection_metric(results), start.get("scores") or seed.get("untrained")
         if not isinstance(before, dict):  # a number in results of an earlier version
             return None
         changes = tuple(
@@ -176,23 +179,25 @@ class Improvement:
             for part in ("dev", "test")
             for name, scores in seed[part].items()
         )
-        return cls(mean_score(seed["dev"], metric), mean_score(before["dev"], metric), changes)
+        dev, untrained = (mean_score(scores, metric) for scores in (seed["dev"], before["dev"]))
+        return cls(dev, untrained, changes, start.get("name", "untrained"))
 
     @property
     def is_worse(self) -> bool:
         """Whether training lowered the score by more than rounding does."""
-        return round(self.dev - self.untrained, 1) < 0
+        return round(self.dev - self.start, 1) < 0
 
     def __str__(self) -> str:
-        difference = self.dev - self.untrained
+        difference = self.dev - self.start
         verdict = f"training made it worse by {-difference:.1f}" if self.is_worse else f"+{abs(difference):.1f}"
-        return f"dev {self.dev:.1f}, untrained {self.untrained:.1f}: {verdict}{self.files}"
+        return f"dev {self.dev:.1f}, {self.start_name} {self.start:.1f}: {verdict}{self.files}"
 
     @property
     def headline(self) -> str:
         """The score and what training changed, for the head of a report."""
-        difference = self.dev - self.untrained
-        verdict = f"{-difference:.1f} below untrained" if self.is_worse else f"+{abs(difference):.1f} over untrained"
+        difference = self.dev - self.start
+        verdict = f"{-difference:.1f} below" if self.is_worse else f"+{abs(difference):.1f} over"
+        verdict += f" {self.start_name}"
         return f"{self.dev:.1f} on dev, {verdict}{self.files}"
 
     @property
@@ -206,7 +211,8 @@ def headline(results: dict[str, Any]) -> str:
     """The dev score of the saved encoder, against the untrained model where that was scored; else on held-out texts."""
     improvement = Improvement.of(results)
     if improvement and is_untrained(results):
-        return f"{improvement.dev:.1f} on dev: the untrained model was better and was kept"
+        start = "start of this stage" if len(results.get("stages", [])) > 1 else "untrained model"
+        return f"{improvement.dev:.1f} on dev: the {start} was better and was kept"
     if improvement:
         return improvement.headline
     seed = best_seed(results)

@@ -36,7 +36,7 @@ from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
-from decoder2vec.training.recipes.recipe import Recipe, SeedRun, stage_note
+from decoder2vec.training.recipes.recipe import SCORING_UNTRAINED, Recipe, SeedRun, stage_note
 from decoder2vec.training.results import Scores, SeedResult, TextPairs, correlations, mean_score, sanity_checks
 from decoder2vec.training.teachers import Teacher
 
@@ -48,9 +48,6 @@ MIN_STEPS = 50
 """Fewer training steps change little."""
 _TRAINING_COST = 6
 """Work of a training example, in texts that are only encoded: two texts, forward and backward."""
-
-_SCORING_UNTRAINED = "scoring the untrained model"
-"""A phase of progress."""
 
 Cosines = Callable[[TextPairs], NDArray[np.floating[Any]]]
 """Cosines of pairs of texts."""
@@ -215,7 +212,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             progress.expect("evaluating", (1 + n_evaluations) * (n_dev_texts or schedule.batch), stage=stage)
             progress.expect("final checks", self._n_final_texts(data), stage=stage, kind="evaluating")
         if data.dev:
-            progress.expect(_SCORING_UNTRAINED, _n_scored_texts(data), stage=stage, kind="evaluating")
+            progress.expect(SCORING_UNTRAINED, _n_scored_texts(data), stage=stage, kind="evaluating")
 
     @in_phase("tokenising")
     def prepare(self, data: TrainingData, backbone: Backbone) -> TokenCorpus:
@@ -330,7 +327,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         """Scores of the model without the adapter on dev and test files."""
         if not corpus.untrained:
             cosines = self._cosines(corpus.backbone, corpus)
-            with current_progress().phase(_SCORING_UNTRAINED, _n_scored_texts(corpus.data)):
+            with current_progress().phase(SCORING_UNTRAINED, _n_scored_texts(corpus.data)):
                 for part, files in (("dev", corpus.data.dev), ("test", corpus.data.test)):
                     corpus.untrained[part] = correlations(files, cosines)
         return corpus.untrained
@@ -354,8 +351,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return {} if self.keep == 1 else {"kept of the change": f"{100 * self.keep:g} % (the rest is the start)"}
 
     def data_notes(self, data: TrainingData, prefix: str = "") -> list[str]:
-        """Warn of few steps, masked token prediction with causal attention, and a small corpus seen very often."""
-        notes: list[str] = []
+        """Warn of few dev pairs or steps, masked token prediction with causal attention, and texts seen very often."""
+        notes = super().data_notes(data, prefix)
         n_examples = self.n_examples(data) or 0
         n_steps = self.n_steps(data) if self.training.steps or n_examples else 0
         if 0 < n_steps < MIN_STEPS:

@@ -50,8 +50,8 @@ from decoder2vec.training.recipes.freeze_results import (
     load_pretrained,
     save_pretrained,
 )
-from decoder2vec.training.recipes.recipe import Recipe, SeedRun, stage_note
-from decoder2vec.training.results import SeedResult, sanity_texts
+from decoder2vec.training.recipes.recipe import SCORING_UNTRAINED, Recipe, SeedRun, stage_note
+from decoder2vec.training.results import Scores, SeedResult, correlations, sanity_texts
 from decoder2vec.training.teachers import Teacher
 
 PRETRAININGS = {
@@ -103,6 +103,8 @@ class LatentCorpus:
     """Texts that statistics are fitted on."""
     teachers: list[str]
     """Fingerprints of the teachers."""
+    untrained: dict[str, Scores] = field(default_factory=dict)
+    """Scores of the readings without trained encoders, by dev and test: the same for every seed, so measured once."""
 
     @cached_property
     def fitted_rows(self) -> Rows:
@@ -333,6 +335,7 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
                 progress.expect("training", _TRAINING_COST * n_seen, stage=stage)
                 progress.expect("evaluating", _TRAINING_COST * (1 + schedule.epochs) * n_dev_texts, stage=stage)
             progress.expect("final checks", stage=stage)
+        progress.expect(SCORING_UNTRAINED, stage=stage)
 
     def prepare(self, data: TrainingData, backbone: Backbone) -> LatentCorpus:
         """Read the latents of all texts, from the cache or from the model."""
@@ -466,6 +469,18 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
             evaluate_freeze(
                 result, corpus.data, dim=self.dim, has_exact_top=self.head != "mlp", rows=corpus.fitted_rows
             )
+
+    def compare_untrained(self, result: SeedResult, corpus: LatentCorpus) -> None:
+        """Score the same readings as the model gives them: their latents, standardised as in training, side by side."""
+        if not corpus.untrained:
+            readings_alone = FreezeRecipe(
+                self.latents, self.standardise, widths=(0,), head="sum", pretrain="none", loss="none"
+            )
+            with current_progress().phase(SCORING_UNTRAINED):
+                context = readings_alone.attach(corpus)
+                for part, files in (("dev", corpus.data.dev), ("test", corpus.data.test)):
+                    corpus.untrained[part] = correlations(files, context.similarity)
+        result.untrained = corpus.untrained
 
     def export(self, result: SeedResult, corpus: LatentCorpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder; where all readings share a prompt, it is the encoder's template."""

@@ -21,6 +21,11 @@ from decoder2vec.training.objectives.objective import Objective, trained_module,
 from decoder2vec.training.results import SeedResult
 from decoder2vec.training.teachers import Teacher
 
+SCORING_UNTRAINED = "scoring the untrained model"
+"""A phase of progress."""
+MIN_DEV_PAIRS = 50
+"""Fewer dev pairs hardly tell states, seeds or layers apart."""
+
 Corpus = TypeVar("Corpus")
 Context = TypeVar("Context", bound=TrainingContext)
 
@@ -150,7 +155,13 @@ class Recipe(ABC, Generic[Corpus, Context]):
 
     def data_notes(self, data: TrainingData, prefix: str = "") -> list[str]:
         """What a user should know about these settings on this data; `prefix` stands before settings, as in `mntp.`."""
-        return []
+        n_pairs = sum(map(len, data.dev))
+        if not data.dev or n_pairs >= MIN_DEV_PAIRS:
+            return []
+        return [
+            f"{n_pairs} dev pairs are too few to choose by, so that what is chosen is largely chance; "
+            f"give {MIN_DEV_PAIRS} or more with --dev"
+        ]
 
     def card_rows(self) -> dict[str, str]:
         """Rows of the encoder card's table."""
