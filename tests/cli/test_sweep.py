@@ -11,7 +11,8 @@ import pytest
 from scipy import stats
 
 from decoder2vec.encoder import Encoder
-from toys.command import SCORED_ROWS, SMALL_SWEEP, cosine, d2v, one_line, write_rows
+from decoder2vec.errors import InputError
+from toys.command import SCORED_ROWS, SMALL_SWEEP, cosine, d2v, one_line, tiny_encoder, write_rows
 
 
 def test_sweep_writes_document_figure_and_best_encoder(pairs, tmp_path):
@@ -108,3 +109,34 @@ def test_sweep_continues_if_latents_cannot_be_cached(pairs, tmp_path, monkeypatc
     assert result.exit_code == 0
     assert "going on without the cache" in caplog.text
     assert (tmp_path / "out" / "sweep.json").is_file()
+
+
+def test_other_files_are_refused_before_the_work(pairs, tmp_path, monkeypatch):
+    mine, file = tmp_path / "mine", tmp_path / "file"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine", encoding="utf-8")
+    file.write_text("x", encoding="utf-8")
+    trained = tiny_encoder().save(tmp_path / "trained")
+    monkeypatch.setattr("decoder2vec.report.sweep.load_pairs", lambda *_, **__: pytest.fail("read"))
+    for out, reason in ((mine, "holds no sweep"), (trained, "holds no sweep"), (file, "is a file")):
+        with pytest.raises(InputError, match=reason):
+            d2v("sweep", "tiny-llama", "--data", pairs, "--out", out)
+    (mine / "sweep.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(InputError, match="holds no sweep"):
+        d2v("sweep", "tiny-llama", "--data", pairs, "--out", mine)
+    (mine / "sweep.json").write_text('{"winner": {}, "rows": []}', encoding="utf-8")
+    with pytest.raises(InputError, match=r"holds notes\.txt, which is no part of a sweep"):
+        d2v("sweep", "tiny-llama", "--data", pairs, "--out", mine)
+    assert sorted(path.name for path in mine.iterdir()) == ["notes.txt", "sweep.json"]
+
+
+def test_sweep_is_replaced_by_the_next(pairs, tmp_path):
+    for pooling in ("mean", "lasttoken"):
+        options = ("--templates", "plain", "--poolings", pooling, "--attentions", "causal")
+        assert d2v("sweep", "tiny-llama", "--data", pairs, "--out", tmp_path / "out", *options).exit_code == 0
+        assert Encoder.load(tmp_path / "out" / "encoder").spec.readings[0].pooling == pooling
+
+
+def test_quick_and_full_together_are_refused(pairs, tmp_path):
+    with pytest.raises(InputError, match="give one of the two"):
+        d2v("sweep", "tiny-llama", "--data", pairs, "--out", tmp_path / "out", "--quick", "--full")

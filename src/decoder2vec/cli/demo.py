@@ -36,16 +36,17 @@ def demo(
     pairs = resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv")
     with pairs as file:
         with show_progress():
-            result = sweep(model, file, out=out, templates=templates, poolings=poolings, notify=info)
+            result = sweep(model, file, out=out / "sweep", templates=templates, poolings=poolings, notify=info)
         print_sweep(result, 8)
         _print_curve(result)
         encoder = result.encoder()
-        chosen = f" --encoder {out / 'encoder'}"
+        chosen = f" --encoder {out / 'sweep' / 'encoder'}"
         if model == _MODEL:
             encoder, chosen = _builtin_encoder(file, result.winner.spearman), ""
     sentences = (resources.files("decoder2vec") / "demo" / "sentences.txt").read_text(encoding="utf-8").splitlines()
     _search(encoder, sentences)
-    typer.echo(f"\nThe curves are in {out / 'sweep.png'}; the best encoder of the sweep is in {out / 'encoder'}. Try:")
+    folder = out / "sweep"
+    typer.echo(f"\nThe curves are in {folder / 'sweep.png'}; the best encoder is in {folder / 'encoder'}. Try:")
     typer.echo(f'  d2v similarity "A cat sleeps." "A kitten is napping."{chosen}')
     if _write_index(encoder, sentences, out / "index"):
         typer.echo(f'  d2v search {out / "index"} "{_QUERIES[0]}"')

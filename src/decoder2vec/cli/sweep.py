@@ -9,6 +9,7 @@ import typer
 
 from decoder2vec.cli.options import Columns, Device, Dtype, Limit, Model, SkipBad, split_names
 from decoder2vec.cli.output import info, show_progress, table
+from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.sweep import Sweep
@@ -34,9 +35,9 @@ def sweep(
         str | None, typer.Option(help="none, standardise, whiten, remove_top; by default none,standardise.")
     ] = None,
     quick: Annotated[
-        bool | None,
-        typer.Option("--quick/--full", help="Few readings, or all; by default few with fewer than 200 pairs."),
-    ] = None,
+        bool, typer.Option("--quick", help="Try few readings; the default with fewer than 200 pairs.")
+    ] = False,
+    full: Annotated[bool, typer.Option("--full", help="Try all readings; the default with 200 pairs or more.")] = False,
     columns: Columns = "sentence1,sentence2,score",
     limit: Limit = None,
     skip_bad: SkipBad = False,
@@ -44,6 +45,8 @@ def sweep(
     dtype: Dtype = None,
 ) -> None:
     """Score every layer x pooling x template x attention on your own pairs, and save the best as an encoder."""
+    if quick and full:
+        raise InputError("--quick tries few readings and --full all; give one of the two.")
     one_template = templates is not None and "{text}" in templates
     with show_progress():
         from decoder2vec.report.sweep import sweep as run_sweep
@@ -58,7 +61,7 @@ def sweep(
             attentions=_names(attentions),
             reroute=split_names(reroute),
             heads=_names(heads),
-            quick=quick,
+            quick=quick if quick or full else None,
             columns=split_names(columns),
             limit=limit,
             skip_bad=skip_bad,

@@ -23,6 +23,13 @@ from decoder2vec.text.tokens import Tokeniser
 
 POOLINGS = ("cls", "max", "mean", "weightedmean", "lasttoken")
 
+_EXPORTABLE = (
+    "`d2v sweep --templates plain,prompteol --poolings lasttoken`, or "
+    "`d2v train --recipe lora --set read.template=prompteol --set read.pooling=lasttoken`, makes one that it can hold"
+)
+_ONE_TEMPLATE = '`d2v train --set \'latents=[{template="prompteol_tight", layers="0.67:1.0"}]\'` trains one'
+"""What to do instead, as commands."""
+
 _TEXT_STARTS = ("dog", "Dog", "7", " dog", '"dog"', "(dog)", "émile", "狗", "😀")
 """Beginnings of texts that a tokenizer could merge with the end of a prompt."""
 
@@ -58,7 +65,7 @@ class SentenceTransformersConfig:
         if suffix and non_empty_prompts and poolings:
             raise unsupported(
                 f"its template {template.string!r} has text before and after the slot, and {poolings.pop()!r} must "
-                "leave out what is before; make the encoder with pooling='lasttoken', or with nothing before {text}"
+                f"leave out what is before; choose 'lasttoken', or nothing before {{text}}: {_EXPORTABLE}"
             )
         if non_empty_prompts and poolings:
             _check_prompt_tokens(encoder, poolings, non_empty_prompts)
@@ -92,10 +99,10 @@ def _unsupported_features(encoder: Encoder) -> Iterator[str]:
             "train with the recipe 'lora' or 'full'"
         )
     if len({reading.template or spec.template for reading in spec.readings}) > 1:
-        yield "its readings have several templates, and a text is read once; use one template for all of them"
+        yield f"its readings have several templates, and a text is read once; use one template for all: {_ONE_TEMPLATE}"
     for reading in spec.readings:
         if reading.pooling not in POOLINGS:
-            yield f"Pooling has no {reading.pooling!r}; choose {', '.join(POOLINGS)}"
+            yield f"Pooling has no {reading.pooling!r}; choose {', '.join(POOLINGS)}: {_EXPORTABLE}"
     if ":" in spec.attention or "+" in spec.attention:
         yield (
             f"a config sets causal or bidirectional for all layers, not {spec.attention}; "
@@ -140,7 +147,7 @@ def _around_text(template: Template) -> tuple[str, str]:
     if template.slots > 1:
         raise unsupported(
             f"its template {template.string!r} repeats the text {template.slots} times, and a long text could not be "
-            "cut in all copies; make the encoder with a template that has {text} once"
+            f"cut in all copies; choose a template that has {{text}} once: {_EXPORTABLE}"
         )
     prefix, _, suffix = template.string.partition(SLOT)
     return prefix, suffix
@@ -151,7 +158,7 @@ def _check_prompt_tokens(encoder: Encoder, poolings: set[str], prompts: list[str
     if "weightedmean" in poolings:
         raise unsupported(
             "after a prompt, weightedmean counts positions from the prompt's first token, not the text's; "
-            "make the encoder with pooling='mean' or 'lasttoken'"
+            f"choose 'mean' or 'lasttoken': {_EXPORTABLE}"
         )
     texts = [*_TEXT_STARTS, *probe_texts(encoder)]
     for prompt in prompts:

@@ -12,12 +12,17 @@ from decoder2vec.analysis.selection import FEW_PAIRS
 from decoder2vec.analysis.sweep import Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import Encoder, check_output_folder
+from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.report.sweep_figures import draw_sweep
-from decoder2vec.storage import versions
+from decoder2vec.storage import check_writable, read_json, versions
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs
+
+_DOCUMENT, _FIGURE, _ENCODER = "sweep.json", "sweep.png", "encoder"
+_FILES = {_DOCUMENT, _FIGURE, _ENCODER, "report"}
+"""What a folder of a sweep holds; `d2v report` adds the last."""
 
 
 def sweep(
@@ -54,7 +59,7 @@ def sweep(
     Args:
         model: Built-in name, model folder, .gguf file or hub id.
         data: Scored pairs to choose on: a .tsv, .csv or .jsonl file, stsb:dev, or `ScoredPairs`.
-        out: Folder for sweep.json, sweep.png and the winning encoder.
+        out: Folder for sweep.json, sweep.png and the winning encoder; new, empty, or of a sweep, which is replaced.
         test: Scored pairs on which the winner alone is scored, once; the result is in `Sweep.test`.
         templates: Names of templates or strings with {text}; by default plain, prompteol, prompteol_tight and echo.
         poolings: Poolings; by default all.
@@ -76,7 +81,12 @@ def sweep(
 
     Returns:
         All rows, best first. `encoder()` makes the winner an encoder.
+
+    Raises:
+        InputError: `out` holds something else than a sweep.
     """
+    if out is not None:
+        check_sweep_folder(Path(out))
     pairs = data if isinstance(data, ScoredPairs) else load_pairs(data, columns, skip_bad=skip_bad, limit=limit)
     test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
     if pairs.skipped:
@@ -127,6 +137,27 @@ def _plan(
     return replace(plan, attentions=(*plan.attentions, *rerouted))
 
 
+def check_sweep_folder(out: Path) -> None:
+    """Raise an error unless a folder is new, empty, or holds a sweep and nothing else, which will be replaced."""
+    names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+    if names and not _is_sweep(out / _DOCUMENT):
+        raise InputError(f"{out} is not empty and holds no sweep; choose another folder.")
+    if other := sorted(names - _FILES):
+        raise InputError(f"{out} holds {other[0]}, which is no part of a sweep; choose another folder.")
+    if out.exists() and not out.is_dir():
+        raise InputError(f"{out} is a file; choose a folder.")
+    check_output_folder(out / _ENCODER)
+    check_writable(out / _DOCUMENT)
+
+
+def _is_sweep(file: Path) -> bool:
+    try:
+        document = read_json(file, "sweep again")
+    except DataFileError:
+        return False
+    return isinstance(document, dict) and {"winner", "rows"} <= document.keys()
+
+
 def write_sweep(result: Sweep, out: Path, test: ScoredPairs | None = None) -> dict[str, Any]:
     """Write the winning encoder, sweep.json and sweep.png.
 
@@ -151,11 +182,11 @@ def _score_test(encoder: Encoder, pairs: ScoredPairs) -> dict[str, Any]:
 
 
 def _write_files(result: Sweep, encoder: Encoder, out: Path) -> dict[str, Any]:
-    encoder.save(out / "encoder")
+    encoder.save(out / _ENCODER)
     document = result.to_json()
     rows = ",\n  ".join(json.dumps(row) for row in document.pop("rows"))
     document |= {"encoder": encoder.fingerprint, "test": result.test}
     text = json.dumps({**document, "versions": versions()}, indent=1)
-    (out / "sweep.json").write_text(f'{text[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
-    draw_sweep(result, out / "sweep.png", result.test)
+    (out / _DOCUMENT).write_text(f'{text[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    draw_sweep(result, out / _FIGURE, result.test)
     return document
