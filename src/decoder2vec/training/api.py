@@ -303,8 +303,8 @@ def _train_stages(
     folders = [*(stage_folder(out, i, stage.name) for i, (stage, _) in enumerate(stages[:-1], 1)), out]
     original = model.source
     summaries: list[dict[str, Any]] = []
-    untrained: dict[str, Any] | None = None
     result: TrainingResult | None = None
+    untrained: dict[str, Any] | None = None
     trained = out
     for number, ((stage, data), folder) in enumerate(zip(stages, folders, strict=True), 1):
         with current_progress().stage(_progress_stage(stage, stages)):
@@ -313,7 +313,6 @@ def _train_stages(
             _report_attention(stage, model.backbone, reporting)
             key = _stage_key(stage, data, model.backbone, seeds)
             summaries.append(_stage_summary(stage, data, key))
-            about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(summaries)}
             if found := _find_trained(key, folder, anywhere=number < len(stages)):
                 reporting.notify(f"{stage.name}: found in {found}")
                 trained, result = found, None
@@ -321,29 +320,44 @@ def _train_stages(
                 _check_folders(folders[number - 1 :], overwrite=overwrite)
                 if len(stages) > 1:
                     reporting.notify(f"{stage.name}: {stage.about or stage.recipe.name}")
+                about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(summaries)}
                 about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
-                if len(stages) > 1:
-                    about["plan"] = plan if number == len(stages) else f"{plan}, stage {stage.name}"
-                if number > 1:
-                    about["start"] = {"name": f"the model after {stages[number - 2][0].name}"}
-                    if untrained and _same_evaluation(data, stages[0][1]):
-                        about["start"] = {"name": "untrained", "scores": untrained}
+                about |= _describe_place(plan, stages, number, untrained)
                 result = _train_stage(stage, data, model, folder, seeds, extra | about, evaluated, reporting)
                 _remember_trained(key, folder)
                 trained = folder
-            if number == 1 < len(stages):
-                results = result.results if result else _read_documents(trained)[0]
-                untrained = best_seed(results).get("untrained")
+            if number == 1:
+                untrained = best_seed(_read_documents(trained)[0]).get("untrained")
         current_progress().drop(_progress_stage(stage, stages))
-        later = {teacher for stage, _ in stages[number:] for teacher in stage.recipe.used_teachers()}
-        for teacher in {*stage.recipe.used_teachers()} - later:
-            teacher.release()
+        _release_teachers(stage, stages[number:])
     return result or _load_result(out, model)
 
 
-def _same_evaluation(data: TrainingData, other: TrainingData) -> bool:
-    """Whether both are evaluated on the same dev and test pairs."""
-    return (data.dev, data.test) == (other.dev, other.test)
+def _describe_place(
+    plan: str, stages: Sequence[tuple[Stage, TrainingData]], number: int, untrained: dict[str, Any] | None
+) -> dict[str, Any]:
+    """In the results of a stage of several: the plan, and what the stage is compared with.
+
+    That is the untrained model, where the first stage has scored it on the same pairs, else the result of the stage
+    before.
+    """
+    if len(stages) == 1:
+        return {}
+    stage, data = stages[number - 1]
+    place: dict[str, Any] = {"plan": plan if number == len(stages) else f"{plan}, stage {stage.name}"}
+    if number > 1:
+        place["start"] = {"name": f"the model after {stages[number - 2][0].name}"}
+        first = stages[0][1]
+        if untrained and (data.dev, data.test) == (first.dev, first.test):
+            place["start"] = {"name": "untrained", "scores": untrained}
+    return place
+
+
+def _release_teachers(stage: Stage, later: Sequence[tuple[Stage, TrainingData]]) -> None:
+    """Let go of the teachers of a stage that no later one learns from."""
+    needed = {teacher for other, _ in later for teacher in other.recipe.used_teachers()}
+    for teacher in set(stage.recipe.used_teachers()) - needed:
+        teacher.release()
 
 
 def _train_stage(
