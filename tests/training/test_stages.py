@@ -163,7 +163,7 @@ def test_results_name_the_stage_and_the_original_model(finished, own_cache):
     assert {key: results["stage"][key] for key in ("name", "number")} == {"name": "simcse", "number": 2}
     assert results["backbone"] == {"name": "tiny-llama", "fingerprint": result.encoder.backbone.fingerprint}
     assert results["config"]["lora"]["objective"]["name"] == results["config"]["name"] == "simcse"
-    for path, name in (("enc-stages/1-mntp", "mntp"), ("enc", "simcse")):
+    for path, name in (("enc-stages/1-mntp", "plan, stage mntp"), ("enc", "plan")):
         card = (folder / path / "README.md").read_text()
         assert f"# {name}: an encoder made of tiny-llama\n" in card
         assert own_cache not in card and str(folder) not in card
