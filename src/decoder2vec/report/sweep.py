@@ -95,8 +95,7 @@ def sweep(
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
     named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
     plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
-    plan = replace(plan, max_length=max_length)
-    result = run_sweep(str(model), pairs, plan, backbone=backbone)
+    result = run_sweep(str(model), pairs, replace(plan, max_length=max_length), backbone=backbone)
     for reason in result.skipped:
         notify(f"left out: {reason}")
     if result.selection and (warning := result.selection.warning()):
