@@ -97,19 +97,16 @@ def _choose_on_dev(scores: dict[str, SideScores], labelled: LabelledSet) -> tupl
         for fusion in (CALIBRATED, *FUSIONS)
         for weight in WEIGHTS
     ]
-    best = max(configs, key=lambda config: ndcg(scores[config.aggregate].for_left(config)))
+    best = max(configs, key=lambda config: ndcg(scores[config.aggregate].fused(config).for_left))
     dense, hybrid = scores[dense_aggregate].dense, scores[best.aggregate]
     matrices = {
         "terms": (hybrid.lexical, hybrid.lexical.T),
         "dense": (dense, dense.T),
-        "hybrid": (hybrid.for_left(best), hybrid.for_right(best).T),
-        "default of d2v match": (
-            scores["sections"].for_left(MatchConfig()),
-            scores["sections"].for_right(MatchConfig()).T,
-        ),
+        "hybrid": _both_directions(hybrid, best),
+        "default of d2v match": _both_directions(scores["sections"], MatchConfig()),
     }
     by_weight = {
-        f"{weight:g}": round(100 * ndcg(hybrid.for_left(replace(best, weight=weight))), 1)
+        f"{weight:g}": round(100 * ndcg(hybrid.fused(replace(best, weight=weight)).for_left), 1)
         for weight in (0, *WEIGHTS, 1)
     }
     by_aggregate = {aggregate: round(100 * ndcg(scores[aggregate].dense), 1) for aggregate in AGGREGATES}
@@ -119,6 +116,11 @@ def _choose_on_dev(scores: dict[str, SideScores], labelled: LabelledSet) -> tupl
         "hybrid": asdict(best),
         "hybrid_ndcg@10_by_weight": by_weight,
     }
+
+
+def _both_directions(scores: SideScores, config: MatchConfig) -> tuple[Any, Any]:
+    fused = scores.fused(config)
+    return fused.for_left, fused.for_right.T
 
 
 def _metrics(for_jobs: Any, for_resumes: Any, labelled: LabelledSet, trained: bool) -> dict[str, Any]:

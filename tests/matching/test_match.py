@@ -12,10 +12,11 @@ import pytest
 
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError
 from decoder2vec.matching import match as match_module
+from decoder2vec.matching.evaluation import FITS, read_labelled_set
 from decoder2vec.matching.match import MatchConfig, fuse, match, match_sides, score_sides
 from decoder2vec.matching.section_scores import SectionedSide, TextSimilarity
 from decoder2vec.matching.sides import Side, SideDocument
-from toys.sides import JOBS, RESUMES, LetterEncoder
+from toys.sides import JOBS, RESUMES, LetterEncoder, WordEncoder
 
 
 @pytest.mark.parametrize("name", ["minmax", "zscore", "rrf"])
@@ -49,25 +50,20 @@ def test_calibrated_scores_equal_a_plain_computation():
     config = MatchConfig(weight=0.4, top=10)
     matching = match_sides(JOBS, RESUMES, LetterEncoder(), config)
     scores = score_sides(JOBS, RESUMES, TextSimilarity(LetterEncoder()), config.aggregate)
-    dense, lexical = scores.with_reference
-    level = np.median(
-        [
-            dense[i, j]
-            for i, j in product(range(len(dense)), range(len(dense[0])))
-            if (i >= len(JOBS) or j >= len(RESUMES)) and i - len(JOBS) != j - len(RESUMES)
-        ]
-    )
+    dense, lexical = scores.dense_with_reference, scores.lexical_with_reference
+    n, m = len(JOBS), len(RESUMES)
+    unrelated = [[dense[n + i, m + j] for j in range(6) if i != j] for i in range(6)]
+    level, mean = np.median(unrelated), np.mean(unrelated)
     parts = np.zeros_like(dense)
-    for i, j in product(range(len(dense)), range(len(dense[0]))):
-        rows = range(len(JOBS)) if i < len(JOBS) else range(len(JOBS), len(dense))
-        columns = range(len(RESUMES)) if j < len(RESUMES) else range(len(RESUMES), len(dense[0]))
-        unrelated = level + dense[i].mean() - np.mean([dense[k].mean() for k in rows])
-        unrelated += dense[:, j].mean() - np.mean([dense[:, k].mean() for k in columns])
-        unrelated = min(unrelated, (level + 1) / 2)
-        parts[i, j] = 0.4 * (dense[i, j] - unrelated) / (1 - unrelated) + 0.6 * lexical[i, j]
-    fit = np.median([parts[len(JOBS) + n, len(RESUMES) + n] for n in range(6)])
+    for i, j in product(range(n + 6), range(m + 6)):
+        with_right = [dense[i, m + k] for k in range(6) if k != i - n]
+        with_left = [dense[n + k, j] for k in range(6) if k != j - m]
+        offsets = np.mean(with_right) - mean, np.mean(with_left) - mean
+        expected_unrelated = min(max(level + sum(offsets), level + min(offsets)), (level + 1) / 2)
+        parts[i, j] = 0.4 * (dense[i, j] - expected_unrelated) / (1 - expected_unrelated) + 0.6 * lexical[i, j]
+    fit = np.median([parts[n + k, m + k] for k in range(6)])
     for row, ranking in enumerate(matching.for_left):
-        order = sorted(range(len(RESUMES)), key=lambda column: -parts[row, column])
+        order = sorted(range(m), key=lambda column: -parts[row, column])
         assert [entry.right for entry in ranking] == order
         for entry in ranking:
             part = parts[row, entry.right]
@@ -78,28 +74,41 @@ def test_calibrated_scores_equal_a_plain_computation():
             )
     assert matching.for_right == [
         sorted(
-            (entry for ranking in matching.for_left for entry in ranking if entry.right == j), key=lambda e: -e.above
+            (entry for ranking in matching.for_left for entry in ranking if entry.right == j),
+            key=lambda entry: -entry.share_below,
         )
-        for j in range(len(RESUMES))
+        for j in range(m)
     ]
 
 
-def test_scores_hardly_depend_on_the_other_candidates():
-    encoder = LetterEncoder()
-    one = match_sides(JOBS, Side("few", RESUMES.documents[:2]), encoder, MatchConfig(weight=1.0, top=10))
-    all_four = match_sides(JOBS, RESUMES, encoder, MatchConfig(weight=1.0, top=10))
-    few = {(entry.left, entry.right): entry.score for ranking in one.for_left for entry in ranking}
-    many = {(entry.left, entry.right): entry.score for ranking in all_four.for_left for entry in ranking}
-    # the level of unrelated texts is that of slightly different pairs
-    assert max(abs(few[pair] - many[pair]) for pair in few) < 0.2
+@pytest.mark.parametrize("aggregate", ["sections", "whole", "best"])
+def test_scores_do_not_depend_on_the_other_candidates(aggregate):
+    labelled = read_labelled_set()
+    job, resume = next(zip(*np.nonzero(labelled.grades == FITS), strict=True))
+    similarity, config = TextSimilarity(WordEncoder()), MatchConfig(aggregate=aggregate)
+    similar_first = np.argsort(-labelled.grades[job], kind="stable")
+    candidates = [labelled.resumes.documents[index] for index in (resume, *similar_first[similar_first != resume])]
+    other_jobs = [document for index, document in enumerate(labelled.jobs.documents) if index != job]
+    scores = []
+    for n_candidates, n_other_jobs in ((1, 0), (10, 0), (100, 0), (10, 9)):
+        jobs = Side("jobs", [labelled.jobs.documents[job], *other_jobs[:n_other_jobs]])
+        side_scores = score_sides(jobs, Side("resumes", candidates[:n_candidates]), similarity, aggregate)
+        scores.append(side_scores.fused(config).for_left[0, 0])
+    np.testing.assert_allclose(scores, scores[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("text", ["Bake bread.", "C++ and R on Linux", "日本のパン職人です。"])
+def test_the_same_text_twice_has_a_score_of_one(text):
+    for others in ([], ["Weld pipes.", "Knit socks."]):
+        same = match([text], [text, *others], WordEncoder()).for_left[0][0]
+        assert same.right == 0
+        np.testing.assert_allclose(same.score, 1.0)
 
 
 def test_lone_candidate_that_fits_has_a_high_score():
-    job, text = [{"id": "x", "text": "Bake bread."}], "We bake bread and rolls at night."
-    good, bad = (match(job, [other], LetterEncoder(), weight=0.2).for_left[0][0] for other in (text, "Öl"))
-    assert good.score > 0.2 > bad.score and good.above > 0.9 > bad.above
-    same = match(job, ["Bake bread."], LetterEncoder()).for_left[0][0]
-    np.testing.assert_allclose(same.score, 1.0)
+    job, text = ["Bake bread and rolls."], "We bake bread and rolls at night."
+    good, bad = (match(job, [other], WordEncoder()).for_left[0][0] for other in (text, "Weld pipes."))
+    assert good.score > 0.4 > 0.1 > bad.score and good.share_below > 0.9 > bad.share_below
 
 
 @pytest.mark.parametrize("fusion", ["minmax", "zscore", "rrf"])
@@ -115,6 +124,8 @@ def test_other_fusions_rank_each_direction_by_its_own_list(fusion):
             order = sorted(range(matrix.shape[1]), key=lambda column: -matrix[row, column])
             assert [getattr(entry, side) for entry in ranking] == order
     assert "cannot be compared" in matching.score_meaning
+    assert all(entry.share_below is None for ranking in matching.for_left for entry in ranking)
+    assert matching.to_json()["for_left"][0][0]["above"] is None
 
 
 def test_match_has_reasons():

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import zlib
+
 import numpy as np
 
 from decoder2vec.matching.sides import Side, SideDocument
@@ -35,3 +38,14 @@ class LetterEncoder:
     def encode(self, texts, **_):
         self.encoded_texts += texts
         return np.array([[text.lower().count(letter) for letter in "abcdeghilnoprstuw"] for text in texts], float) + 0.1
+
+
+class WordEncoder:
+    """Counts words, each in one of 512 dimensions: texts that share words are similar, others are not."""
+
+    def encode(self, texts, **_):
+        vectors = np.full((len(texts), 512), 0.01)
+        for vector, text in zip(vectors, texts, strict=True):
+            for word in re.findall(r"\w+", text.lower()):
+                vector[zlib.crc32(word.encode()) % 512] += 1
+        return vectors

@@ -2,18 +2,21 @@
 
 An encoder's similarities have a level of their own: unrelated texts have 0.15 with one and 0.9 with another. It is
 measured with six jobs and six resumes of the labelled set that comes with the package. They are unrelated to nearly all
-that a user matches, and each of the jobs fits one of the resumes. The scale hardly depends on the other candidates, so
-that scores can be compared between lists, and a single candidate has a score, too.
+that a user matches, and each of the jobs fits one of the resumes. How much a term says comes from that set, too. A
+calibrated score therefore depends on its two documents and the encoder, not on the other documents of a list.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.matching.evaluation import built_in_folder
+from decoder2vec.matching.evaluation import built_in_folder, read_labelled_set
+from decoder2vec.matching.section_scores import full_text
 from decoder2vec.matching.sides import Side, read_side
-from decoder2vec.matching.terms import ScoreMatrix
+from decoder2vec.matching.terms import ScoreMatrix, TermWeights, TextTerms
 
 REFERENCE_PAIRS = (
     ("job-063", "resume-160"),
@@ -28,6 +31,7 @@ TYPICAL_FIT = 0.5
 """Score of a pair that is as similar as the reference pairs."""
 
 
+@cache
 def reference_sides() -> tuple[Side, Side]:
     """Return six jobs and six resumes; the first job fits the first resume, and so on."""
     jobs, resumes = (
@@ -40,44 +44,64 @@ def reference_sides() -> tuple[Side, Side]:
     )
 
 
+@cache
+def background_weights() -> TermWeights:
+    """Return how much each term says, by the jobs and resumes of the train families of the labelled set."""
+    labelled = read_labelled_set()
+    sides = ((labelled.jobs, labelled.job_splits), (labelled.resumes, labelled.resume_splits))
+    documents = [pair for side, splits in sides for pair in zip(side.documents, splits, strict=True)]
+    return TermWeights(TextTerms(full_text(document)).stems for document, split in documents if split == "train")
+
+
 def unrelated_pairs(shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """Return which pairs of a [left + 6, right + 6] matrix are unrelated: those with a reference document, but fits."""
     size = len(REFERENCE_PAIRS)
     unrelated = np.ones(shape, bool)
-    unrelated[:-size, :-size] = False  # what the user's own pairs are is to be found out
+    unrelated[:-size, :-size] = False  # what the user's pairs are is to be found out
     unrelated[-size:, -size:] = ~np.eye(size, dtype=bool)
     return unrelated
 
 
-def calibrated_scores(dense: ScoreMatrix, lexical: ScoreMatrix, full: float, weight: float) -> ScoreMatrix:
+def calibrated_scores(dense: ScoreMatrix, lexical: ScoreMatrix, self_similarity: float, weight: float) -> ScoreMatrix:
     """Return calibrated scores, at most 1; below 0 for what is less similar than unrelated texts are.
 
     Args:
         dense: [left + 6, right + 6] similarities; the last rows and columns are those of the reference.
         lexical: Shares of terms in common, of the same shape.
-        full: Similarity of a text with itself.
+        self_similarity: Similarity of a text with itself.
         weight: Weight of the dense part; the share of terms in common has the remainder.
     """
-    unrelated = unrelated_similarities(dense, full)
-    parts = weight * (dense - unrelated) / np.maximum(full - unrelated, 1e-9) + (1 - weight) * lexical
+    unrelated = unrelated_similarities(dense, self_similarity)
+    dense_parts = (dense - unrelated) / np.maximum(self_similarity - unrelated, 1e-9)
+    parts = weight * dense_parts + (1 - weight) * lexical
     size = len(REFERENCE_PAIRS)
     fit = min(max(float(np.median(parts[-size:, -size:].diagonal())), 0.01), 0.99)
     scores = np.interp(parts, [0.0, fit, 1.0], [0.0, TYPICAL_FIT, 1.0])
     return np.where(parts < 0, parts * TYPICAL_FIT / fit, scores)
 
 
-def unrelated_similarities(dense: ScoreMatrix, full: float) -> ScoreMatrix:
+def unrelated_similarities(dense: ScoreMatrix, self_similarity: float) -> ScoreMatrix:
     """Return the similarity that each pair would have if it were unrelated.
 
-    It is that of unrelated texts in general, and more for a document that is similar to everything, such as a long one
-    with much boilerplate; but at most halfway to the same text.
+    It is that of unrelated reference documents, and more for a document that is similar to all of these, such as a long
+    one with much boilerplate, or less for one that is similar to none; but at least that of the lower of both documents
+    with the reference, and at most halfway to the same text.
+
+    Args:
+        dense: [left + 6, right + 6] similarities; the last rows and columns are those of the reference.
+        self_similarity: Similarity of a text with itself.
     """
-    level = float(np.median(dense[unrelated_pairs(dense.shape)]))
-    similarities = level + _offsets(dense.mean(1))[:, None] + _offsets(dense.mean(0))[None]
-    return np.minimum(similarities, (level + full) / 2)
-
-
-def _offsets(means: ScoreMatrix) -> ScoreMatrix:
-    """Differences from the mean of the user's own documents, and of the reference documents among themselves."""
     size = len(REFERENCE_PAIRS)
-    return np.concatenate([part - part.mean() for part in (means[:-size], means[-size:])])
+    level = unrelated_level(dense)
+    unrelated = np.where(unrelated_pairs(dense.shape), dense, np.nan)
+    of_left, of_right = np.nanmean(unrelated[:, -size:], 1), np.nanmean(unrelated[-size:], 0)
+    mean = of_left[-size:].mean()  # equal to that of the right reference documents
+    left_offsets, right_offsets = (of_left - mean)[:, None], (of_right - mean)[None]
+    lowest = level + np.minimum(left_offsets, right_offsets)
+    return np.asarray(np.clip(level + left_offsets + right_offsets, lowest, (level + self_similarity) / 2))
+
+
+def unrelated_level(dense: ScoreMatrix) -> float:
+    """Return the median similarity of unrelated reference documents; `dense` as in `unrelated_similarities`."""
+    reference = dense[-len(REFERENCE_PAIRS) :, -len(REFERENCE_PAIRS) :]
+    return float(np.median(reference[unrelated_pairs(reference.shape)]))

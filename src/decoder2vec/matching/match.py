@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.stats import rankdata
@@ -14,10 +14,11 @@ from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.matching.calibration import (
     REFERENCE_PAIRS,
+    background_weights,
     calibrated_scores,
     reference_sides,
+    unrelated_level,
     unrelated_pairs,
-    unrelated_similarities,
 )
 from decoder2vec.matching.reasons import Explainer, Reasons
 from decoder2vec.matching.section_scores import (
@@ -30,7 +31,7 @@ from decoder2vec.matching.section_scores import (
     section_scores,
 )
 from decoder2vec.matching.sides import Side, SideSource, to_side
-from decoder2vec.matching.terms import ScoreMatrix, TermWeights, shared_terms
+from decoder2vec.matching.terms import ScoreMatrix, shared_terms
 from decoder2vec.progress import current_progress
 from decoder2vec.search.store import resolve_encoder
 
@@ -148,8 +149,9 @@ class Match:
     """Similarity of the documents."""
     lexical: float
     """Share of terms in common, from 0 to 1; rare terms count more."""
-    above: float = 0.0
-    """Share of other pairs with a lower score: all pairs of this matching, and pairs that are known to be unrelated."""
+    share_below: float | None = None
+    """Share of other pairs with a lower score: all pairs of this matching, and pairs that are known to be unrelated;
+    None with another fusion than "calibrated", since its scores do not compare between lists."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +199,7 @@ class Matching:
                 "left": self.left.documents[match.left].id,
                 "right": self.right.documents[match.right].id,
                 "score": round(match.score, 4),
-                "above": round(match.above, 4),
+                "above": None if match.share_below is None else round(match.share_below, 4),
                 "dense": round(match.dense, 4),
                 "lexical": round(match.lexical, 4),
                 **({"reasons": asdict(self.reasons[match.left, match.right])} if with_reasons else {}),
@@ -206,53 +208,58 @@ class Matching:
         ]
 
 
+class FusedScores(NamedTuple):
+    """One score for each pair of documents."""
+
+    for_left: ScoreMatrix
+    """[left, right] scores for ranking the right documents of each left one."""
+    for_right: ScoreMatrix
+    """[left, right] scores for ranking the left documents of each right one."""
+    shares_below: ScoreMatrix | None = None
+    """[left, right] shares of other pairs with a lower score; of calibrated scores only."""
+
+
 @dataclass(frozen=True)
 class SideScores:
-    """Scores of all pairs of documents, and of all documents with those of the reference."""
+    """Dense and lexical scores of all pairs of documents, and of all documents with those of the reference."""
 
     left: SectionedSide
     right: SectionedSide
-    weights: TermWeights
     passages: ScoreMatrix
     """[left passages, right passages] similarities."""
-    with_reference: tuple[ScoreMatrix, ScoreMatrix]
-    """Dense similarities and shares of terms in common, each [left + reference, right + reference]."""
-    full: float
+    dense_with_reference: ScoreMatrix
+    """[left + reference, right + reference] similarities."""
+    lexical_with_reference: ScoreMatrix
+    """[left + reference, right + reference] shares of terms in common."""
+    self_similarity: float
     """Dense similarity of a text with itself."""
 
     @property
     def dense(self) -> ScoreMatrix:
         """[left, right] similarities."""
-        return self.with_reference[0][: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
+        return _without_reference(self.dense_with_reference)
 
     @property
     def lexical(self) -> ScoreMatrix:
         """[left, right] shares of terms in common."""
-        return self.with_reference[1][: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
+        return _without_reference(self.lexical_with_reference)
 
-    def for_left(self, config: MatchConfig) -> ScoreMatrix:
-        """Return [left, right] scores for ranking the right documents of each left one."""
-        if config.fusion == CALIBRATED:
-            return self.calibrated(config.weight)[0]
-        return fuse(self.dense, self.lexical, config.weight, config.fusion)
-
-    def for_right(self, config: MatchConfig) -> ScoreMatrix:
-        """Return [left, right] scores for ranking the left documents of each right one."""
-        if config.fusion == CALIBRATED:
-            return self.calibrated(config.weight)[0]
-        return fuse(self.dense.T, self.lexical.T, config.weight, config.fusion).T
+    def fused(self, config: MatchConfig) -> FusedScores:
+        """Return one score for each pair, by the fusion and the weight of the options."""
+        if config.fusion != CALIBRATED:
+            for_right = fuse(self.dense.T, self.lexical.T, config.weight, config.fusion).T
+            return FusedScores(fuse(self.dense, self.lexical, config.weight, config.fusion), for_right)
+        scores = calibrated_scores(
+            self.dense_with_reference, self.lexical_with_reference, self.self_similarity, config.weight
+        )
+        pairs = _without_reference(scores)
+        others = np.sort(np.concatenate([pairs.ravel(), scores[unrelated_pairs(scores.shape)]]))
+        return FusedScores(pairs, pairs, np.searchsorted(others, pairs) / (len(others) - 1))
 
     def similarity_at(self, share: float) -> float:
         """Return the similarity at this share of the way from unrelated texts to the same text."""
-        unrelated = float(np.median(unrelated_similarities(self.with_reference[0], self.full)))
-        return unrelated + share * (self.full - unrelated)
-
-    def calibrated(self, weight: float) -> tuple[ScoreMatrix, ScoreMatrix]:
-        """Return [left, right] calibrated scores, and for each the share of other pairs with a lower one."""
-        scores = calibrated_scores(*self.with_reference, self.full, weight)
-        pairs = scores[: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
-        others = np.sort(np.concatenate([pairs.ravel(), scores[unrelated_pairs(scores.shape)]]))
-        return pairs, np.searchsorted(others, pairs) / (len(others) - 1)
+        unrelated = unrelated_level(self.dense_with_reference)
+        return unrelated + share * (self.self_similarity - unrelated)
 
 
 def match_sides(
@@ -274,17 +281,20 @@ def match_sides(
             passages = [passage for side in (left, right) for passage in SectionedSide.of(side).passages]
             similarity = similarity.standardised(passages)
         scores = score_sides(left, right, similarity, config.aggregate)
-    left_scores, right_scores = scores.for_left(config), scores.for_right(config)
-    _, above = scores.calibrated(config.weight)
+    fused = scores.fused(config)
 
     def entry(i: int, j: int, ranked_by: ScoreMatrix) -> Match:
         score = float(ranked_by[i, j])
         score = max(0.0, score) if config.fusion == CALIBRATED else score
-        return Match(i, j, score, float(scores.dense[i, j]), float(scores.lexical[i, j]), float(above[i, j]))
+        share_below = None if fused.shares_below is None else float(fused.shares_below[i, j])
+        return Match(i, j, score, float(scores.dense[i, j]), float(scores.lexical[i, j]), share_below)
 
-    for_left = [[entry(i, j, left_scores) for j in _best_indices(left_scores[i], config.top)] for i in range(len(left))]
+    for_left = [
+        [entry(i, j, fused.for_left) for j in _best_indices(fused.for_left[i], config.top)] for i in range(len(left))
+    ]
     for_right = [
-        [entry(i, j, right_scores) for i in _best_indices(right_scores[:, j], config.top)] for j in range(len(right))
+        [entry(i, j, fused.for_right) for i in _best_indices(fused.for_right[:, j], config.top)]
+        for j in range(len(right))
     ]
     matched = {(match.left, match.right) for ranking in for_left for match in ranking}
     first = {(ranking[0].left, ranking[0].right) for ranking in for_left}
@@ -292,17 +302,16 @@ def match_sides(
         if config.aggregate == "whole":  # reasons are always about sections
             scores = score_sides(left, right, similarity)
         explainer = Explainer(
-            (left, right),
-            (scores.left, scores.right),
-            scores.passages,
-            scores.weights,
-            similarity,
-            encoder,
-            config.pairs,
-            scores.similarity_at(_MIN_SENTENCE_SCORE),
+            sides=(left, right),
+            sections=(scores.left, scores.right),
+            passages=scores.passages,
+            similarity=similarity,
+            encoder=encoder,
+            max_pairs=config.pairs,
+            min_similarity=scores.similarity_at(_MIN_SENTENCE_SCORE),
         )
         reasons = explainer(matched, first)
-    return Matching(left, right, config, for_left, for_right, reasons, left_scores)
+    return Matching(left, right, config, for_left, for_right, reasons, fused.for_left)
 
 
 def score_sides(left: Side, right: Side, similarity: TextSimilarity, aggregate: str = "sections") -> SideScores:
@@ -316,11 +325,16 @@ def score_sides(left: Side, right: Side, similarity: TextSimilarity, aggregate: 
     )
     a, b = (SectionedSide.of(side, whole=aggregate == "whole") for side in extended)
     passages = similarity(a.passages, b.passages)
-    weights = TermWeights([*a.stems, *b.stems])
+    weights = background_weights()
     dense = document_scores(section_scores(passages, a, b), a, b, aggregate, weights)
+    lexical = shared_terms(a.stems, b.stems, weights)
     reference_passages = a.passages[-len(REFERENCE_PAIRS) :]
-    full = float(np.median(similarity(reference_passages, reference_passages).diagonal()))
-    return SideScores(a, b, weights, passages, (dense, shared_terms(a.stems, b.stems, weights)), full)
+    self_similarity = float(np.median(similarity(reference_passages, reference_passages).diagonal()))
+    return SideScores(a, b, passages, dense, lexical, self_similarity)
+
+
+def _without_reference(scores: ScoreMatrix) -> ScoreMatrix:
+    return scores[: -len(REFERENCE_PAIRS), : -len(REFERENCE_PAIRS)]
 
 
 def fuse(dense: ScoreMatrix, lexical: ScoreMatrix, weight: float, fusion: str = "minmax") -> ScoreMatrix:

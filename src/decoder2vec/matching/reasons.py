@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.matching.boilerplate import is_formality
+from decoder2vec.matching.boilerplate import is_common, is_formality
 from decoder2vec.matching.section_scores import SectionedSide, SupportsEncode, TextSimilarity, full_text, section_scores
 from decoder2vec.matching.sections import COMPANY, SentencePair, best_sentence_pairs, split_sentences
 from decoder2vec.matching.sides import Side
@@ -40,43 +40,36 @@ class Reasons:
     """Contribution of each layer, for the first match of a document and if the encoder can explain."""
 
 
+@dataclass(kw_only=True)
 class Explainer:
-    """Finds the reasons of pairs of documents; what belongs to one document is computed once.
+    """Finds the reasons of pairs of documents; what belongs to one document is computed once."""
 
-    Args:
-        sides: Both sides.
-        sections: The sections of both; they may have more documents than the sides.
-        passages: [left passages, right passages] similarities.
-        weights: What each term says.
-        similarity: Similarity of texts.
-        encoder: Its `explain` is used if it has one.
-        max_pairs: Sentence pairs of a pair of documents.
-        min_similarity: Sentences that are less similar are no reason.
-    """
+    sides: tuple[Side, Side]
+    sections: tuple[SectionedSide, SectionedSide]
+    """The sections of both sides; they may have more documents than the sides."""
+    passages: ScoreMatrix
+    """[left passages, right passages] similarities."""
+    similarity: TextSimilarity
+    encoder: SupportsEncode
+    """Its `explain` is used if it has one."""
+    max_pairs: int
+    """Sentence pairs of a pair of documents."""
+    min_similarity: float
+    """Sentences that are less similar are no reason."""
 
-    def __init__(
-        self,
-        sides: tuple[Side, Side],
-        sections: tuple[SectionedSide, SectionedSide],
-        passages: ScoreMatrix,
-        weights: TermWeights,
-        similarity: TextSimilarity,
-        encoder: SupportsEncode,
-        max_pairs: int,
-        min_similarity: float,
-    ) -> None:
-        self._sides, self._sections, self._passages, self._weights = sides, sections, passages, weights
-        self._similarity, self._max_pairs, self._min_similarity = similarity, max_pairs, min_similarity
-        self._explain = getattr(encoder, "explain", None)
-        self._scores = section_scores(passages, *sections)
+    def __post_init__(self) -> None:
+        left, right = self.sections
+        self._weights = TermWeights([*left.stems, *right.stems])  # a term that all documents have is no reason
+        self._scores = section_scores(self.passages, left, right)
+        self._explain = getattr(self.encoder, "explain", None)
         self._terms: list[dict[int, TextTerms]] = [{}, {}]
         self._sentences: dict[str, list[str]] = {}
 
     def __call__(self, pairs: set[tuple[int, int]], first: set[tuple[int, int]]) -> dict[tuple[int, int], Reasons]:
         """Return the reasons of all pairs; those of layers only for the `first` pairs, since both texts are encoded."""
         ordered = sorted(pairs)
-        sentences = [self._candidate_sentences(i, j) for i, j in ordered] if self._max_pairs else []
-        self._similarity.encode([sentence for both in sentences for side in both for sentence in side])
+        sentences = [self._candidate_sentences(i, j) for i, j in ordered] if self.max_pairs else []
+        self.similarity.encode([sentence for both in sentences for side in both for sentence in side])
         return {
             (i, j): Reasons(
                 self._section_scores(i, j),
@@ -88,7 +81,7 @@ class Explainer:
         }
 
     def _compare_terms(self, i: int, j: int) -> TermOverlap:
-        sections = self._sections[0]
+        sections = self.sections[0]
         kinds = [section.kind for section in sections.sections[i]]
         required = [
             terms.stems for kind, terms in zip(kinds, sections.terms[i], strict=True) if kind in _REQUIRED_KINDS
@@ -99,7 +92,7 @@ class Explainer:
     def _document_terms(self, side: int, document: int) -> TextTerms:
         """Return the terms of a document; what it says about the employer names no skill."""
         if document not in self._terms[side]:
-            sections = self._sections[side].sections[document]
+            sections = self.sections[side].sections[document]
             about_work = [section.text for section in sections if section.kind != COMPANY]
             texts = about_work or [section.text for section in sections]
             self._terms[side][document] = TextTerms("\n".join(texts))
@@ -107,8 +100,8 @@ class Explainer:
 
     def _candidate_sentences(self, i: int, j: int) -> tuple[list[str], list[str]]:
         """Return the sentences of the most similar passages; only these are encoded one by one."""
-        left, right = self._sections[0].passage_range(i), self._sections[1].passage_range(j)
-        block = self._passages[left.start : left.stop, right.start : right.stop].copy()
+        left, right = self.sections[0].passage_range(i), self.sections[1].passage_range(j)
+        block = self.passages[left.start : left.stop, right.start : right.stop].copy()
         chosen: tuple[list[str], list[str]] = ([], [])
         for _ in range(min(_PASSAGE_PAIRS, *block.shape)):
             row, column = divmod(int(block.argmax()), block.shape[1])
@@ -122,12 +115,12 @@ class Explainer:
             stems = TextTerms(sentence).stems
             return self._weights.total(stems) / max(1, len(stems))
 
-        pairs = best_sentence_pairs(left, right, self._similarity, self._max_pairs, mean_weight)
-        return [pair for pair in pairs if pair.similarity >= self._min_similarity]
+        pairs = best_sentence_pairs(left, right, self.similarity, self.max_pairs, mean_weight)
+        return [pair for pair in pairs if pair.similarity >= self.min_similarity]
 
     def _informative_sentences(self, side: int, passage: int) -> list[str]:
         """Return the sentences of a passage that are about the work, and none of a passage about the employer."""
-        sections, text = self._sections[side], self._sections[side].passages[passage]
+        sections, text = self.sections[side], self.sections[side].passages[passage]
         if sections.passage_kinds[passage] == COMPANY:
             return []
         if text not in self._sentences:
@@ -136,7 +129,7 @@ class Explainer:
         return self._sentences[text]
 
     def _section_scores(self, i: int, j: int) -> list[SectionScore]:
-        left, right = self._sections
+        left, right = self.sections
         row, column = int(left.document_starts[i]), int(right.document_starts[j])
         left_sections, right_sections = left.sections[i], right.sections[j]
         block = self._scores[row : row + len(left_sections), column : column + len(right_sections)]
@@ -149,7 +142,7 @@ class Explainer:
         if self._explain is None:
             return []
         try:
-            left, right = self._sides
+            left, right = self.sides
             explanation = self._explain(full_text(left.documents[i]), full_text(right.documents[j]))
         except UnsupportedError:
             self._explain = None  # it cannot explain other pairs either
@@ -161,10 +154,11 @@ class Explainer:
 
 
 def is_informative(sentence: str) -> bool:
-    """Whether a sentence is about the work: no formality, and with two terms or more.
+    """Whether a sentence is about the work: no formality, and with two terms or more that are not common words.
 
     A text of a script without spaces has too few words to count.
     """
     if is_formality(sentence):
         return False
-    return len(TextTerms(sentence).stems) >= _MIN_SENTENCE_TERMS or not any(map(str.isascii, sentence.split()))
+    n_terms = sum(not is_common(stem) for stem in TextTerms(sentence).stems)
+    return n_terms >= _MIN_SENTENCE_TERMS or not any(map(str.isascii, sentence.split()))

@@ -1,7 +1,7 @@
 """Terms of documents: how much they say, the share that two documents have in common, and what one of them lacks.
 
-A term is a word or phrase that may name a skill: no stop word, no number, no word that every advertisement has. Words
-are lower-cased and stemmed. How much a term says depends on how few of the documents of both sides have it.
+A term is a word or phrase that may name a skill: no stop word, no number, no word that names nothing. Words are
+lower-cased and stemmed; C++, .NET and Node.js are words. How much a term says depends on how few documents have it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.matching.boilerplate import is_generic
+from decoder2vec.matching.boilerplate import NAMES_LIKE_WORDS, is_common, names_no_skill, without_contact_data
 from decoder2vec.text.bm25 import BM25, stem, tokenise_words
-from decoder2vec.text.concepts import Word, word_runs
+from decoder2vec.text.concepts import word_runs
 
 ScoreMatrix = NDArray[np.float64]
 """[left, right] scores."""
@@ -36,6 +36,15 @@ _REQUIRED_FACTOR = 2.0
 """Weight of a term in a section of skills or requirements, compared with one anywhere else."""
 _NAME_FACTOR = 0.25
 """Weight of a capitalised term that no other document has: more often the name of a town or firm than of a skill."""
+_COMMON_SHARE = 0.5
+"""Share of documents that count as having a common word, at least, such as "support" or "quality"."""
+_NAME_WITH_SIGNS = re.compile(
+    r"""(?<![\w.@/])(?:
+    [a-z]\w*(?:\+\+|\#) | (?:[a-z]\w*)?\.net | [a-z]\w*\.js | [a-z]&[a-z] | [b-df-z]-[a-z]+ | objective-c
+    )(?![\w@])""",
+    re.IGNORECASE | re.VERBOSE,
+)
+"""Names that other signs than letters belong to: C++, C#, .NET, ASP.NET, Node.js, R&D, X-ray, T-SQL."""
 
 
 def bm25_scores(queries: Sequence[str], texts: Sequence[str]) -> ScoreMatrix:
@@ -95,10 +104,10 @@ class TextTerms:
 
 
 class TermWeights:
-    """How much each term says, by the number of documents that have it.
+    """How much each term says, by the number of documents that have it; common words say little.
 
     Args:
-        documents: The stems of each document of both sides.
+        documents: The stems of each document.
     """
 
     def __init__(self, documents: Iterable[Set[str]]) -> None:
@@ -110,7 +119,10 @@ class TermWeights:
 
     def __call__(self, stem: str) -> float:
         """Return log(documents / documents with the term): its inverse document frequency."""
-        return math.log((self._n_documents + 1) / (self.n_documents_with[stem] + 0.5))
+        n_with: float = self.n_documents_with[stem]
+        if is_common(stem):
+            n_with = max(n_with, _COMMON_SHARE * self._n_documents)
+        return math.log((self._n_documents + 1) / (n_with + 0.5))
 
     def total(self, stems: Iterable[str]) -> float:
         """Return the sum of the weights of distinct terms."""
@@ -184,11 +196,15 @@ def _term_runs(text: str) -> Iterator[list[TermWord]]:
     """Yield runs of adjacent words that may be terms; any other word and a line break end a run."""
     begin = 0
     for line in text.splitlines(keepends=True):
-        for run in word_runs(line):
+        plain = without_contact_data(line)
+        # as one word of the same length, so that offsets stay the same
+        spelled = _NAME_WITH_SIGNS.sub(lambda match: "x" * len(match[0]), plain)
+        for run in word_runs(spelled):
             terms: list[TermWord] = []
-            for word in run:
-                if _is_term_word(word, line):
-                    terms.append((stem(word[0]), begin + word[1], begin + word[2]))
+            for word, start, end in run:
+                word = word if spelled[start:end] == plain[start:end] else plain[start:end].lower()
+                if _is_term_word(word, plain, start, end):
+                    terms.append((stem(word), begin + start, begin + end))
                 elif terms:
                     yield terms
                     terms = []
@@ -197,9 +213,10 @@ def _term_runs(text: str) -> Iterator[list[TermWord]]:
         begin += len(line)
 
 
-def _is_term_word(word: Word, text: str) -> bool:
-    plain, begin, end = word
-    return len(plain) > 1 and plain not in stop_words() and not is_generic(plain, text[begin:end])
+def _is_term_word(word: str, line: str, start: int, end: int) -> bool:
+    if names_no_skill(word, line, start, end):
+        return False
+    return word in NAMES_LIKE_WORDS or (len(word) > 1 and word not in stop_words())
 
 
 def _inner_phrases(phrases: Iterable[Phrase]) -> set[Phrase]:

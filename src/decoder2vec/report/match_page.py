@@ -51,14 +51,16 @@ def check_report_path(out: str | Path) -> str:
 
 def write_matching(matching: Matching, out: Path, command: str = "") -> Path:
     """Write a matching as a page (.html) or as data (.json), and return its path."""
-    if check_report_path(out) == ".html":
-        text = match_page(matching, command)
-    else:
-        text = json.dumps(matching.to_json(), ensure_ascii=False, indent=1) + "\n"
-        text = text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold half a surrogate pair, UTF-8 cannot
+    text = match_page(matching, command) if check_report_path(out) == ".html" else matching_json(matching)
     with output_file(out) as temporary:
         temporary.write_text(text, encoding="utf-8")
     return out
+
+
+def matching_json(matching: Matching) -> str:
+    """The text of a matching as JSON."""
+    text = json.dumps(matching.to_json(), ensure_ascii=False, indent=1) + "\n"
+    return text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold half a surrogate pair, UTF-8 cannot
 
 
 def match_page(matching: Matching, command: str = "") -> str:
@@ -154,10 +156,11 @@ def _match_card(matching: Matching, match: Match, rank: int) -> Html:
         bar(_bar_share(matching, match)),
         class_="match-head",
     )
-    shares = f"terms in common {100 * match.lexical:.0f} %; above {100 * match.above:.0f} % of all pairs."
-    parts = f"By meaning {match.dense:.2f}, {shares}"
+    parts = f"By meaning {match.dense:.2f}, terms in common {100 * match.lexical:.0f} %"
+    if match.share_below is not None:
+        parts += f"; above {100 * match.share_below:.0f} % of all pairs"
     body = (
-        tag("p", parts, class_="score-parts"),
+        tag("p", f"{parts}.", class_="score-parts"),
         terms("In both", reasons.terms.matched, "matched"),
         terms("Missing", reasons.terms.missing, "missing"),
         folded("Sentences and sections", *_reason_tables(reasons), is_open=rank == 1),

@@ -283,7 +283,7 @@ def _match_json(matching: Matching, match: Match) -> dict[str, Any]:
     return {
         "right": matching.right.documents[match.right].id,
         "score": match.score,
-        "above": match.above,
+        "above": match.share_below,
         "dense": match.dense,
         "lexical": match.lexical,
         "sections": [{"left": pair.left, "right": pair.right, "score": pair.score} for pair in reasons.sections],
