@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 
 import pytest
@@ -36,6 +37,24 @@ def test_report_is_written_and_no_text_printed_or_logged(sides, tmp_path, caplog
     assert "job 0" in output and ("bob.md" in output or "ann.txt" in output) and "left out: cut.txt" in output
     assert SECRET not in output
     assert SECRET in (tmp_path / "report.html").read_text("utf-8")
+
+
+OPTIONS = ("--encoder", "tiny-llama", "--device", "cpu", "--weight", 0)
+
+
+def test_without_out_the_best_matches_are_printed(sides):
+    result = d2v("match", *sides, *OPTIONS)
+    rows = [line.split() for line in result.stdout.splitlines() if re.search(r"\d\.\d\d", line)]
+    assert len(rows) == 3 * 2  # three jobs, two resumes that can be read
+    assert rows[0] == ["Baker", "bob", rows[0][-1]] and rows[1][0] == "ann"  # the name of a job once
+    assert float(rows[0][-1]) >= float(rows[1][-1])
+    assert "left out: cut.txt" in result.stderr and "unrelated texts" in result.stderr
+
+
+def test_json_is_printed_alone_and_equals_the_report(sides, tmp_path):
+    printed = d2v("match", *sides, *OPTIONS, "--json").stdout
+    both = d2v("match", *sides, *OPTIONS, "--json", "--out", tmp_path / "report.json").stdout
+    assert json.loads(printed) == json.loads(both) == json.loads((tmp_path / "report.json").read_text("utf-8"))
 
 
 def test_json_report_holds_both_directions(sides, tmp_path):

@@ -1,4 +1,4 @@
-"""`d2v match`: match two sides, such as jobs and resumes, and write a report."""
+"""`d2v match`: match two sides, such as jobs and resumes; print the best matches or write a report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
 
 _MAX_PRINTED = 20
-"""Documents whose best match is printed."""
+"""Documents whose best match is printed if there is a report."""
+_MATCHES_PRINTED = 3
+"""Best matches of each document that are printed if there is no report."""
 
 
 def match(
@@ -26,7 +28,11 @@ def match(
         typer.Option(help="Jobs: .jsonl, .csv or .xlsx (id, title, text ...), or a folder of .txt .md .pdf .docx ..."),
     ],
     right: Annotated[Path, typer.Option(help="Resumes, or anything to match with the left side; as --left.")],
-    out: Annotated[Path, typer.Option(help="The report: .html to read, .json as data.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write a report: .html to read, .json as data. Without it the best matches are printed."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     encoder: EncoderOption = DEFAULT_ENCODER,
     top: Annotated[int, typer.Option(help="Matches to report for each document.")] = 5,
     weight: Annotated[float, typer.Option(help="Weight of the dense score; shared terms have the remainder.")] = 0.8,
@@ -49,10 +55,11 @@ def match(
     with show_progress() as progress:
         from decoder2vec.matching.match import match as match_documents
         from decoder2vec.report.api import match_report
-        from decoder2vec.report.match_page import check_report_path
+        from decoder2vec.report.match_page import check_report_path, matching_json
 
-        check_report_path(out)  # before the work, not after it
-        progress.expect("saving")
+        if out:
+            check_report_path(out)  # before the work, not after it
+            progress.expect("saving")
         matching = match_documents(
             left,
             right,
@@ -63,12 +70,33 @@ def match(
             standardise=standardise,
             encoder_options={**options, "device": device, "dtype": dtype},
         )
-        with progress.phase("saving"):
-            match_report(matching, out, command=shlex.join(["d2v", *sys.argv[1:]]))
+        if out:
+            with progress.phase("saving"):
+                match_report(matching, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     for reason in (*matching.left.skipped, *matching.right.skipped):
         info(f"left out: {reason}")
-    _print_best(matching)
-    typer.echo(str(out))
+    if as_json:
+        typer.echo(matching_json(matching), nl=False)
+    elif out:
+        _print_best(matching)
+        typer.echo(str(out))
+    else:
+        _print_rankings(matching)
+
+
+def _print_rankings(matching: Matching) -> None:
+    """Print the best matches of every document by names."""
+    rows = [
+        (
+            "" if rank else matching.left.documents[match.left].display_name,
+            matching.right.documents[match.right].display_name,
+            f"{match.score:.2f}",
+        )
+        for ranking in matching.for_left
+        for rank, match in enumerate(ranking[:_MATCHES_PRINTED])
+    ]
+    table((matching.left.name, f"best of {matching.right.name}", "score"), rows)
+    info(matching.score_meaning)
 
 
 def _print_best(matching: Matching) -> None:
@@ -78,7 +106,7 @@ def _print_best(matching: Matching) -> None:
             matching.left.documents[best.left].id,
             matching.right.documents[best.right].id,
             f"{best.score:.2f}",
-            f"{100 * best.above:.0f} % of pairs",
+            "" if best.share_below is None else f"{100 * best.share_below:.0f} % of pairs",
         )
         for best, *_ in matching.for_left[:_MAX_PRINTED]
     ]
