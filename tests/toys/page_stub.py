@@ -11,6 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import decoder2vec
+from decoder2vec.serving.document_routes import read_documents
+from decoder2vec.serving.limits import Limits
 
 PAGE_FOLDER = Path(decoder2vec.__file__).parent / "serving" / "page"
 THEME_FILE = PAGE_FOLDER.parents[1] / "report" / "theme.css"
@@ -124,11 +126,12 @@ def match_response(body: dict) -> dict:
 
 
 def documents_response(body: dict) -> dict:
-    """One document with the text of the request, or none for a file with "broken" in its name."""
-    if "broken" in body["name"]:
-        return {"documents": [], "skipped": [f"{body['name']}: cannot be read."]}
-    text = base64.b64decode(body["content"]).decode()
-    return {"documents": [{"id": body["name"], "text": text, "label": body["name"].split(".")[0]}], "skipped": []}
+    """The documents that the server reads; of a PDF or Word file one with the bytes as its text."""
+    content = base64.b64decode(body["content"])
+    name, _, ending = body["name"].rpartition(".")
+    if ending in ("pdf", "docx") and name != "broken":
+        return {"documents": [{"id": body["name"], "text": content.decode(), "label": name}], "skipped": []}
+    return read_documents(body["name"], content, Limits())
 
 
 @dataclass

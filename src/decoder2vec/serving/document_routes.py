@@ -48,16 +48,23 @@ class FileResponse(BaseModel):
 
 @router.post("/documents", response_model=FileResponse)
 async def read_file(body: FileRequest, request: Request) -> JSONResponse:
-    """Return the texts of a PDF, Word, Excel, CSV or other file."""
+    """Return the texts of a file: plain text, PDF, Word, Excel, CSV, JSON lines and others."""
     try:
         content = base64.b64decode(body.content, validate=True)
     except (binascii.Error, ValueError):
         raise InputError("content: give the bytes of the file in base64.") from None
     service = get_service(request)
-    return JSONResponse(await service.run_in_thread(lambda: _read(body.name, content, service.limits)))
+    return JSONResponse(await service.run_in_thread(lambda: read_documents(body.name, content, service.limits)))
 
 
-def _read(name: str, content: bytes, limits: Limits) -> dict[str, Any]:
+def read_documents(name: str, content: bytes, limits: Limits) -> dict[str, Any]:
+    """Return the documents of a file and what was skipped, as plain data.
+
+    Args:
+        name: Name of the file on the client; its ending says the format.
+        content: Its bytes.
+        limits: Limits on the number and the length of the documents.
+    """
     known = TEXT_SUFFIXES + TABLE_SUFFIXES
     suffix = next((suffix for suffix in known if name.lower().endswith(suffix)), "")
     if not suffix:

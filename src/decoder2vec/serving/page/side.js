@@ -61,10 +61,10 @@ export class Side {
   add(documents, skipped = []) {
     const ids = new Set(this.documents.map((doc) => doc.id));
     for (const doc of documents) {
-      let id = doc.id;
-      for (let number = 2; ids.has(id); number += 1) id = `${doc.id} (${number})`;
-      ids.add(id);
-      this.documents.push({ ...doc, id, label: doc.label === doc.id ? id : doc.label });
+      let suffix = "";
+      for (let number = 2; ids.has(doc.id + suffix); number += 1) suffix = ` (${number})`;
+      ids.add(doc.id + suffix);
+      this.documents.push({ ...doc, id: doc.id + suffix, label: doc.label + suffix });
     }
     this.render();
     this.showMessages(documents.length ? [`${plural(documents.length, this.noun)} added.`] : [], skipped);
