@@ -97,6 +97,12 @@ def test_scores_do_not_depend_on_the_other_candidates(aggregate):
     np.testing.assert_allclose(scores, scores[0], atol=1e-6)
 
 
+def test_score_meaning_tells_whether_lists_compare():
+    many = [f"Bread number {n} of a baker." for n in range(20)]
+    assert "can be compared between lists" in match(["bread"], many, LetterEncoder()).score_meaning
+    assert "other lists differ" in match(["bread"], many, LetterEncoder(), standardise=True).score_meaning
+
+
 @pytest.mark.parametrize("text", ["Bake bread.", "C++ and R on Linux", "日本のパン職人です。"])
 def test_the_same_text_twice_has_a_score_of_one(text):
     for others in ([], ["Weld pipes.", "Knit socks."]):

@@ -69,12 +69,12 @@ def match(
             built-in encoder.
         top: Matches to keep for every document.
         weight: Weight of the dense score, from 0 to 1; the share of terms in common has the remainder.
-        fusion: How both scores are brought to one scale. With "calibrated" they can be compared between lists: 0 is
-            what unrelated texts have, 0.5 short texts that fit, 1 the same text. "minmax", "zscore" and "rrf" scale
+        fusion: How both scores are brought to one scale. With "calibrated" a pair has the same score in every list: 0
+            is what unrelated texts have, 0.5 short texts that fit, 1 the same text. "minmax", "zscore" and "rrf" scale
             every list by its own candidates.
         aggregate: What dense scores compare: "sections", "whole" texts, or the "best" two sections alone.
         standardise: Give every dimension of the vectors the same weight, fitted on the documents of both sides (20 or
-            more); for encoders that were not trained.
+            more); for encoders that were not trained. Scores then depend on all documents.
         pairs: Sentence pairs to keep for every match of a left document.
         encoder_options: Options of `Encoder.from_pretrained` (layer, pooling, device ...), where `encoder` is a name.
         encode_kwargs: Passed to `encoder.encode`, such as `show_progress_bar`.
@@ -175,10 +175,15 @@ class Matching:
         """What the scores mean, in words."""
         if self.config.fusion != CALIBRATED:
             return "Scores order the candidates of one document; they cannot be compared between documents."
+        compared = (
+            "Vectors are standardised on these documents, so scores of other lists differ"
+            if self.config.standardise
+            else "The other documents do not change a score, so scores can be compared between lists"
+        )
         return (
             "A score of 0 is what unrelated texts have, 0.5 short texts that fit each other (long documents rarely "
-            "reach it), 1 the same text twice. Scores can be compared between lists: they are not scaled by the best "
-            "candidate. “Above” is the share of all pairs of documents that score lower."
+            f"reach it), 1 the same text twice. {compared}. “Above” is the share of all pairs of documents that score "
+            "lower."
         )
 
     def to_json(self) -> dict[str, Any]:
