@@ -144,23 +144,24 @@ _SENTENCE = re.compile(
     r"""
     \bequal[\s-](?:employment[\s-])?opportunity\s(?:employer|is\sthe\slaw) | \bequal\semployment\sopportunity\b
     | \baffirmative\saction\s(?:/\s?)?(?:equal|employer)
-    | \bwithout\s(?:regard|respect)\sto\b.*\b(?:race|age|religion|gender)\b
+    | \bwithout\s(?:regard|respect)\sto\b.{0,200}\b(?:race|age|religion|gender)\b
     | \bparticipat\w+\sin\se-?verify\b | \be-?verify\s(?:employer|participant)
-    | \b(?:background|drug)[\s-](?:check|investigation|screen|test)\w*\b.*\b(?:required|prior\sto|upon|employment)\b
-    | \b(?:pass|undergo|subject\sto|complete)\b.*\b(?:background|drug)[\s-](?:check|investigation|screen|test)
+    | \b(?:background|drug)[\s-](?:check|investigation|screen|test)\w*.{0,99}\b(?:required|prior\sto|upon|employment)\b
+    | \b(?:pass|undergo|subject\sto|complete)\b.{0,200}\b(?:background|drug)[\s-](?:check|investigation|screen|test)
     | \bdrug-free\sworkplace\b | \breasonable\saccommodations?\s(?:may|will|are|is|can)\b
     | \bveteran\sstatus\b | \beoe\b
-    | \b(?:require|valid|have|proof\sof)\swork\sauthori[sz]ation\b | \b(?:no|not|unable)\b.*\bvisa\ssponsor
+    | \b(?:require|valid|have|proof\sof)\swork\sauthori[sz]ation\b | \b(?:no|not|unable)\b.{0,200}\bvisa\ssponsor
     | \breferences?\s(?:are\s|will\sbe\s|furnished\s|provided\s)*(?:available\s)?(?:up)?on\srequest\b
     | \b(?:i\s)?hereby\sdeclare\b | ^i\sdeclare\sthat\b | \btrue\s(?:and\scorrect\s)?to\sthe\sbest\sof\smy\b
     | \b(?:other|additional)\sduties\s(?:as|may|will)\b | \bduties\sas\s(?:assigned|required)\b
     | \bsend\s(?:us\s|me\s)?(?:your|a|an|the)\s(?:updated\s)?(?:resume|cv|application)\b
     | ^(?:how\s)?to\sapply\b | ^apply\s(?:now|today|online|here|by|at|with)\b
     | \bplease\s(?:apply|send|email|forward|call|contact|visit)\b | \bthank\syou\sfor\syour\sinterest
-    | \bonly\s(?:candidates|applicants|those\sselected)\b.*\b(?:contacted|selected|considered)\b
+    | \bonly\s(?:candidates|applicants|those\sselected)\b.{0,200}\b(?:contacted|selected|considered)\b
     | \bno\s(?:phone\s)?calls\b | \bcompetitive\s(?:salary|pay|wages?|compensation|benefits)\b
     | ^paid\s(?:time\soff|holidays?|vacations?|leave)\b
-    | \b(?:health|medical),?\s(?:and\s)?dental\b.*\b(?:vision|insurance|401|pto|benefits)\b | \b401\s?\(?k\)?\b.*\bmatch
+    | \b(?:health|medical),?\s(?:and\s)?dental\b.{0,200}\b(?:vision|insurance|401|pto|benefits)\b
+    | \b401\s?\(?k\)?\b.{0,200}\bmatch
     | \bbenefits\s(?:package\s)?include\b | \bsalary(?:\srange)?\s?: | \btuition\sreimbursement\s?(?:,|and\b|$)
     | ^date\sof\sbirth\b | ^marital\sstatus\b | ^place\sof\sbirth\b | \bnationality\s?:
     | \b(?:job|requisition|req|posting)\s?(?:id|number|\#|no\.?)\s?: | \bw-?2\sonly\b | \b(?:no|not|on)\sc2c\b | ^c2c\b
@@ -174,9 +175,9 @@ _SENTENCE = re.compile(
 _STREET = r"(?:Street|St\.|Avenue|Ave\.?|Road|Rd\.?|Lane|Drive|Boulevard|Blvd\.?)"
 _CONTACT_DATA = re.compile(
     rf"""
-    \S+@\S+\.\w+ | (?:https?://|www\.)\S+ | \S*linkedin\.com/\S*
+    \b[\w.+-]{{1,64}}@[\w.-]+ | (?:https?://|www\.|\blinkedin\.com/)\S+
     | \b\d+\s(?:[A-Z]\w+\s){{1,2}}{_STREET}(?!\w) | \b[A-Z]\w+\s{_STREET}\s\d+
-    | (?:\b[A-Z][\w.]+\s?){{1,3}},\s[A-Z]{{2}}\s\d{{5}}\b
+    | \b[A-Z][a-z]+(?:\s[A-Z][a-z]+){{0,2}},\s[A-Z]{{2}}\s\d{{5}}\b
     """,
     re.VERBOSE,
 )
@@ -189,7 +190,9 @@ _VERB_CONTEXT = re.compile(
 """Where "go" and "excel" are verbs, and neither a language nor a program."""
 NAMES_LIKE_WORDS = {"go": "Go", "r": "R", "c": "C", "it": "IT", "or": "OR"}
 """Names of skills that are also words or initials in lower case, and how they are written."""
-_BEFORE_ITEM, _AFTER_ITEM = re.compile(r"(?:^|[,;:/|(•·*-])\s*$"), re.compile(r"\s*(?:$|[,;/|)])")
+_BEFORE_ITEM, _AFTER_ITEM = re.compile(r"(?:^|[,;:/|(•·*-])\s?"), re.compile(r"\s?(?:$|[,;/|)])")
+_NEAR = 20
+"""Characters on each side of a word that tell whether a line is written in capitals."""
 
 
 def is_formality(sentence: str) -> bool:
@@ -215,8 +218,9 @@ def names_no_skill(word: str, line: str, begin: int, end: int) -> bool:
     if word in ("go", "excel") and _VERB_CONTEXT.match(line, begin):
         return True
     if name := NAMES_LIKE_WORDS.get(word):
-        is_item = _BEFORE_ITEM.search(line[:begin]) and _AFTER_ITEM.match(line, end)
-        return not is_item and (written != name or (name.isupper() and len(name) > 1 and line.isupper()))
+        is_item = _BEFORE_ITEM.fullmatch(line[max(0, begin - 2) : begin].lstrip()) and _AFTER_ITEM.match(line, end)
+        in_capitals = len(name) > 1 and line[max(0, begin - _NEAR) : end + _NEAR].isupper()
+        return not is_item and (written != name or in_capitals)
     if word == "hr":
         return written != "HR"  # hours
     return word in _empty_words() or written in _abbreviations() or _NUMBER.fullmatch(written) is not None
