@@ -1,13 +1,15 @@
 """Dense scores of documents equal plain loops over their sections."""
 
+import math
+
 import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
-from decoder2vec.matching.boilerplate import is_formality
-from decoder2vec.matching.calibration import background_weights
+from decoder2vec.matching.boilerplate import is_common, is_formality
+from decoder2vec.matching.calibration import background_weights, reference_sides
 from decoder2vec.matching.match import score_sides
-from decoder2vec.matching.section_scores import TextSimilarity, document_sections
+from decoder2vec.matching.section_scores import TextSimilarity, document_sections, full_text
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.matching.terms import TextTerms
 from toys.sides import JOBS, RESUMES, LetterEncoder
@@ -26,8 +28,21 @@ def plain_score(job, resume, aggregate):
     if aggregate == "best":
         return max(map(max, table))
 
+    documents = [
+        TextTerms(full_text(document)).stems
+        for side in (JOBS, RESUMES, *reference_sides())
+        for document in side.documents
+    ]
+
+    def term_weight(stem):
+        if is_common(stem):
+            return math.log(2)
+        share = (sum(stem in stems for stems in documents) + 0.5) / (len(documents) + 1)
+        background = math.exp(-background_weights()(stem))
+        return -math.log((share * 2 + background * 10) / 12)  # three jobs, four resumes
+
     def weight(section):
-        return max(0.1, sum(background_weights()(stem) for stem in TextTerms(section.text).stems))
+        return max(0.1, sum(map(term_weight, TextTerms(section.text).stems)))
 
     transposed = [list(column) for column in zip(*table, strict=True)]
     means = [

@@ -2,8 +2,11 @@
 
 An encoder's similarities have a level of their own: unrelated texts have 0.15 with one and 0.9 with another. It is
 measured with six jobs and six resumes of the labelled set that comes with the package. They are unrelated to nearly all
-that a user matches, and each of the jobs fits one of the resumes. How much a term says comes from that set, too. A
-calibrated score therefore depends on its two documents and the encoder, not on the other documents of a list.
+that a user matches, and each of the jobs fits one of the resumes. How much a term says comes from that set, too.
+
+Where both sides have many documents, these say more than the reference: a phrase that all of them have is boilerplate,
+and so is what makes a document similar to all others. They are therefore trusted the more the more there are. For a few
+jobs or a few resumes, a score hardly depends on the other documents; a single pair has a score, too.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ REFERENCE_PAIRS = (
     ("job-054", "resume-143"),
 )
 """Jobs and resumes that fit, of six families of occupations of the train split; half of them share almost no words."""
+TRUSTED_AT = 10
+"""Number of documents on the smaller side at which the user's documents are trusted as much as the reference."""
 TYPICAL_FIT = 0.5
 """Score of a pair that is as similar as the reference pairs."""
 
@@ -51,6 +56,12 @@ def background_weights() -> TermWeights:
     sides = ((labelled.jobs, labelled.job_splits), (labelled.resumes, labelled.resume_splits))
     documents = [pair for side, splits in sides for pair in zip(side.documents, splits, strict=True)]
     return TermWeights(TextTerms(full_text(document)).stems for document, split in documents if split == "train")
+
+
+def trust_in(n_left: int, n_right: int) -> float:
+    """Return how far the documents of two sides are trusted to show what is usual, from 0 to 1."""
+    smaller = min(n_left, n_right)
+    return (smaller - 1) / (smaller - 1 + TRUSTED_AT)
 
 
 def unrelated_pairs(shape: tuple[int, ...]) -> NDArray[np.bool_]:
@@ -83,9 +94,9 @@ def calibrated_scores(dense: ScoreMatrix, lexical: ScoreMatrix, self_similarity:
 def unrelated_similarities(dense: ScoreMatrix, self_similarity: float) -> ScoreMatrix:
     """Return the similarity that each pair would have if it were unrelated.
 
-    It is that of unrelated reference documents, and more for a document that is similar to all of these, such as a long
+    It is that of unrelated reference documents, and more for a document that is similar to all others, such as a long
     one with much boilerplate, or less for one that is similar to none; but at least that of the lower of both documents
-    with the reference, and at most halfway to the same text.
+    with the others, and at most halfway to the same text.
 
     Args:
         dense: [left + 6, right + 6] similarities; the last rows and columns are those of the reference.
@@ -96,9 +107,17 @@ def unrelated_similarities(dense: ScoreMatrix, self_similarity: float) -> ScoreM
     unrelated = np.where(unrelated_pairs(dense.shape), dense, np.nan)
     of_left, of_right = np.nanmean(unrelated[:, -size:], 1), np.nanmean(unrelated[-size:], 0)
     mean = of_left[-size:].mean()  # equal to that of the right reference documents
-    left_offsets, right_offsets = (of_left - mean)[:, None], (of_right - mean)[None]
+    trust = trust_in(len(dense) - size, dense.shape[1] - size)
+    left_offsets = (trust * _offsets(dense.mean(1)) + (1 - trust) * (of_left - mean))[:, None]
+    right_offsets = (trust * _offsets(dense.mean(0)) + (1 - trust) * (of_right - mean))[None]
     lowest = level + np.minimum(left_offsets, right_offsets)
     return np.asarray(np.clip(level + left_offsets + right_offsets, lowest, (level + self_similarity) / 2))
+
+
+def _offsets(means: ScoreMatrix) -> ScoreMatrix:
+    """Differences from the mean of the user's documents, and of the reference documents among themselves."""
+    size = len(REFERENCE_PAIRS)
+    return np.concatenate([part - part.mean() for part in (means[:-size], means[-size:])])
 
 
 def unrelated_level(dense: ScoreMatrix) -> float:

@@ -17,6 +17,7 @@ from decoder2vec.matching.calibration import (
     background_weights,
     calibrated_scores,
     reference_sides,
+    trust_in,
     unrelated_level,
     unrelated_pairs,
 )
@@ -31,7 +32,7 @@ from decoder2vec.matching.section_scores import (
     section_scores,
 )
 from decoder2vec.matching.sides import Side, SideSource, to_side
-from decoder2vec.matching.terms import ScoreMatrix, shared_terms
+from decoder2vec.matching.terms import ScoreMatrix, TermWeights, shared_terms
 from decoder2vec.progress import current_progress
 from decoder2vec.search.store import resolve_encoder
 
@@ -330,7 +331,7 @@ def score_sides(left: Side, right: Side, similarity: TextSimilarity, aggregate: 
     )
     a, b = (SectionedSide.of(side, whole=aggregate == "whole") for side in extended)
     passages = similarity(a.passages, b.passages)
-    weights = background_weights()
+    weights = TermWeights([*a.stems, *b.stems], background_weights(), trust_in(len(left), len(right)))
     dense = document_scores(section_scores(passages, a, b), a, b, aggregate, weights)
     lexical = shared_terms(a.stems, b.stems, weights)
     reference_passages = a.passages[-len(REFERENCE_PAIRS) :]

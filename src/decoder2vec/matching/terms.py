@@ -108,9 +108,14 @@ class TermWeights:
 
     Args:
         documents: The stems of each document.
+        background: Weights by other documents.
+        trust: Weight of the documents, from 0 to 1; the background has the remainder.
     """
 
-    def __init__(self, documents: Iterable[Set[str]]) -> None:
+    def __init__(
+        self, documents: Iterable[Set[str]], background: TermWeights | None = None, trust: float = 1.0
+    ) -> None:
+        self._background, self._trust = background, trust
         self.n_documents_with: Counter[str] = Counter()
         self._n_documents = 0
         for stems in documents:
@@ -119,10 +124,14 @@ class TermWeights:
 
     def __call__(self, stem: str) -> float:
         """Return log(documents / documents with the term): its inverse document frequency."""
-        n_with: float = self.n_documents_with[stem]
-        if is_common(stem):
-            n_with = max(n_with, _COMMON_SHARE * self._n_documents)
-        return math.log((self._n_documents + 1) / (n_with + 0.5))
+        share = self._share_with(stem)
+        return -math.log(max(share, _COMMON_SHARE) if is_common(stem) else share)
+
+    def _share_with(self, stem: str) -> float:
+        share = (self.n_documents_with[stem] + 0.5) / (self._n_documents + 1)
+        if self._background is None:
+            return share
+        return self._trust * share + (1 - self._trust) * self._background._share_with(stem)
 
     def total(self, stems: Iterable[str]) -> float:
         """Return the sum of the weights of distinct terms."""
