@@ -544,7 +544,7 @@ def test_saving_into_a_link_writes_to_its_target(backbone, tmp_path):
 def test_saving_over_another_folder_is_refused(backbone, tmp_path):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
-    with pytest.raises(InputError, match="not an encoder"):
+    with pytest.raises(InputError, match="is not empty"):
         make_encoder(backbone).save(tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis"]

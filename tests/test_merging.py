@@ -270,8 +270,8 @@ def test_folders_with_content_are_not_overwritten(parents, tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("mine")
-    refused("already exists", [parents / "lora2", parents / "lora3"], mine)
-    refused("already exists", [parents / "lora2", parents / "lora3"], parents / "lora2")
+    refused("is not empty", [parents / "lora2", parents / "lora3"], mine)
+    refused("is not empty", [parents / "lora2", parents / "lora3"], parents / "lora2")
     refused("not the folder of a saved encoder", [parents / "lora2", mine], tmp_path / "merged")
     assert (mine / "notes.txt").read_text() == "mine"
 

@@ -34,8 +34,8 @@ from decoder2vec.encoder_folder import (
     DESCRIPTION_FILE,
     HEAD_FILE,
     NAMED_ADAPTERS_FOLDER,
+    check_output_folder,
     encoder_path,
-    is_encoder_folder,
     saved_encoder_folder,
 )
 from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
@@ -52,7 +52,7 @@ from decoder2vec.maths.similarity import (
     similarity_matrix,
 )
 from decoder2vec.package import __version__
-from decoder2vec.storage import atomic_folder, check_writable
+from decoder2vec.storage import atomic_folder
 from decoder2vec.text.template import Template
 
 log = logging.getLogger(__name__)
@@ -472,14 +472,6 @@ class Encoder:
 # --- saving and loading ---------------------------------------------------------------------------------------------
 
 
-def check_output_folder(target: Path) -> None:
-    """Raise an error if a path holds anything other than an encoder, or cannot be written."""
-    if target.exists() and not is_encoder_folder(target) and (not target.is_dir() or any(target.iterdir())):
-        what = "is not empty and not an encoder" if target.is_dir() else "is a file"
-        raise InputError(f"{target} {what}; choose another folder.")
-    check_writable(target)
-
-
 def _write_folder(
     target: Path,
     description: dict[str, Any],
@@ -488,17 +480,14 @@ def _write_folder(
     lora_dtype: str,
     extra_files: Mapping[str, bytes],
 ) -> None:
-    """Write everything next to the target, then rename; nothing is lost if that is interrupted.
+    """Write everything next to the target, then put it in its place; a kill leaves the old encoder or the new one.
 
     `weights` is the folder of the backbone, if it is to be copied.
     """
     target = target.resolve()  # a link to another disk stays a link
     check_output_folder(target)
     backbone, head = encoder.backbone, encoder.head
-    new = target.with_name(f".{target.name}.new")
-    shutil.rmtree(new, ignore_errors=True)  # left behind by a killed save
-    with atomic_folder(new) as temporary:
-        (temporary / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
+    with atomic_folder(target, replace=True) as temporary:
         if head:
             head.save(temporary / HEAD_FILE)
         for name, content in extra_files.items():
@@ -509,9 +498,9 @@ def _write_folder(
             save_adapter(adapter, temporary / NAMED_ADAPTERS_FOLDER / name, backbone)
         if weights:
             shutil.copytree(weights, temporary / BACKBONE_FOLDER)
-    if target.exists():
-        shutil.rmtree(target)
-    new.rename(target)
+        files = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
+        description = {**description, "files": [DESCRIPTION_FILE, *files]}
+        (temporary / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
 
 
 def read_encoder_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:

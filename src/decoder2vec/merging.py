@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import json
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -32,10 +31,9 @@ from decoder2vec.encoder import Encoder, read_encoder_folder
 from decoder2vec.encoder_folder import ADAPTER_FOLDER, BACKBONE_FOLDER, encoder_path
 from decoder2vec.errors import Decoder2VecError, EncoderError, InputError, unknown_name
 from decoder2vec.export.base_model import load_base_model
-from decoder2vec.export.pruned import check_new_folder
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.interpolation import METHODS, interpolate
-from decoder2vec.storage import check_writable, versions
+from decoder2vec.storage import check_replaceable, temporary_folder, versions
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE
 
 MERGE_FILE = "merge.json"
@@ -76,8 +74,7 @@ def merge(
         InputError: The encoders have no average, weights or rank cannot be used, or `out` is not empty.
 
     Example:
-        >>> import tempfile
-        >>> import decoder2vec as d2v
+        >>>         >>> import decoder2vec as d2v
         >>> encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     saved = encoder.save(f"{folder}/encoder")
@@ -86,8 +83,7 @@ def merge(
         True
     """
     target = Path(out)
-    check_new_folder(target)
-    check_writable(target)
+    check_replaceable(target)
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if len(encoders) < 2 or (method == "slerp" and len(encoders) > 2):
@@ -246,9 +242,8 @@ def _save_merged_model(parents: Sequence[_Parent], weights: Sequence[float], met
     merged = {name: _merge_weight(name, states, base, weights, method) for name in states[0]}
     first.backbone.model.load_state_dict(merged)
     first.backbone.model.to(_stored_dtype(encoders))
-    target.absolute().parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".tmp-", dir=target.absolute().parent) as folder:
-        write_model(replace(first.backbone, adapter=None), Path(folder))
+    with temporary_folder(target.absolute()) as folder:
+        write_model(replace(first.backbone, adapter=None), folder)
         backbone = Backbone.load(folder, attention=first.spec.attention, device="cpu")
         encoder = Encoder(backbone, first.spec)
         note = {"base": _common_base(parents)}

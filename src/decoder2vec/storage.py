@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import hashlib
 import json
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None  # type: ignore[assignment]
+
 from decoder2vec.errors import DataFileError, InputError, StorageError
 from decoder2vec.package import __version__
+
+TEMPORARY_PREFIX = ".tmp-d2v-"
+"""Begins the names of folders in which files are written until they are complete."""
+CHECKSUMS_FILE = "checksums.json"
+_FULL_DISK = "No space left on device"
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
 def cache_root() -> Path:
@@ -44,46 +60,153 @@ def vectors_root() -> Path:
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a temporary path that becomes `target` if the block succeeds, and is deleted if it does not.
 
-    Readers see the old file or the new one, never a partial one; a kill leaves only a `.tmp-` file behind.
+    Readers see the old file or the new one, never a partial one. What a killed process left is deleted by the next one.
+
+    Raises:
+        OSError: The file cannot be written; it is named as `target`.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=".tmp-", suffix=target.suffix, dir=target.parent)
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    with temporary_folder(target) as folder:
+        temporary = folder / target.name
+        temporary.touch()
         yield temporary
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())
         os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder that becomes `target` if the block succeeds.
 
-    If another process finished the same folder first, its result is kept and ours is dropped.
+    Args:
+        target: The folder to write.
+        replace: Replace a folder that is there; a kill leaves the old one or the new one. Otherwise, if another process
+            finished the same folder first, its result is kept and ours is dropped.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".tmp-", dir=target.parent))
-    try:
+    with temporary_folder(target) as folder:
+        temporary = folder / target.name
+        temporary.mkdir()
         yield temporary
-        temporary.chmod(0o777 & ~_umask())
+        if replace:
+            _put_in_place(temporary, target)
+            return
         try:
             os.replace(temporary, target)
         except OSError:
             if not target.is_dir():
                 raise
+
+
+@contextmanager
+def temporary_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder beside `target`, on the same disk, that is deleted in the end; errors of the disk name `target`.
+
+    It is locked, so that a folder without a lock is known to be of a process that was killed.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _delete_abandoned(target.parent.absolute())
+    folder, handle = None, None
+    try:
+        while folder is None or handle is None:
+            folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
+            handle = _lock_folder(folder)
+        yield folder
+    except Exception as error:
+        # writers of other libraries raise classes of their own, and most do not name the file
+        code = errno.ENOSPC if _FULL_DISK in str(error) else getattr(error, "errno", None)
+        if code in _DISK_ERRORS:
+            raise OSError(code, os.strerror(code), str(target)) from error
+        raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+        if handle:
+            os.close(handle)
+
+
+def _lock_folder(folder: Path) -> int | None:
+    """Lock a new folder and return its handle, or None if another process took it for an abandoned one."""
+    if fcntl is None:
+        return 0
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    fcntl.flock(handle, fcntl.LOCK_SH)
+    if folder.exists():
+        return handle
+    os.close(handle)
+    return None
+
+
+@cache
+def _delete_abandoned(parent: Path) -> None:
+    """Delete temporary folders of processes that were killed; once in a process, since a folder may be large."""
+    for folder in parent.glob(f"{TEMPORARY_PREFIX}*") if fcntl else ():
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # its process is alive
+            pass
+        finally:
+            os.close(handle)
+
+
+def _put_in_place(new: Path, target: Path) -> None:
+    """Rename a folder to `target`; one that is there takes its name, in one step where the system can do that."""
+    if not target.exists() or not _exchange(new, target):
+        if target.exists():
+            target.rename(new.with_name("old"))
+        new.rename(target)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange the names of two folders in one step; False if the system cannot."""
+    at_working_directory, exchange = -100, 2
+    try:
+        result = ctypes.CDLL(None).renameat2(
+            at_working_directory, os.fsencode(first), at_working_directory, os.fsencode(second), exchange
+        )
+    except (OSError, AttributeError, TypeError):  # not Linux
+        return False
+    return bool(result == 0)
 
 
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
     return mask
+
+
+@contextmanager
+def write_lock(file: Path, what: str) -> Iterator[None]:
+    """Hold the lock of the one process that writes something; the system releases it even if the process is killed.
+
+    Args:
+        file: The lock file; it is created, and only the holder may delete it.
+        what: What is written, for the error message.
+
+    Raises:
+        StorageError: Another process holds the lock.
+    """
+    if fcntl is None:
+        yield
+        return
+    while True:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("a") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise StorageError(f"Another process is writing to {what}; wait until it has ended.") from None
+            if file.exists() and os.path.samestat(file.stat(), os.fstat(handle.fileno())):
+                yield
+                return  # else the last holder has deleted the file since it was opened
 
 
 def check_output_file(target: Path | None, *suffixes: str, sources: Iterable[Path | str | None] = ()) -> None:
@@ -106,6 +229,30 @@ def check_output_file(target: Path | None, *suffixes: str, sources: Iterable[Pat
     check_writable(target)
 
 
+def check_replaceable(target: Path, written: Iterable[str] = ()) -> None:
+    """Raise an error unless a folder is new, empty, or holds nothing but what this package wrote, and can be written.
+
+    This is the rule of every command that writes a folder: nothing is deleted or replaced that it did not write.
+
+    Args:
+        target: The folder to write.
+        written: Paths of the files inside it that may be replaced; * stands for anything.
+    """
+    if target.exists() and not target.is_dir():
+        raise InputError(f"{target} is a file; choose another folder.")
+    patterns = [*written, f"{TEMPORARY_PREFIX}*"]
+    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if _is_leaf(path))
+    foreign = next((name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)), None)
+    if foreign is not None:
+        raise InputError(f"{target} is not empty: it holds {foreign}; choose another folder.")
+    check_writable(target)
+
+
+def _is_leaf(path: Path) -> bool:
+    """Whether a path is anything but a folder that holds something; a link to one is a file of its own."""
+    return path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+
+
 def check_writable(target: Path) -> None:
     """Raise an error if a path cannot be written, before hours of work.
 
@@ -114,7 +261,7 @@ def check_writable(target: Path) -> None:
     """
     try:
         parent = next(folder for folder in target.absolute().parents if folder.exists())
-        tempfile.TemporaryDirectory(prefix=".tmp-", dir=parent).cleanup()
+        tempfile.TemporaryDirectory(prefix=TEMPORARY_PREFIX, dir=parent).cleanup()
     except OSError as error:
         raise StorageError(f"Cannot write to {target}: {error.strerror or error}; choose another place.") from None
 
@@ -144,6 +291,58 @@ def read_json(file: Path, hint: str) -> Any:
         raise DataFileError(f"Cannot read {file}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise DataFileError(f"{file} holds no JSON ({error}); {hint}, or leave it out.") from None
+
+
+def write_checksums(folder: Path, names: Iterable[str], known: Mapping[str, str] | None = None) -> None:
+    """Record the SHA-256 of files of a folder, for `damaged_files`.
+
+    Args:
+        folder: The folder; the record is written into it.
+        names: Paths of the files inside it.
+        known: Checksums of files that do not change, which are not computed again.
+    """
+    known = known or {}
+    files = {name: known.get(name) or _sha256(folder / name) for name in sorted(names)}
+    write_json(folder / CHECKSUMS_FILE, {"files": files, "sha256": _digest(files)})
+
+
+def read_checksums(folder: Path) -> dict[str, str]:
+    """Return path -> SHA-256 as recorded in a folder; nothing if there is no record, as in folders of version 0.1.
+
+    Raises:
+        StorageError: The record itself is damaged.
+    """
+    file = folder / CHECKSUMS_FILE
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+        files: dict[str, str] = document["files"]
+        if document["sha256"] == _digest(files):
+            return files
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    raise StorageError(f"{file} is damaged, so the files beside it cannot be verified.")
+
+
+def damaged_files(folder: Path) -> list[str]:
+    """Return the paths of the recorded files of a folder that are missing or not as they were written."""
+    damaged = [name for name, sha256 in read_checksums(folder).items() if _sha256(folder / name) != sha256]
+    recorded = read_checksums(folder) if damaged else {}  # another process may have written them meanwhile
+    return [name for name in damaged if name in recorded and _sha256(folder / name) != recorded[name]]
+
+
+def _sha256(file: Path) -> str:
+    """SHA-256 of a file's content; empty if there is no such file."""
+    try:
+        with file.open("rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except FileNotFoundError:
+        return ""
+
+
+def _digest(files: Mapping[str, str]) -> str:
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def versions() -> dict[str, Any]:

@@ -395,7 +395,7 @@ def test_read_only_disk_only_costs_the_cache(extractor, tmp_path, caplog, small_
     def refuse(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr("tempfile.mkstemp", refuse)
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
     assert_works_without_the_cache(extractor, tmp_path, caplog)
 
 

@@ -98,7 +98,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(options, error, message):
 def test_existing_files_are_not_overwritten():
     Path("cut").mkdir()
     Path("cut/mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="already exists"):
+    with pytest.raises(InputError, match="is not empty"):
         d2v("prune", "tiny-llama", "--layers", "2", "--out", "cut")
     run("prune", "tiny-llama", "--layers", "2", "--out", "model", "--device", "cpu")
     with pytest.raises(InputError, match="contains a model"):

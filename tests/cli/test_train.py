@@ -255,7 +255,7 @@ def test_plans_of_the_paper_run_on_any_data_folder(name, data, folder):
         (["--data", "pairs.tsv", "--columns", "a,b"], "Give three column names"),
         (["--data", "pairs.tsv", "--columns", "a,b,c"], "has no column 'a'; it has: sentence1, sentence2, score."),
         (["--data", "pairs.tsv", "--trials", "2"], "The plan has no [search] table"),
-        (["--data", "pairs.tsv", "--out", "mine"], "mine is not empty and not an encoder"),
+        (["--data", "pairs.tsv", "--out", "mine"], "mine is not empty"),
         (["--data", "pairs.tsv", "--set", "data.scale=[0, 1]"], "outside the scale 0 to 1"),
         (["--data", "pairs.tsv", "--set", "latents=[{layers=[9]}]"], "is not within 0 to 4"),
         (["--data", "pairs.tsv", "--set", "pretrain=snli"], "No file of nli was named"),

@@ -260,7 +260,9 @@ def test_bad_output_folder_is_refused_before_reading(options, out, folder, monke
     (folder / "mine").mkdir()
     (folder / "mine" / "thesis.txt").write_text("all my work")
     monkeypatch.setattr("decoder2vec.training.data_source.load_data", lambda *_, **__: pytest.fail("data were read"))
-    with pytest.raises(Decoder2VecError, match=r"is a file; choose|not an encoder; choose|^Cannot write to .*; choose"):
+    with pytest.raises(
+        Decoder2VecError, match=r"is a file; choose|is not empty: .*; choose|^Cannot write to .*; choose"
+    ):
         train(*options, "--out", out)
 
 

@@ -246,7 +246,7 @@ def test_uncut_config_list_is_detected(backbone, tmp_path, monkeypatch):
 
 def test_existing_folder_is_not_touched(backbone, tmp_path):
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="already exists"):
+    with pytest.raises(InputError, match="is not empty"):
         write_pruned(backbone("tiny-llama"), 2, tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 

