@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import json
+import resource
 import sys
 
 import numpy as np
@@ -14,7 +16,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.bulk import embed_texts
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.errors import InputError, MissingExtraError, StorageError
 from decoder2vec.progress import Progress
 from decoder2vec.storage import atomic_file
 
@@ -219,6 +221,57 @@ def test_old_file_is_kept_until_the_new_one_is_complete(backbone, tmp_path, smal
     assert out.read_bytes() == previous
     embed_texts(make_encoder(backbone, layer=3), TEXTS, out)
     assert np.allclose(np.load(out), make_encoder(backbone, layer=3).encode(TEXTS), atol=1e-5)
+
+
+def test_second_run_to_the_same_file_is_refused(backbone, tmp_path, small_shards):
+    out, encoder = tmp_path / "out.npy", make_encoder(backbone)
+
+    def stream():
+        for text in TEXTS:
+            with pytest.raises(StorageError, match=r"Another process is writing to .*out\.npy; wait"):
+                embed_texts(encoder, ["another text"], out)
+            yield text
+
+    assert embed_texts(encoder, stream(), out) == 7
+    assert np.allclose(np.load(out), encoder.encode(TEXTS), atol=1e-5)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npy"]
+
+
+def test_folder_of_the_user_is_not_taken_for_shards(backbone, tmp_path):
+    mine = tmp_path / "out.npy.parts" / "thesis.txt"
+    mine.parent.mkdir()
+    mine.write_text("years of work")
+    with pytest.raises(InputError, match=r"out\.npy\.parts is not empty: it holds thesis\.txt"):
+        embed_texts(make_encoder(backbone), TEXTS, tmp_path / "out.npy")
+    assert mine.read_text() == "years of work"
+    assert [path.name for path in tmp_path.rglob("*")] == ["out.npy.parts", "thesis.txt"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_full_disk_at_the_end_is_an_error_with_the_file(backbone, tmp_path, small_shards, suffix):
+    """A limit on the size of files stands for a full disk; each shard is below it, and the whole file is not."""
+    out, encoder, texts = tmp_path / f"out{suffix}", make_encoder(backbone), [str(n) for n in range(60)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            embed_texts(encoder, texts, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(out))
+    assert [path.name for path in tmp_path.iterdir()] == [f"{out.name}.parts"], "the shards are kept"
+    recorder = RecordingEncoder(encoder)
+    assert embed_texts(recorder, texts, out) == 60 and recorder.calls == []
+
+
+def test_vectors_are_written_not_mapped(backbone, tmp_path, monkeypatch):
+    """A full disk kills a process that writes to a mapped file."""
+    monkeypatch.setattr(np.lib.format, "open_memmap", lambda *_, mode="r+", **__: pytest.fail("the file is mapped"))
+    monkeypatch.setattr(np, "memmap", lambda *_, **__: pytest.fail("the file is mapped"))
+    file = tmp_path / "out.npy"
+    bulk._write_npy(file, iter([([], np.ones((2, 3), np.float32)), ([], np.zeros((1, 3), np.float32))]), 3, 3)
+    monkeypatch.undo()
+    assert np.load(file).tolist() == [[1, 1, 1], [1, 1, 1], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("name", ["out.txt", "out", "out.npz", "out.json"])

@@ -12,6 +12,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,12 @@ from numpy.typing import NDArray
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
 from decoder2vec.progress import current_progress
-from decoder2vec.storage import atomic_file
+from decoder2vec.storage import atomic_file, check_replaceable, write_lock
 
 _SHARD_SIZE = 512
 """Texts per shard."""
+_LOCK_FILE = ".writing"
+_OWNER_FILE = "encoder"
 
 Shards = Iterator[tuple[list[str], NDArray[np.float32]]]
 Writer = Callable[[Path, Shards, int, int], None]
@@ -52,19 +55,19 @@ def embed_texts(
         The number of texts.
     """
     write = get_writer(out)
-    folder = out.with_name(out.name + ".parts")
-    owner = f"{encoder.fingerprint}-{int(normalize)}-{encoder.backbone.dtype}"
-    _delete_foreign_shards(folder, owner)
-    total = n_shards = 0
-    stream, progress = iter(texts), current_progress()
-    with progress.phase("encoding", n_texts):
-        while shard := list(itertools.islice(stream, _SHARD_SIZE)):
-            _embed_shard(encoder, shard, folder, owner, n_shards, normalize)
-            total, n_shards = total + len(shard), n_shards + 1
-            progress.advance(0, f"{total:,} texts")
-    with progress.phase("saving"), atomic_file(out) as temporary:
-        write(temporary, (_read_shard(folder, index) for index in range(n_shards)), total, encoder.dim)
-    shutil.rmtree(folder, ignore_errors=True)
+    with _shard_folder(out) as folder:
+        owner = f"{encoder.fingerprint}-{int(normalize)}-{encoder.backbone.dtype}"
+        _delete_foreign_shards(folder, owner)
+        total = n_shards = 0
+        stream, progress = iter(texts), current_progress()
+        with progress.phase("encoding", n_texts):
+            while shard := list(itertools.islice(stream, _SHARD_SIZE)):
+                _embed_shard(encoder, shard, folder, n_shards, normalize)
+                total, n_shards = total + len(shard), n_shards + 1
+                progress.advance(0, f"{total:,} texts")
+        with progress.phase("saving"), atomic_file(out) as temporary:
+            write(temporary, (_read_shard(folder, index) for index in range(n_shards)), total, encoder.dim)
+        shutil.rmtree(folder, ignore_errors=True)
     return total
 
 
@@ -77,25 +80,44 @@ def get_writer(out: Path) -> Writer:
     return _WRITERS[out.suffix]
 
 
+@contextmanager
+def _shard_folder(out: Path) -> Iterator[Path]:
+    """The folder for the shards of a file, locked, since two runs would mix their rows; one without shards is deleted.
+
+    Raises:
+        InputError: A folder of that name holds files that are no shards.
+        StorageError: Another process writes the same file.
+    """
+    folder = out.with_name(out.name + ".parts")
+    check_replaceable(folder, (_LOCK_FILE, _OWNER_FILE, "????????.npy", "????????.json"))
+    with write_lock(folder / _LOCK_FILE, str(out)):
+        try:
+            yield folder
+        finally:
+            if not any(folder.glob("*.json")):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
 def _delete_foreign_shards(folder: Path, owner: str) -> None:
-    """Delete shards of another encoder, normalisation or dtype."""
-    owner_file = folder / "encoder"
-    if folder.exists() and (not owner_file.is_file() or owner_file.read_text(encoding="utf-8") != owner):
-        shutil.rmtree(folder)
+    """Delete shards of another encoder, normalisation or dtype, and note whose shards will be written."""
+    owner_file = folder / _OWNER_FILE
+    if owner_file.is_file() and owner_file.read_text(encoding="utf-8") == owner:
+        return
+    for file in folder.glob("????????.*"):
+        file.unlink()
+    owner_file.write_text(owner, encoding="utf-8")
 
 
-def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, owner: str, index: int, normalize: bool) -> None:
+def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, index: int, normalize: bool) -> None:
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
     texts_file = folder / f"{index:08d}.json"
     if texts_file.is_file() and json.loads(texts_file.read_text(encoding="utf-8"))["sha256"] == digest:
         current_progress().remaining_work -= len(texts)
         return
     vectors = encoder.encode(texts, normalize_embeddings=normalize)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "encoder").write_text(owner, encoding="utf-8")
     texts_file.unlink(missing_ok=True)  # a stop between the two files below must not leave old texts with new vectors
-    with atomic_file(folder / f"{index:08d}.npy") as temporary, temporary.open("wb") as handle:
-        np.save(handle, vectors)
+    with atomic_file(folder / f"{index:08d}.npy") as temporary:
+        _write_npy(temporary, iter([(texts, vectors)]), *vectors.shape)
     with atomic_file(texts_file) as temporary:
         temporary.write_text(json.dumps({"sha256": digest, "texts": texts}), encoding="utf-8")
 
@@ -106,16 +128,12 @@ def _read_shard(folder: Path, index: int) -> tuple[list[str], NDArray[np.float32
 
 
 def _write_npy(file: Path, shards: Shards, total: int, dim: int) -> None:
-    if not total:
-        with file.open("wb") as handle:
-            np.save(handle, np.empty((0, dim), np.float32))
-        return
-    array = np.lib.format.open_memmap(file, mode="w+", dtype=np.float32, shape=(total, dim))
-    row = 0
-    for _, vectors in shards:
-        array[row : row + len(vectors)] = vectors
-        row += len(vectors)
-    array.flush()
+    """Write row by row: a full disk is an error of `write`, where it would kill a process that maps the file."""
+    header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": (total, dim)}
+    with file.open("wb") as handle:
+        np.lib.format.write_array_header_1_0(handle, header)
+        for _, vectors in shards:
+            handle.write(vectors.astype(np.float32, copy=False).tobytes())
 
 
 def _write_jsonl(file: Path, shards: Shards, total: int, dim: int) -> None:
