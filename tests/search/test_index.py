@@ -312,7 +312,7 @@ def test_invalid_arguments_are_refused(index, tmp_path):
 
 def test_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "precious.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(InputError, match="not an index"):
+    with pytest.raises(InputError, match=r"is not empty: it holds precious\.txt; choose"):
         Index.create(tmp_path, WordEncoder())
     assert (tmp_path / "precious.txt").read_text(encoding="utf-8") == "mine"
 
@@ -329,7 +329,8 @@ def test_second_writer_is_refused(location, closing):
 def test_verify_finds_an_incomplete_document(location, closing):
     index = closing(Index.create(location, WordEncoder()))
     chunk = Chunk("a", 0, 2, "half a document", {}, "x")
-    index.store.write_chunks([chunk], WordEncoder().encode(["x"]), replace=False)
+    with index.store.write_lock():
+        index.store.write_chunks([chunk], WordEncoder().encode(["x"]), replace=False)
     with pytest.raises(StorageError, match="only in part"):
         index.verify()
 

@@ -12,6 +12,7 @@ import typer
 from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.cli.sweep import print_sweep
 from decoder2vec.config import DEFAULT_ENCODER
+from decoder2vec.storage import check_replaceable
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.sweep import Sweep
@@ -106,9 +107,11 @@ def _write_index(encoder: Encoder, sentences: list[str], folder: Path) -> bool:
     from decoder2vec.errors import MissingExtraError
     from decoder2vec.search.documents import Document
     from decoder2vec.search.index import Index
+    from decoder2vec.search.lance_store import INDEX_FILES
 
-    shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo, perhaps with another model
     try:
+        check_replaceable(folder, INDEX_FILES if Index.exists(folder) else ())
+        shutil.rmtree(folder, ignore_errors=True)  # of an earlier demo, perhaps with another model
         index = Index.create(folder, encoder)
     except MissingExtraError as error:
         info(str(error))

@@ -136,13 +136,13 @@ class Index:
             InputError: There is an index already, or the folder holds other files.
         """
         store = open_store(location)
-        if store.header() is not None:
-            raise InputError(f"There is already an index at {location}; open it instead.")
+        store.check_new()  # before the encoder is loaded
         encoder = resolve_encoder(encoder)
         space = EmbeddingSpace.of(encoder)
         header = IndexHeader(uuid.uuid4().hex, space.dim, space, (chunking or Chunking()).limited_to(encoder))
         with store.write_lock():
-            store.create(space.dim)
+            store.check_new()  # another process may have created one meanwhile
+            store.create(header.id, space.dim)
             from decoder2vec.encoder import Encoder
 
             if isinstance(encoder, Encoder):
@@ -181,7 +181,10 @@ class Index:
             raise InputError(f"There is no index at {location}; create one with `d2v index`.")
         if table.get("format") != _FORMAT:
             raise StorageError(f"The index at {location} is of another version of this package; create it again.")
-        header = from_table(IndexHeader, table)
+        try:
+            header = from_table(IndexHeader, table)
+        except (InputError, TypeError) as error:
+            raise StorageError(f"The header of the index at {location} is damaged: {error}") from None
         if not table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
             header = replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
         if encoder is None:
@@ -229,17 +232,18 @@ class Index:
         if isinstance(self.encoder, QuickEncoder):
             raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
         folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
-        changes = add_documents(
-            self.store,
-            self.encoder,
-            self.header.chunking,
-            to_documents(documents, columns, notify),
-            folder,
-            progress or (lambda _: None),
-            read_first=isinstance(documents, str | Path) and source_bytes(Path(documents)) <= _READ_AT_ONCE,
-        )
-        with current_progress().phase("saving"):
-            self._ranker.prepare()
+        with self.store.write_lock():
+            changes = add_documents(
+                self.store,
+                self.encoder,
+                self.header.chunking,
+                to_documents(documents, columns, notify),
+                folder,
+                progress or (lambda _: None),
+                read_first=isinstance(documents, str | Path) and source_bytes(Path(documents)) <= _READ_AT_ONCE,
+            )
+            with current_progress().phase("saving"):
+                self._ranker.prepare()
         return changes
 
     def delete(self, ids: Sequence[str]) -> list[str]:
@@ -337,7 +341,8 @@ class Index:
     def set_fusion(self, fusion: Fusion) -> None:
         """Set how hybrid search fuses both rankings from now on, and keep it in the index."""
         self.header = replace(self.header, fusion=fusion, tuned=fusion != Fusion())
-        self.store.write_header(to_table(self.header))
+        with self.store.write_lock():
+            self.store.write_header(to_table(self.header))
 
     def learn_reranker(
         self, pairs: str | Path | ScoredPairs, columns: Sequence[str] = PAIR_COLUMNS
@@ -352,7 +357,8 @@ class Index:
 
         pairs = pairs if isinstance(pairs, ScoredPairs) else read_pairs(pairs, columns)
         reranker = WeightedCosineReranker.fit(self.encoder, pairs)
-        reranker.save(self._reranker_file)
+        with self.store.write_lock():
+            reranker.save(self._reranker_file)
         return reranker
 
     def load_reranker(self) -> WeightedCosineReranker:
@@ -366,11 +372,13 @@ class Index:
         return len(self.store.document_digests()), self.store.count_chunks()
 
     def verify(self) -> None:
-        """Check that every document is stored once and completely, with a finite vector for each chunk.
+        """Check that all files are as they were written, and every document is stored once, whole, with finite vectors.
 
         Raises:
             StorageError: Something is missing, duplicated or damaged; the message names it.
         """
+        self.store.verify_files()
+        self._ranker.verify_files()
         _verify(self.store, self.header.dim)
 
     def close(self) -> None:

@@ -50,45 +50,46 @@ def add_documents(
 ) -> IndexChanges:
     """Store new and changed documents, batch by batch; mirror the `folder` that they are from, if any.
 
+    The caller holds the write lock: else a document that another process adds meanwhile would count as gone.
+
     With `read_first` all documents are read before the first is encoded, so that the time left is known.
 
     A document that was read from the folder before and is no longer in it is removed, unless its file or subfolder is
     still there and could not be read completely.
     """
-    with store.write_lock():
-        if read_first:  # under the lock: else a document that another process adds meanwhile would count as gone
-            with current_progress().phase("reading"):
-                documents = list(documents)
-        sources = source_record(store)
-        adding = _Adding(store.document_digests(), folder, sources.of(folder) if folder else {})
-        changes = adding.changes
-        batches: Iterable[list[Chunk]] = _chunk_batches(adding.changed(documents), chunking, token_lengths(encoder))
-        n_texts = None
-        if read_first:
-            with current_progress().phase("tokenising"):
-                batches = list(batches)
-            n_texts = sum(map(len, batches))
-        with current_progress().phase("encoding", n_texts):
-            for batch in batches:
-                vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
-                ids = {chunk.document for chunk in batch}
-                updated = ids & adding.stored.keys()
-                store.write_chunks(batch, vectors, replace=bool(updated))
-                changes.updated += len(updated)
-                changes.added += len(ids - updated)
-                changes.encoded_chunks += len(batch)
-                progress(changes)
-        for start in range(0, len(adding.moves), _MIN_BATCH_CHUNKS):
-            _move(store, adding.moves[start : start + _MIN_BATCH_CHUNKS])
-        changes.moved = len(adding.moves)
-        moved_away = {move.old_id for move in adding.moves} - adding.seen
-        removed = adding.removed_ids() - moved_away
-        changes.removed = len(removed)
-        store.delete_documents(sorted(removed | moved_away))
-        if folder:
-            sources.replace(folder, {id: adding.origins[id] for id in adding.origins.keys() - removed - moved_away})
-        else:
-            sources.forget(adding.seen)
+    if read_first:
+        with current_progress().phase("reading"):
+            documents = list(documents)
+    sources = source_record(store)
+    adding = _Adding(store.document_digests(), folder, sources.of(folder) if folder else {})
+    changes = adding.changes
+    batches: Iterable[list[Chunk]] = _chunk_batches(adding.changed(documents), chunking, token_lengths(encoder))
+    n_texts = None
+    if read_first:
+        with current_progress().phase("tokenising"):
+            batches = list(batches)
+        n_texts = sum(map(len, batches))
+    with current_progress().phase("encoding", n_texts):
+        for batch in batches:
+            vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
+            ids = {chunk.document for chunk in batch}
+            updated = ids & adding.stored.keys()
+            store.write_chunks(batch, vectors, replace=bool(updated))
+            changes.updated += len(updated)
+            changes.added += len(ids - updated)
+            changes.encoded_chunks += len(batch)
+            progress(changes)
+    for start in range(0, len(adding.moves), _MIN_BATCH_CHUNKS):
+        _move(store, adding.moves[start : start + _MIN_BATCH_CHUNKS])
+    changes.moved = len(adding.moves)
+    moved_away = {move.old_id for move in adding.moves} - adding.seen
+    removed = adding.removed_ids() - moved_away
+    changes.removed = len(removed)
+    store.delete_documents(sorted(removed | moved_away))
+    if folder:
+        sources.replace(folder, {id: adding.origins[id] for id in adding.origins.keys() - removed - moved_away})
+    else:
+        sources.forget(adding.seen)
     progress(changes)
     return changes
 

@@ -6,38 +6,64 @@
 - `lexical/`: BM25 index of the chunks, rebuilt when they change
 - `pair_head.safetensors`: a reranker learned for this index
 - `sources.json`: the folders that documents came from
+- `checksums.json`: SHA-256 of all of these but `lexical/`, which has its own
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from fnmatch import fnmatchcase
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from decoder2vec.errors import InputError, MissingExtraError, StorageError
+from decoder2vec.errors import Decoder2VecError, InputError, MissingExtraError, StorageError
 from decoder2vec.search.store import Chunk, Embeddings, MetadataFilter, required_tags
-from decoder2vec.storage import atomic_file
+from decoder2vec.storage import (
+    CHECKSUMS_FILE,
+    atomic_file,
+    check_replaceable,
+    damaged_files,
+    read_checksums,
+    write_checksums,
+    write_lock,
+)
 
 _HEADER_FILE = "index.json"
 _TABLE_NAME = "chunks"
+_TABLE_FOLDER = f"{_TABLE_NAME}.lance"
 _LOCK_FILE = ".writing"
-_INDEX_FILES = {
-    _HEADER_FILE,
-    f"{_TABLE_NAME}.lance",
-    "encoder",
-    "lexical",
-    "pair_head.safetensors",
-    "sources.json",
-    _LOCK_FILE,
-}
+_VERIFIED_FILES = (_HEADER_FILE, f"{_TABLE_FOLDER}/*", "encoder/*", "pair_head.safetensors", "sources.json")
+_UNFINISHED_FILES = (_LOCK_FILE, CHECKSUMS_FILE, f"{_TABLE_FOLDER}/*", "encoder/*")
+"""What a killed `Index.create` leaves: the lock file is the first, and the header would have been the last."""
+INDEX_FILES = (*_VERIFIED_FILES, "lexical/*", _LOCK_FILE, CHECKSUMS_FILE)
+"""Patterns of everything that is written into the folder of an index."""
+_VERSION_HINT = "latest_version_hint.json"
+"""The one file of a table that changes; all others are written once."""
+_ID_KEY = b"decoder2vec.index"
+"""Where the schema of the table names the index that it belongs to."""
 _KEEP_VERSIONS = timedelta(minutes=10)
 """Older versions of the table are removed; a running search still finds the version it began with."""
 _DISTANCES = {"cosine": "cosine", "dot": "dot", "euclidean": "l2"}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _reports_damage(method: Callable[Concatenate[LanceStore, P], T]) -> Callable[Concatenate[LanceStore, P], T]:
+    """Raise errors of LanceDB in a method as StorageError."""
+
+    @wraps(method)
+    def wrapped(self: LanceStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with _storage_errors(self.folder):
+            return method(self, *args, **kwargs)
+
+    return wrapped
 
 
 class LanceStore:
@@ -49,47 +75,59 @@ class LanceStore:
 
     def header(self) -> dict[str, Any] | None:
         """Return the header, or None if there is no index."""
+        file = self.folder / _HEADER_FILE
         try:
-            header: dict[str, Any] = json.loads((self.folder / _HEADER_FILE).read_text(encoding="utf-8"))
-            return header
+            header = json.loads(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError) as error:
-            file = self.folder / _HEADER_FILE
+        except (OSError, ValueError, RecursionError) as error:
             raise StorageError(f"{file} cannot be read ({error}); create the index again.") from None
+        if not isinstance(header, dict):
+            raise StorageError(f"{file} is damaged: it holds no JSON object; create the index again.")
+        return header
 
-    def create(self, dim: int) -> None:
-        """Create an empty table; raises InputError if the folder holds other files."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        foreign = [
-            path.name
-            for path in self.folder.iterdir()
-            if path.name not in _INDEX_FILES and not path.name.startswith(".")
-        ]
-        if foreign:
-            raise InputError(f"{self.folder} is not empty and not an index ({foreign[0]}); choose another folder.")
+    def check_new(self) -> None:
+        """Raise InputError if there is an index, or files other than those of an unfinished `create`."""
+        if self.header() is not None:
+            raise InputError(f"There is already an index at {self.folder}; open it instead.")
+        check_replaceable(self.folder, _UNFINISHED_FILES if (self.folder / _LOCK_FILE).is_file() else ())
+
+    @_reports_damage
+    def create(self, index_id: str, dim: int) -> None:
+        """Create an empty table; raises StorageError if there is one with documents."""
         database = _connect(self.folder)
-        database.drop_table(_TABLE_NAME, ignore_missing=True)
-        self._opened_table = database.create_table(_TABLE_NAME, schema=_schema(dim))
+        if (self.folder / _TABLE_FOLDER).exists():
+            if database.open_table(_TABLE_NAME).count_rows():
+                raise StorageError(
+                    f"{self.folder} holds documents, but {_HEADER_FILE} is gone; restore it or delete the folder."
+                )
+            database.drop_table(_TABLE_NAME)
+            (self.folder / CHECKSUMS_FILE).unlink(missing_ok=True)  # the new table has files of the same names
+        schema = _schema(dim).with_metadata({_ID_KEY: index_id.encode()})
+        self._opened_table = database.create_table(_TABLE_NAME, schema=schema)
 
     def write_header(self, header: dict[str, Any]) -> None:
         """Write the header atomically."""
         with atomic_file(self.folder / _HEADER_FILE) as temporary:
             temporary.write_text(json.dumps(header, indent=1) + "\n", encoding="utf-8")
 
+    @_reports_damage
     def revision(self) -> str:
         """Return the id of the index and the number of its last commit."""
         return f"{(self.header() or {}).get('id')}-{self._table.version}"
 
+    @_reports_damage
     def count_chunks(self) -> int:
         """Return the number of chunks."""
         return int(self._table.count_rows())
 
+    @_reports_damage
     def document_digests(self) -> dict[str, str]:
         """Return document id -> digest."""
         rows = self._read(["document", "digest"])
         return dict(zip(rows["document"].to_pylist(), rows["digest"].to_pylist(), strict=True))
 
+    @_reports_damage
     def write_chunks(self, chunks: Sequence[Chunk], vectors: Embeddings, replace: bool) -> None:
         """Add or replace the chunks of whole documents in one commit."""
         rows = _to_arrow(chunks, vectors)
@@ -100,25 +138,30 @@ class LanceStore:
         merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
         merge.when_not_matched_by_source_delete(documents).execute(rows)  # a document may have fewer chunks now
 
+    @_reports_damage
     def delete_documents(self, ids: Sequence[str]) -> None:
         """Remove documents in one commit."""
         if ids:
             self._table.delete(_is_in("document", ids))
 
+    @_reports_damage
     def read_vectors(self, documents: Sequence[str] | None = None) -> tuple[list[str], Embeddings]:
         """Return keys and vectors, in memory."""
         condition = None if documents is None else _is_in("document", documents)
         return _keys_and_vectors(self._read(["key", "vector"], condition))
 
+    @_reports_damage
     def read_texts(self) -> tuple[list[str], list[str]]:
         """Return all keys and texts."""
         rows = self._read(["key", "text"])
         return rows["key"].to_pylist(), rows["text"].to_pylist()
 
+    @_reports_damage
     def matching_keys(self, filter: MetadataFilter) -> set[str]:
         """Return the keys of chunks that have the tags the filter requires."""
         return set(self._read(["key"], _filter_condition(filter))["key"].to_pylist())
 
+    @_reports_damage
     def read_chunks(self, keys: Sequence[str]) -> dict[str, Chunk]:
         """Return key -> chunk."""
         if not keys:
@@ -127,6 +170,7 @@ class LanceStore:
         chunks = [Chunk(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows.to_pylist()]
         return {chunk.key: chunk for chunk in chunks}
 
+    @_reports_damage
     def nearest(
         self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None
     ) -> tuple[list[str], Embeddings]:
@@ -137,6 +181,7 @@ class LanceStore:
             search = search.where(_filter_condition(filter), prefilter=True)
         return _keys_and_vectors(search.select(["key", "vector", "_distance"]).to_arrow())
 
+    @_reports_damage
     def optimise(self, approximate_for: str | None) -> None:
         """Merge the small files of many batches, index the keys and, for a similarity, the vectors (HNSW)."""
         from lancedb.index import BTree, HnswSq
@@ -151,38 +196,72 @@ class LanceStore:
             table.create_index("vector", config=HnswSq(distance_type=_DISTANCES[approximate_for]))
         table.optimize(cleanup_older_than=_KEEP_VERSIONS)
 
+    def verify_files(self) -> None:
+        """Compare the files with their checksums; an index of version 0.1 has none until it is written to."""
+        # files of old versions of the table are removed now and then; one that is needed would be missed on reading
+        damaged = [
+            name for name in damaged_files(self.folder) if not _is_immutable(name) or (self.folder / name).exists()
+        ]
+        if damaged:
+            raise StorageError(f"{self.folder / damaged[0]} is damaged or was changed; create the index again.")
+
     def close(self) -> None:
         """Release the table."""
         self._opened_table = None
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
-        """Hold a file lock, which the system releases when the process ends, even if it is killed."""
-        try:
-            import fcntl
-        except ImportError:  # Windows
+        """Hold a file lock, and record the checksums of what was written in the end.
+
+        Meanwhile files that change have none, so that a kill leaves no wrong ones; the next writer records them.
+        """
+        with write_lock(self.folder / _LOCK_FILE, str(self.folder)):
+            known = self._known_checksums()
+            write_checksums(self.folder, known, known)
             yield
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / _LOCK_FILE).open("w") as handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise StorageError(f"Another process is writing to {self.folder}; wait until it has ended.") from None
-            yield
+            files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
+            verified = [name for name in files if any(fnmatchcase(name, pattern) for pattern in _VERIFIED_FILES)]
+            write_checksums(self.folder, verified, self._known_checksums())
+
+    def _known_checksums(self) -> dict[str, str]:
+        """Recorded checksums of the files that never change."""
+        return {name: sha256 for name, sha256 in read_checksums(self.folder).items() if _is_immutable(name)}
 
     @property
     def _table(self) -> Any:
         if self._opened_table is None:
-            try:
-                self._opened_table = _connect(self.folder).open_table(_TABLE_NAME)
-            except (ValueError, OSError, RuntimeError) as error:
-                raise StorageError(f"The index in {self.folder} is damaged ({error}); create it again.") from None
+            table = _connect(self.folder).open_table(_TABLE_NAME)
+            header, index_id = self.header() or {}, (table.schema.metadata or {}).get(_ID_KEY)
+            if index_id not in (None, str(header.get("id")).encode()):  # None: it was made by version 0.1
+                raise StorageError(f"{self.folder / _TABLE_FOLDER} is of another index; create the index again.")
+            self._opened_table = table
         return self._opened_table
 
     def _read(self, columns: list[str], condition: str | None = None) -> Any:
         search = self._table.search().select(columns)
         return (search.where(condition) if condition else search).limit(None).to_arrow()
+
+
+@contextmanager
+def _storage_errors(folder: Path) -> Iterator[None]:
+    """Raise errors of LanceDB, also those of its native code, as StorageError with one sentence."""
+    try:
+        yield
+    except Decoder2VecError:
+        raise
+    except BaseException as error:
+        is_panic = type(error).__name__ == "PanicException"  # of native code, and no subclass of Exception
+        if not is_panic and not isinstance(error, OSError | RuntimeError | ValueError | KeyError | TypeError):
+            raise
+        reason = " ".join(str(error).split())[:200]
+        if "No space left" in str(error):
+            raise StorageError(f"Cannot write to {folder}: no space left on the disk ({reason}).") from error
+        raise StorageError(f"The index in {folder} is damaged ({reason}); create it again.") from error
+
+
+def _is_immutable(name: str) -> bool:
+    """Whether a file is written once: those of the table are."""
+    return name.startswith(f"{_TABLE_FOLDER}/") and not name.endswith(_VERSION_HINT)
 
 
 def _connect(folder: Path) -> Any:

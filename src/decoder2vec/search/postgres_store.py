@@ -48,13 +48,18 @@ class PostgresStore:
         rows = self._run(f"SELECT header FROM {self.name}_header")
         return rows[0][0] if rows else None
 
-    def create(self, dim: int) -> None:
-        """Create two empty tables in one transaction; raises InputError if a table of that name is not an index."""
-        if self._has_table(f"{self.name}_header"):  # it holds no header, else `create` would not be called
-            self._run(f"DROP TABLE IF EXISTS {self.name}, {self.name}_header")
-        elif self._has_table(self.name):
+    def check_new(self) -> None:
+        """Raise InputError if there is an index, or a table of that name that is not one."""
+        if self.header() is not None:
+            raise InputError(f"There is already an index called {self.name} in the database; open it instead.")
+        if self._has_table(self.name) and not self._has_table(f"{self.name}_header"):
             raise InputError(f"The database has a table {self.name} that is not an index; choose another name.")
+
+    def create(self, index_id: str, dim: int) -> None:
+        """Create two empty tables in one transaction, which keeps them together: they need no `index_id`."""
         with self._connection.transaction():
+            if self._has_table(f"{self.name}_header"):  # it holds no header, as `check_new` has found
+                self._run(f"DROP TABLE IF EXISTS {self.name}, {self.name}_header")
             self._run(
                 f"CREATE TABLE {self.name} (key text PRIMARY KEY, document text NOT NULL, number integer NOT NULL, "
                 "total integer NOT NULL, text text NOT NULL, metadata jsonb NOT NULL, tags text[] NOT NULL, "
@@ -175,6 +180,9 @@ class PostgresStore:
                 f"USING hnsw ((embedding::halfvec({self._dim():d})) {_OPERATOR_CLASSES[approximate_for]})"
             )
         self._run(f"ANALYZE {self.name}")
+
+    def verify_files(self) -> None:
+        """Do nothing: a database checks its own files."""
 
     def close(self) -> None:
         """Close the connection."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder2vec.errors import StorageError
 from decoder2vec.maths.similarity import normalise, similarity_matrix
 from decoder2vec.search.hybrid import FullScores, RankedDocument
 from decoder2vec.search.store import ChunkStore, Embeddings, MetadataFilter, document_id_of
-from decoder2vec.storage import atomic_folder
+from decoder2vec.storage import atomic_folder, damaged_files, write_checksums
 from decoder2vec.text.bm25 import K1, SETTINGS, new_index, tokenise_queries, tokenise_to_ids
 
 MAX_EXACT_BYTES = 512 * 2**20
@@ -25,6 +25,7 @@ _CHUNKS_PER_DOCUMENT = 4
 """Chunks retrieved for each document wanted, since a document may have several among the best."""
 _MAX_SCORE_BYTES = 256 * 2**20
 """Size of the score matrix that is held at once."""
+_LEXICAL_FOLDER = "lexical"
 _KEYS_FILE = "keys.json"
 
 ScoredKeys = list[tuple[str, float]]
@@ -43,6 +44,14 @@ class DocumentRanker:
         """Optimise the store and build the BM25 index, so that the first search need not."""
         self.store.optimise(self.similarity if not self._use_exact_search() else None)
         self._lexical_search()
+
+    def verify_files(self) -> None:
+        """Raise StorageError if a file of the BM25 index is not as it was written."""
+        folder = self.store.local_folder / _LEXICAL_FOLDER
+        if damaged := damaged_files(folder):
+            raise StorageError(
+                f"{folder / damaged[0]} is damaged; delete {folder}, which the next search writes again."
+            )
 
     def dense(
         self, query_vectors: Embeddings, top: int, filter: MetadataFilter | None = None
@@ -101,7 +110,7 @@ class DocumentRanker:
     def _lexical_search(self) -> LexicalSearch:
         revision = self.store.revision()
         if self._lexical is None or self._lexical[0] != revision:
-            folder = self.store.local_folder / "lexical"
+            folder = self.store.local_folder / _LEXICAL_FOLDER
             search = LexicalSearch.load(folder, revision)
             if search is None:
                 search = LexicalSearch.build(*self.store.read_texts())
@@ -116,6 +125,8 @@ class DenseSearch:
     def __init__(self, keys: Sequence[str], vectors: Embeddings, similarity: str) -> None:
         self.keys, self.similarity = list(keys), similarity
         self._rows = np.array(vectors, np.float32)
+        if not np.isfinite(self._rows).all():  # they would be the first hits of every query
+            raise StorageError("The index holds damaged vectors; create it again.")
         if similarity == "cosine":
             self._rows /= np.maximum(np.linalg.norm(self._rows, axis=1, keepdims=True), 1e-12)
 
@@ -169,15 +180,12 @@ class LexicalSearch:
 
     def save(self, folder: Path, revision: str) -> None:
         """Write the index to a folder, replacing its content; `revision` is that of the indexed chunks."""
-        new = folder.with_name(f".{folder.name}.new")
-        shutil.rmtree(new, ignore_errors=True)
-        with atomic_folder(new) as temporary:
+        with atomic_folder(folder, replace=True) as temporary:
             note = {"state": revision, "bm25": SETTINGS, "words": self._retriever is not None, "keys": self.keys}
             (temporary / _KEYS_FILE).write_text(json.dumps(note), encoding="utf-8")
             if self._retriever is not None:
                 self._retriever.save(temporary, show_progress=False)
-        shutil.rmtree(folder, ignore_errors=True)
-        new.rename(folder)
+            write_checksums(temporary, [file.name for file in temporary.iterdir()])
 
     @classmethod
     def load(cls, folder: Path, revision: str) -> LexicalSearch | None:

@@ -63,7 +63,10 @@ class ChunkStore(Protocol):
     def header(self) -> dict[str, Any] | None:
         """Return what `write_header` wrote, or None if there is no index."""
 
-    def create(self, dim: int) -> None:
+    def check_new(self) -> None:
+        """Raise InputError if there is an index already, or anything that `create` must not replace."""
+
+    def create(self, index_id: str, dim: int) -> None:
         """Create empty storage for vectors of width `dim`, replacing the remains of an unfinished attempt."""
 
     def write_header(self, header: dict[str, Any]) -> None:
@@ -100,6 +103,9 @@ class ChunkStore(Protocol):
         self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None
     ) -> tuple[list[str], Embeddings]:
         """Return keys and vectors of approximately the `count` nearest chunks, where exact search is too expensive."""
+
+    def verify_files(self) -> None:
+        """Raise StorageError if a file is not as it was written."""
 
     def optimise(self, approximate_for: str | None) -> None:
         """Compact after many changes; also build the approximate index for the similarity of that name."""
