@@ -112,11 +112,13 @@ def temporary_folder(target: Path) -> Iterator[Path]:
             folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
             handle = _lock_folder(folder)
         yield folder
-    except Exception as error:
-        # writers of other libraries raise classes of their own, and most do not name the file
-        code = errno.ENOSPC if _FULL_DISK in str(error) else getattr(error, "errno", None)
-        if code in _DISK_ERRORS:
-            raise OSError(code, os.strerror(code), str(target)) from error
+    except OSError as error:
+        if error.errno in _DISK_ERRORS:  # a failed write does not name the file
+            error.filename = str(target)
+        raise
+    except Exception as error:  # writers of other libraries raise classes of their own
+        if _FULL_DISK in str(error):
+            raise OSError(errno.ENOSPC, _FULL_DISK, str(target)) from error
         raise
     finally:
         if folder:

@@ -387,7 +387,7 @@ def test_a_folder_or_file_of_something_else_is_left_alone(kind, run, tmp_path):
 
 def test_an_encoder_in_the_folder_for_checkpoints_is_left_alone(run, tmp_path):
     run(out=tmp_path / "mine.unfinished")
-    with pytest.raises(InputError, match=r"mine\.unfinished is not empty: it holds encoder.json"):
+    with pytest.raises(InputError, match=r"mine\.unfinished is not empty: it holds README\.md"):
         run(out=tmp_path / "mine")
     assert is_encoder_folder(tmp_path / "mine.unfinished")
 

@@ -206,9 +206,18 @@ def _load_model(folder: Path, dtype: torch.dtype, **options: Any) -> nn.Module:
     try:
         with quiet_transformers():
             model, report = AutoModel.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+                folder,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                trust_remote_code=False,
+                **options,
             )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
+        if "trust_remote_code" in str(error):
+            raise BackboneError(
+                f"{folder} needs Python code of its own, which is never run; use a model that transformers supports."
+            ) from error
         raise BackboneError(f"transformers cannot load {folder}: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(f"{folder} lacks {len(missing)} weights, among them {missing[0]}; the model is incomplete.")
@@ -220,7 +229,7 @@ def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise BackboneError(f"{folder} has no tokenizer that transformers can load (tokenizer.json).") from error
     if not getattr(tokenizer, "is_fast", False):

@@ -27,8 +27,8 @@ def convert_gguf(file: Path, folder: Path) -> None:
     source = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     try:
         with quiet_transformers():
-            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(**source)
+            model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, trust_remote_code=False)
+            tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
     except (ValueError, KeyError, RuntimeError) as error:
         raise BackboneError(f"transformers cannot read the GGUF file {file}: {error}") from error
     _clear_quantisation(model)

@@ -76,7 +76,7 @@ def _load_language_model(folder: Path, dtype: torch.dtype) -> nn.Module:
     try:
         with quiet_transformers():
             model, report = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, use_safetensors=True, output_loading_info=True
+                folder, dtype=dtype, use_safetensors=True, output_loading_info=True, trust_remote_code=False
             )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]  # the other lines list every known family

@@ -87,7 +87,7 @@ def build_tiny(family: str, folder: Path, *, seed: int = 0) -> None:
     with quiet_transformers(), torch.random.fork_rng():
         config = AutoConfig.for_model(family, vocab_size=len(tokenizer), **token_ids, **_FAMILIES[family])
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 

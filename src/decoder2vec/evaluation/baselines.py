@@ -367,7 +367,11 @@ def _load_sentence_transformer(folder: Path, device: str | None) -> Any:
     try:
         with quiet_transformers():
             return SentenceTransformer(
-                str(folder), device=device, local_files_only=True, model_kwargs={"use_safetensors": True}
+                str(folder),
+                device=device,
+                local_files_only=True,
+                trust_remote_code=False,
+                model_kwargs={"use_safetensors": True},
             )
     except Exception as error:  # a broken folder raises many kinds of exceptions, which all mean this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

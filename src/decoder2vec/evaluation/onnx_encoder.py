@@ -132,7 +132,7 @@ def _load_tokenizer(folder: Path) -> Any:
 
     try:
         with quiet_transformers():
-            return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a missing or broken file raises many kinds of exceptions, which all mean this
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise BackboneError(f"The tokenizer of {folder} cannot be loaded: {reason}") from error

@@ -123,10 +123,12 @@ def _load_full_model(backbone: Backbone) -> Any:
     source, settings = resolve_model_folder(backbone.name), {"dtype": "auto", "use_safetensors": True}
     with quiet_transformers():
         if type(backbone.model.config) in MODEL_FOR_CAUSAL_LM_MAPPING:
-            model, report = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **settings)
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source, output_loading_info=True, trust_remote_code=False, **settings
+            )
             if not report["missing_keys"]:
                 return model
-        return AutoModel.from_pretrained(source, **settings)
+        return AutoModel.from_pretrained(source, trust_remote_code=False, **settings)
 
 
 def _compare_reloaded(backbone: Backbone, depth: int, folder: Path) -> PruningSummary:

@@ -128,7 +128,7 @@ def check_tokenizer(encoder: Encoder, folder: Path, prompt: str, suffix: str = "
     """
     from transformers import AutoTokenizer
 
-    reloaded = AutoTokenizer.from_pretrained(folder)
+    reloaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     texts = [*probe_texts(encoder), ""]
     expected = Tokeniser(encoder.backbone, Template(prompt + SLOT + suffix), encoder.max_seq_length)(texts)
     if reloaded.chat_template:

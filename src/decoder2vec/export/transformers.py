@@ -98,12 +98,13 @@ def _load_with_lm_head(backbone: Backbone) -> tuple[Any, Any]:
                 dtype=backbone.dtype,
                 use_safetensors=True,
                 output_loading_info=True,
+                trust_remote_code=False,
             )
             # found by its weights, not by name: some families keep the model under another name than they declare
             inner_model = next((c for c in full_model.children() if c.state_dict().keys() == weight_names), None)
             if inner_model is not None and not report["missing_keys"]:
                 return full_model, inner_model
-        bare_model = AutoModel.from_config(config).to(backbone.dtype)  # type: ignore[arg-type]
+        bare_model = AutoModel.from_config(config, trust_remote_code=False).to(backbone.dtype)  # type: ignore[arg-type]
     return bare_model, bare_model
 
 
