@@ -26,6 +26,7 @@ from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
 from decoder2vec.activations.rerouting import reroute
 from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
 from decoder2vec.encoder_folder import (
@@ -351,6 +352,7 @@ class Encoder:
             "dim": self.dim,
             "spec": replace(self.spec, backbone=backbone.name).to_json(),
             "head": self.head.kind if self.head else None,
+            "adapters": _digests(backbone.adapters),
         }
         weights = source if copy_backbone or inside else None
         _write_folder(target, description, encoder, weights, lora_dtype, extra_files or {})
@@ -383,7 +385,9 @@ class Encoder:
         copied = path / BACKBONE_FOLDER
         source = copied if copied.is_dir() else spec.backbone
         backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
-        return cls(_restore_adapters(backbone, path, description["backbone_fingerprint"]), spec, head)
+        encoder = cls(_restore_adapters(backbone, path, description["backbone_fingerprint"]), spec, head)
+        _check_fingerprint(encoder, description, path)
+        return encoder
 
     def to(self, device: str | torch.device) -> Encoder:
         """Move the weights to a device, and return the encoder."""
@@ -537,6 +541,23 @@ def _restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: st
         backbone.adapters[adapter_folder.name] = load_adapter(adapter_folder, backbone)
     active = folder / ADAPTER_FOLDER
     return backbone.with_adapter(load_adapter(active, backbone)) if active.is_dir() else backbone
+
+
+def _digests(adapters: Mapping[str, Adapter]) -> dict[str, str]:
+    return {name: adapter.digest() for name, adapter in adapters.items()}
+
+
+def _check_fingerprint(encoder: Encoder, description: Mapping[str, Any], folder: Path) -> None:
+    """Raise EncoderError if settings, adapter or head are not those that were saved, such as after one was deleted."""
+    backbones = (replace(encoder.backbone, four_bit=four_bit) for four_bit in (False, True))  # saved from either
+    saved, saved_adapters = description.get("fingerprint"), description.get("adapters")  # None: not recorded by 0.1
+    is_same = any(saved in (None, Encoder(backbone, encoder.spec, encoder.head).fingerprint) for backbone in backbones)
+    if is_same and saved_adapters in (None, _digests(encoder.backbone.adapters)):
+        return
+    raise EncoderError(
+        f"The encoder in {folder} is not the one that was saved: its adapter, head or settings were changed or are "
+        "missing; copy the whole folder again, or save the encoder again."
+    )
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------

@@ -49,9 +49,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def file_sha256(file: Path, *, cache_result: bool = True) -> str:
-    """SHA-256 of a file's content; cached by path, inode, size and modification time, since weights are large."""
+    """SHA-256 of a file's content; cached by path, inode, size and times, since weights are large.
+
+    The time of the last change of the inode is among them: unlike that of the content, no program can set it.
+    """
     stat = file.stat()
-    stamp = f"{file.resolve()}|{stat.st_ino}|{stat.st_size}|{stat.st_mtime_ns}"
+    stamp = f"{file.resolve()}|{stat.st_ino}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}"
     cached = cache_root() / "hashes" / f"{hashlib.sha256(stamp.encode()).hexdigest()[:32]}.json"
     try:
         return str(json.loads(cached.read_text())["sha256"])
