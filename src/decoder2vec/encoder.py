@@ -47,6 +47,7 @@ from decoder2vec.maths.similarity import (
     PRECISIONS,
     SIMILARITIES,
     as_float_rows,
+    check_finite,
     normalise,
     pairwise_similarity,
     quantise,
@@ -458,6 +459,7 @@ class Encoder:
                 latents = reader(texts[chunk], bar.update).reshape(len(texts[chunk]), -1)
                 vectors[chunk] = self.head(latents) if self.head else latents
         self.stats += reader.stats
+        check_finite(vectors, texts)
         return vectors
 
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:

@@ -31,7 +31,7 @@ from decoder2vec.encoder_folder import (
     saved_encoder_folder,
 )
 from decoder2vec.heads.standardise import AFFINE_HEADS, AffineHead
-from decoder2vec.maths.similarity import normalise
+from decoder2vec.maths.similarity import check_finite, normalise
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
 
@@ -139,7 +139,9 @@ class QuickEncoder:
         with threadpool_limits(1, "blas"):  # threads wait for each other longer than such small products take
             vectors = [self._read(batch) for batch in _batches(prompts)]
         stacked = np.concatenate(vectors) if vectors else np.empty((0, self.dim), np.float32)
-        return normalise(self.head(stacked) if self.head and len(stacked) else stacked, self.spec.normalize)
+        stacked = self.head(stacked) if self.head and len(stacked) else stacked
+        check_finite(stacked, inputs)
+        return normalise(stacked, self.spec.normalize)
 
     def encode_query(self, inputs: Sequence[str]) -> Vectors:
         """Call `encode` with the prompt named "query", if there is one."""

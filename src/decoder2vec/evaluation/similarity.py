@@ -44,6 +44,7 @@ def evaluate_sts(encoder: SupportsEncode, pairs: ScoredPairs, **encode_kwargs: A
     Returns:
         Spearman and Pearson x 100, the 95 % bootstrap interval of Spearman, and the number of pairs and texts.
     """
+    pairs.check_scores()
     started = time.perf_counter()
     texts = pairs.texts()
     vectors = np.asarray(encoder.encode(texts, **encode_kwargs))

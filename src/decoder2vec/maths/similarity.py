@@ -5,13 +5,14 @@ Cosines are computed in float64 and rounded: close scores do not tie, and equal 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import textwrap
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.errors import EncoderError, InputError, unknown_name
 
 if TYPE_CHECKING:  # torch is imported where it is used: a search in NumPy does not wait for it
     from torch import Tensor
@@ -66,6 +67,16 @@ def as_float_rows(vectors: Any) -> Tensor:
         vectors = np.ascontiguousarray(vectors)  # torch does not accept negative strides
     rows = torch.as_tensor(vectors).float()
     return rows if rows.ndim == 2 else rows.reshape(1, -1)
+
+
+def check_finite(vectors: NDArray[np.float32], texts: Sequence[str]) -> None:
+    """Raise EncoderError if a vector holds NaN or infinity; the message names the first such text."""
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        text = textwrap.shorten(texts[int(np.argmin(finite))], 60, placeholder=" ...")
+        raise EncoderError(
+            f"The vector of {text!r} is not finite; load the model in float32, or run `d2v doctor` on it."
+        )
 
 
 def normalise(vectors: _Rows, length: bool | str = True) -> _Rows:

@@ -89,6 +89,8 @@ def sweep(
         check_sweep_folder(Path(out))
     pairs = data if isinstance(data, ScoredPairs) else load_pairs(data, columns, skip_bad=skip_bad, limit=limit)
     test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
+    for checked in filter(None, (pairs, test_pairs)):
+        checked.check_scores()
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
     _expect_phases(test_pairs, saved=out is not None)

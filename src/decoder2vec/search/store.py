@@ -11,8 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.errors import EncoderError, InputError, UnsupportedError
-from decoder2vec.maths.similarity import SIMILARITIES
+from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.maths.similarity import SIMILARITIES, check_finite
 
 Embeddings = NDArray[np.float32]
 """[texts, dim] vectors."""
@@ -197,6 +197,5 @@ def encode_texts(encoder: Any, texts: list[str], role: str) -> Embeddings:
     """Return [texts, dim] vectors, with `encode_query` or `encode_document` (by `role`) where the encoder has it."""
     encode = getattr(encoder, f"encode_{role}", None) or encoder.encode
     vectors = np.asarray(encode(texts), np.float32)
-    if not np.isfinite(vectors).all():
-        raise EncoderError("The encoder returned vectors that are not finite; load it in float32.")
+    check_finite(vectors, texts)
     return vectors

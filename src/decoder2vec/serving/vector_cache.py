@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decoder2vec.errors import EncoderError
+from decoder2vec.maths.similarity import check_finite
 from decoder2vec.serving.batcher import Batcher, Vectors
 
 _ENTRY_OVERHEAD = 300
@@ -115,8 +115,7 @@ class CachedBatcher:
 
     def _complete(self, key: BatchKey, texts: Sequence[str], lookup: _Lookup, encoded: Vectors | None) -> Vectors:
         if encoded is not None:
-            if not np.isfinite(encoded).all():
-                raise EncoderError("The encoder returned vectors that are not finite; load it in float32.")
+            check_finite(encoded, [texts[row] for row in lookup.missing])
             for row, vector in zip(lookup.missing, encoded, strict=True):
                 lookup.vectors[row] = vector
                 self.cache.put(key, texts[row], vector)

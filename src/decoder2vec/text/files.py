@@ -41,6 +41,13 @@ class ScoredPairs:
         """Unique texts in order of appearance."""
         return list(dict.fromkeys([*self.left, *self.right]))
 
+    def check_scores(self) -> None:
+        """Raise DataFileError if all scores are equal, as that of a single pair is: no correlation is defined then."""
+        if len(set(self.scores)) < 2:
+            raise DataFileError(
+                f"{self.name}: every score is {self.scores[0]:g}; a correlation needs pairs with different scores."
+            )
+
     def limit(self, count: int | None) -> ScoredPairs:
         """Return at most `count` pairs, evenly spaced; all if it is None."""
         if count is not None and count < 1:

@@ -1,0 +1,73 @@
+"""NaN and infinity are errors that name the text, in every command that would write or print them."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import DataFileError, EncoderError
+from decoder2vec.evaluation.api import evaluate
+from decoder2vec.maths.similarity import check_finite
+from decoder2vec.report.sweep import sweep
+from decoder2vec.text.files import ScoredPairs
+from toys.command import SCORED_ROWS, d2v, write_rows
+
+
+@pytest.fixture(scope="module", params=["nan", "inf"])
+def broken(request, tmp_path_factory, own_cache):
+    """A model with one weight that is not finite."""
+    folder = shutil.copytree(tiny_folder("tiny-llama"), tmp_path_factory.mktemp("broken") / "model")
+    weights = load_file(folder / "model.safetensors")
+    weights[next(name for name in weights if name.endswith("layers.2.mlp.down_proj.weight"))][0, 0] = float(
+        request.param
+    )
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+COMMANDS = {
+    "embed": "embed texts.txt --out out.npy --encoder",
+    "similarity": "similarity A B --encoder",
+    "index": "index texts.txt --out index --encoder",
+    "eval": "eval --data pairs.tsv",
+}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
+def test_vectors_that_are_not_finite_are_refused(command, broken, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "texts.txt").write_text("A dog runs.\nIt rains.\n")
+    write_rows(tmp_path / "pairs.tsv", SCORED_ROWS)
+    with pytest.raises(EncoderError, match=r"The vector of '.*' is not finite; load the model in float32"):
+        d2v(*command.split(), broken)
+    assert not (tmp_path / "out.npy").exists()
+
+
+def test_first_such_text_is_named():
+    vectors = np.ones((3, 2), np.float32)
+    check_finite(vectors, ["a", "b", "c"])
+    vectors[1, 1] = np.inf
+    with pytest.raises(EncoderError, match="The vector of 'b' is not finite"):
+        check_finite(vectors, ["a", "b", "c"])
+
+
+UNDEFINED = {
+    "one pair": ScoredPairs("mine", ["A"], ["B"], [3.0]),
+    "equal scores": ScoredPairs("mine", ["A", "C", "E"], ["B", "D", "F"], [3.0] * 3),
+}
+
+
+@pytest.mark.parametrize("pairs", UNDEFINED.values(), ids=UNDEFINED)
+def test_pairs_without_a_correlation_are_refused(pairs, tmp_path):
+    message = "mine: every score is 3; a correlation needs pairs with different scores"
+    with pytest.raises(DataFileError, match=message):
+        evaluate(Encoder.from_pretrained("tiny-llama", device="cpu"), pairs)
+    with pytest.raises(DataFileError, match=message):
+        sweep("tiny-llama", pairs, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
