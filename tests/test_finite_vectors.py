@@ -13,6 +13,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, EncoderError
 from decoder2vec.evaluation.api import evaluate
 from decoder2vec.maths.similarity import check_finite
+from decoder2vec.quick_encoder import QuickEncoder
 from decoder2vec.report.sweep import sweep
 from decoder2vec.text.files import ScoredPairs
 from toys.command import SCORED_ROWS, d2v, write_rows
@@ -47,6 +48,14 @@ def test_vectors_that_are_not_finite_are_refused(command, broken, tmp_path, monk
     with pytest.raises(EncoderError, match=r"The vector of '.*' is not finite; load the model in float32"):
         d2v(*command.split(), broken)
     assert not (tmp_path / "out.npy").exists()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_saved_encoder_in_numpy_refuses_them_too(broken, tmp_path):
+    saved = Encoder.from_pretrained(broken, device="cpu", dtype="float32").save(tmp_path / "saved")
+    assert QuickEncoder.load(saved)
+    with pytest.raises(EncoderError, match="The vector of 'A' is not finite"):
+        d2v("similarity", "A", "B", "--encoder", saved)
 
 
 def test_first_such_text_is_named():
