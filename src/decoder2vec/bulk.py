@@ -105,7 +105,8 @@ def _delete_foreign_shards(folder: Path, owner: str) -> None:
         return
     for file in folder.glob("????????.*"):
         file.unlink()
-    owner_file.write_text(owner, encoding="utf-8")
+    with atomic_file(owner_file) as temporary:
+        temporary.write_text(owner, encoding="utf-8")
 
 
 def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, index: int, normalize: bool) -> None:
