@@ -129,7 +129,7 @@ def _read_shard(folder: Path, index: int) -> tuple[list[str], NDArray[np.float32
 
 
 def _write_npy(file: Path, shards: Shards, total: int, dim: int) -> None:
-    """Write row by row: a full disk is an error of `write`, where it would kill a process that maps the file."""
+    """Write shard by shard: a full disk is an error of `write`, where it would kill a process that maps the file."""
     header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": (total, dim)}
     with file.open("wb") as handle:
         np.lib.format.write_array_header_1_0(handle, header)

@@ -146,6 +146,18 @@ def test_index_created_meanwhile_is_kept(location, closing, monkeypatch):
     assert closing(Index.open(location, WordEncoder())).count() == (40, 40)
 
 
+@pytest.mark.parametrize("part", ["index.json", "chunks.lance/_versions", "chunks.lance"])
+def test_creation_killed_at_any_point_can_be_repeated(tmp_path, part):
+    folder = tmp_path / "index"
+    Index.create(folder, WordEncoder())
+    (folder / "index.json").unlink()
+    shutil.rmtree(folder / part, ignore_errors=True)
+    Index.create(folder, WordEncoder()).add(DOCUMENTS)
+    index = Index.open(folder, WordEncoder())
+    index.verify()
+    assert index.count() == (40, 40)
+
+
 def test_index_that_lost_its_header_is_kept(tmp_path):
     Index.create(tmp_path / "index", WordEncoder()).add(DOCUMENTS)
     (tmp_path / "index" / "index.json").rename(tmp_path / "index.json")

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -95,14 +96,14 @@ class LanceStore:
     @_reports_damage
     def create(self, index_id: str, dim: int) -> None:
         """Create an empty table; raises StorageError if there is one with documents."""
-        database = _connect(self.folder)
-        if (self.folder / _TABLE_FOLDER).exists():
-            if database.open_table(_TABLE_NAME).count_rows():
-                raise StorageError(
-                    f"{self.folder} holds documents, but {_HEADER_FILE} is gone; restore it or delete the folder."
-                )
-            database.drop_table(_TABLE_NAME)
-            (self.folder / CHECKSUMS_FILE).unlink(missing_ok=True)  # the new table has files of the same names
+        database, remains = _connect(self.folder), self.folder / _TABLE_FOLDER
+        is_committed = any(remains.glob("_versions/*.manifest"))
+        if is_committed and database.open_table(_TABLE_NAME).count_rows():
+            raise StorageError(
+                f"{self.folder} holds documents, but {_HEADER_FILE} is gone; restore it or delete the folder."
+            )
+        shutil.rmtree(remains, ignore_errors=True)
+        (self.folder / CHECKSUMS_FILE).unlink(missing_ok=True)  # the new table has files of the same names
         schema = _schema(dim).with_metadata({_ID_KEY: index_id.encode()})
         self._opened_table = database.create_table(_TABLE_NAME, schema=schema)
 
