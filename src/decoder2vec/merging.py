@@ -74,7 +74,8 @@ def merge(
         InputError: The encoders have no average, weights or rank cannot be used, or `out` is not empty.
 
     Example:
-        >>>         >>> import decoder2vec as d2v
+        >>> import tempfile
+        >>> import decoder2vec as d2v
         >>> encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     saved = encoder.save(f"{folder}/encoder")

@@ -49,5 +49,5 @@ def test_files_of_the_user_are_kept(command, folder, saved, mistake, tmp_path, m
     (tmp_path / folder).mkdir(parents=True, exist_ok=True)
     (tmp_path / folder / "thesis.txt").write_text("years of work")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    assert "is not empty: it holds " in mistake(*command.split())
+    assert "choose another folder" in mistake(*command.split())
     assert {path: path.read_bytes() for path in before} == before
