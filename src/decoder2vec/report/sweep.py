@@ -12,7 +12,8 @@ from decoder2vec.analysis.selection import FEW_PAIRS
 from decoder2vec.analysis.sweep import Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_MAX_LENGTH
-from decoder2vec.encoder import Encoder, check_output_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
 from decoder2vec.progress import current_progress, in_phase
@@ -87,10 +88,8 @@ def sweep(
     """
     if out is not None:
         check_sweep_folder(Path(out))
-    pairs = data if isinstance(data, ScoredPairs) else load_pairs(data, columns, skip_bad=skip_bad, limit=limit)
-    test_pairs = load_pairs(test, columns, skip_bad=skip_bad) if isinstance(test, str | Path) else test
-    for checked in filter(None, (pairs, test_pairs)):
-        checked.check_scores()
+    pairs = _load_scored(data, columns, skip_bad=skip_bad, limit=limit)
+    test_pairs = None if test is None else _load_scored(test, columns, skip_bad=skip_bad)
     if pairs.skipped:
         notify(f"{pairs.skipped} lines of {data} were left out")
     _expect_phases(test_pairs, saved=out is not None)
@@ -107,6 +106,13 @@ def sweep(
     elif test_pairs:
         result.test = _score_test(result.encoder(), test_pairs)
     return result
+
+
+def _load_scored(source: str | Path | ScoredPairs, columns: Sequence[str], **options: Any) -> ScoredPairs:
+    """The pairs themselves or those of a file; raises if their scores allow no correlation."""
+    pairs = source if isinstance(source, ScoredPairs) else load_pairs(source, columns, **options)
+    pairs.check_scores()
+    return pairs
 
 
 def _expect_phases(test_pairs: ScoredPairs | None, *, saved: bool) -> None:
