@@ -12,13 +12,13 @@ from safetensors import safe_open
 import decoder2vec
 from decoder2vec import encoder_folder
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.analysis.doctor import GOLD_FILE, write_gold_vectors
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.encoder import Encoder, read_encoder_folder
 from decoder2vec.encoder_folder import BUILTIN_ENCODERS
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.gold import GOLD_FILE
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, count_overlap, hash_pairs
 from decoder2vec.training.card import find_licence
 from toys.command import d2v
@@ -33,8 +33,7 @@ def tiny_builtin(tmp_path, monkeypatch):
     """A folder of built-in encoders that holds a tiny one under the default name."""
     monkeypatch.setattr(encoder_folder, "BUILTIN_ENCODERS", tmp_path / "encoders")
     encoder = Encoder.from_pretrained("tiny-llama", layer=3, pooling="mean", template="plain")
-    folder = encoder.save(tmp_path / "encoders" / DEFAULT_ENCODER)
-    write_gold_vectors(encoder, folder)
+    encoder.save(tmp_path / "encoders" / DEFAULT_ENCODER)
     return encoder
 
 

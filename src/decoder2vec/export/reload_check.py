@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder2vec.activations.extract import without_truncation_warnings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
 from decoder2vec.export.sentence_transformers_config import SentenceTransformersConfig
@@ -40,7 +39,7 @@ def reload_differences(exports: Sequence[tuple[Encoder, Path]]) -> list[float] |
     reloaded_vectors = iter(_encode_in_new_process(exports, calls_per_export))
     differences = []
     for (encoder, _), calls in zip(exports, calls_per_export, strict=True):
-        with _without_truncation_warnings():
+        with without_truncation_warnings():
             expected = [getattr(encoder, method)(texts, **arguments) for method, texts, arguments in calls]
         differences.append(max(_relative_distance(next(reloaded_vectors), vectors) for vectors in expected))
     return differences
@@ -95,14 +94,3 @@ def _relative_distance(vectors: NDArray[np.float32], expected: NDArray[np.float3
         return float("inf")
     norms = np.linalg.norm(expected, axis=1)
     return float((np.linalg.norm(vectors - expected, axis=1) / np.maximum(norms, 1e-12)).max())
-
-
-@contextmanager
-def _without_truncation_warnings() -> Iterator[None]:
-    log = logging.getLogger("decoder2vec.activations")
-    level = log.level
-    log.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

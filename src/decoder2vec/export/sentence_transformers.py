@@ -112,6 +112,7 @@ def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
     _write_json(folder / "config_sentence_transformers.json", _model_config(encoder, config, requirements))
     card = sentence_transformers_card(encoder, config, modules, requirements)
     (folder / "README.md").write_text(card, encoding="utf-8")
+    encoder.write_gold_vectors(folder)
     return modules
 
 

@@ -46,6 +46,7 @@ def export_transformers(encoder: Encoder, target: Path) -> str:
     with atomic_folder(target) as folder:
         with current_progress().phase("writing"):
             write_model(encoder.backbone, folder)
+            encoder.write_gold_vectors(folder)
         with current_progress().phase("checking"):
             difference = _reload_difference(encoder.backbone, folder)
         if not difference <= _TOLERANCE:
