@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from decoder2vec.activations.extract import Extractor
     from decoder2vec.activations.store import Store, text_key
     from decoder2vec.analysis.doctor import doctor
+    from decoder2vec.analysis.engines import compare_engines
     from decoder2vec.analysis.geometry import measure_geometry
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, estimate_dimension, measure_dimension
     from decoder2vec.analysis.pruning import prune
@@ -68,6 +69,7 @@ _MODULES = {
     "activations.extract": ("Extractor",),
     "activations.store": ("Store", "text_key"),
     "analysis.doctor": ("doctor",),
+    "analysis.engines": ("compare_engines",),
     "analysis.geometry": ("measure_geometry",),
     "analysis.intrinsic_dimension": ("DimensionPlan", "estimate_dimension", "measure_dimension"),
     "analysis.pruning": ("prune",),
@@ -167,6 +169,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "as_mteb_model",
+    "compare_engines",
     "create_app",
     "doctor",
     "estimate_dimension",

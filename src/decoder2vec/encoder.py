@@ -10,7 +10,7 @@ import logging
 import operator
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -400,11 +400,16 @@ class Encoder:
             self.head.to(device)
         return self
 
-    def write_gold_vectors(self, folder: Path) -> None:
-        """Write the vectors of 16 texts into a folder, by which later versions and other programs can be checked."""
+    def write_gold_vectors(self, folder: Path, leave_out: Container[str] = ()) -> None:
+        """Write the vectors of 16 texts into a folder, by which later versions and other programs can be checked.
+
+        Args:
+            folder: Folder of a saved encoder or an export.
+            leave_out: Texts that the program which reads the folder cannot encode in the same way.
+        """
         with without_truncation_warnings(), Progress():  # these texts are not the caller's work
             dtype = str(self.backbone.dtype).removeprefix("torch.")
-            gold = GoldVectors.compute(partial(self.encode, show_progress_bar=False), dtype)
+            gold = GoldVectors.compute(partial(self.encode, show_progress_bar=False), dtype, leave_out)
         if not np.isfinite(gold.vectors).all():
             log.warning("The encoder gives vectors that are not finite, so %s has no gold vectors.", folder.name)
             return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Dtype, Model
@@ -13,8 +15,18 @@ def doctor(
     attention: AttentionOption = None,
     device: Device = None,
     dtype: Dtype = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Compare a saved encoder with another engine instead: http://host/v1#model (OpenAI's API, llama.cpp, "
+            "vLLM), http://host/embed (TEI), or a folder of sentence-transformers or ONNX."
+        ),
+    ] = None,
 ) -> None:
     """Check on your own model that it is read correctly; exit code 1 if a check fails."""
+    if against is not None:
+        _compare(model, against, device, dtype)
+        return
     from decoder2vec.analysis.doctor import doctor as run_doctor
 
     checks = run_doctor(model, attention=attention, device=device, dtype=dtype, notify=info)
@@ -27,3 +39,24 @@ def doctor(
         info(f"{len(failed)} of {len(checks)} checks failed: {', '.join(failed)}")
         raise typer.Exit(1)
     typer.echo(f"All {len(checks)} checks passed.")
+
+
+def _compare(encoder: str, engine: str, device: str | None, dtype: str | None) -> None:
+    """Print how the vectors of another engine differ; exit code 1 if they do."""
+    from decoder2vec.analysis.engines import compare_engines
+
+    comparison = compare_engines(encoder, engine, device=device, dtype=dtype)
+    table(
+        ("text", "cosine", "difference"),
+        [
+            (
+                row.text[:40].encode("unicode_escape").decode() if not row.text.isprintable() else row.text[:40],
+                "" if row.cosine is None else f"{row.cosine:.6f}",
+                "no vector" if row.difference is None else f"{row.difference:.1e}",
+            )
+            for row in comparison.texts
+        ],
+    )
+    typer.echo(comparison.diagnosis)
+    if not comparison.agrees:
+        raise typer.Exit(1)

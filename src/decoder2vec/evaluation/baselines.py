@@ -29,7 +29,7 @@ from decoder2vec.encoder import Encoder, read_encoder_folder, to_text_list
 from decoder2vec.encoder_folder import encoder_path, is_encoder_folder, saved_encoder_folder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
-from decoder2vec.evaluation.openai_encoder import OpenAIEncoder
+from decoder2vec.evaluation.server_encoders import OpenAIEncoder, TEIEncoder
 from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
 from decoder2vec.evaluation.vector_file import VectorFile, is_vector_file
 from decoder2vec.gold import GOLD_FILE
@@ -58,7 +58,7 @@ def load_encoder(name: str | Path, *, device: str | None = None, **choices: Any)
             a saved encoder folder or smollm2-135m-general; a model (built-in name, folder, hub id);
             a sentence-transformers folder or hub id; an ONNX folder (config.json, tokenizer.json, onnx/model.onnx);
             a model of an OpenAI-compatible server, such as https://host/v1#model, with the key in the environment
-            variable D2V_API_KEY or OPENAI_API_KEY;
+            variable D2V_API_KEY or OPENAI_API_KEY; a server of text-embeddings-inference, http://host:8080/embed;
             a file of vectors (.npy with the texts in a file of the same name; .npz, .parquet or .jsonl with the columns
             text and embedding);
             a baseline: bm25, random, random:256, static:MODEL, all-minilm-l6-v2.
@@ -121,7 +121,8 @@ def _find_loader(name: str, device: str | None, choices: Mapping[str, Any]) -> _
 
 def _loader_by_name(name: str, device: str | None) -> _Loader | None:
     if name.startswith(("http://", "https://")):
-        return _Loader(partial(OpenAIEncoder, name), (_RATE_LIMIT,))
+        client = TEIEncoder if name.rstrip("/").endswith("/embed") else OpenAIEncoder
+        return _Loader(partial(client, name.rstrip("/")), (_RATE_LIMIT,))
     if is_vector_file(name):
         return _Loader(partial(VectorFile, name))
     if baseline := _baseline_loader(name):

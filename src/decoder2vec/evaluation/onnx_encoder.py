@@ -17,6 +17,7 @@ from decoder2vec.config import DEFAULT_MAX_LENGTH, fingerprint
 from decoder2vec.errors import BackboneError, MissingExtraError, UnsupportedError, unknown_name
 from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
 from decoder2vec.export.sentence_transformers import POOLING_FLAGS
+from decoder2vec.gold import GOLD_FILE
 from decoder2vec.maths.pooling import POOLINGS, pool
 from decoder2vec.text.batches import plan_batches
 
@@ -54,24 +55,27 @@ class OnnxEncoder(TextEncoder):
         self._tokenizer = _load_tokenizer(self.folder)
         self._inputs = _input_names(self._session, file)
         names = [output.name for output in self._session.get_outputs()]
-        modules = _module_types(self.folder)
         self._pooled = _POOLED_OUTPUT in names and pooling is None
+        modules = [] if self._pooled else _module_types(self.folder)  # else they are inside the graph
         self._output = _POOLED_OUTPUT if self._pooled else next(name for name in names if name != _POOLED_OUTPUT)
         self._normalize = "Normalize" in modules
-        self.pooling = pooling or _read_pooling(self.folder)
-        self.max_seq_length = _max_length(self.folder, self._tokenizer)
+        self.pooling = _POOLED_OUTPUT if self._pooled else pooling or _read_pooling(self.folder)
+        self.max_seq_length = self._limit = _max_length(self.folder, self._tokenizer)
+        self._suffix_ids = _chat_template_suffix(self.folder, self._tokenizer)
+        self.dtype = "int8" if "quant" in file.name else "float32"
         settings = _read_json(self.folder / "config_sentence_transformers.json")
         self.prompts = dict(settings.get("prompts") or {})
         self.default_prompt_name = settings.get("default_prompt_name")
         weights = [file, *sorted(file.parent.glob(f"{file.name}?*"))]  # large weights lie in files of their own
         others = sorted([*self.folder.glob("*.json"), *self.folder.glob("*_*/config.json")])
+        others = [path for path in others if path.name != GOLD_FILE]
         hashes = {path.relative_to(self.folder).as_posix(): file_sha256(path) for path in [*weights, *others]}
         self.fingerprint = fingerprint("onnx", hashes, self._output, self.pooling)
         self.dim = self.embed(["dimension"]).shape[1]
 
     def embed(self, texts: list[str]) -> FloatArray:
         """[texts, dim] vectors, computed in batches of similar length."""
-        ids = self._tokenizer(texts, truncation=True, max_length=self.max_seq_length)["input_ids"]
+        ids = self._tokenise(texts)
         vectors: FloatArray | None = None
         budget = token_budget(self._device, getattr(self, "dim", 1024))
         for rows in plan_batches([max(1, len(row)) for row in ids], budget):
@@ -81,6 +85,17 @@ class OnnxEncoder(TextEncoder):
             vectors[rows] = batch
         assert vectors is not None
         return vectors
+
+    def _tokenise(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of the texts; a chat template keeps its suffix where a text is cut, as in sentence-transformers."""
+        limit = self._limit
+        if self._suffix_ids is None:
+            return list(self._tokenizer(texts, truncation=True, max_length=limit)["input_ids"])
+        messages = [[{"role": "user", "content": text}] for text in texts]
+        rendered = self._tokenizer.apply_chat_template(messages, tokenize=False)
+        rows = self._tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        kept = limit - len(self._suffix_ids)
+        return [row if len(row) <= limit else [*row[:kept], *self._suffix_ids] for row in rows]
 
     def _embed_batch(self, ids: Sequence[list[int]]) -> FloatArray:
         lengths = np.array([len(row) for row in ids])
@@ -165,6 +180,16 @@ def _read_pooling(folder: Path) -> str:
     if len(modes) > 1 or modes[0] not in POOLINGS:
         raise UnsupportedError(f"{folder} pools by {' and '.join(modes)}; give one pooling of {', '.join(POOLINGS)}.")
     return str(modes[0])
+
+
+def _chat_template_suffix(folder: Path, tokenizer: Any) -> list[int] | None:
+    """Tokens that the chat template puts after a text; None if the folder does not render texts by a chat template."""
+    settings = _read_json(folder / "sentence_bert_config.json").get("modality_config") or {}
+    if "message" not in settings or not tokenizer.chat_template:
+        return None
+    marker = "\x1f"
+    rendered = tokenizer.apply_chat_template([{"role": "user", "content": marker}], tokenize=False)
+    return list(tokenizer(rendered.rpartition(marker)[2], add_special_tokens=False)["input_ids"])
 
 
 def _max_length(folder: Path, tokenizer: Any) -> int:

@@ -1,4 +1,4 @@
-"""Write encoders in the formats of sentence-transformers, peft and transformers."""
+"""Write encoders in the formats of sentence-transformers, ONNX, peft and transformers."""
 
 from __future__ import annotations
 

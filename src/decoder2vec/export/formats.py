@@ -1,4 +1,4 @@
-"""Export an encoder to a folder that sentence-transformers, peft or transformers loads without this package."""
+"""Export an encoder to a folder that loads without this package: in sentence-transformers, onnxruntime and others."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import torch
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.saving import save_adapter
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import UnsupportedError, unknown_name
+from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.export.model_cards import base_model_name, peft_card
+from decoder2vec.export.onnx import export_onnx
 from decoder2vec.export.pruned import check_new_folder
 from decoder2vec.export.sentence_transformers import export_sentence_transformers
 from decoder2vec.export.transformers import export_transformers
@@ -21,7 +22,12 @@ from decoder2vec.storage import atomic_folder
 
 
 def export(
-    encoder: Encoder | str | Path, format: str, out: str | Path, *, device: str | torch.device | None = None
+    encoder: Encoder | str | Path,
+    format: str,
+    out: str | Path,
+    *,
+    device: str | torch.device | None = None,
+    dtype: str | None = None,
 ) -> str:
     """Write an encoder to a new folder that loads without this package, and check that its vectors are the same.
 
@@ -29,17 +35,20 @@ def export(
 
     Args:
         encoder: The encoder, or the folder of a saved one, which is then loaded in float32.
-        format: "sentence-transformers" (model, pooling and head in one folder), "peft" (the LoRA matrices alone) or
-            "transformers" (the language model with LoRA merged, without pooling).
+        format: "sentence-transformers" (model, pooling and head in one folder), "onnx" (the same as a graph that
+            onnxruntime runs), "peft" (the LoRA matrices alone) or "transformers" (the language model with LoRA merged,
+            without pooling).
         out: Folder to write; it must be new or empty.
         device: Device to load a saved encoder on; by default the best one available. An `Encoder` stays where it is.
+        dtype: Of the format onnx: "float32" (default), or "int8" for a quarter of the size and less exact vectors.
 
     Returns:
         One line that describes what was written and the largest difference found by the check.
 
     Raises:
         UnknownNameError: There is no such format.
-        InputError: `out` is not empty, or `encoder` is not the folder of a saved encoder.
+        InputError: `out` is not empty, `encoder` is not the folder of a saved encoder, or the format has no dtype.
+        MissingExtraError: The format onnx needs packages that are not installed.
         UnsupportedError: The format cannot hold this encoder; the message names the reason.
         BackboneError: The written folder cannot be loaded, or gives different vectors.
 
@@ -53,11 +62,13 @@ def export(
     """
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)
+    if dtype is not None and format != "onnx":
+        raise InputError(f"The format {format} is written in float32; leave out dtype, or choose the format onnx.")
     target = Path(out)
     check_new_folder(target)
     if not isinstance(encoder, Encoder):
         encoder = Encoder.load(encoder, device=device, dtype="float32")
-    return FORMATS[format](encoder, target)
+    return FORMATS[format](encoder, target, **({"dtype": dtype} if dtype else {}))
 
 
 def export_peft(encoder: Encoder, target: Path) -> str:
@@ -78,8 +89,9 @@ def export_peft(encoder: Encoder, target: Path) -> str:
     return f"LoRA of rank {adapter.settings()['rank']} for {encoder.backbone.name}"
 
 
-FORMATS: dict[str, Callable[[Encoder, Path], str]] = {
+FORMATS: dict[str, Callable[..., str]] = {
     "sentence-transformers": export_sentence_transformers,
+    "onnx": export_onnx,
     "peft": export_peft,
     "transformers": export_transformers,
 }

@@ -116,12 +116,12 @@ class LayerwisePooling(nn.Module):
 def _pool(states: Tensor, mask: Tensor, pooling: str) -> Tensor:
     """[text, token, dim] states to [text, dim] vectors over the tokens where the mask is 1."""
     positions = torch.arange(mask.shape[1], device=mask.device)
-    rows = torch.arange(len(mask), device=mask.device)
+    rows = torch.arange(mask.shape[0], device=mask.device)  # not len(), which an ONNX graph would freeze
     if pooling == "lasttoken":
         return states[rows, (mask * positions).argmax(dim=1)]
     if pooling == "cls":
         return states[rows, mask.argmax(dim=1)]
     if pooling == "max":
         return states.masked_fill(mask.unsqueeze(-1) == 0, float("-inf")).amax(dim=1)
-    weights = (mask * (positions + 1) if pooling == "weightedmean" else mask).float()
+    weights = (mask * mask.cumsum(dim=1) if pooling == "weightedmean" else mask).float()
     return torch.einsum("bt,btd->bd", weights / weights.sum(dim=1, keepdim=True), states)

@@ -14,6 +14,7 @@ from decoder2vec.export.tokenizer import joins_punctuation
 from decoder2vec.package import __version__
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_ONNX_TAGS = ["onnx", "sentence-similarity", "feature-extraction", "decoder2vec"]
 _UNKNOWN_BASE = "the folder of the base model"
 
 
@@ -68,6 +69,49 @@ def sentence_transformers_card(
         lines += ["", "The module `layerwise_pooling.py` pools several layers; trust_remote_code=True runs this file."]
     if not config.include_prompt:
         lines += ["", "Prompts are not pooled, so an empty text with a prompt has no vector."]
+    return "\n".join(lines) + "\n"
+
+
+def onnx_card(encoder: Encoder, config: SentenceTransformersConfig, file: str) -> str:
+    """Return the model card of an ONNX folder with the model `onnx/{file}`."""
+    texts = '["A dog runs.", "A puppy is running."]'
+    if config.uses_chat_template or config.default_prompt:
+        around = f"{config.default_prompt!r} before and {config.suffix!r} after it"
+        texts = f"[{config.default_prompt!r} + text + {config.suffix!r} for text in {texts}]"
+    else:
+        around = "nothing around it"
+    lines = [
+        *_front_matter(encoder, {"library_name": "onnx", "pipeline_tag": "feature-extraction"}, _ONNX_TAGS, "finetune"),
+        *_title(encoder),
+        "```python",
+        "import numpy as np",
+        "import onnxruntime",
+        "from tokenizers import Tokenizer",
+        "",
+        f'session = onnxruntime.InferenceSession("this folder/onnx/{file}")',
+        'tokenizer = Tokenizer.from_file("this folder/tokenizer.json")',
+        f"tokenizer.enable_truncation({encoder.max_seq_length})",
+        "tokenizer.enable_padding()",
+        f"texts = {texts}",
+        "tokens = tokenizer.encode_batch(texts)",
+        "inputs = {",
+        '    "input_ids": np.array([text.ids for text in tokens], np.int64),',
+        '    "attention_mask": np.array([text.attention_mask for text in tokens], np.int64),',
+        "}",
+        'vectors = session.run(["sentence_embedding"], inputs)[0]',
+        "```",
+        "",
+        "Pooling, head and normalisation are inside the graph. Batches may be padded on either side. `gold.json` has "
+        "the vectors of some texts, to check a program by.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| dimensions | {encoder.dim} |",
+        f"| maximum length | {encoder.max_seq_length} tokens |",
+        f"| similarity | {encoder.spec.similarity} |",
+        f"| a text is read with | {around} |",
+        *_reading_rows(encoder),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -41,7 +41,7 @@ def reload_differences(exports: Sequence[tuple[Encoder, Path]]) -> list[float] |
     for (encoder, _), calls in zip(exports, calls_per_export, strict=True):
         with without_truncation_warnings():
             expected = [getattr(encoder, method)(texts, **arguments) for method, texts, arguments in calls]
-        differences.append(max(_relative_distance(next(reloaded_vectors), vectors) for vectors in expected))
+        differences.append(max(relative_distance(next(reloaded_vectors), vectors) for vectors in expected))
     return differences
 
 
@@ -89,7 +89,8 @@ def _load_options(encoder: Encoder) -> dict[str, Any]:
     return {"device": str(encoder.device), "trust_remote_code": trust}
 
 
-def _relative_distance(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+def relative_distance(vectors: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
+    """Return the largest distance of two vectors, relative to the norm of the expected one."""
     if vectors.shape != expected.shape or not np.isfinite(vectors).all():
         return float("inf")
     norms = np.linalg.norm(expected, axis=1)

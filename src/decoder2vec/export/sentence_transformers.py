@@ -25,7 +25,7 @@ from decoder2vec.export import layerwise_pooling
 from decoder2vec.export.model_cards import sentence_transformers_card
 from decoder2vec.export.reload_check import TOLERANCE, reload_differences
 from decoder2vec.export.sentence_transformers_config import SentenceTransformersConfig
-from decoder2vec.export.tokenizer import check_tokenizer, render_chat_template, write_tokenizer
+from decoder2vec.export.tokenizer import check_tokenizer, joined_when_cut, render_chat_template, write_tokenizer
 from decoder2vec.export.transformers import merged_model_copy
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
@@ -87,14 +87,47 @@ def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
         model.config.output_hidden_states = True
     with quiet_transformers():
         model.save_pretrained(folder)
+    state = "last_hidden_state" if config.needs_own_module else output
+    requirements = _requirements(encoder, config, state)
+    write_tokenizer_and_settings(encoder, config, folder, state, requirements)
+    if config.needs_own_module:
+        _write_layerwise_pooling(encoder, config.include_prompt, folder)
+    modules = write_modules(encoder, config, folder)
+    card = sentence_transformers_card(encoder, config, modules, requirements)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    without_vector = [] if config.include_prompt else [""]  # there is no token of it to pool
+    encoder.write_gold_vectors(folder, leave_out=[*without_vector, *joined_when_cut(encoder, config.suffix)])
+    return modules
+
+
+def write_tokenizer_and_settings(
+    encoder: Encoder,
+    config: SentenceTransformersConfig,
+    folder: Path,
+    state: str | list[str | int],
+    requirements: dict[str, dict[str, str]],
+) -> None:
+    """Write the tokenizer, the prompts and the maximum length.
+
+    Args:
+        encoder: The encoder.
+        config: Its pooling and prompts.
+        folder: Folder to write to.
+        state: Where the model's output has the state that is pooled.
+        requirements: Versions that a program needs to give the same vectors.
+    """
     write_tokenizer(
         encoder, folder, render_chat_template(encoder, config.suffix) if config.uses_chat_template else None
     )
     check_tokenizer(encoder, folder, config.default_prompt, config.suffix)
+    _write_json(folder / "sentence_bert_config.json", _transformer_config(encoder, config, state))
+    _write_json(folder / "config_sentence_transformers.json", _model_config(encoder, config, requirements))
+
+
+def write_modules(encoder: Encoder, config: SentenceTransformersConfig, folder: Path) -> list[str]:
+    """Write what follows the model: pooling, head and normalisation; return the names of all modules."""
     modules = ["Transformer", "LayerwisePooling" if config.needs_own_module else "Pooling"]
-    if config.needs_own_module:
-        _write_layerwise_pooling(encoder, config.include_prompt, folder)
-    else:
+    if not config.needs_own_module:
         _write_json(folder / "1_Pooling" / "config.json", _pooling_config(encoder, config))
     if isinstance(encoder.head, AffineHead):
         modules.append("Dense")
@@ -106,13 +139,6 @@ def write_sentence_transformers(encoder: Encoder, folder: Path) -> list[str]:
         zero, length = np.zeros(encoder.dim, np.float32), np.full(encoder.dim, encoder.dim**0.5, np.float32)
         _write_dense(AffineHead("rms", zero, length), folder / f"{len(modules) - 1}_Dense")
     _write_json(folder / "modules.json", [_module_entry(index, name) for index, name in enumerate(modules)])
-    state = "last_hidden_state" if config.needs_own_module else output
-    _write_json(folder / "sentence_bert_config.json", _transformer_config(encoder, config, state))
-    requirements = _requirements(encoder, config, state)
-    _write_json(folder / "config_sentence_transformers.json", _model_config(encoder, config, requirements))
-    card = sentence_transformers_card(encoder, config, modules, requirements)
-    (folder / "README.md").write_text(card, encoding="utf-8")
-    encoder.write_gold_vectors(folder)
     return modules
 
 
@@ -192,6 +218,13 @@ def _write_dense(head: AffineHead, folder: Path) -> None:
 def _write_layerwise_pooling(encoder: Encoder, include_prompt: bool, folder: Path) -> None:
     """Write the module that pools several layers: its code, its config, and the weights of a code network."""
     shutil.copy(layerwise_pooling.__file__, folder / f"{OWN_MODULE}.py")
+    subfolder = folder / "1_LayerwisePooling"
+    subfolder.mkdir()
+    pooling_module(encoder, include_prompt).save(str(subfolder))
+
+
+def pooling_module(encoder: Encoder, include_prompt: bool) -> layerwise_pooling.LayerwisePooling:
+    """Return the module that pools the encoder's readings from the hidden states of its model."""
     head = encoder.head
     weights: dict[str, Tensor] = {}
     network = None
@@ -200,9 +233,7 @@ def _write_layerwise_pooling(encoder: Encoder, include_prompt: bool, folder: Pat
     dim = encoder.dim if network else len(encoder.spec.readings) * encoder.backbone.dim
     readings = [{"layer": reading.layer, "pooling": reading.pooling} for reading in encoder.spec.readings]
     config = {"readings": readings, "include_prompt": include_prompt, "dimension": dim, "network": network}
-    subfolder = folder / "1_LayerwisePooling"
-    subfolder.mkdir()
-    layerwise_pooling.LayerwisePooling(config, weights).save(str(subfolder))
+    return layerwise_pooling.LayerwisePooling(config, weights)
 
 
 def _code_network(net: CodeNet, projection: Tensor | None) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -87,8 +87,8 @@ class SentenceTransformersConfig:
 
 
 def unsupported(reason: str) -> UnsupportedError:
-    """Return the error for an encoder that sentence-transformers cannot express."""
-    return UnsupportedError(f"The format sentence-transformers cannot hold this encoder: {reason}.")
+    """Return the error for an encoder that the formats with pooling, sentence-transformers and onnx, cannot express."""
+    return UnsupportedError(f"This encoder cannot be exported with its pooling: {reason}.")
 
 
 def _unsupported_features(encoder: Encoder) -> Iterator[str]:
@@ -164,14 +164,14 @@ def _check_prompt_tokens(encoder: Encoder, poolings: set[str], prompts: list[str
     for prompt in prompts:
         tokeniser = Tokeniser(encoder.backbone, Template(prompt + SLOT), encoder.max_seq_length)
         for text, tokens in zip(texts, tokeniser(texts).prompts, strict=True):
-            if tokens.start != _count_prompt_tokens(encoder.backbone, prompt):
+            if tokens.start != count_prompt_tokens(encoder.backbone, prompt):
                 raise unsupported(
                     f"the tokens of the prompt {prompt!r} are not the same before {text[:40]!r}, so it cannot be "
                     f"excluded from {min(poolings)!r}; use 'lasttoken', or end the prompt differently"
                 )
 
 
-def _count_prompt_tokens(backbone: Backbone, prompt: str) -> int:
+def count_prompt_tokens(backbone: Backbone, prompt: str) -> int:
     """Return how many leading tokens sentence-transformers excludes from pooling for a prompt."""
     ids = backbone.tokenizer.backend_tokenizer.encode(prompt).ids
     return len(ids) + (backbone.missing_bos_token_id is not None) - (ids[-1] in backbone.tokenizer.all_special_ids)

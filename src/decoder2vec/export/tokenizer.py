@@ -8,6 +8,7 @@ from typing import Any
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
+from decoder2vec.gold import GOLD_TEXTS
 from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Tokeniser
 
@@ -115,6 +116,15 @@ def joins_punctuation(encoder: Encoder, suffix: str) -> bool:
 
     usual = ids(f"dog{suffix}")[len(ids("dog")) :]
     return any(ids(f"dog{mark}{suffix}") != ids(f"dog{mark}") + usual for mark in ".,;:!?)\"'")
+
+
+def joined_when_cut(encoder: Encoder, suffix: str) -> list[str]:
+    """Return the gold texts that other programs may cut differently: too long, with a suffix that joins punctuation."""
+    if not suffix or not joins_punctuation(encoder, suffix):
+        return []
+    template = Template.of(encoder.spec.readings[0].template or encoder.spec.template)
+    overlong = Tokeniser(encoder.backbone, template, encoder.max_seq_length)(GOLD_TEXTS).overlong
+    return [GOLD_TEXTS[index] for index in overlong]
 
 
 def check_tokenizer(encoder: Encoder, folder: Path, prompt: str, suffix: str = "") -> None:

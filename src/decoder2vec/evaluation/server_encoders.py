@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers, as an encoder: batches, retries, a rate limit; the key is never stored."""
+"""Clients of servers, as encoders: OpenAI's API and that of TEI; batches, retries, a rate limit; no key is stored."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from abc import abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from typing import Any
@@ -25,7 +26,6 @@ from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
 KEY_VARIABLES = ("D2V_API_KEY", "OPENAI_API_KEY")
 """Environment variables with the key; the first that is set is used."""
 
-_TEXTS_PER_REQUEST = 64
 _PARALLEL_REQUESTS = 4
 _ATTEMPTS = 7
 """Attempts at a request before it fails: about a minute of waiting."""
@@ -35,32 +35,18 @@ _TIMEOUT = 120.0
 _RETRIED_STATUSES = {408, 409, 429, 500, 502, 503, 504, 529}
 
 
-class OpenAIEncoder(TextEncoder):
-    """A model behind `POST /v1/embeddings`.
+class _ServerEncoder(TextEncoder):
+    """A model behind an address: `_embed_batch` says what is asked and how the reply is read."""
 
-    Args:
-        url: Address and model, such as "https://host/v1#model".
-        requests_per_minute: Requests are spread so that there are no more than this; 0: no limit.
+    texts_per_request: int
 
-    Raises:
-        InputError: The address lacks the model, or contains a password.
-    """
-
-    kind = "openai"
-
-    def __init__(self, url: str, requests_per_minute: int = 0) -> None:
-        parts = urlsplit(url)
-        if parts.username or parts.password:
-            raise InputError(f"The address of {parts.hostname} contains a password; set {KEY_VARIABLES[0]} instead.")
-        if not parts.fragment or not parts.hostname:
-            raise InputError(f"Name the model of {url} after a #, for example https://host/v1#model.")
+    def __init__(self, url: str, endpoint: str, requests_per_minute: int) -> None:
+        if urlsplit(url).username or urlsplit(url).password:
+            host = urlsplit(url).hostname
+            raise InputError(f"The address of {host} contains a password; set {KEY_VARIABLES[0]} instead.")
         if requests_per_minute < 0:
             raise InputError(f"requests_per_minute must be 0 or more, not {requests_per_minute}.")
-        path = parts.path.rstrip("/").removesuffix("/embeddings")
-        self.url = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
-        self.model = parts.fragment
-        self.fingerprint = fingerprint("openai", self.url, self.model)
-        self._endpoint = urlunsplit((parts.scheme, parts.netloc, f"{path}/embeddings", parts.query, ""))
+        self.url, self._endpoint = url, endpoint
         self._rate = _RateLimit(requests_per_minute)
 
     @cached_property
@@ -70,7 +56,8 @@ class OpenAIEncoder(TextEncoder):
 
     def embed(self, texts: list[str]) -> FloatArray:
         """[texts, dim] vectors, several requests at a time."""
-        batches = [texts[start : start + _TEXTS_PER_REQUEST] for start in range(0, len(texts), _TEXTS_PER_REQUEST)]
+        size = self.texts_per_request
+        batches = [texts[start : start + size] for start in range(0, len(texts), size)]
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             futures = [pool.submit(self._embed_batch, batch) for batch in batches]
             try:
@@ -79,13 +66,11 @@ class OpenAIEncoder(TextEncoder):
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
+    @abstractmethod
     def _embed_batch(self, texts: list[str]) -> FloatArray:
-        reply = self._post({"model": self.model, "input": texts})
-        try:
-            entries = sorted(reply["data"], key=lambda entry: entry["index"])
-            vectors = np.array([entry["embedding"] for entry in entries], np.float32)
-        except (KeyError, TypeError, ValueError) as error:
-            raise EncoderError(f"{self.url} does not answer like OpenAI's /v1/embeddings ({error!r}).") from None
+        """[texts, dim] vectors of the texts of one request."""
+
+    def _check_count(self, vectors: FloatArray, texts: list[str]) -> FloatArray:
         if vectors.ndim != 2 or len(vectors) != len(texts):
             raise EncoderError(f"{self.url} returned {len(vectors)} vectors for {len(texts)} texts.")
         return vectors
@@ -118,8 +103,71 @@ class OpenAIEncoder(TextEncoder):
                 time.sleep(asked_wait if asked_wait is not None else _back_off(attempt))
         raise EncoderError(f"{self.url} failed {_ATTEMPTS} times in a row, last with: {failure}.")
 
+
+class OpenAIEncoder(_ServerEncoder):
+    """A model behind `POST /v1/embeddings`.
+
+    Args:
+        url: Address and model, such as "https://host/v1#model".
+        requests_per_minute: Requests are spread so that there are no more than this; 0: no limit.
+
+    Raises:
+        InputError: The address lacks the model, or contains a password.
+    """
+
+    kind = "openai"
+    texts_per_request = 64
+
+    def __init__(self, url: str, requests_per_minute: int = 0) -> None:
+        parts = urlsplit(url)
+        path = parts.path.rstrip("/").removesuffix("/embeddings")
+        address = urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
+        endpoint = urlunsplit((parts.scheme, parts.netloc, f"{path}/embeddings", parts.query, ""))
+        super().__init__(address, endpoint, requests_per_minute)
+        if not parts.fragment or not parts.hostname:
+            raise InputError(f"Name the model of {url} after a #, for example https://host/v1#model.")
+        self.model = parts.fragment
+        self.fingerprint = fingerprint("openai", self.url, self.model)
+
+    def _embed_batch(self, texts: list[str]) -> FloatArray:
+        reply = self._post({"model": self.model, "input": texts})
+        try:
+            entries = sorted(reply["data"], key=lambda entry: entry["index"])
+            vectors = np.array([entry["embedding"] for entry in entries], np.float32)
+        except (KeyError, TypeError, ValueError) as error:
+            raise EncoderError(f"{self.url} does not answer like OpenAI's /v1/embeddings ({error!r}).") from None
+        return self._check_count(vectors, texts)
+
     def __repr__(self) -> str:
         return f"{self.model} at {self.url}"
+
+
+class TEIEncoder(_ServerEncoder):
+    """The model of a server of text-embeddings-inference, behind `POST /embed`.
+
+    Args:
+        url: Its address, such as "http://host:8080/embed".
+        requests_per_minute: Requests are spread so that there are no more than this; 0: no limit.
+    """
+
+    kind = "tei"
+    texts_per_request = 32
+    """What TEI accepts by default."""
+
+    def __init__(self, url: str, requests_per_minute: int = 0) -> None:
+        super().__init__(url, url, requests_per_minute)
+        self.fingerprint = fingerprint("tei", url)
+
+    def _embed_batch(self, texts: list[str]) -> FloatArray:
+        reply = self._post({"inputs": texts, "truncate": True})
+        try:
+            vectors = np.array(reply, np.float32)
+        except (TypeError, ValueError) as error:
+            raise EncoderError(f"{self.url} does not answer like TEI's /embed ({error!r}).") from None
+        return self._check_count(vectors, texts)
+
+    def __repr__(self) -> str:
+        return f"TEI at {self.url}"
 
 
 class _RateLimit:
@@ -159,6 +207,7 @@ def _retry_after(value: str) -> float | None:
 def _error_message(error: urllib.error.HTTPError) -> str:
     """The server's message, or the reason phrase of the status."""
     try:
-        return str(json.load(error)["error"]["message"]).rstrip(".")
+        reason = json.load(error)["error"]
+        return str(reason if isinstance(reason, str) else reason["message"]).rstrip(".")
     except (ValueError, KeyError, TypeError, OSError):
         return str(error.reason)

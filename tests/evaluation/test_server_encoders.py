@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import EncoderError, InputError
-from decoder2vec.evaluation import openai_encoder
+from decoder2vec.evaluation import server_encoders
 from decoder2vec.evaluation.baselines import load_encoder
 
 TEXTS = [f"Order {number} was sent." for number in range(150)]
@@ -62,8 +62,8 @@ def server(failures=()):
 def waits(monkeypatch):
     """Waiting times, which are recorded and not waited for; no key."""
     times = []
-    monkeypatch.setattr(openai_encoder.time, "sleep", times.append)
-    for name in openai_encoder.KEY_VARIABLES:
+    monkeypatch.setattr(server_encoders.time, "sleep", times.append)
+    for name in server_encoders.KEY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return times
 
@@ -146,7 +146,7 @@ def test_key_comes_from_the_environment_and_is_never_shown(monkeypatch, caplog):
 
 def test_rate_limit_spreads_requests(monkeypatch, waits):
     clock = [100.0]
-    monkeypatch.setattr(openai_encoder.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(server_encoders.time, "monotonic", lambda: clock[0])
     with server() as (url, _):
         load_encoder(url, requests_per_minute=120).encode(TEXTS)
     assert sorted(waits) == pytest.approx([0.5, 1.0]), "three requests, the first at once"
