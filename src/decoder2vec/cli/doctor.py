@@ -46,17 +46,15 @@ def _compare(encoder: str, engine: str, device: str | None, dtype: str | None) -
     from decoder2vec.analysis.engines import compare_engines
 
     comparison = compare_engines(encoder, engine, device=device, dtype=dtype)
-    table(
-        ("text", "cosine", "difference"),
-        [
-            (
-                row.text[:40].encode("unicode_escape").decode() if not row.text.isprintable() else row.text[:40],
-                "" if row.cosine is None else f"{row.cosine:.6f}",
-                "no vector" if row.difference is None else f"{row.difference:.1e}",
-            )
-            for row in comparison.texts
-        ],
-    )
+    rows = [
+        (
+            repr(row.text)[1:-1][:40] or "(empty)",
+            "" if row.cosine is None else f"{row.cosine:.6f}",
+            "no vector" if row.difference is None else f"{row.difference:.1e}",
+        )
+        for row in comparison.texts
+    ]
+    table(("text", "cosine", "difference"), rows)
     typer.echo(comparison.diagnosis)
     if not comparison.agrees:
         raise typer.Exit(1)
