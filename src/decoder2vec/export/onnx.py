@@ -31,6 +31,7 @@ from decoder2vec.export.sentence_transformers_config import (
 from decoder2vec.export.tokenizer import joined_when_cut
 from decoder2vec.export.transformers import merged_model_copy
 from decoder2vec.heads.standardise import AffineHead
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_folder
 
 ONNX_DTYPES = ("float32", "int8")
@@ -58,13 +59,16 @@ def export_onnx(encoder: Encoder, target: Path, dtype: str = "float32") -> str:
         if find_spec(package) is None:
             raise MissingExtraError(package, "onnx")
     config = SentenceTransformersConfig.from_encoder(encoder)
-    graph = OnnxGraph(encoder, config)
-    with atomic_folder(target) as folder:
+    progress = current_progress()
+    with atomic_folder(target) as folder, progress.phase("writing"):
+        with progress.phase("merging"):
+            graph = OnnxGraph(encoder, config)
         file = folder / "onnx" / "model.onnx"
         file.parent.mkdir()
         _write_graph(graph, file, encoder.backbone.family)
         if dtype == "int8":
-            file = _quantise(file)
+            with progress.phase("quantising"):
+                file = _quantise(file)
         graph.model.config.save_pretrained(folder)
         requirements = {name: needed for name, needed in _requirements(config).items() if not config.needs_own_module}
         write_tokenizer_and_settings(encoder, config, folder, "last_hidden_state", requirements)
@@ -72,7 +76,8 @@ def export_onnx(encoder: Encoder, target: Path, dtype: str = "float32") -> str:
             write_modules(encoder, config, folder)
         (folder / "README.md").write_text(onnx_card(encoder, config, file.name), encoding="utf-8")
         encoder.write_gold_vectors(folder, leave_out=joined_when_cut(encoder, config.suffix))
-        difference, cosine = compare_with_onnxruntime(encoder, file)
+        with progress.phase("checking"):
+            difference, cosine = compare_with_onnxruntime(encoder, file)
         if not difference <= (TOLERANCE if dtype == "float32" else np.inf):
             raise BackboneError(
                 f"onnxruntime runs the model, but its vectors differ by {difference:.2g} where {TOLERANCE:g} is "
