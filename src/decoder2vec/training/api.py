@@ -149,10 +149,7 @@ def train(
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
-    source = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)
-    for stage in loaded.stages:  # one that does not exist is found before texts and a model are read
-        stage.recipe.teacher_fingerprints()
-    prepared = source.load(loaded, notify)
+    prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
     _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
     with current_progress().stage(_progress_stage(prepared[0][0], prepared)):
         model = LoadedModel.of(backbone, device, dtype, notify)
@@ -178,11 +175,13 @@ def _progress_stage(stage: Stage, stages: Sequence[tuple[Stage, TrainingData]]) 
 
 
 def _check_choices(plan: Plan, seeds: Sequence[int], *, chooses_settings: bool) -> None:
-    """Raise unless there are seeds, and settings are chosen for one stage only."""
+    """Raise unless there are seeds, settings are chosen for one stage only, and all teachers exist."""
     if not seeds or min(seeds) < 0:
         raise InputError("Give at least one seed, and none below 0.")
     if len(plan.stages) > 1 and chooses_settings:
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
+    for stage in plan.stages:  # a teacher that does not exist is found before texts and a model are read
+        stage.recipe.teacher_fingerprints()
 
 
 def _output_folder(out: Path, *, overwrite: bool) -> Path:
