@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -645,3 +646,13 @@ def test_padding_calls_of_the_tokenizer_change_nothing():
     lengths = {len(encoding.ids) for encoding in backend.encode_batch(texts)}
     assert len(lengths) == 1, "padding and truncation are still on"
     np.testing.assert_array_equal(encoder.encode(texts), before)
+
+
+def test_threads_share_an_encoder():
+    encoder = Encoder.from_pretrained("tiny-llama", device="cpu")
+    other = Encoder(encoder.backbone, replace(encoder.spec, template="{text}"))
+    texts = [[f"Cat number {row}.", "x" * (3 * row + 1)] for row in range(24)]
+    expected = [(encoder.encode(pair), other.encode(pair)) for pair in texts]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda pair: (encoder.encode(pair), other.encode(pair)), texts))
+    np.testing.assert_allclose(found, expected, atol=1e-5)

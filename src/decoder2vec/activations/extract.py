@@ -160,7 +160,8 @@ class Extractor:
         for begin, tokenised in zip(begins, self._tokenised_windows(texts, indices, begins, width), strict=True):
             rows = slice(begin, min(begin + width, len(texts)))
             latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
-            self._compute(tokenised, latents, progress)
+            with self.backbone.lock:
+                self._compute(tokenised, latents, progress)
             self.stats += EncodingStats(
                 len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started
             )

@@ -5,12 +5,14 @@ Weights of 4 bits are quantised by bitsandbytes, to train LoRA on a model that w
 
 from __future__ import annotations
 
+import threading
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from safetensors import SafetensorError
@@ -31,6 +33,10 @@ FOUR_BIT = "4bit"
 
 _NEEDS_BOS = ("gemma",)
 """Families whose states are useless without a BOS token in front, whatever their tokenizer file says."""
+
+
+_LOCKS: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_LOCKS_LOCK = threading.Lock()
 
 
 @dataclass(eq=False)
@@ -107,6 +113,12 @@ class Backbone:
         self.model.to(device)
         for adapter in filter(None, (self.adapter, *self.adapters.values())):
             adapter.to(device)
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held during a pass: hooks and adapters belong to one pass, so threads that share a model take turns."""
+        with _LOCKS_LOCK:
+            return _LOCKS.setdefault(self.model, threading.RLock())
 
     def adapt(self, batch: TokenBatch) -> TokenBatch:
         """The batch that the model reads: the given one, changed by the adapter."""
