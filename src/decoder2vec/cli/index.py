@@ -73,7 +73,7 @@ def index(
 ) -> None:
     """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --verify."""
     if not (source or delete or tune or verify):
-        raise InputError(f"Give a folder or file to add to {out}, or --delete, --tune or --verify.")
+        raise InputError("Give a folder or file to add to the index, or --delete, --tune or --verify.")
     _check_tuning_options(tune, reset, queries, qrels, pairs)
     if json_file and not (source or queries):
         raise InputError("There is nothing to write to --json; give a folder or file to add, or --tune with --queries.")
@@ -131,17 +131,18 @@ def _open_or_create(
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import read_documents
     from decoder2vec.search.index import Index
+    from decoder2vec.search.store import without_password
 
     if source and not source.exists():
         raise DataFileError(f"{source} does not exist.")
     if Index.exists(out):
         if chunking != (None, None):
-            raise InputError(f"The chunks of {out} were set when it was created; leave out --chunk and --overlap.")
+            raise InputError("The chunks of an index are set when it is created; leave out --chunk and --overlap.")
         if encoder or any(value is not None for value in choices.values()):
             return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices))
         return Index.open(out, device=loading["device"], dtype=loading["dtype"])
     if not source:
-        raise InputError(f"There is no index at {out}; give a folder or file to create one.")
+        raise InputError(f"There is no index at {without_password(out)}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
     size, overlap = chunking
     size = size or Chunking.size

@@ -30,6 +30,7 @@ from decoder2vec.search.store import (
     MetadataFilter,
     encode_texts,
     resolve_encoder,
+    without_password,
 )
 from decoder2vec.search.tuning import Qrels, TuningResult, choose_fusion, read_qrels, read_queries
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
@@ -119,7 +120,9 @@ class Index:
     """
 
     def __init__(self, location: str | Path, store: ChunkStore, header: IndexHeader, encoder: Any) -> None:
-        self.location, self.store, self.header, self.encoder = str(location), store, header, encoder
+        self.store, self.header, self.encoder = store, header, encoder
+        self.location = without_password(location)
+        """Where it is, for messages: without a password."""
         self._ranker = DocumentRanker(store, header.space.similarity)
 
     @classmethod
@@ -175,27 +178,27 @@ class Index:
             InputError: There is no index, or the encoder embeds into another space.
             StorageError: The index is damaged or has the format of another version.
         """
-        store = open_store(location)
+        store, place = open_store(location), without_password(location)
         table = store.header()
         if table is None:
-            raise InputError(f"There is no index at {location}; create one with `d2v index`.")
+            raise InputError(f"There is no index at {place}; create one with `d2v index`.")
         if table.get("format") != _FORMAT:
-            raise StorageError(f"The index at {location} is of another version of this package; create it again.")
+            raise StorageError(f"The index at {place} is of another version of this package; create it again.")
         try:
             header = from_table(IndexHeader, table)
         except (InputError, TypeError) as error:
-            raise StorageError(f"The header of the index at {location} is damaged: {error}") from None
+            raise StorageError(f"The header of the index at {place} is damaged: {error}") from None
         if not table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
             header = replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
         if encoder is None:
             encoder_folder = store.local_folder / "encoder"
             if not is_encoder_folder(encoder_folder):
-                raise InputError(f"The encoder of {location} is not known on this machine; give an encoder.")
+                raise InputError(f"The encoder of {place} is not known on this machine; give an encoder.")
             encoder = encoder_folder
         if for_queries and isinstance(encoder, str | Path):
             encoder = open_for_queries(encoder, device, dtype)
         encoder = resolve_encoder(encoder, device=device, dtype=dtype)
-        header.space.check_encoder(encoder, str(location))
+        header.space.check_encoder(encoder, place)
         return cls(location, store, header, encoder)
 
     @classmethod
@@ -418,7 +421,9 @@ def open_store(location: str | Path) -> ChunkStore:
 
         return PostgresStore(str(location))
     if "://" in str(location):
-        raise InputError(f"{location} cannot hold an index; give a folder or postgresql://host/database#name.")
+        raise InputError(
+            f"{without_password(location)} cannot hold an index; give a folder or postgresql://host/database#name."
+        )
     from decoder2vec.search.lance_store import LanceStore
 
     return LanceStore(Path(location))

@@ -26,6 +26,8 @@ _MAX_INDEXED_DIM = 4000
 _COLUMNS = "document, number, total, text, metadata, digest"
 _FETCH_ROWS = 2000
 """Rows fetched at once."""
+_IDLE = 0
+"""psycopg's status of a connection outside a transaction."""
 
 
 class PostgresStore:
@@ -36,10 +38,25 @@ class PostgresStore:
         self.name = name or "d2v_index"
         if not re.fullmatch(r"[a-z_][a-z0-9_]{0,40}", self.name):
             raise InputError(f"An index in a database is named with lower-case letters, digits and _, not {name!r}.")
-        self._connection = _connect(address)
+        self._address = address
+        self._open_connection = _connect(address)
+        self._holds_lock = False
         server = re.sub(r"//[^/@]*@", "//", address)  # without user and password, which may change
         digest = hashlib.sha256(f"{server}#{self.name}".encode()).hexdigest()[:16]
         self.local_folder = cache_root() / "indexes" / digest
+
+    @property
+    def _connection(self) -> Any:
+        """The connection; a new one if it was closed, such as by a restart of the database.
+
+        Raises:
+            StorageError: It was closed while this process was writing: the lock is lost with it.
+        """
+        if self._open_connection.closed:
+            if self._holds_lock:
+                raise StorageError("The connection to the database was lost; run the same command again to go on.")
+            self._open_connection = _connect(self._address)
+        return self._open_connection
 
     def header(self) -> dict[str, Any] | None:
         """Return the header, or None if there is no index."""
@@ -57,7 +74,7 @@ class PostgresStore:
 
     def create(self, index_id: str, dim: int) -> None:
         """Create two empty tables in one transaction, which keeps them together: they need no `index_id`."""
-        with self._connection.transaction():
+        with _storage_errors(), self._connection.transaction():
             if self._has_table(f"{self.name}_header"):  # it holds no header, as `check_new` has found
                 self._run(f"DROP TABLE IF EXISTS {self.name}, {self.name}_header")
             self._run(
@@ -116,7 +133,7 @@ class PostgresStore:
 
     def delete_documents(self, ids: Sequence[str]) -> None:
         """Remove documents in one transaction."""
-        with self._connection.transaction():
+        with _storage_errors(), self._connection.transaction():
             self._run(f"DELETE FROM {self.name} WHERE document = ANY(%s)", list(ids))
             self._run(f"UPDATE {self.name}_header SET revision = revision + 1")
 
@@ -161,7 +178,7 @@ class PostgresStore:
         """Search the index that `optimise` built, if there is one."""
         condition, tags = _filter_condition(filter or {})
         half = f"halfvec({self._dim():d})"
-        with self._connection.transaction():
+        with _storage_errors(), self._connection.transaction():
             self._run(f"SET LOCAL hnsw.ef_search = {min(1000, max(100, 2 * count)):d}")
             self._run("SET LOCAL hnsw.iterative_scan = strict_order")  # else a filter leaves fewer than `count` rows
             rows = self._run(
@@ -186,7 +203,7 @@ class PostgresStore:
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+        self._open_connection.close()
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
@@ -194,10 +211,13 @@ class PostgresStore:
         lock_id = int(hashlib.sha256(self.name.encode()).hexdigest()[:15], 16)
         if not self._run("SELECT pg_try_advisory_lock(%s)", lock_id)[0][0]:
             raise StorageError(f"Another process is writing to the index {self.name}; wait until it has ended.")
+        self._holds_lock = True
         try:
             yield
         finally:
-            self._run("SELECT pg_advisory_unlock(%s)", lock_id)
+            self._holds_lock = False
+            if not self._open_connection.closed:
+                self._run("SELECT pg_advisory_unlock(%s)", lock_id)
 
     def _keys_and_vectors(self, rows: Sequence[tuple[Any, ...]]) -> tuple[list[str], Embeddings]:
         matrix = np.array([embedding.to_numpy() for _, embedding in rows], np.float32).reshape(len(rows), self._dim())
@@ -211,9 +231,21 @@ class PostgresStore:
         return int(header["dim"]) if header else 0
 
     def _run(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
-        with _storage_errors():
-            cursor = self._connection.execute(statement, values or None, binary=True)
-            return cursor.fetchall() if cursor.description else []
+        connection = self._connection
+        in_transaction = int(connection.info.transaction_status) != _IDLE
+        try:
+            return _execute(connection, statement, values)
+        except StorageError:
+            # the database was restarted since the last statement; within a transaction, what was done is lost
+            if in_transaction or not connection.closed:
+                raise
+            return _execute(self._connection, statement, values)
+
+
+def _execute(connection: Any, statement: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    with _storage_errors():
+        cursor = connection.execute(statement, values or None, binary=True)
+        return cursor.fetchall() if cursor.description else []
 
 
 def _filter_condition(filter: MetadataFilter) -> tuple[str, list[list[str]]]:

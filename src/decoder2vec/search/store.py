@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -115,6 +116,12 @@ class ChunkStore(Protocol):
 
     def write_lock(self) -> AbstractContextManager[None]:
         """Lock for the one process that changes the store; raises StorageError while another process holds it."""
+
+
+def without_password(location: str | Path) -> str:
+    """Return the location of an index as it may be printed."""
+    hidden = re.sub(r"(//[^/:@]*):[^/@]*@", r"\1:***@", str(location))
+    return re.sub(r"([?&]password=)[^&#]*", r"\1***", hidden) if "://" in hidden else hidden
 
 
 def document_id_of(chunk_key: str) -> str:
