@@ -18,6 +18,7 @@ from decoder2vec.serving import document_routes, openai_routes, page_routes, sea
 from decoder2vec.serving.api_errors import handle_exception
 from decoder2vec.serving.middleware import AdmissionMiddleware, APIKeys
 from decoder2vec.serving.service import ServerConfig, Service
+from decoder2vec.serving.slow_clients import HeaderTimeoutProtocol
 
 __all__ = ["ServerConfig", "bind", "build_server", "create_app", "is_loopback", "serve"]
 
@@ -140,6 +141,8 @@ def build_server(app: FastAPI) -> uvicorn.Server:
     return uvicorn.Server(
         uvicorn.Config(
             app,
+            http=HeaderTimeoutProtocol,
+            ws="none",
             access_log=False,
             log_level="warning",
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
