@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from decoder2vec import storage
@@ -159,3 +160,15 @@ def test_lock_has_one_holder(tmp_path):
         lock_again()
     with write_lock(tmp_path / "lock", "x.npy"):
         assert os.path.isfile(Path(tmp_path / "lock"))
+
+
+def test_files_of_a_folder_have_the_rights_of_new_files(tmp_path):
+    from safetensors.numpy import save_file
+
+    before = os.umask(0o022)
+    try:
+        with atomic_folder(tmp_path / "new") as temporary:
+            save_file({"a": np.zeros(2, np.float32)}, temporary / "weights.safetensors")  # for the owner alone
+    finally:
+        os.umask(before)
+    assert (tmp_path / "new" / "weights.safetensors").stat().st_mode & 0o777 == 0o644

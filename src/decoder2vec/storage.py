@@ -88,6 +88,7 @@ def atomic_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
         temporary = folder / target.name
         temporary.mkdir()
         yield temporary
+        _use_umask(temporary)
         if replace:
             _put_in_place(temporary, target)
             return
@@ -177,6 +178,14 @@ def _exchange(first: Path, second: Path) -> bool:
     except (OSError, AttributeError, TypeError):  # not Linux
         return False
     return bool(result == 0)
+
+
+def _use_umask(folder: Path) -> None:
+    """Give all files in a folder the rights of new files: some libraries write files that only their owner reads."""
+    mode = 0o666 & ~_umask()
+    for file in folder.rglob("*"):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(mode)
 
 
 def _umask() -> int:

@@ -55,7 +55,7 @@ def test_calibrated_scores_equal_a_plain_computation():
     unrelated = [[dense[n + i, m + j] for j in range(6) if i != j] for i in range(6)]
     level, mean = np.median(unrelated), np.mean(unrelated)
     parts = np.zeros_like(dense)
-    trust = 2 / (2 + 10)  # of three jobs and four resumes
+    trust = 2 / (2 + 2)  # of three jobs and four resumes
     row_means, column_means = ([float(np.mean(row)) for row in matrix] for matrix in (dense, dense.T))
 
     def offset_in_list(means, index, count):

@@ -39,7 +39,7 @@ def plain_score(job, resume, aggregate):
             return math.log(2)
         share = (sum(stem in stems for stems in documents) + 0.5) / (len(documents) + 1)
         background = math.exp(-background_weights()(stem))
-        return -math.log((share * 2 + background * 10) / 12)  # three jobs, four resumes
+        return -math.log((share + background) / 2)  # three jobs, four resumes
 
     def weight(section):
         return max(0.1, sum(map(term_weight, TextTerms(section.text).stems)))

@@ -30,8 +30,8 @@ REFERENCE_PAIRS = (
     ("job-054", "resume-143"),
 )
 """Jobs and resumes that fit, of six families of occupations of the train split; half of them share almost no words."""
-TRUSTED_AT = 10
-"""Number of documents on the smaller side at which the user's documents are trusted as much as the reference."""
+TRUSTED_AT = 2
+"""Further documents on the smaller side at which the user's documents are trusted as much as the reference."""
 TYPICAL_FIT = 0.5
 """Score of a pair that is as similar as the reference pairs."""
 
