@@ -14,8 +14,10 @@ import pytest
 from tokenizers import normalizers, processors
 from transformers import AutoTokenizer
 
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
 from decoder2vec.errors import InputError
+from decoder2vec.text import tokens
 from decoder2vec.text.template import TEMPLATES, Template
 from decoder2vec.text.tokens import Tokeniser, token_positions
 
@@ -436,3 +438,27 @@ def test_padding_and_truncation_left_on_change_nothing(backbone):
     expected = token_positions(SPAN_TEXTS, prompts, model, words)
     model.tokenizer(list(SPAN_TEXTS), padding="max_length", truncation=True, max_length=5)
     assert token_positions(SPAN_TEXTS, prompts, model, words) == expected
+
+
+@pytest.mark.parametrize("on_overflow", ["truncate", "chunk"])
+@pytest.mark.parametrize("template", ["plain", "echo", "prompteol"])
+def test_long_texts_are_cut_before_they_are_tokenised(on_overflow, template, monkeypatch):
+    backbone = Backbone.load("tiny-llama", device="cpu")
+    tokenise = Tokeniser(backbone, Template.of(template), 48, on_overflow)
+    texts = ["word " * 5000, "x" * 9000, " " * 9000 + "end", "Ein Satz, noch einer. " * 400, "kurz"]
+    found = tokenise(texts)
+    monkeypatch.setattr(tokens, "_CHARACTERS_PER_TOKEN", 10**6)
+    expected = tokenise(texts)
+    assert found.prompts == expected.prompts
+    assert (found.text_indices, found.overlong) == (expected.text_indices, expected.overlong)
+
+
+def test_tokenising_takes_no_more_for_a_longer_text(monkeypatch):
+    backbone = Backbone.load("tiny-llama", device="cpu")
+    lengths = []
+    encode = Tokeniser._encode
+    monkeypatch.setattr(
+        Tokeniser, "_encode", lambda self, texts: lengths.extend(map(len, texts)) or encode(self, texts)
+    )
+    Tokeniser(backbone, Template.of("plain"), 48)(["word " * 1_000_000])
+    assert max(lengths) <= 48 * 32

@@ -16,6 +16,10 @@ from decoder2vec.text.template import Template
 if TYPE_CHECKING:
     from decoder2vec.backbone.backbone import Backbone
 
+_CHARACTERS_PER_TOKEN = 32
+"""More than tokens have on average in any text but one of blanks."""
+_TOKENS_NEAR_A_CUT = 64
+"""Tokens before the end of a cut text that may differ from those of the whole text, at most."""
 ON_OVERFLOW = ("truncate", "chunk", "error")
 
 Span = tuple[int, int]
@@ -99,14 +103,36 @@ class Tokeniser:
             indices: Positions of the texts in the user's list, for error messages; 0, 1, 2, ... by default.
         """
         result = Tokenised()
-        for index, (text, encoding) in enumerate(zip(texts, self._encode(texts), strict=True)):
+        beginnings = [text if self.on_overflow == "error" else text[: self._lookahead] for text in texts]
+        for index, (text, encoding) in enumerate(zip(beginnings, self._encode(beginnings), strict=True)):
+            if len(text) < len(texts[index]):
+                text, encoding = self._overlong_beginning(texts[index], encoding)
             prompts = [self._prompt(encoding, text)]
             if len(prompts[0].ids) > self.max_length:
                 result.overlong.append(index)
-                prompts = self._shorten(indices[index] if indices else index, text, encoding)
+                whole = texts[index] if self.on_overflow == "chunk" else text
+                prompts = self._shorten(indices[index] if indices else index, whole, encoding)
             result.prompts += prompts
             result.text_indices += [index] * len(prompts)
         return result
+
+    @property
+    def _lookahead(self) -> int:
+        """Number of characters that are likely to be more than fit: a text of megabytes is not tokenised as a whole."""
+        return _CHARACTERS_PER_TOKEN * self.max_length
+
+    def _overlong_beginning(self, text: str, encoding: Any) -> tuple[str, Any]:
+        """The beginning of a text that has more tokens than fit, with its encoding; the whole text if it fits.
+
+        Args:
+            text: The text.
+            encoding: That of its first characters, as many as `_lookahead`.
+        """
+        length = self._lookahead
+        while length < len(text) and len(encoding.ids) < self.max_length + _TOKENS_NEAR_A_CUT:
+            length *= 4
+            encoding = self._encode([text[:length]])[0]
+        return text[:length], encoding
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         rendered = [self.template.render(text)[0] for text in texts]
