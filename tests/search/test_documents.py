@@ -218,3 +218,16 @@ def test_other_sources_of_documents_are_refused(tmp_path):
         next(to_documents(tmp_path / "missing"))
     with pytest.raises(InputError, match="Document 2 is a int"):
         list(to_documents(["a", 1]))
+
+
+def test_names_that_are_not_utf8_are_escaped(tmp_path):
+    folder = os.fsencode(tmp_path / "folder")
+    os.mkdir(folder)
+    for name in (b"\xff.txt", b"\xfe.txt", "ü.txt".encode()):
+        try:
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write("Cats sleep.")
+        except OSError:
+            pytest.skip("the file system takes names in UTF-8 only")
+    ids = [document.id for document in read_documents(tmp_path / "folder")]
+    assert sorted(ids) == ["\\xfe.txt", "\\xff.txt", "ü.txt"]

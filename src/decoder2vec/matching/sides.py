@@ -15,6 +15,7 @@ from typing import Any
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.matching.sections import field_kind
+from decoder2vec.search.documents import name_in_utf8
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
 
 TEXT_FIELDS = ("text", "description")
@@ -87,7 +88,7 @@ def read_side(source: str | Path) -> Side:
     path = Path(source)
     if not path.exists():
         raise DataFileError(f"{source} does not exist; give a .jsonl or .csv file or a folder.")
-    results = list(_read_folder(path) if path.is_dir() else read_file_documents(path, path.name))
+    results = list(_read_folder(path) if path.is_dir() else read_file_documents(path, name_in_utf8(path.name)))
     side = Side(
         path.name,
         [result for result in results if isinstance(result, SideDocument)],
@@ -104,7 +105,7 @@ def read_side(source: str | Path) -> Side:
 def _read_folder(folder: Path) -> Iterator[SideDocument | str]:
     root = folder.resolve()
     for file in sorted(folder.rglob("*")):
-        name = str(file.relative_to(folder))
+        name = name_in_utf8(str(file.relative_to(folder)))
         if file.is_dir() or any(part.startswith(".") for part in file.relative_to(folder).parts):
             continue
         if not file.resolve().is_relative_to(root):

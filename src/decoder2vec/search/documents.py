@@ -105,7 +105,7 @@ def read_documents(
     if not source.exists():
         raise DataFileError(f"{source} does not exist.")
     if source.is_file():
-        yield from _file_documents(source, source.name, columns, notify)
+        yield from _file_documents(source, name_in_utf8(source.name), columns, notify)
         return
     paths, progress = list(_visible_files(source)), current_progress()
     for number, path in enumerate(paths, 1):
@@ -114,10 +114,10 @@ def read_documents(
             reason = (path.strerror or str(path)).lower()
             if Path(path.filename) == source:
                 raise DataFileError(f"Cannot read {source}: {reason}.")
-            name = f"{Path(path.filename).relative_to(source).as_posix()}/"
+            name = f"{name_in_utf8(Path(path.filename).relative_to(source).as_posix())}/"
             yield Skipped(name, reason, name)
             continue
-        name = path.relative_to(source).as_posix()
+        name = name_in_utf8(path.relative_to(source).as_posix())
         if not path.resolve().is_relative_to(source.resolve()):
             yield Skipped(name, "it is a link that leads out of the folder", name)
         else:
@@ -144,6 +144,11 @@ def unusable_reason(document: Document) -> str:
 def storable(text: str) -> str:
     """Remove NUL characters and replace lone surrogates, which no store can keep."""
     return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
+
+
+def name_in_utf8(name: str) -> str:
+    """Return the name of a file with escapes for bytes that are not UTF-8, which no store can keep."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _visible_files(folder: Path) -> Iterator[Path | OSError]:
