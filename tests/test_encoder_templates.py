@@ -116,7 +116,7 @@ def test_extra_files_are_saved_and_replaced(make, tmp_path):
     assert (folder / "seen.npy").read_bytes() == b"\x00\xff"
     assert Encoder.load(folder, device="cpu").dim == 96
     make().save(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["encoder.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["encoder.json", "gold.json"]
 
 
 # --- a trained head -------------------------------------------------------------------------------------------------

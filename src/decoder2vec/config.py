@@ -78,9 +78,13 @@ class EncoderSpec:
         try:
             readings = tuple(Reading(**reading) for reading in values.pop("readings"))
             prompts = tuple(dict(values.pop("prompts", {})).items())
-            return cls(readings=readings, prompts=prompts, **values)
-        except (TypeError, KeyError) as error:
+            spec = cls(readings=readings, prompts=prompts, **values)
+        except (TypeError, KeyError, ValueError) as error:
             raise EncoderError(f"This is not an encoder description of this version: {error}.") from error
+        for name, kind in (("template", str), ("attention", str), ("similarity", str), ("max_length", int)):
+            if not isinstance(getattr(spec, name), kind):
+                raise EncoderError(f"{name} is {_TYPE_NAMES[kind]} in an encoder, not {getattr(spec, name)!r}.")
+        return spec
 
 
 def fingerprint(*parts: Any) -> str:

@@ -407,10 +407,11 @@ class Encoder:
             folder: Folder of a saved encoder or an export.
             leave_out: Texts that the program which reads the folder cannot encode in the same way.
         """
-        with without_truncation_warnings(), Progress():  # these texts are not the caller's work
-            dtype = str(self.backbone.dtype).removeprefix("torch.")
-            gold = GoldVectors.compute(partial(self.encode, show_progress_bar=False), dtype, leave_out)
-        if not np.isfinite(gold.vectors).all():
+        dtype = str(self.backbone.dtype).removeprefix("torch.")
+        try:
+            with without_truncation_warnings(), Progress():  # these texts are not the caller's work
+                gold = GoldVectors.compute(partial(self.encode, show_progress_bar=False), dtype, leave_out)
+        except EncoderError:
             log.warning("The encoder gives vectors that are not finite, so %s has no gold vectors.", folder.name)
             return
         gold.write(folder, {key: value for key, value in self.spec.to_json().items() if key != "backbone"})

@@ -131,7 +131,9 @@ def test_bidirectional_needs_only_plain_texts(own_cache):
     assert [results(path)["config"]["lora"]["training"]["steps"] for path in ("enc-stages/1-mntp", "enc")] == [6, 1]
     assert results("enc")["data"] == {"plain texts": "24"} and results("enc")["mean"]["dev"] == {}
     card = Path("enc/README.md").read_text()
-    assert card.startswith("# simcse: an encoder made of tiny-llama\n\nVectors of whole texts: a text encoded twice")
+    assert card.startswith(
+        "# bidirectional: an encoder made of tiny-llama\n\nVectors of whole texts: a text encoded twice"
+    )
     assert "No scored pairs were given; the best state was selected on held-out texts." in card
     assert "Spearman" not in card and "- plain texts: 24" in card and own_cache not in card
     assert not re.search(r"\bnan\b|\bNone\b|\{\}|-inf", card)

@@ -132,7 +132,7 @@ def test_card_says_if_long_texts_can_differ(make_encoder, tmp_path, folders):
 
 
 UNSUPPORTED = {
-    "pooling='lasttoken', or with nothing before {text}": {"template": "prompteol"},
+    "choose 'lasttoken', or nothing before {text}": {"template": "prompteol"},
     "repeats the text 2 times": {"template": "echo"},
     "let all prompts end alike": {"template": "prompteol", "pooling": "lasttoken", "prompts": {"a": "Read: {text}"}},
     "below the top one": {"layer": [2, 3]},

@@ -123,7 +123,7 @@ def test_few_pairs_are_swept_quickly(named, n_pairs, is_quick, monkeypatch):
         raise InterruptedError
 
     monkeypatch.setattr(sweep_module, "run_sweep", keep_plan)
-    pairs = ScoredPairs("mine", ["a"] * n_pairs, ["b"] * n_pairs, [1.0] * n_pairs)
+    pairs = ScoredPairs("mine", ["a"] * n_pairs, ["b"] * n_pairs, [0.0, 1.0] * (n_pairs // 2))
     with pytest.raises(InterruptedError):
         sweep("tiny-llama", pairs, notify=messages.append, **named)
     defaults = SweepPlan.quick() if is_quick else SweepPlan()

@@ -15,7 +15,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from decoder2vec.backbone.attention import attention_from_config, set_attention
@@ -225,12 +224,14 @@ def _load_model(folder: Path, dtype: torch.dtype, **options: Any) -> nn.Module:
                 trust_remote_code=False,
                 **options,
             )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # wrong configs and weights fail in as many ways as there are families
         if "trust_remote_code" in str(error):
             raise BackboneError(
                 f"{folder} needs Python code of its own, which is never run; use a model that transformers supports."
             ) from error
-        raise BackboneError(f"transformers cannot load {folder}: {error}") from error
+        raise BackboneError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:500]}") from error
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(f"{folder} lacks {len(missing)} weights, among them {missing[0]}; the model is incomplete.")
     model.requires_grad_(False)
