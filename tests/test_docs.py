@@ -87,3 +87,14 @@ def test_generated_pages_are_current(name):
     """`make docs` writes them."""
     page = (ROOT / "docs" / name).read_text(encoding="utf-8")
     assert page == generate.PAGES[name](page)
+
+
+def test_every_promise_names_tests_that_exist():
+    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    promises = [line for line in page.splitlines() if line.startswith("| ") and line != "| Promise | Tests |"]
+    assert len(promises) > 10
+    for promise in promises:
+        tests = re.findall(r"`([\w/]+\.py)::(test_\w+)`", promise)
+        assert tests, promise
+        for file, name in tests:
+            assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file}::{name}"
