@@ -239,8 +239,10 @@ def token_positions(
 def _plain_backend(backbone: TokenSource) -> Any:
     """The fast tokenizer with padding and truncation off: a call of the tokenizer that uses them leaves them on."""
     backend = backbone.tokenizer.backend_tokenizer
-    backend.no_padding()
-    backend.no_truncation()
+    if backend.padding is not None:  # a change while another thread tokenises is an error
+        backend.no_padding()
+    if backend.truncation is not None:
+        backend.no_truncation()
     return backend
 
 
