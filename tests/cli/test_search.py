@@ -132,7 +132,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
         (("index", "--out", new), InputError, "Give a folder or file"),
         (("index", "--out", new, "--verify"), InputError, "no index"),
         (("index", folder, "--out", index, "--encoder", "tiny-gpt2"), InputError, "another embedding space"),
-        (("index", folder, "--out", index, "--chunk", "64"), InputError, "set when it was created"),
+        (("index", folder, "--out", index, "--chunk", "64"), InputError, "set when it is created"),
         (("index", "--out", index, "--tune"), InputError, "--queries and --qrels"),
         (("index", "--out", index, "--tune", *queries), InputError, "--queries and --qrels"),
         (("index", folder, "--out", index, *queries), InputError, "belong to --tune"),
