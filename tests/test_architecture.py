@@ -33,6 +33,7 @@ LEVELS = [
     {"evaluation"},
     {"analysis", "search"},
     {"matching", "integrations"},
+    {"calibration"},
     {"report"},
     {"serving"},
     {"training"},

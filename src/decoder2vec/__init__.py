@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, estimate_dimension, measure_dimension
     from decoder2vec.analysis.pruning import prune
     from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.calibration import CalibrationResult, calibrate
     from decoder2vec.config import EncoderSpec, Reading
     from decoder2vec.encoder import Encoder
     from decoder2vec.errors import (
@@ -74,6 +75,7 @@ _MODULES = {
     "analysis.intrinsic_dimension": ("DimensionPlan", "estimate_dimension", "measure_dimension"),
     "analysis.pruning": ("prune",),
     "backbone.backbone": ("Backbone",),
+    "calibration": ("CalibrationResult", "calibrate"),
     "config": ("EncoderSpec", "Reading"),
     "encoder": ("Encoder",),
     "errors": (
@@ -124,6 +126,7 @@ _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "Backbone",
     "BackboneError",
+    "CalibrationResult",
     "Chunking",
     "ContrastiveExamples",
     "DataFileError",
@@ -169,6 +172,7 @@ __all__ = [
     "UnsupportedError",
     "__version__",
     "as_mteb_model",
+    "calibrate",
     "compare_engines",
     "create_app",
     "doctor",

@@ -38,6 +38,8 @@ from decoder2vec.encoder_folder import (
     NAMED_ADAPTERS_FOLDER,
     check_output_folder,
     encoder_path,
+    probabilities_json,
+    read_probabilities,
     saved_encoder_folder,
 )
 from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
@@ -45,6 +47,7 @@ from decoder2vec.gold import GoldVectors
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
 from decoder2vec.heads.standardise import AffineHead
+from decoder2vec.maths.probability import ProbabilityCurve
 from decoder2vec.maths.similarity import (
     PRECISIONS,
     SIMILARITIES,
@@ -95,6 +98,8 @@ class Encoder:
         self.backbone = backbone
         self.spec = replace(spec, readings=readings, attention=backbone.attention)
         self.head = head.to(backbone.device) if isinstance(head, LayerwiseHead) else head
+        self.probabilities: dict[str, ProbabilityCurve] = {}
+        """Probabilities of positive pairs by their "similarity", "search" and "match" scores, fitted by `calibrate`."""
         self.stats = EncodingStats()
         """Texts, tokens and seconds of everything encoded so far."""
         self._reader(None, None)  # a wrong pooling, template or length limit raises an error now, not at first use
@@ -357,6 +362,7 @@ class Encoder:
             "spec": replace(self.spec, backbone=backbone.name).to_json(),
             "head": self.head.kind if self.head else None,
             "adapters": _digests(backbone.adapters),
+            **probabilities_json(self.probabilities),
         }
         weights = source if copy_backbone or inside else None
         _write_folder(target, description, encoder, weights, lora_dtype, extra_files or {})
@@ -391,6 +397,7 @@ class Encoder:
         backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
         encoder = cls(_restore_adapters(backbone, path, description["backbone_fingerprint"]), spec, head)
         _check_fingerprint(encoder, description, path)
+        encoder.probabilities = read_probabilities(description, path)
         return encoder
 
     def to(self, device: str | torch.device) -> Encoder:

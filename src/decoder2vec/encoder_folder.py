@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from decoder2vec.storage import check_replaceable
+from decoder2vec.errors import EncoderError
+from decoder2vec.maths.probability import ProbabilityCurve
+from decoder2vec.storage import check_replaceable, write_json
 
 DESCRIPTION_FILE = "encoder.json"
 HEAD_FILE = "head.safetensors"
@@ -29,6 +33,8 @@ _FILES_OF_0_1 = (
 """What version 0.1 wrote into the folder of an encoder; later versions list the files in its description."""
 _LATER_FILES = ("report/*.html", "report/*.png", "report/*.svg")
 """What `d2v report` adds to the folder of an encoder."""
+_PROBABILITIES = "probabilities"
+"""Where the description of an encoder has its calibration."""
 BUILTIN_ENCODERS = Path(__file__).parent / "encoders"
 """Folder of the encoders that ship with the package."""
 
@@ -52,6 +58,28 @@ def encoder_path(name: str | Path) -> Path:
 def check_output_folder(target: Path) -> None:
     """Raise an error if a path holds anything other than what `save` wrote, or cannot be written."""
     check_replaceable(target, _written_files(target))
+
+
+def probabilities_json(curves: Mapping[str, ProbabilityCurve]) -> dict[str, Any]:
+    """Return what the description of an encoder says about its calibration; nothing if it has none."""
+    return {_PROBABILITIES: {score: curve.to_json() for score, curve in curves.items()}} if curves else {}
+
+
+def read_probabilities(description: Mapping[str, Any], folder: Path) -> dict[str, ProbabilityCurve]:
+    """Return the calibration of an encoder by the kind of score; empty if it has none."""
+    try:
+        curves = description.get(_PROBABILITIES, {}).items()
+        return {score: ProbabilityCurve.from_json(curve) for score, curve in curves}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise EncoderError(
+            f"The probabilities in {folder / DESCRIPTION_FILE} are damaged ({error}); run `d2v calibrate` again."
+        ) from None
+
+
+def write_probabilities(folder: Path, curves: Mapping[str, ProbabilityCurve]) -> None:
+    """Write a calibration into the description of a saved encoder; everything else stays as it is."""
+    file = folder / DESCRIPTION_FILE
+    write_json(file, {**json.loads(file.read_text(encoding="utf-8")), **probabilities_json(curves)})
 
 
 def _written_files(folder: Path) -> list[str]:

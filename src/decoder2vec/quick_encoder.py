@@ -28,9 +28,11 @@ from decoder2vec.encoder_folder import (
     BACKBONE_FOLDER,
     DESCRIPTION_FILE,
     HEAD_FILE,
+    read_probabilities,
     saved_encoder_folder,
 )
 from decoder2vec.heads.standardise import AFFINE_HEADS, AffineHead
+from decoder2vec.maths.probability import ProbabilityCurve
 from decoder2vec.maths.similarity import check_finite, normalise
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
@@ -79,6 +81,7 @@ class QuickEncoder:
         self, model: NumpyLlama, tokenizer: _FileTokenizer, spec: EncoderSpec, head: AffineHead | None, fingerprint: str
     ) -> None:
         self.model, self.spec, self.head, self.fingerprint = model, spec, head, fingerprint
+        self.probabilities: dict[str, ProbabilityCurve] = {}
         self._tokenizer = tokenizer
 
     @classmethod
@@ -109,7 +112,9 @@ class QuickEncoder:
         found = fingerprint(effective, settings, head.digest() if head else None)
         if model is None or tokenizer is None or found != description["fingerprint"]:
             return None
-        return cls(model, tokenizer, spec, head, found)
+        encoder = cls(model, tokenizer, spec, head, found)
+        encoder.probabilities = read_probabilities(description, folder)
+        return encoder
 
     @property
     def dim(self) -> int:

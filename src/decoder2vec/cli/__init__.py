@@ -13,6 +13,7 @@ import typer
 
 from decoder2vec.cli.analyze import analyze
 from decoder2vec.cli.cache import cache
+from decoder2vec.cli.calibrate import calibrate
 from decoder2vec.cli.data import data
 from decoder2vec.cli.demo import demo
 from decoder2vec.cli.doctor import doctor
@@ -43,7 +44,7 @@ app = typer.Typer(
 _COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (demo, pull, data, cache),
     "Look": (doctor, sweep, analyze, report),
-    "Make": (train, merge, prune, export),
+    "Make": (train, merge, prune, calibrate, export),
     "Measure": (evaluate, mteb),
     "Use": (similarity, embed, index, search, match, serve),
 }

@@ -91,11 +91,12 @@ def _print_rankings(matching: Matching) -> None:
             "" if rank else matching.left.documents[match.left].display_name,
             matching.right.documents[match.right].display_name,
             f"{match.score:.2f}",
+            *([str(match.probability)] if match.probability else []),
         )
         for ranking in matching.for_left
         for rank, match in enumerate(ranking[:_MATCHES_PRINTED])
     ]
-    table((matching.left.name, f"best of {matching.right.name}", "score"), rows)
+    table((matching.left.name, f"best of {matching.right.name}", *_score_columns(matching, "score")), rows)
     info(matching.score_meaning)
 
 
@@ -107,10 +108,16 @@ def _print_best(matching: Matching) -> None:
             matching.right.documents[best.right].id,
             f"{best.score:.2f}",
             "" if best.share_below is None else f"{100 * best.share_below:.0f} % of pairs",
+            *([str(best.probability)] if best.probability else []),
         )
         for best, *_ in matching.for_left[:_MAX_PRINTED]
     ]
-    table((matching.left.name, f"best of {matching.right.name}", "score", "above"), rows)
+    table((matching.left.name, f"best of {matching.right.name}", *_score_columns(matching, "score", "above")), rows)
     if len(matching.left) > len(rows):
         info(f"... and {len(matching.left) - len(rows)} more in the report")
     info(matching.score_meaning)
+
+
+def _score_columns(matching: Matching, *names: str) -> tuple[str, ...]:
+    """Names of the columns of scores; with one for probabilities if the encoder is calibrated."""
+    return (*names, "probability") if matching.for_left[0][0].probability else names

@@ -77,7 +77,9 @@ def _to_json(hit: Hit) -> str:
     parts = {} if hit.dense is None else {"dense": hit.dense, "lexical": hit.lexical}
     fields = {"chunk": hit.chunk, "text": hit.text, "metadata": hit.metadata}
     snippet = {"text": hit.snippet.text, "start": hit.snippet.start, "end": hit.snippet.end}
-    return json.dumps({"id": hit.id, "score": hit.score, **parts, **fields, "snippet": snippet}, ensure_ascii=False)
+    probability = {} if hit.probability is None else {"probability": hit.probability._asdict()}
+    document = {"id": hit.id, "score": hit.score, **probability, **parts, **fields, "snippet": snippet}
+    return json.dumps(document, ensure_ascii=False)
 
 
 def _print(hit: Hit) -> None:
@@ -86,7 +88,8 @@ def _print(hit: Hit) -> None:
     path = str(hit.metadata.get("path", ""))
     names = dict.fromkeys(name for name in (title, hit.id, "" if hit.id.startswith(path) else path) if name)
     snippet = _without_title(hit.snippet, title)
-    typer.echo(f"{hit.score:8.4f}  {_printable(' · '.join(names))}")
+    probability = f" · {hit.probability}" if hit.probability else ""
+    typer.echo(f"{hit.score:8.4f}  {_printable(' · '.join(names))}{probability}")
     typer.echo(f"          {snippet.marked(before, after, _printable)}\n")
 
 

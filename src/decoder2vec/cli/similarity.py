@@ -51,7 +51,10 @@ def similarity(
 
         model = open_for_queries(encoder, device, dtype, **choices)
     vectors = model.encode([a, b])
-    typer.echo(f"{float(model.similarity(vectors[:1], vectors[1:])[0, 0]):.4f}")
+    score = float(model.similarity(vectors[:1], vectors[1:])[0, 0])
+    typer.echo(f"{score:.4f}")
+    if curve := model.probabilities.get("similarity"):
+        typer.echo(f"probability: {curve(score)}")
 
 
 def _print_explanation(explanation: Explanation, texts: tuple[str, str], plot: Path | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from decoder2vec.matching.section_scores import (
 )
 from decoder2vec.matching.sides import Side, SideSource, to_side
 from decoder2vec.matching.terms import ScoreMatrix, TermWeights, shared_terms
+from decoder2vec.maths.probability import Probability
 from decoder2vec.progress import current_progress
 from decoder2vec.search.store import resolve_encoder
 
@@ -153,6 +154,8 @@ class Match:
     share_below: float | None = None
     """Share of other pairs with a lower score: all pairs of this matching, and pairs that are known to be unrelated;
     None with another fusion than "calibrated", since its scores do not compare between lists."""
+    probability: Probability | None = None
+    """Probability that the two fit each other, if the encoder is calibrated, and options of scores are the default."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +184,15 @@ class Matching:
             if self.config.standardise
             else "The other documents do not change a score, so scores can be compared between lists"
         )
+        probability = (
+            " The probability, with its 95 % interval, is that of a positive pair in the data of `d2v calibrate`."
+            if any(match.probability for ranking in self.for_left for match in ranking)
+            else ""
+        )
         return (
             "A score of 0 is what unrelated texts have, 0.5 short texts that fit each other (long documents rarely "
             f"reach it), 1 the same text twice. {compared}. “Above” is the share of all pairs of documents that score "
-            "lower."
+            f"lower.{probability}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -206,6 +214,7 @@ class Matching:
                 "right": self.right.documents[match.right].id,
                 "score": round(match.score, 4),
                 "above": None if match.share_below is None else round(match.share_below, 4),
+                **({"probability": match.probability._asdict()} if match.probability else {}),
                 "dense": round(match.dense, 4),
                 "lexical": round(match.lexical, 4),
                 **({"reasons": asdict(self.reasons[match.left, match.right])} if with_reasons else {}),
@@ -288,12 +297,15 @@ def match_sides(
             similarity = similarity.standardised(passages)
         scores = score_sides(left, right, similarity, config.aggregate)
     fused = scores.fused(config)
+    default_scores = replace(config, top=MatchConfig.top, pairs=MatchConfig.pairs) == MatchConfig()
+    curve = getattr(encoder, "probabilities", {}).get("match") if default_scores else None
 
     def entry(i: int, j: int, ranked_by: ScoreMatrix) -> Match:
         score = float(ranked_by[i, j])
         score = max(0.0, score) if config.fusion == CALIBRATED else score
         share_below = None if fused.shares_below is None else float(fused.shares_below[i, j])
-        return Match(i, j, score, float(scores.dense[i, j]), float(scores.lexical[i, j]), share_below)
+        probability = curve(float(ranked_by[i, j])) if curve else None
+        return Match(i, j, score, float(scores.dense[i, j]), float(scores.lexical[i, j]), share_below, probability)
 
     for_left = [
         [entry(i, j, fused.for_left) for j in _best_indices(fused.for_left[i], config.top)] for i in range(len(left))

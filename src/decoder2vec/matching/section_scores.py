@@ -70,6 +70,11 @@ class TextSimilarity:
         standardised._head = AffineHead.fit("standardise", np.stack([self._vectors[text] for text in distinct]))
         return standardised
 
+    def of_pairs(self, left: Sequence[str], right: Sequence[str]) -> NDArray[np.float64]:
+        """Return [pairs] similarities of each left text with the right text beside it."""
+        self.encode([*left, *right])
+        return np.array([float(self([a], [b])[0, 0]) for a, b in zip(left, right, strict=True)])
+
     def __call__(self, left: Sequence[str], right: Sequence[str]) -> ScoreMatrix:
         """Return [left, right] similarities: the encoder's `similarity` if it has one, else cosines."""
         self.encode([*left, *right])

@@ -159,6 +159,8 @@ def _match_card(matching: Matching, match: Match, rank: int) -> Html:
     parts = f"By meaning {match.dense:.2f}, terms in common {100 * match.lexical:.0f} %"
     if match.share_below is not None:
         parts += f"; above {100 * match.share_below:.0f} % of all pairs"
+    if match.probability:
+        parts += f"; probability {match.probability}"
     body = (
         tag("p", f"{parts}.", class_="score-parts"),
         terms("In both", reasons.terms.matched, "matched"),

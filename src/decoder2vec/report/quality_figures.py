@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from decoder2vec.calibration import CalibrationResult
 from decoder2vec.report.figures import (
     COLOURS,
     GREY,
@@ -120,3 +123,23 @@ def _draw_ranks(axes: Any, rows_at: dict[tuple[float, float], list[int]]) -> Non
         ranks = ", ".join(str(index + 1) for index in indices)
         offset = (spot[0] - x, spot[1] - y)
         axes.annotate(ranks, point, offset, textcoords="offset pixels", size=8, ha="center", va="center", zorder=4)
+
+
+def draw_reliability(result: CalibrationResult, file: Path) -> None:
+    """Draw for each score the curve with its interval, and the shares of positives that it should go through."""
+    names = list(result.scores)
+    title = f"Probability of a positive pair, from {len(result.labels)} labelled pairs"
+    with panels(file, title, 1, len(names), (0.8 + 3.1 * len(names), 3.4), sharey=True) as (_, grid):
+        for axes, name in zip(grid[0], names, strict=True):
+            calibrated = result.scores[name]
+            scores = np.linspace(calibrated.scores.min(), calibrated.scores.max(), 100)
+            middle, low, high = calibrated.curve.of(scores)
+            axes.fill_between(scores, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label="95 % interval")
+            axes.plot(scores, middle, color=COLOURS[0], label="fitted")
+            groups = np.array_split(np.argsort(calibrated.scores, kind="stable"), min(10, len(scores)))
+            centres = [calibrated.scores[rows].mean() for rows in groups]
+            shares = [result.labels[rows].mean() for rows in groups]
+            axes.plot(centres, shares, "o", color=COLOURS[1], label="positives among a tenth of the pairs")
+            axes.set_xlabel(name)
+        grid[0][0].set_ylabel("probability")
+        grid[0][0].legend(loc="upper left")

@@ -14,13 +14,14 @@ import numpy as np
 from decoder2vec.config import from_table, to_table
 from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
+from decoder2vec.maths.probability import Probability
 from decoder2vec.progress import current_progress
 from decoder2vec.quick_encoder import QuickEncoder, open_for_queries
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import DocumentSource, source_bytes, to_documents
 from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
 from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
-from decoder2vec.search.ranking import DocumentRanker
+from decoder2vec.search.ranking import DenseSearch, DocumentRanker
 from decoder2vec.search.snippets import Snippet, make_snippets
 from decoder2vec.search.store import (
     Chunk,
@@ -73,6 +74,8 @@ class Hit:
     query itself)."""
     lexical: float | None = None
     """Hybrid search: the BM25 score as the fusion scales it; by default from 0 (no word of the query) to 1 (all)."""
+    probability: Probability | None = None
+    """Probability that the document answers the query, by its similarity, if the encoder is calibrated."""
 
 
 @dataclass(frozen=True)
@@ -291,6 +294,7 @@ class Index:
             ranked = sorted(rescored, key=lambda document: -document.score)
         ranked = ranked[:top]
         snippets = make_snippets(query, [chunks[document.chunk_key].text for document in ranked], self._encode)
+        probabilities = self._probabilities(query, ranked)
         return [
             Hit(
                 document.id,
@@ -301,6 +305,7 @@ class Index:
                 chunk.number,
                 document.dense,
                 document.lexical,
+                probabilities.get(document.chunk_key),
             )
             for document, snippet in zip(ranked, snippets, strict=True)
             if (chunk := chunks[document.chunk_key])
@@ -409,6 +414,15 @@ class Index:
         """Return for each query what a fusion takes: both rankings and the scores of a full match."""
         dense, lexical = (self._rank_by(mode, queries, depth, filter) for mode in ("dense", "lexical"))
         return list(zip(dense, lexical, self._ranker.full_scores(queries), strict=True))
+
+    def _probabilities(self, query: str, ranked: Sequence[RankedDocument]) -> dict[str, Probability]:
+        """Chunk key -> probability that the chunk answers the query; nothing if the encoder is not calibrated."""
+        curve = getattr(self.encoder, "probabilities", {}).get("search")
+        if not curve or not ranked:
+            return {}
+        stored = self.store.read_vectors([document.id for document in ranked])
+        chunks = DenseSearch(*stored, self.header.space.similarity)
+        return {key: curve(score) for key, score in chunks.search(self._encode([query], "query"), len(chunks))[0]}
 
     def _encode(self, texts: list[str], role: str) -> Embeddings:
         return encode_texts(self.encoder, texts, role)

@@ -12,6 +12,7 @@ from decoder2vec.errors import InputError
 from decoder2vec.matching.match import Match, MatchConfig, Matching, match_sides
 from decoder2vec.matching.reasons import Reasons
 from decoder2vec.matching.sides import Side, SideDocument
+from decoder2vec.maths.probability import Probability
 from decoder2vec.maths.similarity import pairwise_similarity
 from decoder2vec.search.index import Hit
 from decoder2vec.search.rerank import PairReranker
@@ -88,6 +89,14 @@ class SearchSnippet(BaseModel):
     highlights: list[tuple[int, int]]
 
 
+class ProbabilityInterval(BaseModel):
+    """A probability with its 95 % interval, if the encoder is calibrated."""
+
+    value: float
+    low: float
+    high: float
+
+
 class SearchHit(BaseModel):
     """A document that answers the query."""
 
@@ -96,6 +105,7 @@ class SearchHit(BaseModel):
     text: str
     metadata: dict[str, Any]
     snippet: SearchSnippet
+    probability: ProbabilityInterval | None = None
 
 
 class SearchResponse(BaseModel):
@@ -140,6 +150,7 @@ class MatchResult(BaseModel):
     matched: list[str]
     missing: list[str]
     pairs: list[ScoredPair]
+    probability: ProbabilityInterval | None = None
 
 
 class MatchRanking(BaseModel):
@@ -190,6 +201,7 @@ class CompareResponse(BaseModel):
     """The similarity of two texts by the encoder, its scale, and the similarity in each layer of the model."""
 
     similarity: float
+    probability: ProbabilityInterval | None = None
     scale: SimilarityScale
     layers: Annotated[list[LayerSimilarity], Field(description="Of the plain states: without the encoder's head.")]
 
@@ -260,12 +272,19 @@ def _compare(service: Service, model: ServedModel, texts: list[str]) -> dict[str
         states = service.cached_batcher.encode(BatchKey(model.id, LAYERS), texts, token_counts)
         by_layer = pairwise_similarity(model.encoder.similarity_fn_name, *states.reshape(2, model.n_layers, -1))
         layers = [{"layer": layer, "similarity": value} for layer, value in enumerate(by_layer.tolist())]
-    return {"similarity": similarity, "scale": service.similarity_scale(model), "layers": layers}
+    curve = getattr(model.encoder, "probabilities", {}).get("similarity")
+    probability = _probability_json(curve(similarity) if curve else None)
+    return {"similarity": similarity, **probability, "scale": service.similarity_scale(model), "layers": layers}
 
 
 def _hit_json(hit: Hit) -> dict[str, Any]:
     snippet = {"text": hit.snippet.text, "highlights": [[hit.snippet.start, hit.snippet.end]]}
-    return {"id": hit.id, "score": hit.score, "text": hit.text, "metadata": hit.metadata, "snippet": snippet}
+    fields = {"id": hit.id, "score": hit.score, "text": hit.text, "metadata": hit.metadata, "snippet": snippet}
+    return {**fields, **_probability_json(hit.probability)}
+
+
+def _probability_json(probability: Probability | None) -> dict[str, Any]:
+    return {} if probability is None else {"probability": probability._asdict()}
 
 
 def _side(name: str, documents: list[MatchDocument]) -> Side:
@@ -284,6 +303,7 @@ def _match_json(matching: Matching, match: Match) -> dict[str, Any]:
         "right": matching.right.documents[match.right].id,
         "score": match.score,
         "above": match.share_below,
+        **_probability_json(match.probability),
         "dense": match.dense,
         "lexical": match.lexical,
         "sections": [{"left": pair.left, "right": pair.right, "score": pair.score} for pair in reasons.sections],
