@@ -16,6 +16,7 @@ LEVELS = [
     {"package"},
     {"progress"},
     {"storage"},
+    {"tensor_files"},
     {"config"},
     {"maths"},
     {"backbone"},

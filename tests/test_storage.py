@@ -172,3 +172,9 @@ def test_files_of_a_folder_have_the_rights_of_new_files(tmp_path):
     finally:
         os.umask(before)
     assert (tmp_path / "new" / "weights.safetensors").stat().st_mode & 0o777 == 0o644
+
+
+def test_disk_error_of_another_library_names_the_file(tmp_path):
+    with pytest.raises(OSError, match=r"Input/output error: '.*target'") as caught, atomic_file(tmp_path / "target"):
+        raise RuntimeError("Error while serializing: Input/output error (os error 5)")
+    assert caught.value.filename == str(tmp_path / "target")

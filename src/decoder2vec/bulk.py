@@ -2,7 +2,7 @@
 
 Shards are written to `OUT.parts/`. Each is named by its index and stores the hash of its texts, and the folder stores
 the fingerprint and dtype of the encoder, so a second run reuses exactly the shards that are still valid and computes
-the others.
+the others, also those that were damaged meanwhile.
 """
 
 from __future__ import annotations
@@ -111,16 +111,32 @@ def _delete_foreign_shards(folder: Path, owner: str) -> None:
 
 def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, index: int, normalize: bool) -> None:
     digest = hashlib.sha256(json.dumps(texts).encode()).hexdigest()
-    texts_file = folder / f"{index:08d}.json"
-    if texts_file.is_file() and json.loads(texts_file.read_text(encoding="utf-8"))["sha256"] == digest:
+    texts_file, vectors_file = folder / f"{index:08d}.json", folder / f"{index:08d}.npy"
+    if _is_stored(texts_file, vectors_file, digest):
         current_progress().remaining_work -= len(texts)
         return
     vectors = encoder.encode(texts, normalize_embeddings=normalize)
     texts_file.unlink(missing_ok=True)  # a stop between the two files below must not leave old texts with new vectors
-    with atomic_file(folder / f"{index:08d}.npy") as temporary:
+    with atomic_file(vectors_file) as temporary:
         _write_npy(temporary, iter([(texts, vectors)]), *vectors.shape)
+    content = {"sha256": digest, "vectors": _sha256(vectors_file), "texts": texts}
     with atomic_file(texts_file) as temporary:
-        temporary.write_text(json.dumps({"sha256": digest, "texts": texts}), encoding="utf-8")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _is_stored(texts_file: Path, vectors_file: Path, digest: str) -> bool:
+    """Whether a shard of these texts is there, and as it was written."""
+    try:
+        content = json.loads(texts_file.read_text(encoding="utf-8"))
+        is_whole = hashlib.sha256(json.dumps(content["texts"]).encode()).hexdigest() == digest
+        return bool(is_whole and content["sha256"] == digest and content["vectors"] == _sha256(vectors_file))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as handle:
+        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _read_shard(folder: Path, index: int) -> tuple[list[str], NDArray[np.float32]]:

@@ -23,13 +23,12 @@ try:
 except ImportError:  # Windows has no such locks
     fcntl = None  # type: ignore[assignment]
 
-from decoder2vec.errors import DataFileError, InputError, StorageError
+from decoder2vec.errors import DataFileError, Decoder2VecError, InputError, StorageError
 from decoder2vec.package import __version__
 
 TEMPORARY_PREFIX = ".tmp-d2v-"
 """Begins the names of folders in which files are written until they are complete."""
 CHECKSUMS_FILE = "checksums.json"
-_FULL_DISK = "No space left on device"
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
 
@@ -88,7 +87,7 @@ def atomic_folder(target: Path, *, replace: bool = False) -> Iterator[Path]:
         temporary = folder / target.name
         temporary.mkdir()
         yield temporary
-        _use_umask(temporary)
+        _finish_files(temporary)
         if replace:
             _put_in_place(temporary, target)
             return
@@ -109,23 +108,33 @@ def temporary_folder(target: Path) -> Iterator[Path]:
     _delete_abandoned(target.parent.absolute())
     folder, handle = None, None
     try:
-        while folder is None or handle is None:
-            folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
-            handle = _lock_folder(folder)
-        yield folder
-    except OSError as error:
-        if error.errno in _DISK_ERRORS:  # a failed write does not name the file
-            error.filename = str(target)
-        raise
-    except Exception as error:  # writers of other libraries raise classes of their own
-        if _FULL_DISK in str(error):
-            raise OSError(errno.ENOSPC, _FULL_DISK, str(target)) from error
-        raise
+        with disk_errors_name(target):
+            while folder is None or handle is None:
+                folder = Path(tempfile.mkdtemp(prefix=TEMPORARY_PREFIX, dir=target.parent))
+                handle = _lock_folder(folder)
+            yield folder
     finally:
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
         if handle:
             os.close(handle)
+
+
+@contextmanager
+def disk_errors_name(target: Path) -> Iterator[None]:
+    """Raise errors of the disk as OSError with the name of the file that is written, whichever library writes it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _DISK_ERRORS:  # a failed write does not name the file
+            error.filename = str(target)
+        raise
+    except Decoder2VecError:
+        raise
+    except Exception as error:  # writers of other libraries raise classes of their own
+        if number := next((number for number in _DISK_ERRORS if os.strerror(number) in str(error)), None):
+            raise OSError(number, os.strerror(number), str(target)) from error
+        raise
 
 
 def _lock_folder(folder: Path) -> int | None:
@@ -180,12 +189,17 @@ def _exchange(first: Path, second: Path) -> bool:
     return bool(result == 0)
 
 
-def _use_umask(folder: Path) -> None:
-    """Give all files in a folder the rights of new files: some libraries write files that only their owner reads."""
+def _finish_files(folder: Path) -> None:
+    """Give all files in a folder the rights of new files, and wait until they are on the disk.
+
+    Some libraries write files that only their owner reads.
+    """
     mode = 0o666 & ~_umask()
     for file in folder.rglob("*"):
         if file.is_file() and not file.is_symlink():
             file.chmod(mode)
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
 
 
 def _umask() -> int:

@@ -175,3 +175,16 @@ def test_folder_with_names_of_an_index_is_left_alone(tmp_path, name):
     with pytest.raises(InputError, match=f"is not empty: it holds {name}; choose another folder"):
         Index.create(tmp_path / "index", WordEncoder())
     assert [path.read_text() for path in files_of(tmp_path)] == ["mine"]
+
+
+def test_commit_that_cannot_be_read_is_undone(tmp_path):
+    """As if LanceDB had overlooked that the list of deleted rows could not be written."""
+    index = Index.create(tmp_path / "index", WordEncoder())
+    index.add(DOCUMENTS[:10])
+    with pytest.raises(StorageError, match="cannot be read and was undone"), index.store._undone_if_unreadable():
+        index.store._table.delete("document = 'd3'")
+        for file in (tmp_path / "index" / "chunks.lance" / "_deletions").iterdir():
+            file.write_bytes(b"")
+    assert Index.open(tmp_path / "index", WordEncoder()).count()[0] == 10
+    assert index.delete(["d3"]) == ["d3"]
+    index.verify()

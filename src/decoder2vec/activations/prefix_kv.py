@@ -8,6 +8,7 @@ would be too large, they are recomputed each time, without gradients.
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 import shutil
@@ -111,10 +112,13 @@ class _StoredKeysValues:
         key = fingerprint(*identity, [prompt.ids for prompt in prompts])
         file = prefix_kv_root() / f"{key}.bin"
         size = int(self.ends[-1]) * self.width * backbone.dtype.itemsize
-        if not file.is_file() or file.stat().st_size != size:  # a truncated file would be read as zeros
-            _check_free_space(file.parent, size)
+        if not _is_intact(file, size):
             with atomic_file(file) as temporary:
+                _reserve(temporary, size)
                 self._fill(self._open(temporary), prompts)
+                digest = _sha256(temporary, size)
+                with temporary.open("ab") as handle:
+                    handle.write(digest)
         self.states = self._open(file)
 
     def _open(self, file: Path) -> Tensor:
@@ -152,11 +156,32 @@ class _StoredKeysValues:
         return CachedKeysValues(layers, lengths.to(device))
 
 
-def _check_free_space(folder: Path, size: int) -> None:
+def _reserve(file: Path, size: int) -> None:
     """Fail now if the disk is full: later, while a mapped file is filled, it would kill the process with no message."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if shutil.disk_usage(folder).free < size:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+    if shutil.disk_usage(file.parent).free < size:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+    with file.open("r+b") as handle:
+        if hasattr(os, "posix_fallocate"):  # other processes cannot take the space any more
+            os.posix_fallocate(handle.fileno(), 0, size)
+
+
+def _is_intact(file: Path, size: int) -> bool:
+    """Whether a file has `size` bytes and, at its end, their checksum."""
+    if not file.is_file() or file.stat().st_size != size + hashlib.sha256().digest_size:
+        return False
+    with file.open("rb") as handle:
+        handle.seek(size)
+        return handle.read() == _sha256(file, size)
+
+
+def _sha256(file: Path, size: int) -> bytes:
+    """SHA-256 of the first `size` bytes of a file."""
+    total, left = hashlib.sha256(), size
+    with file.open("rb") as handle:
+        while left and (block := handle.read(min(left, 1 << 20))):
+            total.update(block)
+            left -= len(block)
+    return total.digest()
 
 
 @torch.no_grad()

@@ -24,7 +24,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from decoder2vec.config import fingerprint
@@ -61,7 +60,9 @@ class Store:
         self.precision = precision
         self._segments: list[Segment] = []
         self._index: KeyIndex | None = None
-        """Of the keys of all segments; None if a segment was added since it was built."""
+        """Of the keys of all segments; None if the segments have changed since it was built."""
+        self._verified: set[int] = set()
+        """Indices of the segments whose checksum was compared, which is done when one is first needed."""
         self._seen_files: set[str] = set()
         self._check_description()
         self.refresh()
@@ -78,12 +79,12 @@ class Store:
         return self._segments[0].values.shape[2] if self._segments else 0
 
     def contains(self, keys: Sequence[bytes] | Keys) -> NDArray[np.bool_]:
-        """[keys] whether each of them has vectors."""
+        """[keys] whether each of them has vectors, which may prove to be damaged when they are needed."""
         return self._key_index().find(_as_keys(keys)) >= 0
 
     def missing(self, keys: Keys) -> NDArray[np.intp]:
         """Indices of the keys that have no vectors, in order, the first of equal ones."""
-        absent = np.flatnonzero(~self.contains(keys))
+        absent = np.flatnonzero(self._find_intact(keys) < 0)
         _, first = np.unique(keys[absent], return_index=True)
         return absent[np.sort(first)]
 
@@ -107,7 +108,8 @@ class Store:
                 self._write(name, segment)
                 segment = open_segment(self.folder / name)
                 self._seen_files.add(name)
-            except (OSError, SafetensorError) as error:
+                self._verified.add(len(self._segments))
+            except OSError as error:
                 self.writable = False
                 log.warning(
                     "Cannot write latents to %s (%s); going on without the cache. Free some space with "
@@ -135,11 +137,10 @@ class Store:
         Raises:
             KeyError: A key has no vectors.
         """
-        rows = self._key_index().find(_as_keys(keys))
+        rows = self._find_intact(_as_keys(keys))
         if (rows < 0).any():
             raise KeyError(f"{int((rows < 0).sum())} of {len(rows)} keys are not in {self.folder}")
-        starts = np.cumsum([0, *(len(segment.keys) for segment in self._segments)])
-        segments = np.searchsorted(starts, rows, side="right") - 1
+        segments, starts = self._segments_of(rows)
         return np.stack([segments, rows - starts[segments]], axis=1)
 
     def read_into(
@@ -158,6 +159,27 @@ class Store:
             for target, source in columns:
                 values = segment.values[source, rows].astype(np.float32)
                 out[target, texts] = values * segment.scales[source, rows, None]
+
+    def _find_intact(self, keys: Keys) -> NDArray[np.intp]:
+        """[keys] row of each key; -1 where there is none. A damaged segment is emptied, with a warning."""
+        while True:
+            rows = self._key_index().find(keys)
+            needed = set(np.unique(self._segments_of(rows[rows >= 0])[0]).tolist())
+            damaged = [index for index in needed - self._verified if not self._segments[index].is_intact()]
+            self._verified |= needed
+            if not damaged:
+                return rows
+            for index in damaged:
+                log.warning(
+                    "Latents in %s are damaged and will be computed again; `d2v cache verify` removes them", self.folder
+                )
+                self._segments[index] = self._segments[index].emptied()
+            self._index = None
+
+    def _segments_of(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """[rows] segment of each row of the key index, and [segments + 1] the first row of each segment."""
+        starts = np.cumsum([0, *(len(segment.keys) for segment in self._segments)])
+        return np.searchsorted(starts, rows, side="right") - 1, starts
 
     def _check_description(self) -> None:
         """Raise an error if the folder describes another space: its vectors would be taken for ours."""
@@ -227,6 +249,8 @@ class Segment:
     keys: NDArray[np.uint8]
     values: NDArray[np.float16 | np.int8]
     scales: NDArray[np.float32]
+    sha256: str | None = None
+    """Checksum that it was written with; None if it was not written."""
 
     @classmethod
     def pack(cls, keys: Sequence[bytes] | Keys, latents: NDArray[np.float32], precision: str = "float16") -> Segment:
@@ -250,6 +274,14 @@ class Segment:
         indices = range(len(self.values))[readings] if isinstance(readings, slice) else readings
         vectors = [self.values[r, rows].astype(np.float32) * self.scales[r, rows, None] for r in indices]
         return np.stack(vectors, axis=1)
+
+    def is_intact(self) -> bool:
+        """Whether it is as it was written."""
+        return self.sha256 in (None, self.digest())
+
+    def emptied(self) -> Segment:
+        """The segment without its texts."""
+        return Segment(self.keys[:0], self.values[:, :0], self.scales[:, :0])
 
     def digest(self) -> str:
         """Checksum of keys, values and scales."""
@@ -307,13 +339,13 @@ def find_covering_space(
 def open_segment(file: Path) -> Segment:
     """Map a segment into memory; nothing is read until it is used."""
     try:
-        return _map_segment(file)[0]
+        return _map_segment(file)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{file} is damaged ({error})") from error
 
 
-def _map_segment(file: Path) -> tuple[Segment, dict[str, str]]:
-    """The segment over the mapped file, and its metadata: safetensors is a length, a JSON header and plain bytes."""
+def _map_segment(file: Path) -> Segment:
+    """The segment over the mapped file: safetensors is a length, a JSON header and plain bytes."""
     with file.open("rb") as handle:
         memory = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     size = int.from_bytes(memory[:8], "little")
@@ -325,7 +357,7 @@ def _map_segment(file: Path) -> tuple[Segment, dict[str, str]]:
         dtype = np.dtype(_DTYPES[entry["dtype"]])
         count = (end - begin) // dtype.itemsize
         arrays[name] = np.frombuffer(memory, dtype, count, offset=8 + size + begin).reshape(entry["shape"])
-    return Segment(arrays["keys"], arrays["values"], arrays["scales"]), metadata
+    return Segment(arrays["keys"], arrays["values"], arrays["scales"], metadata["sha256"])
 
 
 # --- maintenance ----------------------------------------------------------------------------------------------------
@@ -385,10 +417,9 @@ def delete_damaged_segments(report: SpaceReport, *, root: Path | None = None) ->
 
 def _is_intact(file: Path) -> bool:
     try:
-        segment, metadata = _map_segment(file)
+        return _map_segment(file).is_intact()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-    return metadata.get("sha256") == segment.digest()
 
 
 def _remove_strays(folder: Path) -> None:

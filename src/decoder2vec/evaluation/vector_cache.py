@@ -6,10 +6,10 @@ interrupted. Files are written atomically, so no lock is needed.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 import time
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 _CHUNK_CHARACTERS, _CHUNK_TEXTS = 1 << 16, 4096
 """Size of a chunk, which is what a kill can lose: at most a minute of work on a slow machine."""
+_DIGEST_DIGITS = 64
+"""Of the checksum in the name of a file; names of version 0.1 end in a random number of 32 digits."""
 
 
 class VectorCache:
@@ -128,9 +130,10 @@ class VectorCache:
     def _store(self, keys: list[bytes], matrix: Matrix, costs: NDArray[np.float64]) -> None:
         if self._space and not is_sparse(matrix):
             try:
-                file = vectors_root() / f"{self._space}-{uuid.uuid4().hex}.npy"
+                records = _records(keys, matrix, costs)
+                file = vectors_root() / f"{self._space}-{_digest(records)}.npy"
                 with atomic_file(file) as temporary, temporary.open("wb") as handle:
-                    np.save(handle, _records(keys, matrix, costs))
+                    np.save(handle, records)
                 self._load_file(file)
                 return
             except OSError as error:
@@ -141,6 +144,9 @@ class VectorCache:
     def _load_file(self, file: Path) -> None:
         try:
             records = np.load(file, mmap_mode="r", allow_pickle=False)
+            digest = file.stem.rpartition("-")[2]
+            if len(digest) == _DIGEST_DIGITS and digest != _digest(records):
+                raise ValueError("its checksum is another")
             vectors = records["vector"]
             self.dim = self.dim or vectors.shape[1]
             if vectors.shape[1] != self.dim:
@@ -175,6 +181,10 @@ def _records(keys: list[bytes], matrix: NDArray[np.float32], costs: NDArray[np.f
     records["key"] = np.frombuffer(b"".join(keys), "V16")
     records["tokens"], records["seconds"], records["vector"] = costs[:, 0], costs[:, 1], matrix
     return records
+
+
+def _digest(records: NDArray[Any]) -> str:
+    return hashlib.sha256(np.ascontiguousarray(records).view(np.uint8).data).hexdigest()
 
 
 def _split_into_chunks(texts: Sequence[str]) -> Iterator[list[str]]:

@@ -18,7 +18,7 @@ from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import Reading
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, StorageError, UnsupportedError
 from decoder2vec.export.transformers import copy_tokenizer
-from decoder2vec.storage import atomic_folder, check_replaceable
+from decoder2vec.storage import atomic_folder, check_replaceable, disk_errors_name
 
 PRUNING_FILE = "pruning.json"
 _TOLERANCE = 1e-3
@@ -88,7 +88,8 @@ def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str
         )
     with atomic_folder(target) as folder:
         try:
-            _write_first_blocks(backbone, depth, folder)
+            with disk_errors_name(target):
+                _write_first_blocks(backbone, depth, folder)
             summary = _compare_reloaded(backbone, depth, folder)
         except (InputError, UnsupportedError, StorageError, MissingExtraError, OSError):
             raise

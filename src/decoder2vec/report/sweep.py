@@ -18,7 +18,7 @@ from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.report.sweep_figures import draw_sweep
-from decoder2vec.storage import check_writable, read_json, versions
+from decoder2vec.storage import atomic_file, check_writable, read_json, versions
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs
 
 _DOCUMENT, _FIGURE, _ENCODER = "sweep.json", "sweep.png", "encoder"
@@ -194,6 +194,7 @@ def _write_files(result: Sweep, encoder: Encoder, out: Path) -> dict[str, Any]:
     rows = ",\n  ".join(json.dumps(row) for row in document.pop("rows"))
     document |= {"encoder": encoder.fingerprint, "test": result.test}
     text = json.dumps({**document, "versions": versions()}, indent=1)
-    (out / _DOCUMENT).write_text(f'{text[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    with atomic_file(out / _DOCUMENT) as temporary:
+        temporary.write_text(f'{text[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
     draw_sweep(result, out / _FIGURE, result.test)
     return document

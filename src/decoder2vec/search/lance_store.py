@@ -40,7 +40,7 @@ _TABLE_NAME = "chunks"
 _TABLE_FOLDER = f"{_TABLE_NAME}.lance"
 _LOCK_FILE = ".writing"
 _VERIFIED_FILES = (_HEADER_FILE, f"{_TABLE_FOLDER}/*", "encoder/*", "pair_head.safetensors", "sources.json")
-_UNFINISHED_FILES = (_LOCK_FILE, CHECKSUMS_FILE, f"{_TABLE_FOLDER}/*", "encoder/*")
+_UNFINISHED_FILES = (_LOCK_FILE, CHECKSUMS_FILE, _TABLE_FOLDER, f"{_TABLE_FOLDER}/*", "encoder/*")
 """What a killed `Index.create` leaves: the lock file is the first, and the header would have been the last."""
 INDEX_FILES = (*_VERIFIED_FILES, "lexical/*", _LOCK_FILE, CHECKSUMS_FILE)
 """Patterns of everything that is written into the folder of an index."""
@@ -137,13 +137,15 @@ class LanceStore:
             return
         documents = _is_in("document", sorted({chunk.document for chunk in chunks}))
         merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
-        merge.when_not_matched_by_source_delete(documents).execute(rows)  # a document may have fewer chunks now
+        with self._undone_if_unreadable():
+            merge.when_not_matched_by_source_delete(documents).execute(rows)  # a document may have fewer chunks now
 
     @_reports_damage
     def delete_documents(self, ids: Sequence[str]) -> None:
         """Remove documents in one commit."""
         if ids:
-            self._table.delete(_is_in("document", ids))
+            with self._undone_if_unreadable():
+                self._table.delete(_is_in("document", ids))
 
     @_reports_damage
     def read_vectors(self, documents: Sequence[str] | None = None) -> tuple[list[str], Embeddings]:
@@ -227,6 +229,26 @@ class LanceStore:
     def _known_checksums(self) -> dict[str, str]:
         """Recorded checksums of the files that never change."""
         return {name: sha256 for name, sha256 in read_checksums(self.folder).items() if _is_immutable(name)}
+
+    @contextmanager
+    def _undone_if_unreadable(self) -> Iterator[None]:
+        """Undo a commit that deletes rows if the table cannot be read after it.
+
+        LanceDB overlooks it if the list of deleted rows cannot be written, and commits a table without it.
+        """
+        table = self._table
+        version = table.version
+        yield
+        try:
+            written = _connect(self.folder).open_table(_TABLE_NAME)  # the open one remembers what it has written
+            written.search().select(["number"]).limit(None).to_arrow()
+        except RuntimeError as error:
+            table.restore(version)
+            reason = " ".join(str(error).split())[:200]
+            raise StorageError(
+                f"Cannot write to {self.folder}: what was written cannot be read and was undone ({reason}); check the "
+                "disk and do the same again."
+            ) from error
 
     @property
     def _table(self) -> Any:

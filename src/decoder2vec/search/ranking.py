@@ -192,11 +192,11 @@ class LexicalSearch:
         """Return the saved index, or None if it is missing, damaged, of another revision or of other BM25 settings."""
         try:
             note = json.loads((folder / _KEYS_FILE).read_text(encoding="utf-8"))
-            if (note["state"], note["bm25"]) != (revision, SETTINGS):
+            if (note["state"], note["bm25"]) != (revision, SETTINGS) or damaged_files(folder):
                 return None
             retriever = new_index().load(folder, mmap=True, show_progress=False) if note["words"] else None
             return cls(note["keys"], retriever)
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, StorageError):
             return None  # the caller rebuilds it
 
     def search(self, queries: Sequence[str], count: int, allowed: set[str] | None = None) -> list[ScoredKeys]:

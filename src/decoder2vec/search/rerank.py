@@ -9,15 +9,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from scipy.special import expit
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from decoder2vec.errors import DataFileError, InputError, StorageError
 from decoder2vec.maths.similarity import normalise
 from decoder2vec.search.store import Embeddings, EmbeddingSpace, encode_texts
-from decoder2vec.storage import atomic_file
+from decoder2vec.tensor_files import load_tensors, save_tensors
 from decoder2vec.text.files import ScoredPairs
 
 _MAX_STEPS = 200
@@ -81,8 +79,7 @@ class WeightedCosineReranker:
             "line": torch.tensor([self.scale, self.offset], dtype=torch.float64),
         }
         space = EmbeddingSpace.of(self.encoder)
-        with atomic_file(file) as temporary:
-            save_file(tensors, temporary, {"fingerprint": space.fingerprint, "dim": str(space.dim)})
+        save_tensors(tensors, file, {"fingerprint": space.fingerprint, "dim": str(space.dim)})
 
     @classmethod
     def load(cls, file: Path, encoder: Any) -> WeightedCosineReranker:
@@ -95,10 +92,9 @@ class WeightedCosineReranker:
         if not file.exists():
             raise InputError(f"There is no reranker in {file}; learn one with `d2v index --tune --pairs`.")
         try:
-            with safe_open(file, framework="pt") as opened:  # type: ignore[no-untyped-call]
-                metadata = opened.metadata() or {}
-                weights, line = opened.get_tensor("weights").numpy(), opened.get_tensor("line").tolist()
-        except (OSError, SafetensorError) as error:
+            tensors, metadata = load_tensors(file)
+            weights, line = tensors["weights"].numpy(), tensors["line"].tolist()
+        except (StorageError, KeyError) as error:
             raise StorageError(
                 f"The reranker in {file} is damaged ({error}); learn it again with `d2v index --tune --pairs`."
             ) from None

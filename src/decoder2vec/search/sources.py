@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from decoder2vec.search.documents import Document
 from decoder2vec.storage import atomic_file
+
+log = logging.getLogger(__name__)
 
 
 class Origin(NamedTuple):
@@ -45,8 +48,11 @@ class SourceRecord:
         try:
             for folder, origins in json.loads(file.read_text(encoding="utf-8")).items():
                 self._folders[folder] = {id: Origin(*origin) for id, origin in origins.items()}
-        except (OSError, ValueError, TypeError, AttributeError):
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, TypeError, AttributeError) as error:
             self._folders = {}
+            log.warning("%s is damaged (%s): documents whose files are gone stay in the index", file, error)
 
     def of(self, folder: Path) -> dict[str, Origin]:
         """Return document id -> origin for the documents of a folder."""

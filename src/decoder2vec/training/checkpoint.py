@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from decoder2vec.errors import StorageError
-from decoder2vec.storage import atomic_file
+from decoder2vec.tensor_files import load_tensors, save_tensors
 
 _SAVE_EVERY = 10.0
 """Seconds between checkpoints, where writing one is fast; a kill loses at most this much work."""
@@ -63,11 +61,9 @@ class Checkpoint:
         tensors |= {f"random.{name}": state for name, state in random.items()}
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
-        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
         try:
-            with atomic_file(self.file) as temporary:
-                save_file(copies, temporary, metadata={"progress": json.dumps(progress)})
-        except (OSError, SafetensorError) as error:
+            save_tensors(tensors, self.file, {"progress": json.dumps(progress)})
+        except OSError as error:
             raise StorageError(
                 f"The checkpoint {self.file} cannot be written ({error}); free some disk space and run the same "
                 "command again: training resumes from the previous checkpoint."
@@ -80,14 +76,13 @@ class Checkpoint:
         if self.file is None or not self.file.is_file():
             return None
         try:
-            with safe_open(self.file, framework="pt") as handle:
-                progress: dict[str, Any] = json.loads(handle.metadata()["progress"])
-                tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+            tensors, metadata = load_tensors(self.file)
+            progress: dict[str, Any] = json.loads(metadata["progress"])
             current = _with_prefix(tensors, "now.")
             if _shapes(current) != _shapes(_trained_state(module)):  # loading would fail halfway
                 return None
             module.load_state_dict(current, strict=False)
-        except (SafetensorError, OSError, RuntimeError, KeyError, TypeError, ValueError):
+        except (StorageError, RuntimeError, KeyError, TypeError, ValueError):
             return None
         device = next(module.parameters()).device
         self.best = {name: tensor.to(device) for name, tensor in _with_prefix(tensors, "best.").items()}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.progress import current_progress
+from decoder2vec.storage import disk_errors_name
 from decoder2vec.training.checkpoint import Checkpoint, random_states
 from decoder2vec.training.distributed import broadcast_score, is_main_process, sum_gradients
 from decoder2vec.training.loop_progress import LoopProgress
@@ -325,7 +326,7 @@ class TrainingLoop:
     def _write_log(self, lines: list[dict[str, Any]], mode: str = "a") -> None:
         if self.log and is_main_process():
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open(mode, encoding="utf-8") as file:
+            with disk_errors_name(self.log), self.log.open(mode, encoding="utf-8") as file:
                 file.writelines(json.dumps(line) + "\n" for line in lines)
 
     def _log_line(self) -> dict[str, Any]:

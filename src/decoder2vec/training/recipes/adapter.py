@@ -24,6 +24,7 @@ from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
 from decoder2vec.maths.pooling import POOLINGS
 from decoder2vec.progress import current_progress, in_phase
+from decoder2vec.storage import atomic_folder
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.batch_encoder import choose_batch_encoder
@@ -341,7 +342,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         folder = work / "model"
         if is_main_process():
             trained.model.to(original.dtype)
-            write_model(trained, folder)
+            with atomic_folder(folder, replace=True) as temporary:
+                write_model(trained, temporary)
         barrier()
         backbone = Backbone.load(folder, attention=self.attention, device=str(original.device), dtype=original.dtype)
         return Encoder(backbone, spec), True

@@ -11,17 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch.nn import functional
 
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.config import Reading
+from decoder2vec.errors import StorageError
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
-from decoder2vec.storage import atomic_file
+from decoder2vec.tensor_files import load_tensors, save_tensors
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.context import LatentContext, PairRows, correlation
 from decoder2vec.training.data import TrainingData
@@ -164,13 +163,8 @@ def score_errors(context: FreezeContext, pairs: ScoredPairs, data: TrainingData)
 
 def save_pretrained(net: CodeNet, file: Path, note: dict[str, Any], *, with_head: bool) -> None:
     """Cache a pre-trained network with a note about it; the pair head only if pre-training trained it."""
-    tensors = {
-        name: tensor.detach().cpu().contiguous()
-        for name, tensor in net.state_dict().items()
-        if with_head or not name.startswith("pair.")
-    }
-    with atomic_file(file) as temporary:
-        save_file(tensors, temporary, metadata={"note": json.dumps(note)})
+    tensors = {name: tensor for name, tensor in net.state_dict().items() if with_head or not name.startswith("pair.")}
+    save_tensors(tensors, file, {"note": json.dumps(note)})
 
 
 def load_pretrained(net: CodeNet, file: Path) -> dict[str, Any] | None:
@@ -178,10 +172,9 @@ def load_pretrained(net: CodeNet, file: Path) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     try:
-        with safe_open(file, framework="pt") as handle:
-            tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-            note: dict[str, Any] = json.loads(handle.metadata()["note"])
+        tensors, metadata = load_tensors(file)
+        note: dict[str, Any] = json.loads(metadata["note"])
         net.load_state_dict({**net.state_dict(), **tensors})
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError):
+    except (StorageError, ValueError, KeyError, TypeError, RuntimeError):
         return None
     return note
