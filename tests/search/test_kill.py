@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import pytest
-
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
@@ -101,11 +99,6 @@ def stored_chunks(index):
 
 def test_three_kills_lose_and_duplicate_nothing(tmp_path):
     kill_and_continue(tmp_path / "index", 3)
-
-
-@pytest.mark.soak
-def test_twenty_kills_lose_and_duplicate_nothing(tmp_path):
-    kill_and_continue(tmp_path / "index", 20)
 
 
 def test_creation_killed_before_the_header_can_be_repeated(tmp_path):

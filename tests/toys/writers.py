@@ -1,0 +1,448 @@
+"""Everything that writes files, each with what is there before and how the package reads it afterwards.
+
+Imported once by a `ForkServer`, whose children write, fail and are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import lancedb  # noqa: F401  (imported here, so that no child has to)
+import numpy as np
+import pyarrow.parquet
+import torch
+
+from decoder2vec import bulk, storage
+from decoder2vec.activations.store import Store, text_keys
+from decoder2vec.adapters.lora import Lora, LoraConfig
+from decoder2vec.analysis.sweep import SweepPlan, run_sweep
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.cli import main
+from decoder2vec.config import EncoderSpec, Reading
+from decoder2vec.encoder import Encoder
+from decoder2vec.evaluation.api import evaluate
+from decoder2vec.export import formats, onnx, sentence_transformers
+from decoder2vec.export.pruned import write_pruned
+from decoder2vec.matching.match import match_sides
+from decoder2vec.merging import merge
+from decoder2vec.report.api import match_report, report
+from decoder2vec.report.sweep import write_sweep
+from decoder2vec.search import indexing
+from decoder2vec.search.chunks import Chunking
+from decoder2vec.search.documents import Document
+from decoder2vec.search.hybrid import Fusion
+from decoder2vec.search.index import Index
+from decoder2vec.text.concepts import ConceptSet
+from decoder2vec.training import checkpoint
+from decoder2vec.training.api import train
+from decoder2vec.training.objectives.distill import DistillConfig
+from decoder2vec.training.recipes.recipe import Recipe
+from decoder2vec.training.teachers import Teacher
+from toys.contract import FREEZE, TOY_OBJECTIVES, TOY_RECIPES
+from toys.encoder import WordEncoder
+from toys.sides import JOBS, RESUMES, LetterEncoder
+from toys.sweeps import PAIRS
+from toys.tasks import TopicEncoder, write_toy_tasks
+from toys.training import small_recipe, toy_data
+
+Content = dict[str, Any]
+"""What a reader gets, part by part; a part is replaced as a whole or not at all."""
+
+TEXTS = ["A cat sleeps.", "Stocks fell.", "It rains today.", "Two dogs run.", "A red door.", "Nobody came."]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes files below a folder."""
+
+    write: Callable[[Path], object]
+    """Its result, if any, must be right even where a file could not be written."""
+    read: Callable[[Path], Content]
+    """Reads what was written as a user does."""
+    before: Callable[[Path], object] = lambda folder: None
+    """Writes what is there before."""
+    use: Callable[[Path], Content] | None = None
+    """Uses what was written, if that is something else than reading it."""
+    is_cache: bool = False
+    """Whether it goes on without the files, with a warning."""
+    for_others: bool = False
+    """Whether other programs read the files, which have no checksums."""
+
+
+def discard(result: object) -> None:
+    """Let a result go that is not compared."""
+
+
+def rounded(array: Any) -> Any:
+    """Numbers as JSON, with the digits that do not depend on the order of additions."""
+    return [[float(f"{value:.4g}") for value in row] for row in np.atleast_2d(np.asarray(array, np.float64)).tolist()]
+
+
+# --- encoders -------------------------------------------------------------------------------------------------------
+
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+MODEL = str(tiny_folder("tiny-llama"))
+BACKBONE = Backbone.load(MODEL, device="cpu", dtype="float32")
+
+
+def adapted_encoder(seed: int, *, head: bool = True) -> Encoder:
+    """An encoder with a random LoRA."""
+    adapter = Lora(BACKBONE, LoraConfig(rank=2))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.normal_(generator=generator)
+    spec = EncoderSpec(MODEL, (Reading(4, "mean", normed=True),), "{text}")
+    encoder = Encoder(BACKBONE.with_adapter(adapter.requires_grad_(False)), spec)
+    return encoder.with_head("standardise", TEXTS) if head else encoder
+
+
+def read_encoder(name: str) -> Callable[[Path], Content]:
+    """Encode with a saved encoder."""
+
+    def read(folder: Path) -> Content:
+        if not (folder / name).exists():
+            return {}
+        encoder = Encoder.load(folder / name, device="cpu", dtype="float32")
+        return {name: rounded(encoder.encode(TEXTS[:3]))}
+
+    return read
+
+
+def read_text(*names: str) -> Callable[[Path], Content]:
+    """The content of text files."""
+    return lambda folder: {name: (folder / name).read_text() for name in names if (folder / name).exists()}
+
+
+ENCODER, OTHER = adapted_encoder(0), adapted_encoder(1)
+PLAIN, OTHER_PLAIN = adapted_encoder(0, head=False), adapted_encoder(1, head=False)
+UNTRAINED = Encoder(BACKBONE, EncoderSpec(MODEL, (Reading(4, "mean", normed=True),), "{text}"))
+
+
+def save_two(folder: Path) -> None:
+    for name, encoder in (("a", PLAIN), ("b", OTHER_PLAIN)):
+        encoder.save(folder / name)
+
+
+# --- vectors --------------------------------------------------------------------------------------------------------
+
+bulk._SHARD_SIZE = 2
+
+
+def embed(suffix: str) -> Writer:
+    """Bulk embedding, in three shards, over the vectors of other texts."""
+    name = f"vectors{suffix}"
+    return Writer(
+        lambda folder: bulk.embed_texts(UNTRAINED, TEXTS, folder / name),
+        lambda folder: {name: _READ_VECTORS[suffix](folder / name)} if (folder / name).exists() else {},
+        lambda folder: bulk.embed_texts(UNTRAINED, TEXTS[::-1][:3], folder / name),
+        for_others=True,
+    )
+
+
+def _read_rows(rows: list[dict[str, Any]]) -> list[Any]:
+    return [[row["text"] for row in rows], rounded([row["embedding"] for row in rows])]
+
+
+_READ_VECTORS: dict[str, Callable[[Path], Any]] = {
+    ".npy": lambda file: rounded(np.load(file)),
+    ".jsonl": lambda file: _read_rows([json.loads(line) for line in file.read_text().splitlines()]),
+    ".parquet": lambda file: _read_rows(pyarrow.parquet.read_table(file).to_pylist()),
+}
+
+SPACE = {"backbone": "toy", "readings": [[0, "mean"]], "dtype": "float32"}
+
+
+def store_latents(folder: Path, texts: list[str]) -> Any:
+    """Latents as training stores them: those that are missing are computed and added, in two segments."""
+    store, keys = Store(SPACE), text_keys(texts)
+    for rows in np.array_split(store.missing(keys), 2):
+        if len(rows):
+            store.add(keys[rows], toy_latents([texts[row] for row in rows]))
+    return rounded(store.read(keys)[:, 0])
+
+
+def toy_latents(texts: list[str]) -> Any:
+    return WordEncoder().encode(texts)[:, None]
+
+
+def read_latents(folder: Path) -> Content:
+    store = Store(SPACE)
+    keys = text_keys(TEXTS)
+    return {
+        text: rounded(store.read(keys[row : row + 1])[:, 0])
+        for row, text in enumerate(TEXTS)
+        if store.contains(keys[row : row + 1])[0]
+    }
+
+
+# --- search ---------------------------------------------------------------------------------------------------------
+
+indexing._MIN_BATCH_CHUNKS = 4
+CHUNKING = Chunking(16, 4)
+
+
+def documents(version: int, count: int = 16) -> list[Document]:
+    """Documents of which every third changes its words and length with the version."""
+    versions = [version if number % 3 == 0 else 0 for number in range(count)]
+    return [
+        Document(f"d{number}", f"Word{number} version{own} of this text. " * (1 + (number + own) % 5), {"v": own})
+        for number, own in enumerate(versions)
+    ]
+
+
+def open_index(folder: Path, encoder: Any = None) -> Index:
+    encoder = encoder or WordEncoder()
+    location = folder / "index"
+    return Index.open(location, encoder) if Index.exists(location) else Index.create(location, encoder, CHUNKING)
+
+
+def read_index(folder: Path) -> Content:
+    """Every document with its chunks and vectors, after all files were verified, and the settings."""
+    if not Index.exists(folder / "index"):
+        return {}
+    index = open_index(folder)
+    index.verify()
+    keys, vectors = index.store.read_vectors()
+    chunks = index.store.read_chunks(keys)
+    content: Content = {"fusion": repr(index.header.fusion)}
+    for key, vector in sorted(zip(keys, rounded(vectors) if keys else [], strict=True)):
+        content.setdefault(chunks[key].document, []).append([chunks[key].text, chunks[key].metadata, vector])
+    reranker = index.load_reranker() if (folder / "index" / "pair_head.safetensors").exists() else None
+    content["reranker"] = reranker and rounded(reranker.weights)
+    hits = index.search("word3 version0", mode="lexical")
+    assert {hit.id for hit in hits} <= content.keys()
+    return content
+
+
+def search_index(folder: Path) -> Content:
+    """The hits of a few searches."""
+    index = open_index(folder)
+    reranker = index.load_reranker() if (folder / "index" / "pair_head.safetensors").exists() else None
+    queries = [("word3 version0", mode) for mode in ("dense", "lexical", "hybrid")]
+    found = {mode: index.search(query, mode=mode) for query, mode in queries}
+    if reranker:
+        found["reranked"] = index.search("word3 version0", reranker=reranker)
+    return {mode: [[hit.id, hit.text, round(float(hit.score), 4)] for hit in hits] for mode, hits in found.items()}
+
+
+def tune_index(folder: Path) -> None:
+    index = open_index(folder)
+    index.set_fusion(Fusion("rrf", 0.25))
+    index.learn_reranker(PAIRS)
+
+
+# --- training -------------------------------------------------------------------------------------------------------
+
+checkpoint._SAVE_EVERY = 0.0
+
+
+def training(recipe: Recipe[Any, Any], data: Any) -> Writer:
+    """Training with a checkpoint at every step, over an encoder that was trained otherwise."""
+    earlier = small_recipe("lora", epochs=1)
+
+    def run(folder: Path, recipe: Any, data: Any) -> Any:
+        result = train(recipe, data, MODEL, folder / "encoder", overwrite=True, device="cpu", dtype="float32")
+        return [result.results["mean"], rounded(result.encoder.encode(TEXTS[:3]))]
+
+    def read(folder: Path) -> Content:
+        if not (folder / "encoder").exists():
+            return {}
+        results = storage.read_json(folder / "encoder" / "results.json", "train again")
+        return {"encoder": [read_encoder("encoder")(folder), results["mean"]]}
+
+    return Writer(lambda folder: run(folder, recipe, data), read, lambda folder: run(folder, earlier, toy_data()))
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+TASKS = write_toy_tasks(Path(tempfile.mkdtemp()) / "tasks")
+
+
+def run_evaluation(folder: Path, tasks: str) -> Any:
+    document = evaluate(TopicEncoder(), TASKS, tasks=tasks, json_file=folder / "results.json")
+    return {name: result["score"] for name, result in document["tasks"].items()}
+
+
+def read_evaluation(folder: Path) -> Content:
+    if not (folder / "results.json").exists():
+        return {}
+    document = storage.read_json(folder / "results.json", "evaluate again")
+    return {name: result["score"] for name, result in document["tasks"].items()}
+
+
+SWEEP, OTHER_SWEEP = (
+    run_sweep(MODEL, PAIRS, SweepPlan(("plain",), (pooling,), ("causal",)), backbone=BACKBONE)
+    for pooling in ("mean", "lasttoken")
+)
+
+
+def read_sweep(folder: Path) -> Content:
+    if not (folder / "sweep" / "sweep.json").exists():
+        return read_encoder("sweep/encoder")(folder)
+    document = storage.read_json(folder / "sweep" / "sweep.json", "sweep again")
+    return {"rows": [document["winner"], document["rows"]], **read_encoder("sweep/encoder")(folder)}
+
+
+MATCHING = match_sides(JOBS, RESUMES, LetterEncoder())
+
+
+def export_as(format: str) -> Writer:
+    """An export, compared byte by byte; the check in another process is left out, since it writes nothing there."""
+    encoder = PLAIN if format == "peft" else UNTRAINED
+
+    def write(folder: Path) -> None:
+        with (
+            patch.object(sentence_transformers, "reload_differences", lambda exports: [0.0] * len(exports)),
+            patch.object(onnx, "compare_with_onnxruntime", lambda *_: (0.0, 1.0)),
+        ):
+            formats.export(encoder, format, folder / "export")
+
+    return Writer(write, lambda folder: read_bytes(folder / "export"), for_others=True)
+
+
+def read_bytes(folder: Path) -> Content:
+    """Every file of a folder that is written once."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {"folder": {file.relative_to(folder).as_posix(): file.read_bytes().hex() for file in files}} if files else {}
+
+
+# --- commands -------------------------------------------------------------------------------------------------------
+
+
+class CommandFailed(Exception):
+    """What a command printed before it ended with exit code 1."""
+
+
+def command(*arguments: object) -> None:
+    """Run d2v in this process."""
+    with patch.object(sys, "argv", ["d2v", *map(str, arguments)]):
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise CommandFailed(end.code) from None
+
+
+def command_embed(folder: Path) -> None:
+    texts = folder / "texts.txt"
+    command("embed", texts, "--encoder", MODEL, "--out", folder / "vectors.npy", "--device", "cpu")
+
+
+def command_index(folder: Path) -> None:
+    command("index", folder / "texts.txt", "--encoder", MODEL, "--out", folder / "index", "--device", "cpu")
+
+
+def read_command_index(folder: Path) -> Content:
+    if not Index.exists(folder / "index"):
+        return {}
+    index = Index.open(folder / "index", device="cpu")
+    index.verify()
+    return {"index": True, **index.store.document_digests()}
+
+
+def write_texts(folder: Path) -> None:
+    (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
+
+
+WRITERS: dict[str, Writer] = {
+    "encoder": Writer(
+        lambda folder: discard(ENCODER.save(folder / "encoder", copy_backbone=True)),
+        read_encoder("encoder"),
+        lambda folder: OTHER.save(folder / "encoder"),
+    ),
+    **{f"embed {suffix}": embed(suffix) for suffix in (".npy", ".jsonl", ".parquet")},
+    "latents": Writer(
+        lambda folder: store_latents(folder, TEXTS),
+        read_latents,
+        lambda folder: store_latents(folder, TEXTS[:2]),
+        is_cache=True,
+    ),
+    "index create": Writer(lambda folder: discard(open_index(folder)), read_index),
+    "index create with encoder": Writer(lambda folder: discard(open_index(folder, UNTRAINED)), read_command_index),
+    "index add": Writer(
+        lambda folder: discard(open_index(folder).add(documents(1))),
+        read_index,
+        lambda folder: open_index(folder).add(documents(0, 12)),
+        search_index,
+    ),
+    "index delete": Writer(
+        lambda folder: discard(open_index(folder).delete(["d1", "d2"])),
+        read_index,
+        lambda folder: open_index(folder).add(documents(0, 6)),
+    ),
+    "index tune": Writer(tune_index, read_index, lambda folder: open_index(folder).add(documents(0, 6)), search_index),
+    "train lora": training(small_recipe("lora", every=2), toy_data()),
+    "train soft prompt": training(small_recipe("soft_prompt", every=2), toy_data()),
+    "train full": training(small_recipe("full", epochs=1, every=2), toy_data()),
+    "train freeze": training(
+        replace(FREEZE, pretrain="autoencoder", pretraining=replace(FREEZE.training, epochs=1)),
+        replace(TOY_RECIPES["freeze"].data, texts=tuple(TEXTS)),
+    ),
+    "train distilled": training(
+        small_recipe("lora", objective=DistillConfig(teachers=(Teacher("random:16"),))), TOY_OBJECTIVES["distill"].data
+    ),
+    "evaluate": Writer(
+        lambda folder: run_evaluation(folder, "all"),
+        read_evaluation,
+        lambda folder: run_evaluation(folder, "mine"),
+    ),
+    "sweep": Writer(
+        lambda folder: discard(write_sweep(SWEEP, folder / "sweep")),
+        read_sweep,
+        lambda folder: write_sweep(OTHER_SWEEP, folder / "sweep"),
+    ),
+    "report": Writer(
+        lambda folder: discard(report(folder / "sweep", folder / "page")),
+        lambda folder: {"page": (folder / "page" / "index.html").exists()},
+        lambda folder: write_sweep(SWEEP, folder / "sweep"),
+    ),
+    "match page": Writer(
+        lambda folder: discard(match_report(MATCHING, folder / "page.html")),
+        read_text("page.html"),
+        lambda folder: (folder / "page.html").write_text("earlier"),
+        for_others=True,
+    ),
+    "concepts": Writer(
+        lambda folder: ConceptSet(frozenset({"dog", "cat"})).write(folder / "concepts.txt"),
+        read_text("concepts.txt"),
+        lambda folder: ConceptSet(frozenset({"bird"})).write(folder / "concepts.txt"),
+        for_others=True,
+    ),
+    "merge": Writer(
+        lambda folder: discard(merge([folder / "a", folder / "b"], folder / "merged")),
+        read_encoder("merged"),
+        save_two,
+    ),
+    "prune": Writer(
+        lambda folder: discard(write_pruned(BACKBONE, 2, folder / "pruned")),
+        lambda folder: read_bytes(folder / "pruned"),
+        for_others=True,
+    ),
+    **{f"export {format}": export_as(format) for format in formats.FORMATS},
+    "tiny model": Writer(
+        lambda folder: discard(tiny_folder("tiny-gpt2")),
+        lambda folder: read_bytes(Path(os.environ["D2V_CACHE"]) / "models"),
+        for_others=True,
+    ),
+    "d2v embed": Writer(
+        command_embed,
+        lambda folder: (
+            {"vectors": _READ_VECTORS[".npy"](folder / "vectors.npy")} if (folder / "vectors.npy").exists() else {}
+        ),
+        write_texts,
+        for_others=True,
+    ),
+    "d2v index": Writer(command_index, read_command_index, write_texts),
+}
