@@ -266,7 +266,7 @@ def write_times(monkeypatch, file):
     monkeypatch.setattr(checkpoint, "time", SimpleNamespace(monotonic=lambda: now))
 
     def run(write_seconds):
-        original = checkpoint.save_file
+        original = checkpoint.save_tensors
 
         def save(*args, **options):
             nonlocal now
@@ -274,7 +274,7 @@ def write_times(monkeypatch, file):
             now += write_seconds
             original(*args, **options)
 
-        monkeypatch.setattr(checkpoint, "save_file", save)
+        monkeypatch.setattr(checkpoint, "save_tensors", save)
         module = Line()
         task = regression_task(module, Schedule(epochs=25, batch=16, patience=99, evaluate_every=90))
 

@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from decoder2vec import tensor_files
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DivergedError, InputError, StorageError, UnknownNameError, UnsupportedError
@@ -170,7 +171,7 @@ def test_a_run_that_diverges_keeps_its_last_good_state(spoil, message, run, tmp_
 
 
 def test_a_full_disk_raises_and_keeps_the_last_checkpoint(run, monkeypatch, tmp_path):
-    original, n_files = checkpoint.save_file, 0
+    original, n_files = tensor_files.save_file, 0
 
     def save_until_full(tensors, file, **options):
         nonlocal n_files
@@ -181,7 +182,7 @@ def test_a_full_disk_raises_and_keeps_the_last_checkpoint(run, monkeypatch, tmp_
         original(tensors, file, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", save_until_full)
+        patch.setattr(tensor_files, "save_file", save_until_full)
         with pytest.raises(
             StorageError, match=r"cannot be written \(.*No space left.*\); free some disk space and run"
         ):
