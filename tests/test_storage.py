@@ -15,7 +15,7 @@ import pytest
 
 from decoder2vec import storage
 from decoder2vec.errors import InputError, StorageError
-from decoder2vec.storage import atomic_file, atomic_folder, check_replaceable, temporary_folder, write_lock
+from decoder2vec.storage import atomic_file, atomic_folder, check_replaceable, files_below, temporary_folder, write_lock
 
 _HANGING = """
 import sys, time
@@ -178,3 +178,22 @@ def test_disk_error_of_another_library_names_the_file(tmp_path):
     with pytest.raises(OSError, match=r"Input/output error: '.*target'") as caught, atomic_file(tmp_path / "target"):
         raise RuntimeError("Error while serializing: Input/output error (os error 5)")
     assert caught.value.filename == str(tmp_path / "target")
+
+
+def test_files_are_listed_while_others_come_and_go(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "kept").touch()
+    stop = threading.Event()
+
+    def come_and_go():
+        while not stop.is_set():
+            with atomic_folder(tmp_path / "other", replace=True) as folder:
+                (folder / "file").touch()
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        assert all("a/b/kept" in files_below(tmp_path) for _ in range(500))
+    finally:
+        stop.set()
+        thread.join()

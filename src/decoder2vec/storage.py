@@ -318,6 +318,13 @@ def read_json(file: Path, hint: str) -> Any:
         raise DataFileError(f"{file} holds no JSON ({error}); {hint}, or leave it out.") from None
 
 
+def files_below(folder: Path) -> list[str]:
+    """Return the paths of all files in a folder, relative to it; others may write and delete there meanwhile."""
+    return [
+        (Path(parent) / name).relative_to(folder).as_posix() for parent, _, names in os.walk(folder) for name in names
+    ]
+
+
 def write_checksums(folder: Path, names: Iterable[str], known: Mapping[str, str] | None = None) -> None:
     """Record the SHA-256 of files of a folder, for `damaged_files`.
 

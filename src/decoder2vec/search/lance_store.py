@@ -30,6 +30,7 @@ from decoder2vec.storage import (
     atomic_file,
     check_replaceable,
     damaged_files,
+    files_below,
     read_checksums,
     write_checksums,
     write_lock,
@@ -222,7 +223,7 @@ class LanceStore:
             known = self._known_checksums()
             write_checksums(self.folder, known, known)
             yield
-            files = (path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
+            files = files_below(self.folder)
             verified = [name for name in files if any(fnmatchcase(name, pattern) for pattern in _VERIFIED_FILES)]
             write_checksums(self.folder, verified, self._known_checksums())
 
