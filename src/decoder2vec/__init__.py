@@ -9,7 +9,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from decoder2vec.backbone.threads import limit_spinning
 from decoder2vec.package import __version__
+
+limit_spinning()
 
 if TYPE_CHECKING:
     from decoder2vec.activations.extract import Extractor

@@ -23,6 +23,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues, TokenBatch
 from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
 from decoder2vec.backbone.machine import batch_overhead, token_budget
+from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.progress import current_progress
@@ -192,6 +193,8 @@ class Extractor:
         latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
         transfer: _DeviceTransfer | None = None
         for rows in self._batches(lengths):
+            if self.backbone.device.type == "cpu":
+                THREADS.adjust()
             vectors = self._forward([prompts[row] for row in rows])
             if transfer is not None:  # the previous batch is copied while the device computes this one
                 transfer.finish(latents)

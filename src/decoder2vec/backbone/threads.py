@@ -1,0 +1,155 @@
+"""Threads on a CPU: as many as there are free cores, which changes while other processes come and go.
+
+The threads of an operation wait for each other at its end. If one of them has no core, because another process needs it
+or a container may use half a core, all wait, and OpenMP's threads burn the other cores while they do: one busy process
+on a machine of two cores can make a model thirty times slower. So there are no more threads than free cores.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+_MIN_SECONDS = 0.3
+"""Load is measured over this time at least; the system counts in hundredths of a second."""
+_TOLERANCE = 0.35
+"""Share of a core that others may use without costing a thread."""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+_SPIN_COUNT = "20000"
+"""Rounds that a thread of GNU OpenMP waits for work before it sleeps: some tens of microseconds, longer than a thread
+waits on a quiet machine, and short compared with the milliseconds for which it may wait on a busy one."""
+
+
+def limit_spinning() -> None:
+    """Let threads of OpenMP sleep soon after they run out of work; to be called before torch is imported.
+
+    What a user has set is kept. Once torch is imported, this has no effect.
+    """
+    if not any(name in os.environ for name in _WAIT_VARIABLES) and "torch" not in sys.modules:
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+
+
+def available_cores(root: Path = Path("/")) -> int:
+    """Return how many cores this process may use, by its affinity and by the CPU quota of its container; 1 or more.
+
+    Args:
+        root: Where the files of the system are, for tests.
+    """
+    return max(1, min([_affinity(), *(math.ceil(quota) for quota in _quotas(root))]))
+
+
+def _affinity() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The CPU quotas, in cores, of the control groups that this process belongs to, of both versions of the system."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:  # not Linux
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / "sys/fs/cgroup" / (controllers and "cpu")
+        for group in (mount / path.lstrip("/"), *(mount / path.lstrip("/")).parents):
+            try:
+                if controllers:
+                    quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                else:
+                    quota, period = (group / "cpu.max").read_text().split()
+                if quota.strip() not in ("max", "-1"):
+                    yield int(quota) / int(period)
+            except (OSError, ValueError):
+                pass
+            if group == mount:
+                break
+
+
+class _CpuTimes(NamedTuple):
+    """Seconds since some point in time."""
+
+    wall: float
+    busy: float
+    """Of all cores and processes."""
+    own: float
+    """Of this process."""
+
+
+class ThreadAdjuster:
+    """Keeps the number of torch's threads at the number of free cores, unless the user has chosen one.
+
+    A user chooses by an environment variable of OpenMP or MKL, or with `torch.set_num_threads`, before or while a model
+    is in use.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._times = _read_times()
+        self._free = available_cores()
+        self._of_thread = threading.local()  # torch keeps the number for each thread of Python
+
+    def adjust(self) -> None:
+        """Set the number of threads by the load since the last call, for what the calling thread computes."""
+        import torch
+
+        current = torch.get_num_threads()
+        if not hasattr(self._of_thread, "default"):
+            self._of_thread.default = self._of_thread.last = self._default_threads(current)
+        if self._of_thread.last != current:  # chosen by the user
+            return
+        threads = min(self._of_thread.default, self._measure())
+        if threads != current:
+            torch.set_num_threads(threads)
+            self._of_thread.last = threads
+
+    def _measure(self) -> int:
+        """The number of free cores, measured again if enough time has passed."""
+        with self._lock:
+            now = _read_times()
+            if now and self._times and now.wall - self._times.wall >= _MIN_SECONDS:
+                self._free = min(available_cores(), free_cores(self._times, now, os.cpu_count() or 1))
+                self._times = now
+            return self._free
+
+    def _default_threads(self, current: int) -> int | None:
+        """The current number if torch may have taken it by itself, else None."""
+        if any(name in os.environ for name in _THREAD_VARIABLES):
+            return None
+        cores = {os.cpu_count() or 1, _affinity()}
+        own_choices = {
+            *cores,
+            *(max(1, count // 2) for count in cores),
+            self._free,
+        }  # half: if two threads share a core
+        return current if current in own_choices else None
+
+
+def free_cores(before: _CpuTimes, now: _CpuTimes, cores: int) -> int:
+    """Return the number of cores that other processes left free between two points in time; 1 or more."""
+    others = (now.busy - before.busy - (now.own - before.own)) / (now.wall - before.wall)
+    return max(1, min(cores, math.floor(cores - others + _TOLERANCE)))
+
+
+def _read_times() -> _CpuTimes | None:
+    """The times until now; None where the system does not tell them."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            user, nice, system, _idle, _io_wait, irq, soft_irq, *_ = map(int, file.readline().split()[1:])
+    except (OSError, ValueError):
+        return None
+    busy = (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
+    return _CpuTimes(time.monotonic(), busy, time.process_time())
+
+
+THREADS = ThreadAdjuster()
+"""The one of this process, since torch's number of threads belongs to the process."""
