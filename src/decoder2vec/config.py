@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
@@ -217,8 +218,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if get_origin(hint) is tuple:
         items = value if isinstance(value, list | tuple) else [value]
         return tuple(_convert(get_args(hint)[0], item, where) for item in items)
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+    if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
+        return _finite(value, where)
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise InputError(f"{where} must be {_TYPE_NAMES.get(hint, hint)}, not {value!r}.")
     return value
@@ -231,5 +232,16 @@ def _convert_to_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:
         if origin is tuple and isinstance(value, list | tuple):
             return _convert(hint, value, where)
         if origin is not tuple and isinstance(value, origin) and not isinstance(value, bool):
-            return value
+            return _finite(value, where) if origin is float else value
     return _convert(hints[-1], value, where)
+
+
+def _finite(value: float, where: str) -> float:
+    """The number as a float; no setting means anything with NaN or infinity."""
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
+    if not math.isfinite(number):
+        raise InputError(f"{where} must be a finite number, not {number}.")
+    return number

@@ -60,7 +60,7 @@ from decoder2vec.maths.similarity import (
 )
 from decoder2vec.package import __version__
 from decoder2vec.progress import Progress
-from decoder2vec.storage import atomic_folder
+from decoder2vec.storage import atomic_folder, real_path
 from decoder2vec.text.template import Template
 
 log = logging.getLogger(__name__)
@@ -353,7 +353,7 @@ class Encoder:
         backbone = self.backbone.with_adapter(round_adapter(self.backbone.adapter, self.backbone, lora_dtype))
         encoder = Encoder(backbone, self.spec, self.head)
         source = resolve_model_folder(backbone.name)
-        inside = source.resolve().is_relative_to(target.resolve())  # saved over itself: keep its weights
+        inside = real_path(source).is_relative_to(real_path(target))  # saved over itself: keep its weights
         description = {
             "decoder2vec": __version__,
             "fingerprint": encoder.fingerprint,
@@ -516,7 +516,7 @@ def _write_folder(
 
     `weights` is the folder of the backbone, if it is to be copied.
     """
-    target = target.resolve()  # a link to another disk stays a link
+    target = real_path(target)  # a link to another disk stays a link
     check_output_folder(target)
     backbone, head = encoder.backbone, encoder.head
     with atomic_folder(target, replace=True) as temporary:

@@ -193,6 +193,7 @@ class _FileTokenizer:
     context_length: int | None
     missing_bos_token_id: int | None
     empty_text_token_id: int
+    vocabulary_size: int
 
     @property
     def tokenizer(self) -> _FileTokenizer:
@@ -211,8 +212,9 @@ class _FileTokenizer:
         bos, eos, pad = (_token_id(backend, config.get(f"{name}_token")) for name in ("bos", "eos", "pad"))
         adds_bos = config.get("add_bos_token") and bos is not None and bos not in backend.encode("a").ids
         empty = next(token_id for token_id in (bos, eos, pad, 0) if token_id is not None)
-        limit = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("max_position_embeddings")
-        return cls(backend, limit, bos if adds_bos else None, empty)
+        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        limit, vocabulary_size = model.get("max_position_embeddings"), model["vocab_size"]
+        return cls(backend, limit, bos if adds_bos else None, empty, vocabulary_size)
 
 
 @dataclass(frozen=True)

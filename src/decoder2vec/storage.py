@@ -55,6 +55,11 @@ def vectors_root() -> Path:
     return cache_root() / "vectors"
 
 
+def real_path(path: Path) -> Path:
+    """Return the absolute path without links; unlike with `Path.resolve`, links that lead in a circle are no error."""
+    return Path(os.path.realpath(path))
+
+
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a temporary path that becomes `target` if the block succeeds, and is deleted if it does not.

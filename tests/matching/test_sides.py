@@ -67,6 +67,16 @@ def test_link_out_of_the_folder_is_not_followed(tmp_path):
     assert side.skipped == ["link.txt: a link that leads out of the folder."]
 
 
+def test_links_in_a_circle_are_left_out(tmp_path):
+    (tmp_path / "ann.txt").write_text("Bakes bread.", "utf-8")
+    (tmp_path / "one.txt").symlink_to("two.txt")
+    (tmp_path / "two.txt").symlink_to("one.txt")
+    (tmp_path / "self").symlink_to(".")
+    side = read_side(tmp_path)
+    assert [document.id for document in side.documents] == ["ann.txt"]
+    assert side.skipped == ["one.txt: cannot be read.", "two.txt: cannot be read."]
+
+
 def test_bad_rows_are_named_and_others_are_kept(tmp_path):
     side = read_side(
         jsonl(

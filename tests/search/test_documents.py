@@ -175,6 +175,16 @@ def test_outward_links_and_hidden_files_are_not_read(tmp_path):
     assert documents == {} and list(skipped) == ["out.txt"]
 
 
+def test_links_in_a_circle_are_left_out(tmp_path):
+    (tmp_path / "ann.txt").write_text("Bakes bread.", "utf-8")
+    (tmp_path / "one.txt").symlink_to("two.txt")
+    (tmp_path / "two.txt").symlink_to("one.txt")
+    (tmp_path / "self").symlink_to(".")
+    documents, skipped = read(tmp_path)
+    assert list(documents) == ["ann.txt"]
+    assert set(skipped) == {"one.txt", "two.txt"} and "symbolic links" in skipped["one.txt"]
+
+
 def test_empty_or_missing_folder_is_an_error(tmp_path):
     with pytest.raises(DataFileError, match="holds no file"):
         read(tmp_path)

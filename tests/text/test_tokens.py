@@ -267,7 +267,11 @@ def test_unknown_on_overflow_suggests_the_nearest(backbone):
 def test_missing_bos_token_is_added_and_counted(template, backbone):
     model = backbone("tiny-gpt2")
     without_bos = SimpleNamespace(
-        tokenizer=model.tokenizer, context_length=256, missing_bos_token_id=1, empty_text_token_id=1
+        tokenizer=model.tokenizer,
+        context_length=256,
+        missing_bos_token_id=1,
+        empty_text_token_id=1,
+        vocabulary_size=model.vocabulary_size,
     )
     prompt = Tokeniser(without_bos, Template.of(template), 256)([TEXT]).prompts[0]
     without = Tokeniser(model, Template.of(template), 256)([TEXT]).prompts[0]

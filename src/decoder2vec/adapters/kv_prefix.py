@@ -49,8 +49,7 @@ class KeyValuePrefix(Adapter):
 
         """
         backbone.check_token_count("A prefix", tokens)
-        ids = backbone.tokenizer(text or _SAMPLE_TEXT, add_special_tokens=False)["input_ids"]
-        ids = ids or [backbone.pad_token_id]
+        ids = backbone.token_ids(text or _SAMPLE_TEXT)
         key_values = compute_key_values(backbone, depth, input_ids=torch.tensor([ids], device=backbone.device))
         layers = [torch.cat([keys, values]).float() for keys, values in key_values]
         if text:

@@ -62,7 +62,7 @@ class SoftPrompt(Adapter):
         embed = backbone.model.get_input_embeddings()  # type: ignore[operator]
         ids: Sequence[int] = range(embed.weight.shape[0])
         if text:
-            ids = backbone.tokenizer(text, add_special_tokens=False)["input_ids"] or [backbone.pad_token_id]
+            ids = backbone.token_ids(text)
         with torch.no_grad():  # by a call, since some families scale their embeddings
             embeddings = embed(torch.tensor(ids, device=embed.weight.device)).float()
         if text:

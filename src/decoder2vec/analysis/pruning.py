@@ -179,7 +179,7 @@ class LossCurvePlan:
     def __post_init__(self) -> None:
         if self.samples < 2 or self.batch < 2:
             raise InputError("A triplet is contrasted with others: give 2 or more samples, in batches of 2 or more.")
-        if not self.scale > 0:
+        if not 0 < self.scale < math.inf:
             raise InputError(f"scale must be above 0, not {self.scale:g}.")
         if self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)

@@ -6,6 +6,7 @@ Weights of 4 bits are quantised by bitsandbytes, to train LoRA on a model that w
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,6 +24,7 @@ from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_confi
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.machine import choose_device, choose_dtype, quiet_transformers
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
+from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, UnsupportedError
 from decoder2vec.progress import in_phase
@@ -177,10 +179,15 @@ class Backbone:
         return next((int(limit) - adapter_tokens for limit in limits if limit), None)
 
     @cached_property
+    def vocabulary_size(self) -> int:
+        """Number of tokens that the model has an embedding for; its tokenizer may have more."""
+        return len(self.model.get_input_embeddings().weight)  # type: ignore[operator]
+
+    @cached_property
     def pad_token_id(self) -> int:
         """The token that fills rows. Masks are not computed from it, so any token will do, EOS included."""
         candidates = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return next(int(token_id) for token_id in candidates if token_id is not None)
+        return next(int(id) for id in candidates if id is not None and id < self.vocabulary_size)
 
     @cached_property
     def missing_bos_token_id(self) -> int | None:
@@ -195,7 +202,12 @@ class Backbone:
     def empty_text_token_id(self) -> int:
         """The token that represents an empty text if the tokenizer returns no token for it."""
         candidates = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.pad_token_id)
-        return next(int(token_id) for token_id in candidates if token_id is not None)
+        return next(int(id) for id in candidates if id is not None and id < self.vocabulary_size)
+
+    def token_ids(self, text: str) -> Sequence[int]:
+        """Return the tokens of a text without special tokens; at least one, whatever the text is."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"] or [self.pad_token_id]
+        return check_token_ids(ids, self.vocabulary_size)
 
     def check_token_count(self, what: str, tokens: int) -> None:
         """Raise InputError if `what` (such as "A soft prompt") has no token or leaves no room for a text."""
@@ -231,6 +243,8 @@ def _load_model(folder: Path, dtype: torch.dtype, **options: Any) -> nn.Module:
             raise BackboneError(
                 f"{folder} needs Python code of its own, which is never run; use a model that transformers supports."
             ) from error
+        if "ignore_mismatched_sizes" in str(error):  # transformers refers to a report that it does not show here
+            raise BackboneError(f"{folder} has weights of other shapes than its config.json says.") from error
         raise BackboneError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:500]}") from error
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(f"{folder} lacks {len(missing)} weights, among them {missing[0]}; the model is incomplete.")

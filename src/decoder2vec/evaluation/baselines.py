@@ -24,6 +24,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.fingerprint import file_sha256, folder_fingerprint, weight_files
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import download_if_it_has, resolve_model_folder
+from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.config import fingerprint
 from decoder2vec.encoder import Encoder, read_encoder_folder, to_text_list
 from decoder2vec.encoder_folder import encoder_path, is_encoder_folder, saved_encoder_folder
@@ -262,7 +263,8 @@ class StaticEmbeddings(Baseline):
     def _embed_batch(self, texts: list[str]) -> FloatArray:
         ids = self.tokenizer(texts, add_special_tokens=False, truncation=False, padding=False, verbose=False).input_ids
         offsets = torch.as_tensor(np.cumsum([0, *map(len, ids[:-1])]))
-        flat = torch.tensor(list(chain.from_iterable(ids)), dtype=torch.long)
+        all_ids = check_token_ids(list(chain.from_iterable(ids)), len(self.embedding_matrix))
+        flat = torch.tensor(all_ids, dtype=torch.long)
         return np.asarray(embedding_bag(flat, self.embedding_matrix, offsets, mode="mean").numpy())
 
     def __repr__(self) -> str:

@@ -17,6 +17,7 @@ from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.matching.sections import field_kind
 from decoder2vec.search.documents import name_in_utf8
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
+from decoder2vec.storage import real_path
 
 TEXT_FIELDS = ("text", "description")
 """Fields that hold the text of a document; the first that is present is used."""
@@ -103,12 +104,12 @@ def read_side(source: str | Path) -> Side:
 
 
 def _read_folder(folder: Path) -> Iterator[SideDocument | str]:
-    root = folder.resolve()
+    root = real_path(folder)
     for file in sorted(folder.rglob("*")):
         name = name_in_utf8(str(file.relative_to(folder)))
         if file.is_dir() or any(part.startswith(".") for part in file.relative_to(folder).parts):
             continue
-        if not file.resolve().is_relative_to(root):
+        if not real_path(file).is_relative_to(root):
             yield f"{name}: a link that leads out of the folder."
         else:
             yield from read_file_documents(file, name)

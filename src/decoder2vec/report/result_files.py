@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from decoder2vec.analysis.selection import Selection
 from decoder2vec.analysis.sweep import SweepRow
 from decoder2vec.errors import DataFileError
-from decoder2vec.storage import read_json
+from decoder2vec.storage import read_json, real_path
 
 Floats = NDArray[np.float64]
 
@@ -158,8 +158,8 @@ def find_results(paths: Sequence[Path]) -> ReportInputs:
     for path in paths:
         count = 0
         for file in [path] if path.is_file() else _json_files(path, _SEARCH_DEPTH):
-            if file.resolve() not in seen:
-                seen.add(file.resolve())
+            if real_path(file) not in seen:
+                seen.add(real_path(file))
                 count += _add_file(inputs, file, named=path.is_file())
         if not count:
             inputs.skipped.append(f"{path}: no results found, or all of them were already read.")

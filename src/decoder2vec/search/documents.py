@@ -16,6 +16,7 @@ from typing import Any
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.progress import current_progress
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
+from decoder2vec.storage import real_path
 from decoder2vec.text.tables import RowOrError
 
 _ID_COLUMNS = ("id", "_id")
@@ -118,7 +119,7 @@ def read_documents(
             yield Skipped(name, reason, name)
             continue
         name = name_in_utf8(path.relative_to(source).as_posix())
-        if not path.resolve().is_relative_to(source.resolve()):
+        if not real_path(path).is_relative_to(real_path(source)):
             yield Skipped(name, "it is a link that leads out of the folder", name)
         else:
             yield from _file_documents(path, name, columns, notify)

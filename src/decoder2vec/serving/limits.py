@@ -38,7 +38,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:
                 raise InputError(f"The limit {name} is {value}; give a number above 0.")
 
     def check_texts(self, count: int) -> None:

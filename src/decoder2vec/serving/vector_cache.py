@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from decoder2vec.errors import InputError
 from decoder2vec.maths.similarity import check_finite
 from decoder2vec.serving.batcher import Batcher, Vectors
 
@@ -36,6 +38,8 @@ class VectorCache:
     """
 
     def __init__(self, megabytes: float) -> None:
+        if not 0 <= megabytes < math.inf:  # also false for NaN
+            raise InputError(f"The size of the cache is {megabytes} megabytes; give a number of 0 or more.")
         self._max_bytes = int(megabytes * 2**20)
         self._vectors: OrderedDict[bytes, Vectors] = OrderedDict()
         self._lock = threading.Lock()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.text.template import Template
 
@@ -64,6 +65,10 @@ class TokenSource(Protocol):
     @property
     def empty_text_token_id(self) -> int:
         """The token that represents a text without tokens."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Number of tokens that the model has an embedding for."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +155,7 @@ class Tokeniser:
             ids, start = [bos, *ids], start + 1 if text_begin else 0
         if not ids:
             ids, start = [self.backbone.empty_text_token_id], 0
+        check_token_ids(ids, self.backbone.vocabulary_size)
         return Prompt(ids, max(start, 0), len(ids))
 
     def _shorten(self, index: int, text: str, encoding: Any) -> list[Prompt]:

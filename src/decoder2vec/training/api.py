@@ -31,7 +31,7 @@ from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
-from decoder2vec.storage import atomic_file, cache_root, check_replaceable, versions
+from decoder2vec.storage import atomic_file, cache_root, check_replaceable, real_path, versions
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
@@ -188,7 +188,7 @@ def _output_folder(out: Path, *, overwrite: bool) -> Path:
     """The absolute path of the folder for the encoder; raises if it must not be written."""
     folder = out.absolute()
     if folder.name == "..":  # which cannot name the folders beside it
-        folder = folder.resolve()
+        folder = real_path(folder)
     if is_encoder_folder(folder) and not overwrite:
         raise InputError(f"{folder} holds an encoder already; choose another --out, or add --overwrite to replace it.")
     check_output_folder(folder)

@@ -64,14 +64,15 @@ class Schedule:
             "steps": 0,
             "batch": 1,
             "patience": 1,
-            "rate": 0,
             "weight_decay": 0,
             "evaluate_every": 0,
             "clip": 0,
         }
         for name, lowest in minimum.items():
-            if getattr(self, name) < lowest:
+            if not lowest <= getattr(self, name) < math.inf:  # also refuses NaN, as do the checks below and elsewhere
                 raise InputError(f"{name} must be {lowest} or more, not {getattr(self, name)}.")
+        if not 0 < self.rate < math.inf:
+            raise InputError(f"rate, the learning rate, must be a number above 0, not {self.rate}.")
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -57,7 +58,7 @@ class Teacher:
     def __post_init__(self) -> None:
         if not self.name:
             raise InputError("A teacher needs a name: a saved encoder, a sentence-transformers folder or a model.")
-        if not self.weight > 0:
+        if not 0 < self.weight < math.inf:
             raise InputError(f"The weight of the teacher {self.name} must be above 0, not {self.weight:g}.")
         if self.pooling is not None and self.pooling not in POOLINGS:
             raise unknown_name("pooling", self.pooling, POOLINGS)

@@ -282,6 +282,7 @@ def test_concepts_that_share_a_token_are_joined(model):
     tokenizer = tiny_tokenizer(pad=True, bos=False)
     tokenizer.add_tokens(["t-t"])
     backbone = replace(model("tiny-gpt2"), tokenizer=tokenizer)
+    backbone.vocabulary_size = len(tokenizer)  # only its tokens are read here
     masking, (ids,) = concept_masking(backbone, ["of heart-tau and gene"], rate=0.9)
     occurrences = masking.occurrences[tuple(ids)]
     assert [tokenizer.decode([ids[position] for position in positions]) for positions in occurrences] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -198,6 +199,6 @@ class LatentTripletsObjective(Objective[LatentTripletsConfig, LatentContext]):
 
 
 def check_temperature(temperature: float) -> None:
-    """Raise unless a temperature is positive."""
-    if temperature <= 0:
-        raise InputError("temperature must be above 0.")
+    """Raise unless a temperature is positive and finite."""
+    if not 0 < temperature < math.inf:
+        raise InputError(f"temperature must be a number above 0, not {temperature}.")

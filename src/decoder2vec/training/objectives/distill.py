@@ -6,6 +6,7 @@ dropped: similarities of the model's vectors follow those of the teacher's becau
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -54,7 +55,7 @@ class DistillConfig(ObjectiveConfig):
     def __post_init__(self) -> None:
         weights = {"vectors": self.vectors, "similarities": self.similarities, "spread": self.spread}
         for name, weight in weights.items():
-            if weight < 0:
+            if not 0 <= weight < math.inf:
                 raise InputError(f"The weight {name} must be 0 or more, not {weight:g}.")
         for precision in self.precisions:
             if precision not in _PRECISIONS:

@@ -49,8 +49,8 @@ class GuidedConfig(ContrastiveConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_mining(max(self.mined, 1), self.margin, self.skip)
-        if self.mined < 0 or self.distill < 0:
-            raise InputError("mined and distill must be 0 or more.")
+        if self.mined < 0 or not 0 <= self.distill < math.inf:
+            raise InputError("mined and distill must be numbers of 0 or more.")
 
 
 class GuidedObjective(ContrastiveObjective):

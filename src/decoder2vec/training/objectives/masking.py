@@ -61,9 +61,9 @@ class RandomMasking:
     def __init__(self, config: MaskingConfig, backbone: Backbone) -> None:
         self.config = config
         self.mask_id = mask_token_id(config.token, backbone.tokenizer)
-        vocabulary = backbone.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
-        self.vocabulary = min(len(backbone.tokenizer), vocabulary)  # some tokenizers have tokens the model lacks
-        if self.mask_id >= vocabulary:
+        # some tokenizers have tokens the model lacks
+        self.vocabulary = min(len(backbone.tokenizer), backbone.vocabulary_size)
+        if self.mask_id >= backbone.vocabulary_size:
             token = backbone.tokenizer.convert_ids_to_tokens(self.mask_id)
             raise InputError(f"The model does not know the mask token {token!r} of its tokenizer; name another one.")
         self.special = frozenset(backbone.tokenizer.all_special_ids)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from decoder2vec.backbone.attention import check_prefix_lm_attention, parse_attention, prefix_lm_attention
 from decoder2vec.backbone.lm_head import LMHead
+from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.errors import InputError
 from decoder2vec.text.batches import plan_batches
 from decoder2vec.text.punctuation import RestorationScore, aligned_words, score_restoration, strip_punctuation
@@ -159,7 +160,8 @@ class TextRestorer:
         backbone = self.context.backbone
         prompt = self.context.prompts_of([strip_punctuation(text)])[0]
         source = [*prompt.ids, self.separator]
-        target = [token for token in self.encode(text, add_special_tokens=False).ids if token != self.separator]
+        tokens = check_token_ids(self.encode(text, add_special_tokens=False).ids, backbone.vocabulary_size)
+        target = [token for token in tokens if token != self.separator]
         limit, bos = backbone.context_length, backbone.missing_bos_token_id
         truncated = len(self.encode(strip_punctuation(text)).ids) + (bos is not None) > len(prompt.ids)
         too_long = limit is not None and len(source) + len(target) > limit

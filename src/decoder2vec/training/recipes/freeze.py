@@ -9,6 +9,7 @@ Extractors for Semantic Tasks", 2024; the defaults of `FreezeRecipe` are the pap
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -214,7 +215,8 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
                 "Without a loss on scored pairs only contrastive or distill pre-training makes an encoder.",
             ),
             (not 0 <= self.dropout < 1, "dropout must be 0 or more and below 1."),
-            (self.temperature <= 0 or self.depth < 1, "temperature must be above 0, and depth 1 or more."),
+            (not 0 < self.temperature < math.inf, "temperature must be a number above 0."),
+            (self.depth < 1, "depth must be 1 or more."),
             (
                 self.loss in ("log_variance", "pearson") and self.training.batch < 2,
                 f"The loss {self.loss} needs batches of 2 pairs or more.",
@@ -223,7 +225,11 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
                 self.loss == "none" and self.head in ("mlp", "gated"),
                 f"The head {self.head!r} learns from scored pairs only; without a loss use sum or each.",
             ),
-            (min(self.noise, self.keep, self.dim) < 0, "noise, keep and dim must be 0 or more."),
+            (
+                not 0 <= self.noise < math.inf or min(self.keep, self.dim) < 0,
+                "noise, keep and dim must be numbers of 0 or more.",
+            ),
+            (not 0 <= self.hidden < math.inf, "hidden must be 0 or more: a width, or a fraction of one."),
             (
                 pretrains_codes and not has_codes,
                 "Without encoders (widths = [0]) there is nothing to pre-train; set pretrain to none.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -26,8 +27,8 @@ class LoraRecipe(AdapterRecipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.rank < 1 or not 0 <= self.dropout < 1:
-            raise InputError("rank must be 1 or more, dropout 0 or more and below 1.")
+        if self.rank < 1 or not 0 <= self.dropout < 1 or not math.isfinite(self.alpha):
+            raise InputError("rank must be 1 or more, dropout 0 or more and below 1, and alpha a finite number.")
 
     def adapt(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """New matrices, which change nothing yet."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -38,6 +39,8 @@ class SoftPromptRecipe(AdapterRecipe):
         for kind, name, known in (("place", self.place, POSITIONS), ("output", self.output, OUTPUTS)):
             if name not in known:
                 raise unknown_name(kind, name, known)
+        if not 0 <= self.cap_gb < math.inf:
+            raise InputError(f"cap_gb must be a number of 0 or more, not {self.cap_gb}.")
         if self.attention == "causal" and (self.place, self.output) == ("prepend", "prompt"):
             raise InputError(
                 "A prompt before the text never sees it under causal attention; set attention to bidirectional, "
