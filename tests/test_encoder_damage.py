@@ -15,6 +15,7 @@ from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, Decoder2VecError, EncoderError
+from decoder2vec.quick_encoder import QuickEncoder
 
 TEXTS = ["A cat sleeps.", "Stocks fell.", "It rains today.", "Two dogs run."]
 
@@ -70,6 +71,30 @@ def test_damaged_encoder_is_refused(whole, tmp_path, damage):
     damage(folder)
     with pytest.raises(EncoderError, match=r"is not the one that was saved: .*; copy|cannot be read"):
         Encoder.load(folder, device="cpu")
+
+
+def with_wrong_types(document):
+    """The document with one value of another type, for every value in it."""
+    for key in document if isinstance(document, dict) else range(len(document)):
+        for wrong in (None, "x", [[]], {"a": 1}, 10**400):
+            if type(wrong) is not type(document[key]):
+                yield {**document, key: wrong} if isinstance(document, dict) else [wrong]
+        if isinstance(document[key], dict | list):
+            for inner in with_wrong_types(document[key]):
+                yield {**document, key: inner} if isinstance(document, dict) else [inner]
+
+
+@pytest.mark.parametrize("name", ["encoder.json", "adapter/adapter.json"])
+def test_wrong_types_in_descriptions_are_one_sentence(whole, tmp_path, name):
+    folder = shutil.copytree(whole, tmp_path / "encoder")
+    document = json.loads((folder / name).read_text())
+    for damaged in (None, 3, [], "x", *with_wrong_types(document)):
+        (folder / name).write_text(json.dumps(damaged))
+        for load in (Encoder.load, QuickEncoder.load):
+            try:
+                load(folder)  # some fields do not matter, such as the version
+            except Decoder2VecError as error:
+                assert "\n" not in str(error)
 
 
 def test_folder_of_0_1_without_records_loads(whole, tmp_path):

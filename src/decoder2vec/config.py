@@ -75,17 +75,12 @@ class EncoderSpec:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> EncoderSpec:
         """Inverse of `to_json`; an unknown field is an error, because ignoring it could change vectors silently."""
-        values = dict(data)
         try:
-            readings = tuple(Reading(**reading) for reading in values.pop("readings"))
-            prompts = tuple(dict(values.pop("prompts", {})).items())
-            spec = cls(readings=readings, prompts=prompts, **values)
-        except (TypeError, KeyError, ValueError) as error:
-            raise EncoderError(f"This is not an encoder description of this version: {error}.") from error
-        for name, kind in (("template", str), ("attention", str), ("similarity", str), ("max_length", int)):
-            if not isinstance(getattr(spec, name), kind):
-                raise EncoderError(f"{name} is {_TYPE_NAMES[kind]} in an encoder, not {getattr(spec, name)!r}.")
-        return spec
+            prompts = list(dict(data.get("prompts", {})).items())
+            return from_table(cls, {**data, "prompts": prompts})
+        except (AttributeError, TypeError, ValueError) as error:
+            reason = str(error).rstrip(".")
+            raise EncoderError(f"This is not an encoder description of this version: {reason}.") from error
 
 
 def fingerprint(*parts: Any) -> str:
@@ -231,7 +226,7 @@ def _convert_to_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:
         origin = get_origin(hint) or hint
         if origin is tuple and isinstance(value, list | tuple):
             return _convert(hint, value, where)
-        if origin is not tuple and isinstance(value, origin) and not isinstance(value, bool):
+        if origin is not tuple and isinstance(value, origin) and (origin is bool or not isinstance(value, bool)):
             return _finite(value, where) if origin is float else value
     return _convert(hints[-1], value, where)
 

@@ -543,9 +543,11 @@ def read_encoder_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
         kind = description["head"]
         for key in ("spec", "backbone_fingerprint"):
             description[key]
+        if not isinstance(kind, str | None):
+            raise TypeError(f"head is {kind!r}")
     except OSError as error:
         raise InputError(f"{folder} is not the folder of a saved encoder: it has no {DESCRIPTION_FILE}.") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise EncoderError(f"{folder} is not a saved encoder: {error}") from error
     return description, _read_head(folder / HEAD_FILE, kind)
 

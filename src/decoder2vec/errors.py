@@ -14,6 +14,20 @@ class InputError(Decoder2VecError, ValueError):
     """The caller passed a text, name, number or combination of options that cannot be used."""
 
 
+class TextError(InputError):
+    """One text of a list cannot be used.
+
+    Args:
+        index: Its index in the caller's list.
+        text: The text.
+        reason: Why, and what to do, to follow "Text 3".
+    """
+
+    def __init__(self, index: int, text: str, reason: str) -> None:
+        super().__init__(f"Text {index} {reason}")
+        self.text, self.reason = text, reason
+
+
 class UnknownNameError(InputError):
     """A name does not exist, whatever else is chosen."""
 

@@ -436,7 +436,7 @@ def test_column_limit_reads_only_the_first_rows(tmp_path):
     ("content", "message"),
     [
         ("anchor\tpositive\nx\ty\n", r"no column 'negative'; it has: anchor, positive\. Name yours with columns"),
-        ("anchor\tpositive\tnegative\na\tp\tn\na\tp\n", r"line 3: one of anchor, positive, negative is missing"),
+        ("anchor\tpositive\tnegative\na\tp\tn\na\tp\n", r"line 3: negative is missing, not a text"),
         ("anchor\tpositive\tnegative\na\tp\tn\tx\n", r"line 2: 4 fields, but the header has 3"),
         ("anchor\tpositive\tnegative\n", r"holds no usable row"),
         ("", r"holds no usable row"),

@@ -25,9 +25,10 @@ from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, re
 from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
-from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.errors import InputError, TextError, UnsupportedError
 from decoder2vec.progress import current_progress
 from decoder2vec.text.batches import collate, plan_batches
+from decoder2vec.text.charset import half_pair_position
 from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
 
@@ -321,13 +322,9 @@ def check_texts(texts: Sequence[str]) -> Sequence[str]:
     for index, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"Text {index} is {type(text).__name__}, not str; convert or drop it first.")
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise InputError(
-                f"Text {index} holds half of a surrogate pair at character {error.start}; clean it with "
-                "text.encode('utf-8', 'replace').decode()."
-            ) from None
+        if (position := half_pair_position(text)) is not None:
+            hint = "clean it with text.encode('utf-8', 'replace').decode()"
+            raise TextError(index, text, f"holds half of a surrogate pair at character {position}; {hint}.")
     return texts
 
 

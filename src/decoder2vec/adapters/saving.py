@@ -66,9 +66,11 @@ def load_adapter(folder: Path, backbone: Backbone) -> Adapter:
         description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         kind, trained_on = description["kind"], description["backbone_fingerprint"]
         settings = description["settings"]
+        if not isinstance(kind, str) or not isinstance(settings, dict):
+            raise TypeError("kind is a text and settings are a table")
     except OSError as error:
         raise InputError(f"{folder} holds no adapter: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise EncoderError(f"The adapter in {folder} is damaged: {_DESCRIPTION}: {error}") from error
     if trained_on != backbone.fingerprint:
         raise InputError(
@@ -79,7 +81,16 @@ def load_adapter(folder: Path, backbone: Backbone) -> Adapter:
         raise EncoderError(f"The adapter in {folder} is of the unknown kind {kind!r}; known: {', '.join(_LOADERS)}.")
     try:
         adapter: Adapter = _LOADERS[kind](folder, backbone, settings)
-    except (SafetensorError, OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (  # settings of a wrong type or size fail in many ways
+        SafetensorError,
+        OSError,
+        LookupError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+    ) as error:
         raise EncoderError(f"The adapter in {folder} is damaged: {error}") from error
     for parameter in adapter.parameters():
         parameter.requires_grad_(False)

@@ -40,7 +40,7 @@ def embed(
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     with show_progress() as progress:
         from decoder2vec.bulk import embed_texts, get_writer
-        from decoder2vec.text.files import read_texts
+        from decoder2vec.text.files import naming_lines, read_texts
 
         get_writer(out)  # an unknown suffix is refused before the work
         with progress.phase("reading"):  # a file is read twice, so that the time left is known; a pipe cannot be
@@ -49,5 +49,6 @@ def embed(
         progress.expect("encoding", n_texts)
         progress.expect("saving")
         model = open_encoder(encoder, device, dtype, **choices)
-        count = embed_texts(model, read_texts(source, column), out, normalize=normalize, n_texts=n_texts)
+        with naming_lines(source):
+            count = embed_texts(model, read_texts(source, column), out, normalize=normalize, n_texts=n_texts)
     info(f"wrote {count} vectors of dimension {model.dim} to {out}")

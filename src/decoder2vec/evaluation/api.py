@@ -20,7 +20,7 @@ from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import check_output_file, versions, write_json
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, PairHashes, count_overlap
-from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs
+from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, naming_lines
 
 Source = str | Path | ScoredPairs
 Notify = Callable[[str], object]
@@ -93,7 +93,8 @@ def evaluate(
         return _run_suite(suite, show_progress_bar, notify)
     pairs = [_load_pairs(source, notify, columns, skip_bad=skip_bad, limit=limit) for source in sources]
     _warn_of_overlap(pairs, training_pairs, notify)
-    document = _evaluate_pairs(_load(encoder, device, choices), name, pairs, show_progress_bar)
+    with naming_lines(*paths):
+        document = _evaluate_pairs(_load(encoder, device, choices), name, pairs, show_progress_bar)
     if target:
         write_json(target, document)
     return document

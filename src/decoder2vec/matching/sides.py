@@ -15,7 +15,7 @@ from typing import Any
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.matching.sections import field_kind
-from decoder2vec.search.documents import name_in_utf8
+from decoder2vec.search.documents import name_in_utf8, storable
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
 from decoder2vec.storage import real_path
 
@@ -178,7 +178,8 @@ def _row_document(row: Mapping[str, Any], name: str, default_id: str) -> SideDoc
     id = str(id).strip() if id is not None else ""
     if not title and not id.strip("0123456789"):  # a number tells a reader nothing
         fields.setdefault("name", _first_words(text))
-    return SideDocument(id or default_id, text, title, fields)
+    clean_fields = {storable(key): storable(value) for key, value in fields.items()}
+    return SideDocument(storable(id or default_id), storable(text), storable(title), clean_fields)
 
 
 def _first_words(text: str) -> str:

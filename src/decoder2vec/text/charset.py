@@ -97,3 +97,12 @@ def _western(sample: bytes) -> str:
 def _is_printable(text: str) -> bool:
     printable = sum(character.isprintable() or character.isspace() for character in text)
     return bool(text) and printable >= _MIN_PRINTABLE * len(text)
+
+
+def half_pair_position(text: str) -> int | None:
+    """Return where a text holds half of a surrogate pair, which only JSON can write and nothing can read; else None."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return error.start
+    return None

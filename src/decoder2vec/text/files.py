@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.errors import DataFileError, InputError, TextError
+from decoder2vec.text.charset import half_pair_position
 from decoder2vec.text.tables import RowOrError, format_of, parse_rows
 
 PAIR_COLUMNS = ("sentence1", "sentence2", "score")
@@ -146,9 +148,33 @@ def read_texts_with_source(
     for line, row in read_rows(source, file_format):
         name = column or _default_column(row)
         _require_columns([name], row, source, hint)
-        if not isinstance(row[name], str):
-            raise DataFileError(f"{source}, line {line}: {name} is {type(row[name]).__name__}, not a text.")
+        if problem := _text_problem(name, row[name]):
+            raise DataFileError(f"{source}, line {line}: {problem}")
         yield row[name], _source_of(row)
+
+
+@contextmanager
+def naming_lines(*sources: str | Path) -> Iterator[None]:
+    """Name the line of a file in errors about one of its texts, which otherwise have an index in a list.
+
+    Args:
+        *sources: The files that the texts are from; other sources are ignored.
+
+    Raises:
+        DataFileError: Instead of a `TextError` about a text of one of the files.
+    """
+    try:
+        yield
+    except TextError as error:
+        for source in sources:
+            for line, row in parse_rows(source, format_of(Path(source))) if Path(source).is_file() else ():
+                if not isinstance(row, str) and any(error.text in _texts_of(value) for value in row.values()):
+                    raise DataFileError(f"{source}, line {line}: the text {error.reason}") from error
+        raise
+
+
+def _texts_of(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
 
 
 def read_rows(source: str | Path, file_format: str | None = None) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -184,8 +210,9 @@ def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | Non
     for line, row in islice(read_rows(source), limit):
         _require_columns(columns, row, source, "Name yours with columns in the configuration.")
         values = tuple(row[name] for name in columns)
-        if not all(isinstance(value, str) for value in values):
-            raise DataFileError(f"{source}, line {line}: one of {', '.join(columns)} is missing or not a text.")
+        for name, value in zip(columns, values, strict=True):
+            if problem := _text_problem(name, value):
+                raise DataFileError(f"{source}, line {line}: {problem}")
         rows.append(values)
     if not rows:
         raise DataFileError(f"{source} holds no usable row.")
@@ -273,8 +300,8 @@ def _pair_or_error(row: dict[str, Any], columns: Sequence[str], source: str | Pa
     _require_columns(columns, row, source, "Name yours with --columns.")
     left, right, score = (row[name] for name in columns)
     for name, text in zip(columns, (left, right), strict=False):
-        if not isinstance(text, str):
-            return f"{name} is {'missing' if text is None else type(text).__name__}, not a text."
+        if problem := _text_problem(name, text):
+            return problem
     try:
         value = float(score)
     except (TypeError, ValueError, OverflowError):
@@ -328,9 +355,7 @@ def _detect_layout(source: str | Path, columns: Sequence[str]) -> _Layout:
 
 def _data_row(line: int, fields: dict[str, Any], layout: _Layout, source: str | Path) -> DataRow:
     location = f"{source}, line {line}"
-    text = fields.get(layout.text)
-    if not isinstance(text, str):
-        raise _type_error(location, layout.text, text, "a text")
+    (text,) = _text_list(location, layout.text, [fields.get(layout.text)])
     positives = _text_list(location, layout.positives, fields.get(layout.positives)) if layout.positives else ()
     negatives = [
         negative
@@ -343,7 +368,7 @@ def _data_row(line: int, fields: dict[str, Any], layout: _Layout, source: str | 
     if label is None and layout.label not in layout.required():
         label = ""
     if not isinstance(label, str | int | float):
-        raise _type_error(location, layout.label, label, "a word or number")
+        raise DataFileError(f"{location}: {layout.label} is {_type_name(label)}, not a word or number.")
     return DataRow(line, text, positives, tuple(negatives), str(label), _source_of(fields))
 
 
@@ -353,16 +378,24 @@ def _source_of(fields: dict[str, Any]) -> str:
 
 
 def _text_list(location: str, name: str, value: Any) -> tuple[str, ...]:
-    texts = value if isinstance(value, list) else [value]
+    texts = _texts_of(value)
     for text in texts:
-        if not isinstance(text, str):
-            raise _type_error(location, name, text, "a text")
+        if problem := _text_problem(name, text):
+            raise DataFileError(f"{location}: {problem}")
     return tuple(texts)
 
 
-def _type_error(location: str, name: str, value: Any, expected: str) -> DataFileError:
-    actual = "missing" if value is None else type(value).__name__
-    return DataFileError(f"{location}: {name} is {actual}, not {expected}.")
+def _text_problem(name: str, value: Any) -> str:
+    """Why a field is not a text that can be read; empty if it is one."""
+    if not isinstance(value, str):
+        return f"{name} is {_type_name(value)}, not a text."
+    if (position := half_pair_position(value)) is not None:
+        return f"{name} holds half of a surrogate pair at character {position}; write the whole pair, or remove it."
+    return ""
+
+
+def _type_name(value: Any) -> str:
+    return "missing" if value is None else type(value).__name__
 
 
 def _triplet(row: DataRow) -> tuple[str, str, str] | None:

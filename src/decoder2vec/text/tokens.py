@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from decoder2vec.backbone.vocabulary import check_token_ids
-from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.errors import InputError, TextError, unknown_name
 from decoder2vec.text.template import Template
 
 if TYPE_CHECKING:
@@ -160,10 +160,9 @@ class Tokeniser:
 
     def _shorten(self, index: int, text: str, encoding: Any) -> list[Prompt]:
         if self.on_overflow == "error":
-            raise InputError(
-                f"Text {index} takes {len(encoding.ids)} tokens, over the limit of {self.max_length}; raise "
-                "max_length, or set on_overflow to 'truncate' or 'chunk'."
-            )
+            reason = f"takes {len(encoding.ids)} tokens, over the limit of {self.max_length}"
+            hint = "raise max_length, or set on_overflow to 'truncate' or 'chunk'"
+            raise TextError(index, text, f"{reason}; {hint}.")
         if self.on_overflow == "truncate":
             return [self._longest_prefix(text, encoding)[1]]
         return list(self._chunks(text))

@@ -32,6 +32,7 @@ from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import atomic_file, cache_root, check_replaceable, real_path, versions
+from decoder2vec.text.files import naming_lines
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
@@ -149,12 +150,14 @@ def train(
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
-    prepared = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev).load(loaded, notify)
+    source = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)
+    prepared = source.load(loaded, notify)
     _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
     with current_progress().stage(_progress_stage(prepared[0][0], prepared)):
         model = LoadedModel.of(backbone, device, dtype, notify)
-    prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-    return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
+    with naming_lines(*source.paths()):
+        prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
+        return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
 
 def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n_choices: int) -> None:

@@ -91,6 +91,11 @@ class DataSource:
             ROLES if folder_is_named else ("dev", "test") if auto_dev else (),
         )
 
+    def paths(self) -> list[Path]:
+        """The files that were named, and those of the folder if it is searched for files."""
+        named = [*self.files, *self.dev, *self.test]
+        return named + (sorted(self.folder.iterdir()) if self.data is None and self.found_by_role else [])
+
     @in_phase("reading")
     def load(self, plan: Plan, notify: Notify) -> list[tuple[Stage, TrainingData]]:
         """Every stage with the files that it learns from, and its data; optional stages without a file are left out."""
