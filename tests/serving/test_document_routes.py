@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -69,3 +71,24 @@ def test_small_file_with_very_much_text_is_a_413(client, tmp_path):
     file = tmp_path / "many.csv"
     file.write_text("text\n" + "Bread.\n" * 3000, "utf-8")
     assert post(client, file).status_code == 413
+
+
+def test_searches_do_not_wait_for_files(client, tmp_path, monkeypatch):
+    """As many files as there are threads for searches, and two more, which take until the end of the test."""
+    file = tmp_path / "slow.txt"
+    file.write_text("Bread.", "utf-8")
+    release = threading.Event()
+
+    def read_slowly(*_):
+        release.wait(30)
+        return {"documents": [], "skipped": []}
+
+    monkeypatch.setattr("decoder2vec.serving.document_routes.read_documents", read_slowly)
+    with ThreadPoolExecutor(10) as pool:
+        uploads = [pool.submit(post, client, file) for _ in range(10)]
+        try:
+            assert client.post("/search", json={"query": "bread"}).status_code == 200
+            assert not any(upload.done() for upload in uploads)
+        finally:
+            release.set()
+        assert {upload.result().status_code for upload in uploads} == {200}

@@ -54,7 +54,7 @@ async def read_file(body: FileRequest, request: Request) -> JSONResponse:
     except (binascii.Error, ValueError):
         raise InputError("content: give the bytes of the file in base64.") from None
     service = get_service(request)
-    return JSONResponse(await service.run_in_thread(lambda: read_documents(body.name, content, service.limits)))
+    return JSONResponse(await service.read_in_thread(lambda: read_documents(body.name, content, service.limits)))
 
 
 def read_documents(name: str, content: bytes, limits: Limits) -> dict[str, Any]:

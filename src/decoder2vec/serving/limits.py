@@ -30,7 +30,7 @@ class Limits:
     max_batch_tokens: int | None = None
     """Tokens encoded in one batch; by default chosen for the device."""
     max_jobs: int = 64
-    """Searches, matches, reranks and comparisons that run or wait for a thread."""
+    """Searches, matches, reranks and comparisons that run or wait for a thread; as many files to read besides."""
     requests_per_minute: int | None = None
     """For each API key; None: no limit."""
     tokens_per_minute: int | None = None

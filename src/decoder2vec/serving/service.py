@@ -38,6 +38,8 @@ _TEXTS_PER_SUBMISSION = 256
 """Texts that a thread queues at once: the vectors of a long list are not all held twice."""
 _THREADS = 8
 """Threads for searches, matches and the like; most of their time they wait for the model."""
+_FILE_THREADS = 2
+"""Threads that read uploaded files. A large PDF takes minutes: searches must not wait for it."""
 _MAX_INLINE_CHARACTERS = 20_000
 """Up to this length tokens are counted in the event loop; longer texts in a thread, so as not to block it."""
 _DEFAULT_BATCH_TOKENS = 2_048
@@ -205,8 +207,8 @@ class Service:
         batcher = Batcher(self.models.encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
         self.cached_batcher = CachedBatcher(batcher, VectorCache(config.cache_megabytes))
         self.metrics = Metrics(self.cached_batcher)
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="lookup")
-        self._n_jobs = 0
+        self._threads = _Threads(_THREADS, "lookup", config.limits.max_jobs)
+        self._file_threads = _Threads(_FILE_THREADS, "files", config.limits.max_jobs)
         self._scales: dict[str, dict[str, dict[str, float]]] = {}
         try:
             self._index = Index.open(config.index, self.queued_encoder(self.models[None])) if config.index else None
@@ -247,7 +249,7 @@ class Service:
         self.limits.check_texts(len(texts))
         check_texts(texts)  # other libraries fail on lone surrogates with errors that look like server faults
         count = partial(model.token_counter.count, texts, truncate=not in_parts)
-        counts = await self.run_in_thread(count) if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS else count()
+        counts = await self._threads.run(count) if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS else count()
         self.limits.check_tokens(sum(counts))
         request.state.charge_tokens(sum(counts))
         return counts
@@ -273,25 +275,48 @@ class Service:
 
         async def admit_and_run() -> T:
             self.cached_batcher.batcher.check_capacity(sum(await self.admit(request, model, texts, in_parts=in_parts)))
-            return await self.run_in_thread(job)
+            return await self._threads.run(job)
 
         return await cancel_on_disconnect(request, admit_and_run())
 
     def close(self) -> None:
         """Stop the batcher and the threads."""
         self.cached_batcher.batcher.close()
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
+        self._file_threads.close()
 
-    async def run_in_thread(self, job: Callable[[], T]) -> T:
-        """Run a job in a thread and return its result; a 429 if too many are running."""
-        if self._n_jobs >= self.limits.max_jobs:
+    async def read_in_thread(self, read: Callable[[], T]) -> T:
+        """Read an uploaded file in a thread of its own kind and return the result; a 429 if too many are waiting."""
+        return await self._file_threads.run(read)
+
+
+class _Threads:
+    """Threads for one kind of job, which does not wait for jobs of another kind.
+
+    Args:
+        count: Number of threads.
+        name: Begins the names of the threads.
+        max_jobs: Jobs that run or wait; a further one is a 429.
+    """
+
+    def __init__(self, count: int, name: str, max_jobs: int) -> None:
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
+        self._max_jobs, self._n_jobs = max_jobs, 0
+
+    async def run(self, job: Callable[[], T]) -> T:
+        """Run a job in a thread and return its result."""
+        if self._n_jobs >= self._max_jobs:
             raise APIError(429, "Too many requests are running; try again later.", code="overloaded", retry_after=1)
         self._n_jobs += 1
         try:
             context = contextvars.copy_context()
-            return await asyncio.get_running_loop().run_in_executor(self._threads, context.run, job)
+            return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, job)
         finally:
             self._n_jobs -= 1
+
+    def close(self) -> None:
+        """Wait for the running jobs and drop the others."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 def get_service(request: Request) -> Service:

@@ -32,8 +32,8 @@ from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import atomic_file, cache_root, check_replaceable, real_path, versions
-from decoder2vec.text.files import naming_lines
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
+from decoder2vec.text.files import naming_lines
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.data_source import DataSource
