@@ -80,3 +80,18 @@ def test_pairs_without_a_correlation_are_refused(pairs, tmp_path):
     with pytest.raises(DataFileError, match=message):
         sweep("tiny-llama", pairs, out=tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_sweep_leaves_such_readings_out_and_says_so(broken, tmp_path):
+    """Layers 3 and 4 are not finite, and the last one also after the final norm."""
+    messages = []
+    pairs = ScoredPairs("mine", *map(list, zip(*SCORED_ROWS, strict=True)))
+    result = sweep(
+        str(broken), pairs, templates=["plain"], poolings=["mean"], attentions=["causal"], notify=messages.append
+    )
+    assert {row.layer for row in result.rows} == {0, 1, 2}
+    assert result.skipped == [message.removeprefix("left out: ") for message in messages if "left out" in message]
+    assert result.skipped[0].startswith(
+        "3 of 6 readings of plain, causal give vectors that are not finite, first layer 3"
+    )

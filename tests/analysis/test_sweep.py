@@ -307,7 +307,7 @@ def test_unsupported_attention_is_skipped_with_a_reason(fresh_store, passes):
 
 def test_sweep_with_nothing_supported_is_refused(fresh_store):
     plan = SweepPlan(("plain",), ("mean",), ("bidirectional",), ("none",))
-    with pytest.raises(UnsupportedError, match=r"supports nothing that the sweep tries.*left to right"):
+    with pytest.raises(UnsupportedError, match=r"No reading of the sweep can be scored.*left to right"):
         run_sweep("tiny-mamba", PAIRS, plan)
 
 

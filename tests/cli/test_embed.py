@@ -69,3 +69,23 @@ def test_unreadable_texts_leave_no_file_and_no_bar(column, tmp_path, run_main):
     assert (code, stdout) == (1, "")
     assert stderr.startswith("error: ") and stderr.count("\n") == 1
     assert not out.parent.exists() or list(out.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "rows", "warning"),
+    [
+        ("", 0, "texts.txt holds no text"),
+        ("\n \n", 2, "2 of 2 texts are empty"),
+        ("A\n\nB\n", 3, "1 of 3 texts are empty"),
+    ],
+)
+def test_empty_texts_are_warned_of_and_keep_their_rows(tmp_path, run_main, content, rows, warning):
+    (tmp_path / "texts.txt").write_text(content, encoding="utf-8")
+    out = tmp_path / "v.npy"
+    code, _, err = run_main("embed", tmp_path / "texts.txt", "--encoder", "tiny-llama", "--out", out)
+    assert code == 0 and "warning: " in err and warning in err and len(np.load(out)) == rows
+
+
+def test_similarity_warns_of_an_empty_text(run_main):
+    code, out, err = run_main("similarity", "", "A dog.", "--encoder", "tiny-llama")
+    assert code == 0 and float(out) < 1 and "warning: a text is empty" in err

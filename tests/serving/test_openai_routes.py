@@ -16,6 +16,7 @@ from langchain_openai import OpenAIEmbeddings
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.serving.tokens import TokenCounter
 
 CL100K_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 TEXTS = ["A cat sleeps.", "Kätzchen 🐈 träumen", "", "The boat leaves at seven, unless the wind is too strong."]
@@ -209,3 +210,20 @@ def test_own_client_gives_the_vectors_of_the_encoder(serving, offline, monkeypat
         client = load_encoder(f"{address}/v1#tiny")
         assert np.allclose(client.encode(texts), unit_vectors(offline, texts), atol=1e-5)
         assert client.dim == offline.dim
+
+
+@pytest.mark.parametrize("value", [[], [[]], None, 5, ["a", 1]], ids=str)
+def test_input_that_is_no_text_says_what_to_give(client, value):
+    response = client.post("/v1/embeddings", json={"input": value})
+    assert response.status_code == 400
+    assert response.json()["error"]["message"] == "input: give a text, or a list of one text or more."
+
+
+def test_long_texts_are_counted_in_pieces(offline, monkeypatch):
+    texts = ["A short text.", "word " * 500, "", "x" * 3000]
+    whole = TokenCounter(offline).count(texts, truncate=False)
+    monkeypatch.setattr("decoder2vec.serving.tokens.CHARACTERS_AT_ONCE", 600)
+    monkeypatch.setattr("decoder2vec.text.tokens.CHARACTERS_AT_ONCE", 600)
+    pieces = TokenCounter(offline).count(texts, truncate=False)
+    assert pieces[0] == whole[0] and pieces[2] == whole[2]
+    assert all(abs(piece - count) <= 2 * 6 for piece, count in zip(pieces, whole, strict=True))

@@ -455,7 +455,7 @@ def test_long_texts_are_cut_before_they_are_tokenised(on_overflow, template, mon
     tokenise = Tokeniser(backbone, Template.of(template), 48, on_overflow)
     texts = ["word " * 5000, "x" * 9000, " " * 9000 + "end", "Ein Satz, noch einer. " * 400, "kurz"]
     found = tokenise(texts)
-    monkeypatch.setattr(tokens, "_CHARACTERS_PER_TOKEN", 10**6)
+    monkeypatch.setattr(tokens, "CHARACTERS_PER_TOKEN", 10**6)
     expected = tokenise(texts)
     assert found.prompts == expected.prompts
     assert (found.text_indices, found.overlong) == (expected.text_indices, expected.overlong)

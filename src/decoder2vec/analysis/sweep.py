@@ -105,7 +105,7 @@ class Sweep:
     rows: list[SweepRow] = field(default_factory=list)
     """One for each combination, best first."""
     skipped: list[str] = field(default_factory=list)
-    """Reasons for attentions that the model does not support."""
+    """Reasons for attentions that the model does not support, and for readings whose vectors are not finite."""
     stats: EncodingStats = field(default_factory=EncodingStats)
     selection: Selection | None = None
     """How much the choice of the winner can be trusted; its indices are those of `rows`."""
@@ -157,7 +157,9 @@ def run_sweep(
     *,
     backbone: Backbone | None = None,
 ) -> Sweep:
-    """Score every combination of the plan. Attentions that the model does not support are skipped with the reason.
+    """Score every combination of the plan.
+
+    Attentions that the model does not support, and readings whose vectors are not finite, are skipped with the reason.
 
     Args:
         model: Name of the model, which the winning encoder is saved with.
@@ -192,7 +194,7 @@ def run_sweep(
                     rows.append(row)
                     similarities.append(cosines)
     if not rows:
-        raise UnsupportedError(f"The model supports nothing that the sweep tries: {' '.join(sweep.skipped)}")
+        raise UnsupportedError(f"No reading of the sweep can be scored: {' '.join(sweep.skipped)}")
     order = sorted(range(len(rows)), key=lambda index: -rows[index].spearman)
     sweep.rows = [rows[index] for index in order]
     # in the order of the passes, since a tie must not be broken by the scores on all pairs
@@ -269,17 +271,28 @@ def _score_pass(
         scored = []
         for head in sweep.plan.heads:
             after_head = _apply_head(head, vectors)
+            if not np.isfinite(after_head).all():
+                continue
             cosines = pairwise_cos_sim(after_head[left], after_head[right])
             scores = (round(100 * metric(cosines, gold), 2) for metric in (spearman, pearson))
             row = SweepRow(template, attention, reading.layer, reading.normed, reading.pooling, head, *scores)
             scored.append((row, cosines))
         return scored
 
+    infinite: list[Reading] = []
     # numpy releases the GIL while it computes
     with progress.phase("scoring"), ThreadPoolExecutor() as workers:
-        for rows in workers.map(score, *zip(*enumerate(extractor.capture.readings), strict=True)):
-            progress.advance(_SCORING_COST * len(rows) * len(texts))
-            yield from rows
+        scored_readings = workers.map(score, *zip(*enumerate(extractor.capture.readings), strict=True))
+        for reading, scored in zip(extractor.capture.readings, scored_readings, strict=True):
+            progress.advance(_SCORING_COST * len(sweep.plan.heads) * len(texts))
+            if len(scored) < len(sweep.plan.heads):
+                infinite.append(reading)
+            yield from scored
+    if infinite:
+        share = f"{len(infinite)} of {len(readings)} readings of {_pass_name(template, attention)}"
+        sweep.skipped.append(
+            f"{share} give vectors that are not finite, first {infinite[0]}; run `d2v doctor` on the model."
+        )
 
 
 def _apply_head(head: str, vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +45,7 @@ def embed(
 
         get_writer(out)  # an unknown suffix is refused before the work
         with progress.phase("reading"):  # a file is read twice, so that the time left is known; a pipe cannot be
-            n_texts = sum(1 for _ in read_texts(source, column)) if Path(source).is_file() else None
+            n_texts = _count_texts(source, read_texts(source, column)) if Path(source).is_file() else None
         progress.expect("loading the model")
         progress.expect("encoding", n_texts)
         progress.expect("saving")
@@ -52,3 +53,16 @@ def embed(
         with naming_lines(source):
             count = embed_texts(model, read_texts(source, column), out, normalize=normalize, n_texts=n_texts)
     info(f"wrote {count} vectors of dimension {model.dim} to {out}")
+
+
+def _count_texts(source: str, texts: Iterable[str]) -> int:
+    """The number of texts of a file; warns of empty ones, which keep their rows."""
+    count = n_empty = 0
+    for text in texts:
+        count += 1
+        n_empty += not text.strip()
+    if not count:
+        info(f"warning: {source} holds no text")
+    elif n_empty:
+        info(f"warning: {n_empty:,} of {count:,} texts are empty; their vectors say nothing")
+    return count

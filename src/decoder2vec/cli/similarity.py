@@ -42,6 +42,8 @@ def similarity(
     """Print the similarity of two texts."""
     if plot and plot.suffix.lower() != ".png":
         raise InputError(f"{plot} must end in .png, the format of the figure.")
+    if not (a.strip() and b.strip()):
+        info("warning: a text is empty; its similarity says nothing")
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     if explain or plot:
         _print_explanation(open_encoder(encoder, device, dtype, **choices).explain(a, b), (a, b), plot)

@@ -9,6 +9,7 @@ from typing import Any
 from decoder2vec.errors import InputError
 from decoder2vec.text.sentences import sentence_spans, strip_span
 from decoder2vec.text.template import SLOT, Template
+from decoder2vec.text.tokens import CHARACTERS_PER_TOKEN, tokenising_batches
 
 LengthFunction = Callable[[Sequence[str]], list[int]]
 """Texts -> the length of each, in tokens."""
@@ -69,7 +70,8 @@ def token_lengths(encoder: Any) -> LengthFunction:
         return lambda texts: [len(text) // 4 + 1 for text in texts]
 
     def lengths_of(texts: Sequence[str]) -> list[int]:
-        return [len(ids) for ids in tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]]
+        batches = (tokenizer(batch, add_special_tokens=False, verbose=False) for batch in tokenising_batches(texts))
+        return [len(ids) for batch in batches for ids in batch["input_ids"]]
 
     return lengths_of
 
@@ -93,6 +95,12 @@ def _split_overlong(
     text: str, spans: list[Span], lengths_of: LengthFunction, max_length: int
 ) -> tuple[list[Span], list[int]]:
     """Halve spans longer than `max_length`, between words, until all fit; return the spans and their lengths."""
+    while any(end - start > CHARACTERS_PER_TOKEN * max_length for start, end in spans):  # too long: not measured
+        spans = [
+            half
+            for span in spans
+            for half in (_halves(text, *span) if span[1] - span[0] > CHARACTERS_PER_TOKEN * max_length else [span])
+        ]
     lengths = _span_lengths(text, spans, lengths_of)
     while overlong := [span for span, length in lengths.items() if length > max_length and span[1] - span[0] > 1]:
         halves = {span: _halves(text, *span) for span in overlong}

@@ -168,4 +168,6 @@ def _validation_error(errors: Sequence[Mapping[str, Any]]) -> APIError:
     location = [str(name) for name in first.get("loc", ())[1:]]
     param = ".".join(name for name in location if "[" not in name and name not in ("str", "int"))
     message = str(first.get("msg", "cannot be used"))
+    if first.get("type") == "too_short":
+        message = f"give at least {first['ctx']['min_length']}"
     return APIError(400, f"{param or 'The body'}: {message}.", param=param or None)

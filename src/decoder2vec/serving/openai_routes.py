@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
+from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
 from decoder2vec.maths.similarity import normalise
@@ -36,6 +37,15 @@ class EmbeddingsRequest(BaseModel):
     dimensions: Annotated[
         int | None, Field(ge=1, description="Truncate vectors to this many dimensions, before they are normalised.")
     ] = None
+
+    @field_validator("input", mode="wrap")
+    @classmethod
+    def _one_message(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        """Say what to give, where pydantic would only say why the first of the four types does not fit."""
+        try:
+            return validate(value)
+        except ValidationError:
+            raise PydanticCustomError("input", "give a text, or a list of one text or more") from None
 
     def texts(self) -> list[str]:
         """Return the input as a list of texts; token ids are decoded."""

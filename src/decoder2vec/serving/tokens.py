@@ -12,6 +12,7 @@ from typing import Any
 
 from decoder2vec.serving.api_errors import APIError
 from decoder2vec.text.template import Template
+from decoder2vec.text.tokens import CHARACTERS_AT_ONCE, tokenising_batches
 
 _CHARACTERS_PER_TOKEN = 4
 """Estimate for encoders without a tokenizer."""
@@ -50,10 +51,19 @@ class TokenCounter:
         valid = [text.encode("utf-8", "replace").decode() for text in texts]
         totals = [0] * len(texts)
         for template in self._templates:
-            prompts = [template.render(text)[0] for text in valid]
-            for row, encoding in enumerate(self._tokenizer.encode_batch_fast(prompts)):
-                totals[row] += len(encoding)
+            # a long text is counted in pieces: their borders add a token at most
+            pieces = [(row, piece) for row, text in enumerate(valid) for piece in _pieces(template.render(text)[0])]
+            rows = iter(row for row, _ in pieces)
+            for batch in tokenising_batches([piece for _, piece in pieces]):
+                for encoding, row in zip(self._tokenizer.encode_batch_fast(batch), rows, strict=False):
+                    totals[row] += len(encoding)
         return [max(1, total) for total in totals]
+
+
+def _pieces(text: str) -> list[str]:
+    """The text in pieces that are tokenised one at a time; the empty text is one."""
+    starts = range(0, max(1, len(text)), CHARACTERS_AT_ONCE)
+    return [text[start : start + CHARACTERS_AT_ONCE] for start in starts]
 
 
 def _copy_tokenizer(tokenizer: Any) -> Any:

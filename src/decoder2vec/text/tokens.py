@@ -17,8 +17,10 @@ from decoder2vec.text.template import Template
 if TYPE_CHECKING:
     from decoder2vec.backbone.backbone import Backbone
 
-_CHARACTERS_PER_TOKEN = 32
+CHARACTERS_PER_TOKEN = 32
 """More than tokens have on average in any text but one of blanks."""
+CHARACTERS_AT_ONCE = 2**18
+"""Characters that are tokenised at a time: while a tokenizer works, it takes hundreds of bytes for each of them."""
 _TOKENS_NEAR_A_CUT = 64
 """Tokens before the end of a cut text that may differ from those of the whole text, at most."""
 ON_OVERFLOW = ("truncate", "chunk", "error")
@@ -124,7 +126,7 @@ class Tokeniser:
     @property
     def _lookahead(self) -> int:
         """Number of characters that are likely to be more than fit: a text of megabytes is not tokenised as a whole."""
-        return _CHARACTERS_PER_TOKEN * self.max_length
+        return CHARACTERS_PER_TOKEN * self.max_length
 
     def _overlong_beginning(self, text: str, encoding: Any) -> tuple[str, Any]:
         """The beginning of a text that has more tokens than fit, with its encoding; the whole text if it fits.
@@ -207,6 +209,20 @@ class Tokeniser:
                 n_tokens -= 1
         # not even the characters of one token fit (one character can take several tokens): skip one character
         return 1, self._prompt(self._encode([""])[0], "")
+
+
+def tokenising_batches(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Yield consecutive texts that are tokenised at a time; a text of more than `CHARACTERS_AT_ONCE` is alone."""
+    batch: list[str] = []
+    n_characters = 0
+    for text in texts:
+        if batch and n_characters + len(text) > CHARACTERS_AT_ONCE:
+            yield batch
+            batch, n_characters = [], 0
+        batch.append(text)
+        n_characters += len(text)
+    if batch:
+        yield batch
 
 
 def token_positions(

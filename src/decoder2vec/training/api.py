@@ -150,12 +150,10 @@ def train(
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
     loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
     _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
-    source = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)
-    prepared = source.load(loaded, notify)
+    prepared = (source := DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)).load(loaded, notify)
     _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
-    with current_progress().stage(_progress_stage(prepared[0][0], prepared)):
-        model = LoadedModel.of(backbone, device, dtype, notify)
     with naming_lines(*source.paths()):
+        model = _load_model(backbone, device, dtype, prepared, notify)
         prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
         return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
@@ -170,6 +168,18 @@ def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n
             stage.recipe.expect(replace(data, test=()), _CHOOSING, 1)
         stage.recipe.expect(data, name, n_seeds)
         progress.expect("saving", stage=name)
+
+
+def _load_model(
+    backbone: Backbone | str | Path,
+    device: str | torch.device | None,
+    dtype: str | None,
+    stages: Sequence[tuple[Stage, TrainingData]],
+    notify: Notify,
+) -> LoadedModel:
+    """Load the model, as a part of the first stage."""
+    with current_progress().stage(_progress_stage(stages[0][0], stages)):
+        return LoadedModel.of(backbone, device, dtype, notify)
 
 
 def _progress_stage(stage: Stage, stages: Sequence[tuple[Stage, TrainingData]]) -> str:
