@@ -126,12 +126,8 @@ class ThreadAdjuster:
         if any(name in os.environ for name in _THREAD_VARIABLES):
             return None
         cores = {os.cpu_count() or 1, _affinity()}
-        own_choices = {
-            *cores,
-            *(max(1, count // 2) for count in cores),
-            self._free,
-        }  # half: if two threads share a core
-        return current if current in own_choices else None
+        halves = {max(1, count // 2) for count in cores}  # where two threads share a core
+        return current if current in {*cores, *halves, self._free} else None
 
 
 def free_cores(before: _CpuTimes, now: _CpuTimes, cores: int) -> int:
