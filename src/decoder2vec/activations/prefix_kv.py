@@ -115,15 +115,15 @@ class _StoredKeysValues:
         if not _is_intact(file, size):
             with atomic_file(file) as temporary:
                 _reserve(temporary, size)
-                self._fill(self._open(temporary), prompts)
+                self._fill(self._open(temporary, writable=True), prompts)
                 digest = _sha256(temporary, size)
                 with temporary.open("ab") as handle:
                     handle.write(digest)
         self.states = self._open(file)
 
-    def _open(self, file: Path) -> Tensor:
+    def _open(self, file: Path, *, writable: bool = False) -> Tensor:
         n_tokens = int(self.ends[-1])
-        flat = torch.from_file(str(file), shared=True, size=n_tokens * self.width, dtype=self.backbone.dtype)
+        flat = torch.from_file(str(file), shared=writable, size=n_tokens * self.width, dtype=self.backbone.dtype)
         return flat.view(n_tokens, self.width)
 
     @torch.no_grad()
