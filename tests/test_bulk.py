@@ -60,6 +60,7 @@ class RecordingEncoder:
     def __init__(self, encoder, stop_at=None):
         self.encoder, self.stop_at, self.calls = encoder, stop_at, []
         self.fingerprint, self.dim, self.backbone = encoder.fingerprint, encoder.dim, encoder.backbone
+        self.exact = encoder.exact
 
     def encode(self, texts, **kwargs):
         if len(self.calls) + 1 == self.stop_at:
@@ -159,13 +160,14 @@ def interrupt(encoder, texts, out, at=3, **kwargs):
     return recorder
 
 
-@pytest.mark.parametrize("change", ["another encoder", "another dtype", "normalised", "another format"])
+@pytest.mark.parametrize("change", ["another encoder", "another dtype", "exact", "normalised", "another format"])
 def test_shards_of_other_settings_are_not_reused(backbone, tmp_path, small_shards, change):
     out = tmp_path / "out.npy"
     interrupt(make_encoder(backbone), TEXTS, out)
     encoder = RecordingEncoder(make_encoder(backbone, layer=3 if change == "another encoder" else 2))
     if change == "another dtype":
         encoder = RecordingEncoder(Encoder(Backbone.load("tiny-llama", dtype="float64"), encoder.encoder.spec))
+    encoder.exact = change == "exact"
     out = tmp_path / "out.jsonl" if change == "another format" else out
     embed_texts(encoder, TEXTS, out, normalize=change == "normalised")
     assert encoder.calls == [TEXTS[:3], TEXTS[3:6], TEXTS[6:]]

@@ -56,7 +56,7 @@ def embed_texts(
     """
     write = get_writer(out)
     with _shard_folder(out) as folder:
-        owner = f"{encoder.fingerprint}-{int(normalize)}-{encoder.backbone.dtype}"
+        owner = f"{encoder.fingerprint}-{int(normalize)}-{encoder.backbone.dtype}" + "-exact" * encoder.exact
         _delete_foreign_shards(folder, owner)
         total = n_shards = 0
         stream, progress = iter(texts), current_progress()
@@ -99,7 +99,7 @@ def _shard_folder(out: Path) -> Iterator[Path]:
 
 
 def _delete_foreign_shards(folder: Path, owner: str) -> None:
-    """Delete shards of another encoder, normalisation or dtype, and note whose shards will be written."""
+    """Delete shards of another encoder, normalisation, dtype or exactness, and note whose shards will be written."""
     owner_file = folder / _OWNER_FILE
     if owner_file.is_file() and owner_file.read_text(encoding="utf-8") == owner:
         return

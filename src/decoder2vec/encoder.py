@@ -80,6 +80,8 @@ class Encoder:
         backbone: The language model.
         spec: Everything that defines the encoder apart from weights: layers, pooling, template, limits, prompts.
         head: What follows pooling: an affine map fitted on unlabelled texts, a trained layerwise head, or nothing.
+        exact: Compute every text alone, so that its vector is the same to the last bit whatever is encoded with it.
+            Slower; without it, vectors of length 1 differ by up to 1e-6 between batches.
 
     Example:
         >>> import decoder2vec as d2v
@@ -91,7 +93,9 @@ class Encoder:
         True
     """
 
-    def __init__(self, backbone: Backbone, spec: EncoderSpec, head: AnyHead | None = None) -> None:
+    def __init__(
+        self, backbone: Backbone, spec: EncoderSpec, head: AnyHead | None = None, *, exact: bool = False
+    ) -> None:
         if spec.similarity not in SIMILARITIES:
             raise unknown_name("similarity", spec.similarity, SIMILARITIES)
         readings = tuple(replace(reading, layer=backbone.resolve_layer(reading.layer)) for reading in spec.readings)
@@ -100,6 +104,7 @@ class Encoder:
         self.head = head.to(backbone.device) if isinstance(head, LayerwiseHead) else head
         self.probabilities: dict[str, ProbabilityCurve] = {}
         """Probabilities of positive pairs by their "similarity", "search" and "match" scores, fitted by `calibrate`."""
+        self.exact = exact
         self.stats = EncodingStats()
         """Texts, tokens and seconds of everything encoded so far."""
         self._reader(None, None)  # a wrong pooling, template or length limit raises an error now, not at first use
@@ -116,6 +121,7 @@ class Encoder:
         attention: str | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        exact: bool = False,
         **kwargs: Any,
     ) -> Encoder:
         """Load any decoder as an encoder, or load a saved encoder.
@@ -125,8 +131,8 @@ class Encoder:
 
         Args:
             name: A built-in model, a model folder, a .gguf file, a hub id, the folder of a saved encoder, or the
-                built-in encoder "smollm2-135m-general". A saved encoder has its own settings and takes only `device`
-                and `dtype`.
+                built-in encoder "smollm2-135m-general". A saved encoder has its own settings and takes only `device`,
+                `dtype` and `exact`.
             layer: The layer to read: 0 = embeddings, i = after block i, negative from the top; -1 by default. Several
                 layers are concatenated.
             pooling: "lasttoken" (default), "mean", "weightedmean", "max", "cls" or "sum".
@@ -137,6 +143,7 @@ class Encoder:
                 in layers 2 to 8, by token prepending or as a key and value.
             device: Device such as "cuda" or "cpu"; by default the best one available.
             dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+            exact: Compute every text alone, so that its vector is the same to the last bit whatever is encoded with it.
             **kwargs: Further fields of `EncoderSpec`: max_length, on_overflow, normalize, similarity, prompts.
 
         Returns:
@@ -149,10 +156,11 @@ class Encoder:
                 raise InputError(
                     f"{name} is a saved encoder with its own settings; leave out {', '.join(kwargs)}, or name a model."
                 )
-            return cls.load(folder, device=device, dtype=dtype)
+            return cls.load(folder, device=device, dtype=dtype, exact=exact)
         direction, _, rerouting = kwargs.pop("attention", "").partition("+")
         backbone = Backbone.load(name, attention=direction or None, device=device, dtype=dtype)
-        return cls(reroute(backbone, rerouting) if rerouting else backbone, spec_from_kwargs(str(name), kwargs))
+        backbone = reroute(backbone, rerouting) if rerouting else backbone
+        return cls(backbone, spec_from_kwargs(str(name), kwargs), exact=exact)
 
     def encode(
         self,
@@ -299,9 +307,9 @@ class Encoder:
             texts: Texts like those to be encoded; thousands are better than hundreds.
             **kwargs: Arguments of `encode`.
         """
-        bare = Encoder(self.backbone, replace(self.spec, normalize=False))
+        bare = Encoder(self.backbone, replace(self.spec, normalize=False), exact=self.exact)
         vectors = bare.encode(list(dict.fromkeys(check_texts(texts))), **kwargs)
-        return Encoder(self.backbone, self.spec, AffineHead.fit(kind, vectors))
+        return Encoder(self.backbone, self.spec, AffineHead.fit(kind, vectors), exact=self.exact)
 
     def add_adapter(self, name: str, folder: str | Path) -> None:
         """Load the adapter of another encoder of the same backbone and keep it under a name; `save` includes it.
@@ -323,7 +331,8 @@ class Encoder:
         """
         if name not in self.backbone.adapters:
             raise unknown_name("adapter", name, self.backbone.adapters or ["(this encoder has no named adapters)"])
-        return Encoder(self.backbone.with_adapter(self.backbone.adapters[name]), self.spec, self.head)
+        backbone = self.backbone.with_adapter(self.backbone.adapters[name])
+        return Encoder(backbone, self.spec, self.head, exact=self.exact)
 
     def save(
         self,
@@ -377,6 +386,7 @@ class Encoder:
         *,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
+        exact: bool = False,
     ) -> Encoder:
         """Load an encoder that `save` wrote.
 
@@ -384,6 +394,7 @@ class Encoder:
             folder: The folder of the encoder, or the name of a built-in encoder.
             device: Device such as "cuda" or "cpu"; by default the best one available.
             dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+            exact: Compute every text alone, so that its vector is the same to the last bit whatever is encoded with it.
 
         Raises:
             BackboneError: The weights of the backbone have changed since the encoder was saved.
@@ -395,7 +406,8 @@ class Encoder:
         copied = path / BACKBONE_FOLDER
         source = copied if copied.is_dir() else spec.backbone
         backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
-        encoder = cls(_restore_adapters(backbone, path, description["backbone_fingerprint"]), spec, head)
+        backbone = _restore_adapters(backbone, path, description["backbone_fingerprint"])
+        encoder = cls(backbone, spec, head, exact=exact)
         _check_fingerprint(encoder, description, path)
         encoder.probabilities = read_probabilities(description, path)
         return encoder
@@ -483,13 +495,22 @@ class Encoder:
             for begin in range(0, len(texts), reader.texts_per_chunk):
                 chunk = slice(begin, begin + reader.texts_per_chunk)
                 latents = reader(texts[chunk], bar.update).reshape(len(texts[chunk]), -1)
-                vectors[chunk] = self.head(latents) if self.head else latents
+                vectors[chunk] = self._apply_head(latents)
         self.stats += reader.stats
         check_finite(vectors, texts)
         return vectors
 
+    def _apply_head(self, latents: NDArray[np.float32]) -> NDArray[np.float32]:
+        if self.head is None:
+            return latents
+        # the last bits of a matrix product depend on its number of rows
+        return np.concatenate([self.head(row[None]) for row in latents]) if self.exact else self.head(latents)
+
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:
-        return Reader.from_spec(self.backbone, self.spec, batch_size and batch_size * _TOKENS_PER_TEXT, prompt or "")
+        budget = batch_size and batch_size * _TOKENS_PER_TEXT
+        if self.exact:
+            budget = 1  # every text exceeds it, and so is a batch of its own, without padding
+        return Reader.from_spec(self.backbone, self.spec, budget, prompt or "")
 
     def _pair_head(self) -> LayerwiseHead | None:
         return self.head if isinstance(self.head, LayerwiseHead) and self.head.has_pair_similarity else None

@@ -13,6 +13,7 @@ from decoder2vec.cli.options import (
     Device,
     Dtype,
     EncoderOption,
+    Exact,
     Layer,
     PoolingOption,
     TemplateOption,
@@ -33,6 +34,7 @@ def embed(
     template: TemplateOption = None,
     attention: AttentionOption = None,
     normalize: Annotated[bool, typer.Option("--normalize", help="Scale every vector to length 1.")] = False,
+    exact: Exact = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -49,7 +51,7 @@ def embed(
         progress.expect("loading the model")
         progress.expect("encoding", n_texts)
         progress.expect("saving")
-        model = open_encoder(encoder, device, dtype, **choices)
+        model = open_encoder(encoder, device, dtype, exact=exact, **choices)
         with naming_lines(source):
             count = embed_texts(model, read_texts(source, column), out, normalize=normalize, n_texts=n_texts)
     info(f"wrote {count} vectors of dimension {model.dim} to {out}")

@@ -12,6 +12,7 @@ from decoder2vec.cli.options import (
     Device,
     Dtype,
     EncoderOption,
+    Exact,
     Layer,
     PoolingOption,
     TemplateOption,
@@ -68,6 +69,7 @@ def index(
     pooling: PoolingOption = None,
     template: TemplateOption = None,
     attention: AttentionOption = None,
+    exact: Exact = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -85,6 +87,7 @@ def index(
         for phase in _PHASES if source else ():
             progress.expect(phase)
         opened = _open_or_create(out, source, encoder, choices, loading, (chunk, overlap))
+        opened.encoder.exact = exact
         if delete:
             _delete(opened, delete)
         if source:

@@ -33,6 +33,10 @@ Dtype = Annotated[
     str | None,
     typer.Option(help="float32, bfloat16, float16, float64 or 4bit; by default the one that suits the device."),
 ]
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Compute every text alone: its vector never depends on other texts, to the last bit."),
+]
 Columns = Annotated[str, typer.Option(help="Column names of the two texts and the score.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip lines that cannot be used instead of stopping.")]
 Limit = Annotated[int | None, typer.Option(help="Use only this many pairs, spread evenly over the file.")]

@@ -12,6 +12,7 @@ from decoder2vec.cli.options import (
     Device,
     Dtype,
     EncoderArgument,
+    Exact,
     Layer,
     PoolingOption,
     TemplateOption,
@@ -54,6 +55,7 @@ def serve(
     pooling: PoolingOption = None,
     template: TemplateOption = None,
     attention: AttentionOption = None,
+    exact: Exact = False,
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
@@ -75,7 +77,7 @@ def serve(
 
     def load_config() -> ServerConfig:
         choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-        model = open_encoder(encoder, device, dtype, **choices)
+        model = open_encoder(encoder, device, dtype, exact=exact, **choices)
         for adapter_name, folder in adapters.items():
             model.add_adapter(adapter_name, folder)
         served_name = name or Path(encoder).name or "encoder"
