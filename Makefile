@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # the CPU build; any torch >= 2.6 works, but it must be installed before what depends on it
 TORCH ?= torch==2.13.0
+INSTALL ?= $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow soak lint types bench docs site wheel clean
+.PHONY: help setup demo test test-slow test-oldest test-newest soak lint types bench docs site wheel clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -16,10 +17,10 @@ setup: $(READY)  ## build .venv with the package and .venv/bin/d2v in it
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "mteb>=2.10,<3"  # docs/guide/mteb.md says why
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: pytrec-eval-terrier 2>/dev/null \
+	$(INSTALL) "$(TORCH)"
+	$(INSTALL) --editable ".[dev]"
+	$(INSTALL) --no-deps "mteb>=2.10,<3"  # docs/guide/mteb.md says why
+	$(INSTALL) --only-binary :all: pytrec-eval-terrier 2>/dev/null \
 	  || $(BIN)/python -m decoder2vec.evaluation.trec_metrics
 	@touch $(READY)
 
@@ -31,6 +32,15 @@ test: $(READY)  ## run the tests, a file on each core (tiny models, no network b
 
 test-slow: $(READY)  ## also run the tests that need real models
 	$(BIN)/python -m pytest -m "not soak"
+
+# the tests with other versions of the dependencies, in environments of their own
+test-oldest:  ## run the tests with the oldest dependencies that pyproject.toml allows (needs uv)
+	$(MAKE) test VENV=.venv-oldest TORCH="torch>=2.6" \
+	  INSTALL="uv pip install --quiet --python .venv-oldest --resolution lowest-direct --only-binary pystemmer"
+
+test-newest:  ## run the tests with the newest dependencies that pyproject.toml allows
+	rm -rf .venv-newest
+	$(MAKE) test VENV=.venv-newest TORCH=torch
 
 soak: $(READY)  ## every write fails, every file is damaged, 3,000 processes are killed: hours on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
@@ -71,4 +81,4 @@ wheel: $(READY)  ## build the wheel in dist/
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 
 clean:  ## remove the virtual environment and outputs
-	rm -rf $(VENV) demo-out out site dist
+	rm -rf $(VENV) .venv-oldest .venv-newest demo-out out site dist
