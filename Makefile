@@ -35,7 +35,7 @@ test-slow: $(READY)  ## also run the tests that need real models
 
 # the tests with other versions of the dependencies, in environments of their own
 test-oldest:  ## run the tests with the oldest dependencies that pyproject.toml allows (needs uv)
-	$(MAKE) test VENV=.venv-oldest TORCH="torch>=2.6" \
+	$(MAKE) test VENV=.venv-oldest TORCH="torch>=2.9" \
 	  INSTALL="uv pip install --quiet --python .venv-oldest --resolution lowest-direct --only-binary pystemmer"
 
 test-newest:  ## run the tests with the newest dependencies that pyproject.toml allows
