@@ -140,6 +140,21 @@ def test_exact_batches_have_one_text_and_no_padding(monkeypatch):
     assert not any(batch.padding or batch.past for batch in batches)
 
 
+def test_exact_vectors_do_not_depend_on_the_threads():
+    """Also where the number of threads follows the load of the machine, which changes while texts are encoded."""
+    encoder = with_lora(Encoder.from_pretrained("tiny-llama", device="cpu", exact=True)).with_head("whiten", TEXTS)
+    encoder.exact = True
+    numbers, vectors = [], []
+    handle = encoder.backbone.blocks[0].register_forward_hook(lambda *_: numbers.append(torch.get_num_threads()))
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        vectors.append(encoder.encode(TEXTS))
+        assert torch.get_num_threads() == threads
+    handle.remove()
+    torch.set_num_threads(1)
+    assert set(numbers) == {1} and all((one == vectors[0]).all() for one in vectors)
+
+
 @pytest.mark.parametrize("name", FAMILIES[:3])
 def test_exact_files_are_equal_in_any_order(name, tmp_path):
     expected = embed(tmp_path, TEXTS, name, "--exact")

@@ -11,6 +11,7 @@ import operator
 import re
 import shutil
 from collections.abc import Container, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +30,7 @@ from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapte
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import resolve_model_folder
+from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
 from decoder2vec.encoder_folder import (
     ADAPTER_FOLDER,
@@ -80,8 +82,8 @@ class Encoder:
         backbone: The language model.
         spec: Everything that defines the encoder apart from weights: layers, pooling, template, limits, prompts.
         head: What follows pooling: an affine map fitted on unlabelled texts, a trained layerwise head, or nothing.
-        exact: Compute every text alone, so that its vector is the same to the last bit whatever is encoded with it.
-            Slower; without it, vectors of length 1 differ by up to 1e-6 between batches.
+        exact: Compute every text alone on one thread, so that its vector is the same to the last bit whatever is
+            encoded with it. Without this, vectors of length 1 differ by up to 1e-6 between batches.
 
     Example:
         >>> import decoder2vec as d2v
@@ -491,7 +493,8 @@ class Encoder:
         if show_progress_bar is None:
             show_progress_bar = log.getEffectiveLevel() <= logging.INFO
         vectors = np.empty((len(texts), self.dim), np.float32)
-        with tqdm(total=len(texts) * reader.n_passes, desc="Texts", disable=not show_progress_bar) as bar:
+        bar = tqdm(total=len(texts) * reader.n_passes, desc="Texts", disable=not show_progress_bar)
+        with bar, THREADS.fixed_to_one() if self.exact else nullcontext():
             for begin in range(0, len(texts), reader.texts_per_chunk):
                 chunk = slice(begin, begin + reader.texts_per_chunk)
                 latents = reader(texts[chunk], bar.update).reshape(len(texts[chunk]), -1)
@@ -507,9 +510,7 @@ class Encoder:
         return np.concatenate([self.head(row[None]) for row in latents]) if self.exact else self.head(latents)
 
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:
-        budget = batch_size and batch_size * _TOKENS_PER_TEXT
-        if self.exact:
-            budget = 1  # every text exceeds it, and so is a batch of its own, without padding
+        budget = 1 if self.exact else batch_size and batch_size * _TOKENS_PER_TEXT  # of 1: every text is a batch
         return Reader.from_spec(self.backbone, self.spec, budget, prompt or "")
 
     def _pair_head(self) -> LayerwiseHead | None:

@@ -170,6 +170,21 @@ def test_later_choice_of_a_user_is_kept(machine):
     assert torch.get_num_threads() == 3
 
 
+def test_fixed_to_one_thread_whatever_the_load(machine):
+    adjuster = ThreadAdjuster()
+    adjuster.adjust()
+    machine(1, others=CORES - 1)
+    adjuster.adjust()
+    assert torch.get_num_threads() == 1  # this number is the adjuster's own, and follows the load
+    with adjuster.fixed_to_one():
+        machine(1, others=0)
+        adjuster.adjust()
+        assert torch.get_num_threads() == 1
+    machine(1, others=0)
+    adjuster.adjust()
+    assert torch.get_num_threads() == CORES
+
+
 def test_environment_of_a_user_is_kept(machine, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     adjuster = ThreadAdjuster()

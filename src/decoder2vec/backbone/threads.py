@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,6 +103,8 @@ class ThreadAdjuster:
         """Set the number of threads by the load since the last call, for what the calling thread computes."""
         import torch
 
+        if getattr(self._of_thread, "is_fixed", False):
+            return
         current = torch.get_num_threads()
         if not hasattr(self._of_thread, "default"):
             self._of_thread.default = self._of_thread.last = self._default_threads(current)
@@ -111,6 +114,22 @@ class ThreadAdjuster:
         if threads != current:
             torch.set_num_threads(threads)
             self._of_thread.last = threads
+
+    @contextmanager
+    def fixed_to_one(self) -> Iterator[None]:
+        """Context in which the calling thread computes alone, whatever the load: more threads add in other orders."""
+        import torch
+        from threadpoolctl import threadpool_limits
+
+        threads = torch.get_num_threads()
+        self._of_thread.is_fixed = True
+        try:
+            with threadpool_limits(1, "blas"):  # that of NumPy
+                torch.set_num_threads(1)
+                yield
+        finally:
+            torch.set_num_threads(threads)
+            self._of_thread.is_fixed = False
 
     def _measure(self) -> int:
         """The number of free cores, measured again if enough time has passed."""

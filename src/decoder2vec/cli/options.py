@@ -35,7 +35,7 @@ Dtype = Annotated[
 ]
 Exact = Annotated[
     bool,
-    typer.Option("--exact", help="Compute every text alone: its vector never depends on other texts, to the last bit."),
+    typer.Option("--exact", help="Compute every text alone, so that others change no bit of its vector."),
 ]
 Columns = Annotated[str, typer.Option(help="Column names of the two texts and the score.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip lines that cannot be used instead of stopping.")]

@@ -152,8 +152,7 @@ class ServedModels:
             spec, first = encoder.spec, encoder.spec.readings[0]
             readings = [replace(first, layer=layer, template="") for layer in range(encoder.backbone.n_layers + 1)]
             template = Template(first.template or spec.template)
-            budget = 1 if encoder.exact else None
-            extractor = Extractor(encoder.backbone, readings, template, spec.max_length, spec.on_overflow, budget)
+            extractor = Extractor(encoder.backbone, readings, template, spec.max_length, spec.on_overflow)
             self._layer_extractors[name] = extractor
         return self._layer_extractors[name]
 
