@@ -9,8 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from decoder2vec.backbone.threads import limit_spinning
-from decoder2vec.package import __version__
+from decoder2vec.package import __version__, limit_spinning
 
 limit_spinning()
 

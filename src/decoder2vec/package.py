@@ -1,12 +1,28 @@
-"""The version of the package, and subpackages that are also public functions."""
+"""The package itself: its version, what must happen before torch is imported, and subpackages that can be called."""
 
 from __future__ import annotations
 
+import os
 import sys
 from types import ModuleType
 from typing import Any
 
 __version__ = "0.2.0"
+
+WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+"""Environment variables by which users choose how threads of OpenMP wait."""
+_SPIN_COUNT = "20000"
+"""Rounds that a thread of GNU OpenMP waits for work before it sleeps: some tens of microseconds, longer than a thread
+waits on a quiet machine, and short compared with the milliseconds for which it may wait on a busy one."""
+
+
+def limit_spinning() -> None:
+    """Let threads of OpenMP sleep soon after they run out of work; to be called before torch is imported.
+
+    What a user has set is kept. Once torch is imported, this has no effect.
+    """
+    if not any(name in os.environ for name in WAIT_VARIABLES) and "torch" not in sys.modules:
+        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
 
 
 class CallablePackage(ModuleType):

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from decoder2vec import package
 from decoder2vec.backbone import threads
-from decoder2vec.backbone.threads import ThreadAdjuster, available_cores, free_cores, limit_spinning
+from decoder2vec.backbone.threads import ThreadAdjuster, available_cores, free_cores
 
 CORES = 4
 
@@ -201,10 +202,10 @@ def test_system_that_does_not_tell_its_load_keeps_all_threads(machine, monkeypat
 
 def test_spinning_is_limited_unless_a_user_chose(monkeypatch):
     monkeypatch.delitem(sys.modules, "torch")
-    for name in threads._WAIT_VARIABLES:
+    for name in package.WAIT_VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    limit_spinning()
-    assert os.environ.pop("GOMP_SPINCOUNT") == threads._SPIN_COUNT
+    package.limit_spinning()
+    assert os.environ.pop("GOMP_SPINCOUNT") == package._SPIN_COUNT
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    limit_spinning()
+    package.limit_spinning()
     assert "GOMP_SPINCOUNT" not in os.environ

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,19 +21,6 @@ _MIN_SECONDS = 0.3
 _TOLERANCE = 0.35
 """Share of a core that others may use without costing a thread."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-_WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-_SPIN_COUNT = "20000"
-"""Rounds that a thread of GNU OpenMP waits for work before it sleeps: some tens of microseconds, longer than a thread
-waits on a quiet machine, and short compared with the milliseconds for which it may wait on a busy one."""
-
-
-def limit_spinning() -> None:
-    """Let threads of OpenMP sleep soon after they run out of work; to be called before torch is imported.
-
-    What a user has set is kept. Once torch is imported, this has no effect.
-    """
-    if not any(name in os.environ for name in _WAIT_VARIABLES) and "torch" not in sys.modules:
-        os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
 
 
 def available_cores(root: Path = Path("/")) -> int:
