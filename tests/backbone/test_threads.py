@@ -26,6 +26,7 @@ def machine(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     times = [threads._CpuTimes(0.0, 0.0, 0.0)]
     monkeypatch.setattr(threads, "_read_times", lambda: times[-1])
+    monkeypatch.setattr(threads, "monotonic", lambda: times[-1].wall)
     monkeypatch.setattr(threads, "available_cores", lambda: CORES)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(CORES), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: CORES)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic, process_time
 from typing import NamedTuple
 
 _MIN_SECONDS = 0.3
@@ -120,8 +120,7 @@ class ThreadAdjuster:
     def _measure(self) -> int:
         """The number of free cores, measured again if enough time has passed."""
         with self._lock:
-            now = _read_times()
-            if now and self._times and now.wall - self._times.wall >= _MIN_SECONDS:
+            if self._times and monotonic() - self._times.wall >= _MIN_SECONDS and (now := _read_times()):
                 self._free = min(available_cores(), free_cores(self._times, now, os.cpu_count() or 1))
                 self._times = now
             return self._free
@@ -149,7 +148,7 @@ def _read_times() -> _CpuTimes | None:
     except (OSError, ValueError):
         return None
     busy = (user + nice + system + irq + soft_irq) / os.sysconf("SC_CLK_TCK")
-    return _CpuTimes(time.monotonic(), busy, time.process_time())
+    return _CpuTimes(monotonic(), busy, process_time())
 
 
 THREADS = ThreadAdjuster()
