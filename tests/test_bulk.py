@@ -60,7 +60,7 @@ class RecordingEncoder:
     def __init__(self, encoder, stop_at=None):
         self.encoder, self.stop_at, self.calls = encoder, stop_at, []
         self.fingerprint, self.dim, self.backbone = encoder.fingerprint, encoder.dim, encoder.backbone
-        self.exact = encoder.exact
+        self.exact, self.stats, self.spec = encoder.exact, encoder.stats, encoder.spec
 
     def encode(self, texts, **kwargs):
         if len(self.calls) + 1 == self.stop_at:
@@ -95,10 +95,18 @@ def test_binary_formats_are_float32(backbone, tmp_path):
     assert column == pyarrow.list_(pyarrow.float32(), 32)
 
 
-def test_jsonl_keeps_seven_digits(backbone, tmp_path):
+def test_jsonl_keeps_every_bit(backbone, tmp_path):
     encoder = make_encoder(backbone)
     embed_texts(encoder, TEXTS, tmp_path / "out.jsonl")
-    assert np.allclose(read(tmp_path / "out.jsonl")[1], encoder.encode(TEXTS), rtol=5.1e-7, atol=0)
+    assert np.array_equal(read(tmp_path / "out.jsonl")[1].astype(np.float32), encoder.encode(TEXTS))
+
+
+def test_texts_that_were_cut_are_counted_once(backbone, tmp_path, small_shards, caplog):
+    spec = EncoderSpec("tiny-llama", (Reading(2, "mean"),), max_length=8)
+    long = ["many words " * number for number in range(5, 9)]
+    embed_texts(Encoder(backbone("tiny-llama"), spec), [*TEXTS[1:3], *long], tmp_path / "out.npy")
+    (message,) = caplog.messages
+    assert message == "4 of 6 texts are longer than 8 tokens; they were cut."
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

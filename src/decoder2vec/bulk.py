@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,10 +20,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder2vec.activations.extract import without_truncation_warnings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_file, check_replaceable, write_lock
+
+log = logging.getLogger(__name__)
 
 _SHARD_SIZE = 512
 """Texts per shard."""
@@ -59,12 +63,14 @@ def embed_texts(
         owner = f"{encoder.fingerprint}-{int(normalize)}-{encoder.backbone.dtype}" + "-exact" * encoder.exact
         _delete_foreign_shards(folder, owner)
         total = n_shards = 0
-        stream, progress = iter(texts), current_progress()
-        with progress.phase("encoding", n_texts):
+        stream, progress, overlong = iter(texts), current_progress(), encoder.stats.overlong
+        with progress.phase("encoding", n_texts), without_truncation_warnings():  # they would count within a shard
             while shard := list(itertools.islice(stream, _SHARD_SIZE)):
                 _embed_shard(encoder, shard, folder, n_shards, normalize)
                 total, n_shards = total + len(shard), n_shards + 1
                 progress.advance(0, f"{total:,} texts")
+        if encoder.spec.on_overflow == "truncate" and (cut := encoder.stats.overlong - overlong):
+            log.warning("%d of %d texts are longer than %d tokens; they were cut.", cut, total, encoder.max_seq_length)
         with progress.phase("saving"), atomic_file(out) as temporary:
             write(temporary, (_read_shard(folder, index) for index in range(n_shards)), total, encoder.dim)
         shutil.rmtree(folder, ignore_errors=True)
@@ -157,7 +163,7 @@ def _write_jsonl(file: Path, shards: Shards, total: int, dim: int) -> None:
     with file.open("w", encoding="utf-8") as handle:
         for texts, vectors in shards:
             for text, vector in zip(texts, vectors, strict=True):
-                row = {"text": text, "embedding": [float(f"{value:.7g}") for value in vector]}
+                row = {"text": text, "embedding": [float(f"{value:.9g}") for value in vector]}  # every bit of float32
                 handle.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 

@@ -415,13 +415,16 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def without_truncation_warnings() -> Iterator[None]:
-    """Context for texts of our own, some of which are too long on purpose."""
-    level = log.level
-    log.setLevel(logging.ERROR)
+    """Context for texts of our own, some of which are too long on purpose, and for callers that warn by themselves."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.funcName != _warn_truncated.__name__
+
+    log.addFilter(is_other)
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.removeFilter(is_other)
 
 
 def _warn_truncated(indices: list[int], extractor: Extractor) -> None:
