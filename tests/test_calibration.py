@@ -99,6 +99,19 @@ def test_hits_have_the_probability_of_their_similarity(encoder, mode):
         assert hit.probability.low < hit.probability.value < hit.probability.high
 
 
+@pytest.mark.parametrize("name", ["idx", "idx/encoder"])
+def test_existing_index_gets_probabilities_and_stays_whole(encoder, labelled, name):
+    index = Index.create("idx", encoder)
+    index.add(["We sell maps."])
+    result = calibrate(name, labelled, device="cpu")
+    assert result.folder == Path("idx/encoder")
+    opened = Index.open("idx", device="cpu")
+    opened.verify()
+    similarity = float(encoder.similarity(encoder.encode("maps"), encoder.encode("We sell maps.")))
+    expected = result.scores["search"].curve(similarity)
+    assert opened.search("maps")[0].probability == pytest.approx(expected, abs=1e-5)
+
+
 def test_prompts_of_queries_are_calibrated(encoder):
     prompted = Encoder.from_pretrained(
         "tiny-llama", device="cpu", layer=0, pooling="mean", template="plain", prompts={"query": "search for: "}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import (
     BUILTIN_ENCODERS,
     check_output_folder,
+    is_encoder_folder,
     saved_encoder_folder,
     write_probabilities,
 )
@@ -25,6 +27,8 @@ from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.maths.probability import CurveQuality, Floats, ProbabilityCurve, cross_validate
 from decoder2vec.maths.similarity import pairwise_similarity
 from decoder2vec.progress import current_progress
+from decoder2vec.search.index import Index, open_store
+from decoder2vec.search.store import without_password
 from decoder2vec.storage import atomic_folder
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs, read_rows
 
@@ -78,8 +82,8 @@ def calibrate(
     positive pairs are rarer than there, the probabilities are too high.
 
     Args:
-        encoder: The folder of a saved encoder, which is completed; or an `Encoder`, a model or a built-in encoder,
-            which is left as it is.
+        encoder: The folder of a saved encoder or an index, which is completed; or an `Encoder`, a model or a built-in
+            encoder, which is left as it is.
         data: Labelled pairs, or a .tsv, .csv or .jsonl file of them: two texts and 1 (positive) or 0.
         out: Folder for a copy of the encoder with the probabilities; needed for a model or a built-in encoder.
         positive_from: Pairs with this score or more are positive; needed where there are more than two scores.
@@ -106,10 +110,13 @@ def calibrate(
     """
     pairs = data if isinstance(data, ScoredPairs) else read_pairs(data, columns or _columns_of(data))
     labels = positive_labels(pairs, positive_from)
-    target = _target_folder(encoder, out)
+    source = _saved_folder(encoder)
+    target = _target_folder(encoder, source, out)
     progress = current_progress()
     progress.expect("encoding", 3 * len(pairs))
-    model = encoder if isinstance(encoder, Encoder) else Encoder.from_pretrained(encoder, device=device, dtype=dtype)
+    model = encoder
+    if not isinstance(model, Encoder):
+        model = Encoder.from_pretrained(source or model, device=device, dtype=dtype)
     with progress.phase("encoding"):
         raw = _raw_scores(model, pairs)
     calibrated = {name: _calibrate_score(scores, labels) for name, scores in raw.items()}
@@ -121,7 +128,7 @@ def calibrate(
         )
     model.probabilities = {name: score.curve for name, score in useful.items()}
     if target:
-        _save(model, encoder, target)
+        _save(model, source, target)
     return CalibrationResult(useful, labels, target)
 
 
@@ -176,27 +183,36 @@ def _calibrate_score(scores: Floats, labels: NDArray[np.bool_]) -> CalibratedSco
     return CalibratedScore(curve, quality, scores, probabilities)
 
 
-def _target_folder(encoder: Encoder | str | Path, out: str | Path | None) -> Path | None:
+def _saved_folder(encoder: Encoder | str | Path) -> Path | None:
+    """The folder in which an encoder is saved, on its own or in an index; None if it is not."""
+    if isinstance(encoder, Encoder):
+        return None
+    if not Index.exists(encoder):
+        return saved_encoder_folder(encoder)
+    folder = open_store(encoder).local_folder / "encoder"
+    if not is_encoder_folder(folder):
+        raise InputError(f"The encoder of {without_password(encoder)} is not known on this machine.")
+    return folder
+
+
+def _target_folder(encoder: Encoder | str | Path, source: Path | None, out: str | Path | None) -> Path | None:
     """Where the encoder with its probabilities is written; checked before the work."""
     if out is not None:
         check_output_folder(Path(out))
         return Path(out)
-    if isinstance(encoder, Encoder):
-        return None
-    folder = saved_encoder_folder(encoder)
-    if folder is None or folder.parent == BUILTIN_ENCODERS:
+    if not isinstance(encoder, Encoder) and (source is None or source.parent == BUILTIN_ENCODERS):
         raise InputError(f"{encoder} is not the folder of a saved encoder; name a folder for the result with --out.")
-    return folder
+    return source
 
 
-def _save(model: Encoder, encoder: Encoder | str | Path, target: Path) -> None:
-    source = None if isinstance(encoder, Encoder) else saved_encoder_folder(encoder)
+def _save(model: Encoder, source: Path | None, target: Path) -> None:
     if source is None:
         model.save(target)
-        return
-    if source.resolve() == target.resolve():
-        write_probabilities(target, model.probabilities)
-        return
-    with atomic_folder(target, replace=True) as temporary:  # an exact copy, with its cards and its 8-bit adapter
-        shutil.copytree(source, temporary, dirs_exist_ok=True)
-        write_probabilities(temporary, model.probabilities)
+    elif source.resolve() != target.resolve():
+        with atomic_folder(target, replace=True) as temporary:  # an exact copy, with its cards and its 8-bit adapter
+            shutil.copytree(source, temporary, dirs_exist_ok=True)
+            write_probabilities(temporary, model.probabilities)
+    else:
+        is_in_index = Index.exists(target.parent)  # which has a checksum of every file
+        with open_store(target.parent).write_lock() if is_in_index else nullcontext():
+            write_probabilities(target, model.probabilities)

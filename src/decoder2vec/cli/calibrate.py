@@ -13,7 +13,7 @@ from decoder2vec.storage import check_output_file
 
 
 def calibrate(
-    encoder: Annotated[str, typer.Argument(help="Folder of a saved encoder; with --out also a model or its name.")],
+    encoder: Annotated[str, typer.Argument(help="Saved encoder, or index; with --out also any model.")],
     data: Annotated[Path, typer.Option(help="Pairs of texts with 1 or 0 as their score (.tsv, .csv, .jsonl).")],
     out: Annotated[
         Path | None, typer.Option(help="Write a copy of the encoder here; by default it is changed in place.")
