@@ -22,6 +22,7 @@ from decoder2vec.errors import (
     InputError,
     MissingExtraError,
     StorageError,
+    TextError,
     UnknownNameError,
     UnsupportedError,
 )
@@ -35,6 +36,7 @@ SECRET = "/srv/private/model"
 
 STATUSES = {
     InputError: 400,
+    TextError: 400,
     UnknownNameError: 400,
     UnsupportedError: 400,
     MissingExtraError: 501,
@@ -49,7 +51,8 @@ BUGS = {KeyError: 500, ValueError: 500, TypeError: 500, RuntimeError: 500, Memor
 
 
 def make(error_class):
-    return error_class(SECRET, "extra") if error_class is MissingExtraError else error_class(SECRET)
+    arguments = {MissingExtraError: (SECRET, "extra"), TextError: (0, "a text", SECRET)}
+    return error_class(*arguments.get(error_class, (SECRET,)))
 
 
 def disk_full():

@@ -312,7 +312,7 @@ def test_too_few_long_texts_fail(backbone):
         ({"min_share": 1.0, "max_share": 1.0}, "min_share below 1"),
         ({"min_share": 0.6, "overlap": False}, "Two crops of 0.6 of a text overlap; set min_share to 0.5 or less"),
         ({"min_words": 0}, "min_words must be 1 or more"),
-        ({"temperature": 0.0}, "temperature must be above 0"),
+        ({"temperature": 0.0}, "temperature must be a number above 0"),
     ],
 )
 def test_impossible_settings_fail(settings, message):

@@ -131,7 +131,7 @@ def test_the_report_counts_what_was_mined(backbone):
     ("settings", "message"),
     [
         ({"teachers": ()}, "guided_info_nce needs a teacher; give --teacher NAME"),
-        ({"mined": -1}, "mined and distill must be 0 or more"),
+        ({"mined": -1}, "mined and distill must be numbers of 0 or more"),
         ({"margin": 1.5}, "a margin above 0 and up to 1"),
     ],
 )

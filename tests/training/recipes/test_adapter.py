@@ -87,7 +87,7 @@ def test_an_unknown_name_raises(make):
 def test_values_out_of_range_raise(wrong):
     with pytest.raises(InputError):
         small_recipe("lora", **wrong)
-    with pytest.raises(InputError, match="temperature must be above 0"):
+    with pytest.raises(InputError, match="temperature must be a number above 0"):
         ContrastiveConfig(temperature=0.0)
 
 

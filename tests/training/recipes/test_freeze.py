@@ -219,9 +219,12 @@ def test_invalid_values_fail_at_once(settings, message):
         FreezeRecipe(**settings)
 
 
-@pytest.mark.parametrize("settings", [{"batch": 0}, {"patience": 0}, {"rate": -1.0}, {"epochs": -1}])
-def test_invalid_schedule_fails(settings):
-    with pytest.raises(InputError, match="or more"):
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"batch": 0}, "or more"), ({"patience": 0}, "or more"), ({"rate": -1.0}, "above 0"), ({"epochs": -1}, "or more")],
+)
+def test_invalid_schedule_fails(settings, message):
+    with pytest.raises(InputError, match=message):
         Schedule(**settings)
 
 
