@@ -13,7 +13,6 @@ import torch
 from starlette.testclient import TestClient
 
 from decoder2vec.activations.capture import Capture
-from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.encoder import Encoder
 from decoder2vec.quick_encoder import QuickEncoder
@@ -21,7 +20,7 @@ from decoder2vec.search.index import Index
 from decoder2vec.serving.app import create_app
 from decoder2vec.serving.service import ServerConfig
 from decoder2vec.training.recipes.recipe import Trainer
-from toys.command import d2v
+from toys.command import d2v, with_lora
 from toys.contract import TOY_RECIPES
 
 TOLERANCE = 1e-6
@@ -60,14 +59,6 @@ def embed(folder, texts, name, *options):
     source.write_text("\n".join(texts) + "\n", encoding="utf-8")
     d2v("embed", source, "--out", out, "--encoder", name, "--device", "cpu", *options)
     return np.load(out)
-
-
-def with_lora(encoder):
-    adapter = Lora.initialise(encoder.backbone, rank=2, alpha=4)
-    with torch.no_grad():
-        for matrix in adapter.upper.values():
-            matrix.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1)
-    return Encoder(encoder.backbone.with_adapter(adapter.requires_grad_(False)), encoder.spec, encoder.head)
 
 
 def check_exact(encoder):

@@ -8,13 +8,12 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 
-from decoder2vec.adapters.lora import Lora
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.quick_encoder import QuickEncoder, open_for_queries
 from decoder2vec.search.index import Index
+from toys.command import with_lora
 
 TEXTS = ["A cat sleeps on the mat.", "", "Zwei Hunde bellen laut, c'est la vie! 12345", "long " * 300, "x"]
 
@@ -29,14 +28,6 @@ def assert_equal(folder):
     similarities = quick.similarity(expected[:2], expected)
     np.testing.assert_allclose(similarities, encoder.similarity(expected[:2], expected), rtol=1e-4, atol=1e-5)
     return quick
-
-
-def with_lora(encoder):
-    adapter = Lora.initialise(encoder.backbone, rank=2, alpha=4)
-    with torch.no_grad():
-        for matrix in adapter.upper.values():
-            matrix.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1)
-    return Encoder(encoder.backbone.with_adapter(adapter.requires_grad_(False)), encoder.spec, encoder.head)
 
 
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean", "weightedmean", "max", "cls", "sum"])

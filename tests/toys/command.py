@@ -1,10 +1,12 @@
-"""Run a command in a test, and the scored pairs and reference values of such tests."""
+"""Run a command in a test; the scored pairs, encoders and reference values of such tests."""
 
 from __future__ import annotations
 
 import numpy as np
+import torch
 from typer.testing import CliRunner
 
+from decoder2vec.adapters.lora import Lora
 from decoder2vec.cli import app
 from decoder2vec.encoder import Encoder
 
@@ -57,3 +59,12 @@ def cosine(a, b):
 def one_line(text):
     """The text without the line breaks that a narrow table makes."""
     return " ".join(text.split())
+
+
+def with_lora(encoder):
+    """The encoder with small random LoRA updates, always the same."""
+    adapter = Lora.initialise(encoder.backbone, rank=2, alpha=4)
+    with torch.no_grad():
+        for matrix in adapter.upper.values():
+            matrix.normal_(generator=torch.Generator().manual_seed(1)).mul_(0.1)
+    return Encoder(encoder.backbone.with_adapter(adapter.requires_grad_(False)), encoder.spec, encoder.head)

@@ -22,6 +22,8 @@ MIN_OF_EACH_LABEL = 5
 _NORMAL_QUANTILE = 1.959964
 """An interval of 95 % has this many standard deviations to each side."""
 _MAX_STEPS = 100
+_MIN_SPREAD = 1e-12
+"""Scores with a lower standard deviation count as equal."""
 
 
 class Probability(NamedTuple):
@@ -65,14 +67,9 @@ class ProbabilityCurve:
                 f"Probabilities need {MIN_OF_EACH_LABEL} positive and {MIN_OF_EACH_LABEL} negative pairs or more; "
                 f"these are {positives} and {negatives}."
             )
-        centre, spread = float(x.mean()), float(x.std())
-        if spread < 1e-12:
+        if x.std() < _MIN_SPREAD:
             raise InputError("All pairs have the same score, so it says nothing about their labels.")
-        target = np.where(positive, (positives + 1) / (positives + 2), 1 / (negatives + 2))
-        estimate, covariance = _logistic_regression((x - centre) / spread, target)
-        to_scores = np.array([[1.0, -centre / spread], [0.0, 1.0 / spread]])  # from standardised scores
-        intercept, slope = to_scores @ estimate
-        covariance = to_scores @ covariance @ to_scores.T
+        (intercept, slope), covariance = _fit(x, positive)
         variances = (float(covariance[0, 0]), float(covariance[0, 1]), float(covariance[1, 1]))
         return cls(float(intercept), float(slope), variances, positives, negatives)
 
@@ -151,22 +148,19 @@ def cross_validate(
     probabilities = np.empty(len(x))
     for number in range(folds):
         held_out = fold == number
-        target = positive[~held_out]
-        smooth = np.where(target, (target.sum() + 1) / (target.sum() + 2), 1 / ((~target).sum() + 2))
-        centre, spread = x[~held_out].mean(), max(float(x[~held_out].std()), 1e-12)
-        (intercept, slope), _ = _logistic_regression((x[~held_out] - centre) / spread, smooth)
-        probabilities[held_out] = _logistic(intercept + slope * (x[held_out] - centre) / spread)
+        (intercept, slope), _ = _fit(x[~held_out], positive[~held_out])
+        probabilities[held_out] = _logistic(intercept + slope * x[held_out])
     error = sum(abs(mean - share) * count for mean, share, count in reliability(probabilities, positive)) / len(x)
     brier = float(((probabilities - positive) ** 2).mean())
     base_brier = float(positive.mean() * (1 - positive.mean()))
     return CurveQuality(_auc(x, positive), brier, base_brier, error), probabilities
 
 
-def reliability(probabilities: Floats, labels: ArrayLike, groups: int = 10) -> list[tuple[float, float, int]]:
-    """Return (mean probability, share of positives, pairs) for groups of pairs of similar probability."""
+def reliability(values: Floats, labels: ArrayLike, groups: int = 10) -> list[tuple[float, float, int]]:
+    """Return (mean value, share of positives, pairs) for groups of pairs of similar probability or score."""
     positive = np.asarray(labels, bool)
-    parts = np.array_split(np.argsort(probabilities, kind="stable"), min(groups, len(probabilities)))
-    return [(float(probabilities[rows].mean()), float(positive[rows].mean()), len(rows)) for rows in parts]
+    parts = np.array_split(np.argsort(values, kind="stable"), min(groups, len(values)))
+    return [(float(values[rows].mean()), float(positive[rows].mean()), len(rows)) for rows in parts]
 
 
 def _auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
@@ -175,6 +169,16 @@ def _auc(scores: Floats, positive: NDArray[np.bool_]) -> float:
     below = np.searchsorted(negatives, scores[positive], "left")
     not_above = np.searchsorted(negatives, scores[positive], "right")
     return float(((below + not_above) / 2).mean() / len(negatives))
+
+
+def _fit(scores: Floats, positive: NDArray[np.bool_]) -> tuple[Floats, Floats]:
+    """Intercept and slope of the curve, and their covariance; computed with standardised scores, which is stable."""
+    positives, negatives = positive.sum(), (~positive).sum()
+    target = np.where(positive, (positives + 1) / (positives + 2), 1 / (negatives + 2))
+    centre, spread = scores.mean(), max(float(scores.std()), _MIN_SPREAD)
+    estimate, covariance = _logistic_regression((scores - centre) / spread, target)
+    to_scores = np.array([[1.0, -centre / spread], [0.0, 1.0 / spread]])
+    return np.asarray(to_scores @ estimate), np.asarray(to_scores @ covariance @ to_scores.T)
 
 
 def _logistic_regression(x: Floats, target: Floats) -> tuple[Floats, Floats]:

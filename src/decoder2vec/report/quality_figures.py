@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.calibration import CalibrationResult
+from decoder2vec.maths.probability import reliability
 from decoder2vec.report.figures import (
     COLOURS,
     GREY,
@@ -136,10 +137,8 @@ def draw_reliability(result: CalibrationResult, file: Path) -> None:
             middle, low, high = calibrated.curve.of(scores)
             axes.fill_between(scores, low, high, color=COLOURS[0], alpha=0.2, linewidth=0, label="95 % interval")
             axes.plot(scores, middle, color=COLOURS[0], label="fitted")
-            groups = np.array_split(np.argsort(calibrated.scores, kind="stable"), min(10, len(scores)))
-            centres = [calibrated.scores[rows].mean() for rows in groups]
-            shares = [result.labels[rows].mean() for rows in groups]
-            axes.plot(centres, shares, "o", color=COLOURS[1], label="positives among a tenth of the pairs")
+            means, shares, _ = zip(*reliability(calibrated.scores, result.labels), strict=True)
+            axes.plot(means, shares, "o", color=COLOURS[1], label="positives among a tenth of the pairs")
             axes.set_xlabel(name)
         grid[0][0].set_ylabel("probability")
         grid[0][0].legend(loc="upper left")
