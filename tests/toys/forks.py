@@ -9,15 +9,17 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tqdm import tqdm
 
 _MAX_SECONDS = 300.0
-"""Libraries start threads when they are imported. A child that is forked while one of them holds a lock, about one in
-five hundred, waits for it for ever."""
+"""Libraries start threads when they are imported; a child that is forked while one of them holds a lock would wait for
+it for ever."""
 
 
 class ForkServer:
@@ -78,6 +80,8 @@ class ForkServer:
 
 def _serve(module: str) -> None:
     functions = importlib.import_module(module)
+    tqdm.set_lock(threading.RLock())  # by default children share a lock, and one that is killed never releases it
+    tqdm.monitor_interval = 0
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever prints in a child prints into the log
     for line in sys.stdin:
