@@ -1,8 +1,8 @@
 """Every write of every writer fails or is where the process is killed, and every file it wrote is damaged.
 
 The old content stays or the new one is complete, an error is one sentence that names the file, nothing temporary
-remains, and the same call again gives the right result. `make soak` tries every write and every file, and kills
-processes 3,000 times at random moments.
+remains, and the same call again gives the right result. `make test` tries some; `make soak` tries every write and
+every file, and kills processes 3,000 times at random moments.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from pathlib import Path
 import pytest
 
 from toys.forks import ForkServer
-
-pytestmark = pytest.mark.soak  # a forked child hangs now and then (toys/forks.py), which `make test` must not wait for
 
 QUICK = (
     "encoder",
