@@ -481,8 +481,8 @@ class Encoder:
 
     def __repr__(self) -> str:
         readings = " + ".join(map(str, self.spec.readings[:3])) + (" + ..." if len(self.spec.readings) > 3 else "")
-        head = f", {self.head.kind}" if self.head else ""
-        return f"Encoder({self.backbone.name}: {readings}, {self.spec.template!r}, {self.spec.attention}{head})"
+        more = "".join(f", {part}" for part in (self.head and self.head.kind, self.backbone.dtype_reason) if part)
+        return f"Encoder({self.backbone.name}: {readings}, {self.spec.template!r}, {self.spec.attention}{more})"
 
     def _compute_vectors(
         self, texts: list[str], prompt: str, batch_size: int | None, show_progress_bar: bool | None

@@ -85,7 +85,8 @@ def doctor(
         backbone = Backbone.load(model, attention=attention, device=device, dtype=dtype, notify=notify)
         encoder = None
     size = f"{backbone.n_layers} layers x {backbone.dim}"
-    notify(f"{model}: {backbone.family}, {size}, {backbone.dtype}, {backbone.device}")
+    reason = f" ({backbone.dtype_reason})" if backbone.dtype_reason else ""
+    notify(f"{model}: {backbone.family}, {size}, {backbone.dtype}{reason}, {backbone.device}")
     checks = list(run_checks(backbone))
     if folder:
         checks.append(_gold_check(lambda: encoder or load_encoder(folder, device=device), folder))

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import nn
 from decoder2vec.backbone.attention import attention_from_config, set_attention
 from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_config
+from decoder2vec.backbone.cpu_dtype import load_in_fastest_dtype
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.machine import choose_device, choose_dtype, quiet_transformers
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
@@ -31,6 +32,9 @@ from decoder2vec.progress import in_phase
 
 FOUR_BIT = "4bit"
 """The value of `dtype` that quantises the weights of the blocks to 4 bits."""
+
+_PROBE = "The committee met on Tuesday to discuss the new library, which opens in spring."
+"""Text whose vectors must be the same in 16 bits."""
 
 _NEEDS_BOS = ("gemma",)
 """Families whose states are useless without a BOS token in front, whatever their tokenizer file says."""
@@ -56,6 +60,8 @@ class Backbone:
     """Further adapters by name, to switch to."""
     four_bit: bool = False
     """Whether the weights of the blocks are quantised to 4 bits."""
+    dtype_reason: str = ""
+    """Why the weights have their dtype, if it was measured."""
 
     @classmethod
     @in_phase("loading the model")
@@ -76,17 +82,23 @@ class Backbone:
             attention: "causal", "bidirectional", or "bidirectional:12" for bidirectional attention above layer 12 only;
                 by default what the model's config says.
             device: By default the fastest device of the machine.
-            dtype: By default what the device is fast at; "4bit" quantises the weights inside the blocks (QLoRA).
+            dtype: "auto", the default, takes what the device is fast at; "4bit" quantises the weights inside the blocks
+                (QLoRA).
             revision: Revision of a model on the hub.
             notify: Called with a message before a step that takes long.
 
         """
         folder = resolve_model_folder(name, revision=revision, notify=notify)
         device = choose_device(device)
-        four_bit = dtype == FOUR_BIT
-        compute_dtype = choose_dtype(device, None if four_bit else dtype)
-        quantisation = _four_bit_options(device, compute_dtype) if four_bit else {}
-        model = _load_model(folder, compute_dtype, **quantisation)
+        four_bit, reason = dtype == FOUR_BIT, ""
+        if dtype in (None, "auto") and device.type == "cpu":
+            model, reason = load_in_fastest_dtype(
+                partial(_load_model, folder), lambda: _load_tokenizer(folder)(_PROBE)["input_ids"], folder
+            )
+        else:
+            compute_dtype = choose_dtype(device, None if four_bit else dtype)
+            quantisation = _four_bit_options(device, compute_dtype) if four_bit else {}
+            model = _load_model(folder, compute_dtype, **quantisation)
         try:
             model = model if four_bit else model.to(device)
         except (RuntimeError, AssertionError) as error:
@@ -98,7 +110,8 @@ class Backbone:
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
         tokenizer = _load_tokenizer(folder)
-        return cls(str(name), model, tokenizer, attention, folder_fingerprint(folder), four_bit=four_bit)
+        hash = folder_fingerprint(folder)
+        return cls(str(name), model, tokenizer, attention, hash, four_bit=four_bit, dtype_reason=reason)
 
     def set_attention(self, attention: str) -> None:
         """Switch between causal and bidirectional attention and verify it; a family that cannot is refused."""

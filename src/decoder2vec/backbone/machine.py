@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from decoder2vec.errors import InputError, unknown_name
 
-_DTYPES = ("float32", "bfloat16", "float16", "float64")
+_DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _ANY_SHAPE_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
@@ -33,11 +33,11 @@ def choose_device(requested: str | torch.device | None = None) -> torch.device:
 def choose_dtype(device: torch.device, requested: str | torch.dtype | None = None) -> torch.dtype:
     """The requested dtype, else bfloat16 on GPUs that support it natively, else float32.
 
-    Never float16, which turns rows to NaN, and never 16 bits on a CPU: most are 10-300x slower with it.
+    Never float16, which turns rows to NaN. On a CPU `cpu_dtype` measures instead.
     """
     if isinstance(requested, torch.dtype):
         return requested
-    if requested is not None:
+    if requested not in (None, "auto"):
         if requested not in _DTYPES:
             raise unknown_name("dtype", requested, _DTYPES)
         return getattr(torch, requested)  # type: ignore[no-any-return]
