@@ -67,7 +67,8 @@ def main() -> None:
     scratch = tempfile.TemporaryDirectory()
     unwrapped = mean_pooled_model(link_without_chat_template(folder, scratch.name))
     chat = mean_pooled_model(folder)
-    ours = Encoder.from_pretrained(name, layer=-1, normed=True, pooling="mean", template="plain", device="cpu")
+    reading = {"layer": -1, "normed": True, "pooling": "mean", "template": "plain"}
+    ours = Encoder.from_pretrained(name, **reading, device="cpu", dtype="float32")
     rows = []
     for kind, texts in (("sentences", sentences(48)), ("mixed lengths", texts_of_mixed_lengths(48))):
         tokens = sum(len(ours.tokenizer(text)["input_ids"]) for text in texts)

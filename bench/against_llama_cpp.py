@@ -1,0 +1,106 @@
+"""Tokens per second against llama.cpp on the same GGUF file, and how near each is to the file's weights in float32.
+
+llama.cpp comes prebuilt with the npm package node-llama-cpp, which is installed into a temporary folder; it encodes one
+text at a time. Both give the last token of the last layer, with two threads, in alternation, best of two.
+Run: python bench/against_llama_cpp.py model.gguf
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from operator import itemgetter
+from pathlib import Path
+
+THREADS = "2"
+os.environ["OMP_NUM_THREADS"] = THREADS  # before torch is imported
+
+import numpy as np  # noqa: E402
+
+from corpus import sentences, texts_of_length  # noqa: E402
+from decoder2vec import Encoder  # noqa: E402
+from measure import report  # noqa: E402
+
+ROUNDS = 2
+LLAMA_CPP = """
+import {getLlama} from "node-llama-cpp";
+import {readFileSync, writeFileSync} from "node:fs";
+const [file, texts, threads] = process.argv.slice(2);
+const llama = await getLlama({gpu: false, build: "never", logLevel: "error", maxThreads: Number(threads)});
+const model = await llama.loadModel({modelPath: file});
+const context = await model.createEmbeddingContext({threads: Number(threads), contextSize: 1024});
+const vectors = [];
+await context.getEmbeddingFor("Once, so that memory is there.");
+const started = performance.now();
+for (const text of JSON.parse(readFileSync(texts, "utf8"))) vectors.push((await context.getEmbeddingFor(text)).vector);
+const seconds = (performance.now() - started) / 1000;
+writeFileSync("result.json", JSON.stringify({seconds, vectors}));
+process.exit(0);
+"""
+
+
+def run_llama_cpp(folder: Path, gguf: str, texts: list[str]) -> tuple[np.ndarray, float]:
+    """Vectors of one process, and the seconds they took."""
+    (folder / "texts.json").write_text(json.dumps(texts))
+    subprocess.run(["node", "encode.mjs", gguf, "texts.json", THREADS], cwd=folder, check=True)
+    result = json.loads((folder / "result.json").read_text())
+    return np.array(result["vectors"]), result["seconds"]
+
+
+def run_encoder(encoder: Encoder, texts: list[str]) -> tuple[np.ndarray, float]:
+    """Vectors, and the seconds they took."""
+    started = time.perf_counter()
+    return encoder.encode(texts), time.perf_counter() - started
+
+
+def run_one_by_one(encoder: Encoder, texts: list[str]) -> tuple[np.ndarray, float]:
+    """The same in a call for each text."""
+    started = time.perf_counter()
+    return np.concatenate([encoder.encode([text]) for text in texts]), time.perf_counter() - started
+
+
+def lowest_cosine(vectors: np.ndarray, reference: np.ndarray) -> float:
+    """The lowest cosine between vectors of the same text."""
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
+    return float(((vectors * reference).sum(1) / norms).min())
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or not shutil.which("npm"):
+        sys.exit("Give a .gguf file; npm must be installed, since llama.cpp comes with its package node-llama-cpp.")
+    gguf = str(Path(sys.argv[1]).resolve())
+    options = {"layer": -1, "normed": True, "pooling": "lasttoken", "template": "plain", "device": "cpu"}
+    exact, ours = Encoder.from_pretrained(gguf, dtype="float32", **options), Encoder.from_pretrained(gguf, **options)
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        install = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "node-llama-cpp"]
+        subprocess.run(install, cwd=folder, check=True, stdout=subprocess.DEVNULL)
+        (folder / "encode.mjs").write_text(LLAMA_CPP)
+        for kind, texts in (("sentences", sentences(48)), ("256 words", texts_of_length(6, 256))):
+            tokens = sum(len(ours.tokenizer(text)["input_ids"]) for text in texts)
+            reference = exact.encode(texts)
+            best: dict[str, tuple[np.ndarray, float]] = {}
+            for _ in range(ROUNDS):
+                results = {
+                    "llama.cpp": run_llama_cpp(folder, gguf, texts),
+                    "decoder2vec, one text at a time": run_one_by_one(ours, texts),
+                    "decoder2vec": run_encoder(ours, texts),
+                }
+                best = {method: min(best.get(method, new), new, key=itemgetter(1)) for method, new in results.items()}
+            for method, (vectors, seconds) in best.items():
+                ratio = seconds / best["decoder2vec"][1]
+                cosine = lowest_cosine(vectors, reference)
+                rows.append((kind, method, f"{tokens / seconds:.0f}", f"{ratio:.2f}x", f"{cosine:.4f}"))
+    dtype = str(ours.backbone.dtype).removeprefix("torch.")
+    columns = ("texts", "engine", "tokens/s", "ours is faster by", "lowest cosine to float32")
+    report("against_llama_cpp", columns, rows, model=Path(gguf).name, dtype=dtype, engine_threads=THREADS)
+
+
+if __name__ == "__main__":
+    main()
