@@ -29,6 +29,7 @@ QUICK = (
     "index add",
     "index delete",
     "index tune",
+    "calibrate",
     "train soft prompt",
     "match page",
     "concepts",
@@ -42,15 +43,24 @@ QUICK = (
 )
 SLOW = (
     "index create with encoder",
+    "index fill",
+    "index folder",
+    "calibrate copy",
+    "calibrate index",
     "train lora",
     "train full",
     "train freeze",
     "train distilled",
+    "train stages",
     "evaluate",
+    "analyze",
     "sweep",
     "report",
+    "merge models",
     "export onnx",
+    "gguf",
     "d2v index",
+    "d2v data mine",
 )
 KILLED = {"embed .npy": 1300, "index add": 1300, "train lora": 400}
 """Writers that are killed, and how often by `make soak`."""

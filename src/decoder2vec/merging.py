@@ -29,12 +29,12 @@ from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.config import EncoderSpec
 from decoder2vec.encoder import Encoder, read_encoder_folder
 from decoder2vec.encoder_folder import ADAPTER_FOLDER, BACKBONE_FOLDER, encoder_path
-from decoder2vec.errors import Decoder2VecError, EncoderError, InputError, unknown_name
+from decoder2vec.errors import Decoder2VecError, InputError, unknown_name
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.interpolation import METHODS, interpolate
 from decoder2vec.storage import check_replaceable, temporary_folder, versions
-from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, read_hashes
 
 MERGE_FILE = "merge.json"
 _RESULTS_FILE = "results.json"
@@ -134,14 +134,7 @@ class _Parent:
 
     def hashes(self, name: str) -> NDArray[np.uint64] | None:
         """Hashes of the pairs or texts that it was trained on, if its folder has the file."""
-        file = self.folder / name
-        if not file.is_file():
-            return None
-        try:
-            hashes: NDArray[np.uint64] = np.load(file, allow_pickle=False)
-        except (ValueError, EOFError) as error:
-            raise EncoderError(f"{file} cannot be read; delete it, or train the encoder again.") from error
-        return hashes
+        return read_hashes(self.folder / name)
 
     def load(self) -> Encoder:
         """On the CPU, and in float32: averages of 16 bits would be rounded twice."""

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from decoder2vec.backbone import sources
+from decoder2vec.backbone.fingerprint import record_gguf_source
 from decoder2vec.backbone.sources import (
     BUILTIN_MODELS,
     BuiltinModel,
@@ -58,6 +59,7 @@ def converted(monkeypatch):
     def fake_convert(file, folder):
         contents.append(file.read_bytes())
         (folder / "config.json").write_text("{}")
+        record_gguf_source(folder, file)
 
     monkeypatch.setattr(sources, "convert_gguf", fake_convert)
     return contents

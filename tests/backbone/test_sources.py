@@ -12,6 +12,7 @@ from gguf import GGUFWriter
 from safetensors.numpy import load_file, save_file
 
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.fingerprint import record_gguf_source
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.errors import BackboneError
@@ -222,6 +223,7 @@ def test_gguf_file_is_converted_again_only_if_it_changes(tmp_path, monkeypatch):
     def fake_convert(file, folder):
         converted.append(file.read_bytes())
         (folder / "config.json").write_text("{}")
+        record_gguf_source(folder, file)
 
     monkeypatch.setattr("decoder2vec.backbone.sources.convert_gguf", fake_convert)
     file = tmp_path / "Model.GGUF"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
 import warnings
@@ -24,15 +25,18 @@ import torch
 from decoder2vec import bulk, storage
 from decoder2vec.activations.store import Store, text_keys
 from decoder2vec.adapters.lora import Lora, LoraConfig
+from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, measure_dimension
 from decoder2vec.analysis.sweep import SweepPlan, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.calibration import calibrate
 from decoder2vec.cli import main
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.evaluation.api import evaluate
 from decoder2vec.export import formats, onnx, sentence_transformers
 from decoder2vec.export.pruned import write_pruned
+from decoder2vec.export.transformers import write_model
 from decoder2vec.matching.match import match_sides
 from decoder2vec.merging import merge
 from decoder2vec.report.api import match_report, report
@@ -42,14 +46,18 @@ from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document
 from decoder2vec.search.hybrid import Fusion
 from decoder2vec.search.index import Index
+from decoder2vec.search.sources import SourceRecord
 from decoder2vec.text.concepts import ConceptSet
+from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training import checkpoint
 from decoder2vec.training.api import train
 from decoder2vec.training.objectives.distill import DistillConfig
+from decoder2vec.training.plan import Plan
 from decoder2vec.training.recipes.recipe import Recipe
 from decoder2vec.training.teachers import Teacher
 from toys.contract import FREEZE, TOY_OBJECTIVES, TOY_RECIPES
 from toys.encoder import WordEncoder
+from toys.gguf_file import write_gguf
 from toys.sides import JOBS, RESUMES, LetterEncoder
 from toys.sweeps import PAIRS
 from toys.tasks import TopicEncoder, write_toy_tasks
@@ -133,6 +141,70 @@ UNTRAINED = Encoder(BACKBONE, EncoderSpec(MODEL, (Reading(4, "mean", normed=True
 def save_two(folder: Path) -> None:
     for name, encoder in (("a", PLAIN), ("b", OTHER_PLAIN)):
         encoder.save(folder / name)
+
+
+def save_two_models(folder: Path) -> None:
+    """Encoders of two models whose weights differ a little."""
+    for name, factor in (("a", 1.01), ("b", 0.99)):
+        changed = Backbone.load(MODEL, device="cpu", dtype="float32")
+        with torch.no_grad():
+            for parameter in changed.model.parameters():
+                parameter *= factor
+        with tempfile.TemporaryDirectory() as model_folder:
+            write_model(changed, Path(model_folder))
+            model = Backbone.load(model_folder, device="cpu", dtype="float32")
+            Encoder(model, UNTRAINED.spec).save(folder / name, copy_backbone=True)
+
+
+GGUF_FILE = write_gguf(Path(tempfile.mkdtemp()) / "tiny.gguf")
+
+
+def encode_with(model: Path) -> Content:
+    """Vectors of a model folder, or of a GGUF file, which is converted the first time."""
+    backbone = Backbone.load(model, device="cpu", dtype="float32")
+    return {"vectors": rounded(Encoder(backbone, UNTRAINED.spec).encode(TEXTS[:3]))}
+
+
+def read_converted(folder: Path) -> Content:
+    models = list((Path(os.environ["D2V_CACHE"]) / "models").glob(f"{GGUF_FILE.stem}-*"))
+    return encode_with(models[0]) if models else {}
+
+
+# --- calibration ----------------------------------------------------------------------------------------------------
+
+_GOODS = ("bread", "maps", "goats", "shoes", "clocks", "wool")
+LABELLED = ScoredPairs(
+    "labelled",
+    [f"We sell {thing}." for thing in _GOODS] * 2,
+    [f"They sell {thing}." for thing in _GOODS] + ["Rain fell on the hills all night."] * 6,
+    [1.0] * 6 + [0.0] * 6,
+)
+LEXICAL = Encoder(BACKBONE, EncoderSpec(MODEL, (Reading(0, "mean"),), "{text}"))
+"""Reads the embeddings of words, so that equal words make texts similar."""
+
+
+def fit_curves(source: Path, out: Path | None = None) -> Content:
+    """Calibrate a saved encoder or an index."""
+    scores = calibrate(source, LABELLED, out=out, device="cpu", dtype="float32").scores
+    return {name: score.curve.to_json() for name, score in scores.items()}
+
+
+def read_calibrated(name: str) -> Callable[[Path], Content]:
+    """The vectors of a saved encoder, and its probabilities."""
+
+    def read(folder: Path) -> Content:
+        if not (folder / name).exists():
+            return {}
+        encoder = Encoder.load(folder / name, device="cpu", dtype="float32")
+        curves = {score: curve.to_json() for score, curve in encoder.probabilities.items()}
+        return {name: [rounded(encoder.encode(TEXTS[:3])), curves]}
+
+    return read
+
+
+def save_calibrated_copy(folder: Path) -> None:
+    LEXICAL.save(folder / "encoder")
+    OTHER.save(folder / "copy")
 
 
 # --- vectors --------------------------------------------------------------------------------------------------------
@@ -243,12 +315,30 @@ def tune_index(folder: Path) -> None:
     index.learn_reranker(PAIRS)
 
 
+MIRRORED = Path(tempfile.mkdtemp()) / "texts"
+
+
+def index_folder(folder: Path, version: int) -> None:
+    """Mirror a folder in which files appear, change, are renamed and disappear with the version."""
+    shutil.rmtree(MIRRORED, ignore_errors=True)
+    MIRRORED.mkdir()
+    for number, document in enumerate(documents(version, 8)[version * 2 :]):
+        name = f"new-{document.id}" if version and number == 1 else document.id
+        (MIRRORED / f"{name}.txt").write_text(document.text)
+    open_index(folder).add(MIRRORED)
+
+
+def read_mirror(folder: Path) -> Content:
+    origins = SourceRecord(folder / "index" / "sources.json").of(MIRRORED)
+    return {**read_index(folder), "sources": sorted(origins)}
+
+
 # --- training -------------------------------------------------------------------------------------------------------
 
 checkpoint._SAVE_EVERY = 0.0
 
 
-def training(recipe: Recipe[Any, Any], data: Any) -> Writer:
+def training(recipe: Recipe[Any, Any] | Plan, data: Any) -> Writer:
     """Training with a checkpoint at every step, over an encoder that was trained otherwise."""
     earlier = small_recipe("lora", epochs=1)
 
@@ -263,6 +353,12 @@ def training(recipe: Recipe[Any, Any], data: Any) -> Writer:
         return {"encoder": [read_encoder("encoder")(folder), results["mean"]]}
 
     return Writer(lambda folder: run(folder, recipe, data), read, lambda folder: run(folder, earlier, toy_data()))
+
+
+def two_stages() -> Plan:
+    """The second stage begins with the result of the first one, whose LoRA is merged into the model."""
+    first, second = (Plan.of(small_recipe("lora", epochs=epochs, every=2)).stages[0] for epochs in (2, 1))
+    return Plan("two", (replace(first, name="first"), replace(second, name="second")))
 
 
 # --- results --------------------------------------------------------------------------------------------------------
@@ -293,6 +389,19 @@ def read_sweep(folder: Path) -> Content:
         return read_encoder("sweep/encoder")(folder)
     document = storage.read_json(folder / "sweep" / "sweep.json", "sweep again")
     return {"rows": [document["winner"], document["rows"]], **read_encoder("sweep/encoder")(folder)}
+
+
+def measure(folder: Path, texts: list[str]) -> None:
+    plan = DimensionPlan(neighbours=5)
+    measure_dimension([UNTRAINED], texts, out=folder / "dimension.json", plan=plan)
+
+
+def read_measured(folder: Path) -> Content:
+    """The curve, as `d2v analyze` reads it to compare it with others."""
+    if not (folder / "dimension.json").exists():
+        return {}
+    curve = measure_dimension([folder / "dimension.json"])
+    return {"dimension.json": [[row["twonn"], row["mle"]] for row in curve["layers"]]}
 
 
 MATCHING = match_sides(JOBS, RESUMES, LetterEncoder())
@@ -344,6 +453,17 @@ def command_index(folder: Path) -> None:
     command("index", folder / "texts.txt", "--encoder", MODEL, "--out", folder / "index", "--device", "cpu")
 
 
+def command_mine(folder: Path) -> None:
+    arguments = ("--encoder", MODEL, "--out", folder / "mined.jsonl", "--margin", 1, "--device", "cpu")
+    command("data", "mine", folder / "pairs.tsv", *arguments)
+
+
+def write_pairs(folder: Path) -> None:
+    rows = [f"{anchor}\t{positive}" for anchor, positive in zip(LABELLED.left[:6], LABELLED.right[:6], strict=True)]
+    (folder / "pairs.tsv").write_text("\n".join(["anchor\tpositive", *rows]) + "\n")
+    (folder / "mined.jsonl").write_text("earlier\n")
+
+
 def read_command_index(folder: Path) -> Content:
     if not Index.exists(folder / "index"):
         return {}
@@ -377,12 +497,29 @@ WRITERS: dict[str, Writer] = {
         lambda folder: open_index(folder).add(documents(0, 12)),
         search_index,
     ),
+    "index fill": Writer(lambda folder: discard(open_index(folder).add(documents(0, 6))), read_index, open_index),
     "index delete": Writer(
         lambda folder: discard(open_index(folder).delete(["d1", "d2"])),
         read_index,
         lambda folder: open_index(folder).add(documents(0, 6)),
     ),
     "index tune": Writer(tune_index, read_index, lambda folder: open_index(folder).add(documents(0, 6)), search_index),
+    "index folder": Writer(
+        lambda folder: index_folder(folder, 1), read_mirror, lambda folder: index_folder(folder, 0), search_index
+    ),
+    "calibrate": Writer(
+        lambda folder: fit_curves(folder / "encoder"),
+        read_calibrated("encoder"),
+        lambda folder: LEXICAL.save(folder / "encoder"),
+    ),
+    "calibrate copy": Writer(
+        lambda folder: fit_curves(folder / "encoder", folder / "copy"), read_calibrated("copy"), save_calibrated_copy
+    ),
+    "calibrate index": Writer(
+        lambda folder: fit_curves(folder / "index"),
+        lambda folder: {**read_command_index(folder), **read_calibrated("index/encoder")(folder)},
+        lambda folder: open_index(folder, LEXICAL).add(documents(0, 6)),
+    ),
     "train lora": training(small_recipe("lora", every=2), toy_data()),
     "train soft prompt": training(small_recipe("soft_prompt", every=2), toy_data()),
     "train full": training(small_recipe("full", epochs=1, every=2), toy_data()),
@@ -393,10 +530,16 @@ WRITERS: dict[str, Writer] = {
     "train distilled": training(
         small_recipe("lora", objective=DistillConfig(teachers=(Teacher("random:16"),))), TOY_OBJECTIVES["distill"].data
     ),
+    "train stages": training(two_stages(), toy_data()),
     "evaluate": Writer(
         lambda folder: run_evaluation(folder, "all"),
         read_evaluation,
         lambda folder: run_evaluation(folder, "mine"),
+    ),
+    "analyze": Writer(
+        lambda folder: measure(folder, [*LABELLED.left[:6], *LABELLED.right]),
+        read_measured,
+        lambda folder: measure(folder, [*TEXTS, *LABELLED.left[:6]]),
     ),
     "sweep": Writer(
         lambda folder: discard(write_sweep(SWEEP, folder / "sweep")),
@@ -425,6 +568,11 @@ WRITERS: dict[str, Writer] = {
         read_encoder("merged"),
         save_two,
     ),
+    "merge models": Writer(
+        lambda folder: discard(merge([folder / "a", folder / "b"], folder / "merged")),
+        read_encoder("merged"),
+        save_two_models,
+    ),
     "prune": Writer(
         lambda folder: discard(write_pruned(BACKBONE, 2, folder / "pruned")),
         lambda folder: read_bytes(folder / "pruned"),
@@ -436,6 +584,7 @@ WRITERS: dict[str, Writer] = {
         lambda folder: read_bytes(Path(os.environ["D2V_CACHE"]) / "models"),
         for_others=True,
     ),
+    "gguf": Writer(lambda folder: encode_with(GGUF_FILE), read_converted, use=lambda folder: encode_with(GGUF_FILE)),
     "d2v embed": Writer(
         command_embed,
         lambda folder: (
@@ -445,4 +594,5 @@ WRITERS: dict[str, Writer] = {
         for_others=True,
     ),
     "d2v index": Writer(command_index, read_command_index, write_texts),
+    "d2v data mine": Writer(command_mine, read_text("mined.jsonl"), write_pairs, for_others=True),
 }

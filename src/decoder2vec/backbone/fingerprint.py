@@ -23,17 +23,13 @@ def folder_fingerprint(folder: Path) -> str:
     A converted GGUF file is identified by the file it came from: different versions of the libraries write slightly
     different folders, and an encoder saved on one machine must load on another.
     """
-    weights = {file.name: file_sha256(file) for file in weight_files(folder)}
-    source_file = folder / _SOURCE_FILE
-    if source_file.is_file():
-        source = json.loads(source_file.read_text(encoding="utf-8"))
-        if source["weights"] == weights:
-            return fingerprint("gguf", source["sha256"], source["conversion"])
+    if source := _gguf_source(folder):
+        return fingerprint("gguf", *source)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     for key in _VOLATILE_KEYS:
         config.pop(key, None)
     tokenizer = {name: file_sha256(folder / name) for name in _TOKENIZER_FILES if (folder / name).is_file()}
-    return fingerprint(weights, config, tokenizer)
+    return fingerprint(_hash_weights(folder), config, tokenizer)
 
 
 def record_gguf_source(folder: Path, gguf: Path) -> None:
@@ -41,6 +37,24 @@ def record_gguf_source(folder: Path, gguf: Path) -> None:
     weights = {file.name: file_sha256(file, cache_result=False) for file in weight_files(folder)}
     source = {"sha256": file_sha256(gguf), "conversion": _CONVERSION, "weights": weights}
     (folder / _SOURCE_FILE).write_text(json.dumps(source, indent=1), encoding="utf-8")
+
+
+def is_whole_conversion(folder: Path) -> bool:
+    """Whether a folder is there that a GGUF file was converted to, with the weights that were written."""
+    return _gguf_source(folder) is not None
+
+
+def _gguf_source(folder: Path) -> tuple[str, int] | None:
+    """Hash of the GGUF file that a folder comes from, and version of the conversion; None if it has other weights."""
+    try:
+        source = json.loads((folder / _SOURCE_FILE).read_text(encoding="utf-8"))
+        return (source["sha256"], source["conversion"]) if source["weights"] == _hash_weights(folder) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _hash_weights(folder: Path) -> dict[str, str]:
+    return {file.name: file_sha256(file) for file in weight_files(folder)}
 
 
 def weight_files(folder: Path) -> list[Path]:

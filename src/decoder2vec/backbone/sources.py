@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from decoder2vec.backbone.fingerprint import file_sha256, weight_files
+from decoder2vec.backbone.fingerprint import file_sha256, is_whole_conversion, weight_files
 from decoder2vec.backbone.gguf import convert_gguf
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.config import DEFAULT_ENCODER
@@ -100,7 +100,7 @@ def pull_builtin(name: str, *, accept_license: bool = False, notify: Notify = la
         raise unknown_name("built-in model", name, BUILTIN_MODELS)
     model = BUILTIN_MODELS[name]
     folder = builtin_folder(name)
-    if folder.is_dir():
+    if is_whole_conversion(folder):
         return folder
     if model.license_terms and not accept_license:
         raise BackboneError(f"{model.license_terms} To accept: d2v pull {name} --accept-license")
@@ -113,8 +113,7 @@ def pull_builtin(name: str, *, accept_license: bool = False, notify: Notify = la
         notify("checking")
         _check_sha256(file, model.sha256)
         notify("converting to float32 safetensors, once (about a minute)")
-        with atomic_folder(folder) as target:
-            convert_gguf(file, target)
+        _convert(file, folder)
     return folder
 
 
@@ -167,11 +166,15 @@ def _converted_folder(file: Path, notify: Notify) -> Path:
     if not file.is_file():
         raise BackboneError(f"There is no GGUF file {file}.")
     folder = cache_root() / "models" / f"{file.stem}-{file_sha256(file)[:12]}"
-    if not folder.is_dir():
+    if not is_whole_conversion(folder):
         notify(f"converting {file.name} to float32 safetensors, once")
-        with atomic_folder(folder) as target:
-            convert_gguf(file, target)
+        _convert(file, folder)
     return folder
+
+
+def _convert(file: Path, folder: Path) -> None:
+    with atomic_folder(folder, replace=folder.is_dir()) as target:  # a folder that is there is damaged
+        convert_gguf(file, target)
 
 
 def _check_model_folder(folder: Path) -> Path:

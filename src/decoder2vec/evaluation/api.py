@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from tqdm.auto import tqdm
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import encoder_path
-from decoder2vec.errors import InputError
+from decoder2vec.errors import EncoderError, InputError
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load_pairs
 from decoder2vec.evaluation.suite import Document, Estimate, Suite, encoder_fingerprint
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import check_output_file, versions, write_json
-from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, PairHashes, count_overlap
+from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, PairHashes, count_overlap, read_hashes
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, naming_lines
 
 Source = str | Path | ScoredPairs
@@ -149,14 +148,11 @@ def _load_pairs(source: Source, notify: Notify, columns: Sequence[str], **option
 
 def _load_hashes(file: Path, notify: Notify) -> PairHashes | None:
     """Hashes of the pairs or texts that a saved encoder was trained on, if its folder has them."""
-    if not file.is_file():
-        return None
     try:
-        hashes: PairHashes = np.load(file, allow_pickle=False)
-    except (ValueError, EOFError):
+        return read_hashes(file)
+    except EncoderError:
         notify(f"{file} cannot be read; whether the encoder was trained on these data is not known")
         return None
-    return hashes
 
 
 def _warn_of_overlap(files: list[ScoredPairs], training_pairs: PairHashes | None, notify: Notify) -> None:

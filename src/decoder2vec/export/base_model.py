@@ -14,7 +14,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.transformers import write_model
-from decoder2vec.storage import atomic_folder, cache_root
+from decoder2vec.storage import atomic_folder, cache_root, damaged_files, files_below, write_checksums
 
 
 def load_base_model(
@@ -54,10 +54,11 @@ def load_base_model(
         )
     variant = f"{backbone.attention.replace(':', '-')}-{str(backbone.dtype).removeprefix('torch.')}"
     folder = cache_root() / "models" / f"merged-{backbone.effective_fingerprint}-{variant}"
-    if not folder.is_dir():
+    if not folder.is_dir() or damaged_files(folder):
         notify(f"merging the LoRA of {name} into its model, once")
-        with atomic_folder(folder) as target:
+        with atomic_folder(folder, replace=folder.is_dir()) as target:
             write_model(backbone, target)
+            write_checksums(target, files_below(target))
     return Backbone.load(folder, attention=backbone.attention, device=device, dtype=dtype), True
 
 

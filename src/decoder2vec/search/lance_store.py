@@ -15,7 +15,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from functools import wraps
 from pathlib import Path
@@ -134,7 +134,8 @@ class LanceStore:
         """Add or replace the chunks of whole documents in one commit."""
         rows = _to_arrow(chunks, vectors)
         if not replace:
-            self._table.add(rows)
+            with self._undone_if_unreadable(first_row=self._table.count_rows()):
+                self._table.add(rows)
             return
         documents = _is_in("document", sorted({chunk.document for chunk in chunks}))
         merge = self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all()
@@ -194,11 +195,13 @@ class LanceStore:
         if not table.count_rows():
             return
         indexed = {index.columns[0] for index in table.list_indices()}
-        if "key" not in indexed:
-            table.create_index("key", config=BTree())
-        if approximate_for and "vector" not in indexed:
-            table.create_index("vector", config=HnswSq(distance_type=_DISTANCES[approximate_for]))
-        table.optimize(cleanup_older_than=_KEEP_VERSIONS)
+        age = datetime.now() - table.list_versions()[-1]["timestamp"]  # of the version that would be restored
+        with self._undone_if_unreadable(with_indices=True):
+            if "key" not in indexed:
+                table.create_index("key", config=BTree())
+            if approximate_for and "vector" not in indexed:
+                table.create_index("vector", config=HnswSq(distance_type=_DISTANCES[approximate_for]))
+            table.optimize(cleanup_older_than=age + _KEEP_VERSIONS)
 
     def verify_files(self) -> None:
         """Compare the files with their checksums; an index of version 0.1 has none until it is written to."""
@@ -232,24 +235,31 @@ class LanceStore:
         return {name: sha256 for name, sha256 in read_checksums(self.folder).items() if _is_immutable(name)}
 
     @contextmanager
-    def _undone_if_unreadable(self) -> Iterator[None]:
-        """Undo a commit that deletes rows if the table cannot be read after it.
+    def _undone_if_unreadable(self, *, first_row: int = 0, with_indices: bool = False) -> Iterator[None]:
+        """Undo the commits of a block if the table cannot be read after them.
 
-        LanceDB overlooks it if the list of deleted rows cannot be written, and commits a table without it.
+        LanceDB overlooks it if the list of deleted rows or the end of a file cannot be written, and commits a table
+        without it.
+
+        Args:
+            first_row: Where the rows begin that the block may write.
+            with_indices: Whether it writes indices, too.
         """
         table = self._table
         version = table.version
-        yield
         try:
-            written = _connect(self.folder).open_table(_TABLE_NAME)  # the open one remembers what it has written
-            written.search().select(["number"]).limit(None).to_arrow()
-        except RuntimeError as error:
-            table.restore(version)
-            reason = " ".join(str(error).split())[:200]
-            raise StorageError(
-                f"Cannot write to {self.folder}: what was written cannot be read and was undone ({reason}); check the "
-                "disk and do the same again."
-            ) from error
+            yield
+        finally:  # a block that failed may have committed before
+            try:
+                written = _connect(self.folder).open_table(_TABLE_NAME)  # the open one remembers what it has written
+                _read_some(written, first_row, with_indices)
+            except RuntimeError as error:
+                table.restore(version)
+                reason = " ".join(str(error).split())[:200]
+                raise StorageError(
+                    f"Cannot write to {self.folder}: what was written cannot be read and was undone ({reason}); check "
+                    "the disk and do the same again."
+                ) from error
 
     @property
     def _table(self) -> Any:
@@ -266,6 +276,17 @@ class LanceStore:
         return (search.where(condition) if condition else search).limit(None).to_arrow()
 
 
+def _read_some(table: Any, first_row: int, with_indices: bool) -> None:
+    """Read from every file of the rows, and of the indices; raises RuntimeError where that is not possible."""
+    table.search().select(["number"]).offset(first_row).limit(None).to_arrow()
+    indexed = {index.columns[0] for index in table.list_indices()} if with_indices else ()
+    if "key" in indexed:
+        table.count_rows("key >= ''")
+    if "vector" in indexed:
+        dim = table.schema.field("vector").type.list_size
+        table.search(np.ones(dim, np.float32), vector_column_name="vector").limit(1).to_arrow()
+
+
 @contextmanager
 def _storage_errors(folder: Path) -> Iterator[None]:
     """Raise errors of LanceDB, also those of its native code, as StorageError with one sentence."""
@@ -280,6 +301,8 @@ def _storage_errors(folder: Path) -> Iterator[None]:
         reason = " ".join(str(error).split())[:200]
         if "No space left" in str(error):
             raise StorageError(f"Cannot write to {folder}: no space left on the disk ({reason}).") from error
+        if "Input/output error" in str(error):
+            raise StorageError(f"{folder} cannot be read or written ({reason}); check the disk.") from error
         raise StorageError(f"The index in {folder} is damaged ({reason}); create it again.") from error
 
 

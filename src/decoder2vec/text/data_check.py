@@ -9,10 +9,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decoder2vec.errors import EncoderError
 from decoder2vec.text.files import DataFile, DataKind, DataRow, read_pairs
 
 PairHashes = NDArray[np.uint64]
@@ -23,6 +25,21 @@ TRAINING_PAIRS_FILE = "seen.npy"
 """The file of a trained encoder that holds the hashes of its training pairs."""
 TRAINING_TEXTS_FILE = "seen_texts.npy"
 """The file of a distilled encoder that holds the hashes of its training texts."""
+
+
+def read_hashes(file: Path) -> NDArray[np.uint64] | None:
+    """Return the hashes of the pairs or texts that an encoder was trained on; None if its folder has no such file.
+
+    Raises:
+        EncoderError: The file is damaged.
+    """
+    if not file.is_file():
+        return None
+    try:
+        hashes: NDArray[np.uint64] = np.load(file, allow_pickle=False)
+    except Exception as error:  # numpy raises many classes for a damaged header
+        raise EncoderError(f"{file} cannot be read; delete it, or train the encoder again.") from error
+    return hashes
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,13 @@ from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import atomic_file, cache_root, check_replaceable, real_path, versions
-from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, TextHashes, count_shared_texts
+from decoder2vec.text.data_check import (
+    TRAINING_PAIRS_FILE,
+    TRAINING_TEXTS_FILE,
+    TextHashes,
+    count_shared_texts,
+    read_hashes,
+)
 from decoder2vec.text.files import naming_lines
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
@@ -574,8 +580,8 @@ def _load_result(folder: Path, model: LoadedModel) -> TrainingResult:
 
 def _with_earlier(hashes: NDArray[np.uint64], source: str | Path, name: str) -> NDArray[np.uint64]:
     """Hashes of what training sees, and those in the file of that name of the encoder it starts from."""
-    file = encoder_path(source) / name
-    return np.union1d(hashes, np.load(file)) if file.is_file() else hashes
+    earlier = read_hashes(encoder_path(source) / name)
+    return hashes if earlier is None else np.union1d(hashes, earlier)
 
 
 def _measure_overlap(data: TrainingData, tasks: Sequence[Task], seen: TextHashes) -> dict[str, dict[str, int]]:
