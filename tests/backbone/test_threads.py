@@ -1,19 +1,26 @@
-"""The number of threads follows affinity, quota and load, and never what a user has chosen."""
+"""The number of threads follows affinity, quota, load and the user; work on all cores has one thread each."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 import uuid
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
+import sklearn.cluster  # loads an OpenMP of its own
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits
 
 from decoder2vec import package
 from decoder2vec.backbone import threads
-from decoder2vec.backbone.threads import ThreadAdjuster, available_cores, free_cores
+from decoder2vec.backbone.threads import ThreadAdjuster, available_cores, free_cores, map_on_cores
 
 CORES = 4
 
@@ -210,3 +217,63 @@ def test_spinning_is_limited_unless_a_user_chose(monkeypatch):
     monkeypatch.setenv("OMP_WAIT_POLICY", "active")
     package.limit_spinning()
     assert "GOMP_SPINCOUNT" not in os.environ
+
+
+def numbers_of_threads():
+    return {(library["filepath"], library["num_threads"]) for library in threadpool_info()}
+
+
+def test_work_on_all_cores_has_one_thread_each(monkeypatch):
+    monkeypatch.setattr(threads, "available_cores", lambda: CORES)
+    all_begun = threading.Barrier(CORES, timeout=60)
+
+    def job(_):
+        all_begun.wait()
+        return threading.get_ident(), numbers_of_threads()
+
+    with threadpool_limits(3):
+        before, filters = numbers_of_threads(), list(warnings.filters)
+        assert {count for _, count in before} == {3}
+        results = map_on_cores(job, range(CORES))
+        assert numbers_of_threads() == before and warnings.filters == filters
+    assert len({thread for thread, _ in results}) == CORES
+    assert all({count for _, count in limited} == {1} for _, limited in results)
+
+
+def test_work_on_all_cores_equals_a_loop_in_order(monkeypatch):
+    monkeypatch.setattr(threads, "available_cores", lambda: CORES)
+    vectors = np.random.default_rng(0).normal(size=(20, 60, 8)).astype(np.float32)
+
+    def clusters(rows):
+        return sklearn.cluster.MiniBatchKMeans(3, n_init="auto", random_state=0).fit(rows).labels_.tolist()
+
+    assert map_on_cores(clusters, vectors) == [clusters(rows) for rows in vectors]
+    assert map_on_cores(clusters, []) == []
+
+
+def divide_by_zero():
+    raise ZeroDivisionError
+
+
+def press_ctrl_c():
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(divide_by_zero, ZeroDivisionError), (press_ctrl_c, KeyboardInterrupt)],
+    ids=["error", "Ctrl-C"],
+)
+def test_error_or_ctrl_c_ends_the_work_on_all_cores(monkeypatch, fault, error):
+    monkeypatch.setattr(threads, "available_cores", lambda: 1)
+    begun = []
+
+    def job(number):
+        begun.append(number)
+        if number == 1:
+            fault()
+        time.sleep(0.02)
+
+    with pytest.raises(error):
+        map_on_cores(job, range(200))
+    assert len(begun) < 200

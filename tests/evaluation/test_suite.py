@@ -243,6 +243,16 @@ def test_vectors_that_are_not_finite_stop_the_run(tasks, tmp_path, value):
     assert set(finished) == {task.name for task in tasks} - {"mini", "mini-reranking"}
 
 
+def test_error_of_a_score_names_the_task(tasks):
+    class BrokenSimilarity(RandomEncoder):
+        def similarity_pairwise(self, left, right):
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        Suite(BrokenSimilarity(), [task for task in tasks if task.name == "mine"]).run()
+    assert caught.value.__notes__ == ["The error occurred while mine was scored."]
+
+
 def test_changing_dimension_is_refused(tasks, monkeypatch):
     monkeypatch.setattr("decoder2vec.evaluation.vector_cache._CHUNK_TEXTS", 10)
 

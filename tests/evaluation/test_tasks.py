@@ -9,6 +9,7 @@ from sklearn.cluster import MiniBatchKMeans
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, ndcg_score, v_measure_score
 
+from decoder2vec.evaluation.tasks import classification, clustering
 from decoder2vec.evaluation.tasks.classification import Classification
 from decoder2vec.evaluation.tasks.clustering import Clustering
 from decoder2vec.evaluation.tasks.layout import KINDS, find_tasks
@@ -102,6 +103,14 @@ def test_clustering_equals_scikit_learn_on_the_subsets(tasks):
         kmeans = MiniBatchKMeans(n_clusters=3, batch_size=500, n_init="auto", random_state=42).fit(matrix[rows])
         values.append(100 * v_measure_score(labels, kmeans.labels_))
     assert score(task, encoder).items["values"] == pytest.approx(values)
+
+
+@pytest.mark.parametrize(("name", "module"), [("groups", clustering), ("topics", classification)])
+def test_scores_on_many_cores_equal_a_plain_loop(tasks, name, module, monkeypatch):
+    monkeypatch.setattr("decoder2vec.backbone.threads.available_cores", lambda: 4)
+    parallel = score(tasks[name], RandomEncoder())
+    monkeypatch.setattr(module, "map_on_cores", lambda function, items: [function(item) for item in items])
+    assert parallel == score(tasks[name], RandomEncoder())
 
 
 def test_subsets_have_half_of_every_label_and_are_fixed(tasks):

@@ -10,11 +10,16 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, process_time
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 _MIN_SECONDS = 0.3
 """Load is measured over this time at least; the system counts in hundredths of a second."""
@@ -60,6 +65,29 @@ def _quotas(root: Path) -> Iterator[float]:
                 pass
             if group == mount:
                 break
+
+
+def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Return the results of independent computations in order, computed on all cores at once, each on one.
+
+    Python's threads are enough for what NumPy, SciPy and scikit-learn compute, which release the GIL, and unlike
+    processes they start at once. BLAS and OpenMP use one thread each: more would wait for each other longer than the
+    small products of a fit take, and would round differently on machines with more cores.
+
+    Args:
+        function: A function that may run in several threads at once. The libraries it computes with must have been
+            imported before: a limit does not reach those that are loaded later.
+        items: Its arguments. After an error, or Ctrl-C, no further one is begun.
+    """
+    from threadpoolctl import threadpool_limits
+
+    one_openmp_thread = (1, "openmp")  # holds for the thread that sets it; the limit of BLAS holds for the process
+    with (
+        warnings.catch_warnings(),  # scikit-learn changes the filters, which all threads share
+        threadpool_limits(1, "blas"),
+        ThreadPoolExecutor(available_cores(), initializer=threadpool_limits, initargs=one_openmp_thread) as workers,
+    ):
+        return list(workers.map(function, items))
 
 
 class _CpuTimes(NamedTuple):

@@ -116,6 +116,9 @@ class Suite:
     def __post_init__(self) -> None:
         self.fingerprint = encoder_fingerprint(self.encoder)
         self._caches: dict[EncodingMode, VectorCache] = {}
+        self._counted: dict[VectorCache, set[str]] = {}
+        self._spent = np.zeros(2)
+        """Tokens and seconds of the counted texts."""
         self._texts = {task.name: task.texts() for task in self.tasks}
         self._digests = {task.name: self._digest(task) for task in self.tasks}
         self._encoder_description = describe_encoder(self.encoder, self.name)
@@ -172,10 +175,19 @@ class Suite:
         Returns:
             The results document, which is also in `json_file`.
         """
+        for task in self.tasks:
+            if self._is_finished(task):
+                self._count_cost(task)
         document = self._document(self._previous.get("tasks", {}))
         for task in self.unfinished_tasks():
             started = time.perf_counter()
-            scored = task.score(self._encode_task(task, on_progress))
+            vectors = self._encode_task(task, on_progress)
+            try:
+                scored = task.score(vectors)
+            except Exception as error:
+                error.add_note(f"The error occurred while {task.name} was scored.")
+                raise
+            self._count_cost(task)
             result: Document = {
                 "kind": task.kind,
                 "metric": scored.metric,
@@ -266,23 +278,25 @@ class Suite:
             "command": self.command,
         }
 
+    def _count_cost(self, task: Task) -> None:
+        """Add the cost of a task's texts, those apart that were counted for other tasks."""
+        for _, cache, texts in self._encodings(task):
+            counted = self._counted.setdefault(cache, set())
+            self._spent = self._spent + cache.cost([text for text in texts if text not in counted])
+            counted.update(texts)
+
     def _cost(self, parameters: int | None) -> Document:
-        """Tokens and seconds of encoding every text once, in this run or an earlier one."""
+        """Tokens and seconds of encoding every text of the finished tasks once, in this run or an earlier one."""
         previous = self._previous.get("cost", {})
-        texts_of: dict[VectorCache, dict[str, None]] = {}
-        for task in self.tasks:
-            for _, cache, texts in self._encodings(task):
-                texts_of.setdefault(cache, {}).update(dict.fromkeys(texts))
-        costs = [cache.cost(list(texts)) for cache, texts in texts_of.items()]
-        tokens, seconds = np.sum(costs, axis=0, initial=0) + np.zeros(2)
+        tokens, seconds = map(float, self._spent)
         if seconds < previous.get("seconds", 0):  # vectors of finished tasks may have been removed from the cache
             tokens, seconds = previous["tokens"] or np.nan, previous["seconds"]
         counted = bool(np.isfinite(tokens) and tokens > 0)
         return {
             "parameters": parameters,
             "tokens": round(tokens) if counted else None,
-            "seconds": round(float(seconds), 2),
-            "tokens_per_second": round(float(tokens / seconds), 1) if counted and seconds else None,
+            "seconds": round(seconds, 2),
+            "tokens_per_second": round(tokens / seconds, 1) if counted and seconds else None,
             "peak_megabytes": max(peak_megabytes(), previous.get("peak_megabytes", 0.0)),
         }
 

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from decoder2vec.maths.bootstrap import resample, spearman_scorer
+
 FloatArray = NDArray[np.floating]
 
 
@@ -40,13 +42,9 @@ def spearman_interval(
     x: FloatArray, y: FloatArray, *, samples: int = 1000, level: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:
     """Bootstrap interval of the rank correlation: pairs are drawn with replacement and ranked within each sample."""
-    rng = np.random.default_rng(seed)
-    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    values = []
-    for _ in range(0, samples, 100):
-        rows = rng.integers(0, len(x), (min(100, samples), len(x)))
-        values.append(_correlate_rows(stats.rankdata(x[rows], axis=1), stats.rankdata(y[rows], axis=1)))
-    return _percentile_interval(np.concatenate(values), level)
+    scorer = spearman_scorer(np.asarray(x, np.float64)[None], np.asarray(y, np.float64))
+    _, values = resample(scorer, len(x), samples=samples, seed=seed)
+    return _percentile_interval(values[0], level)
 
 
 def mean_interval(

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from decoder2vec.backbone.threads import map_on_cores
 from decoder2vec.errors import DataFileError
-from decoder2vec.evaluation.similarity import Matrix
 from decoder2vec.evaluation.tasks.task import (
     SEED,
     Role,
@@ -100,33 +100,29 @@ class Classification(Task):
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """Accuracy (main score) and macro F1, the means over the experiments."""
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
         from sklearn.metrics import f1_score
 
         test, gold = vectors.rows(self.test), np.asarray(self.test_labels)
-        accuracies, f1s = [], []
-        for rows in self.training_samples():
-            train = vectors.rows([self.train[row] for row in rows])
-            predicted = predict_labels(train, [self.train_labels[row] for row in rows], test)
-            accuracies.append(100 * float((predicted == gold).mean()))
-            f1s.append(float(f1_score(gold, predicted, average="macro")))
+
+        def experiment(rows: list[int]) -> tuple[float, float]:
+            """Accuracy and macro F1 of a classifier; the protocol stops it after 100 iterations, converged or not."""
+            classifier = LogisticRegression(max_iter=100, random_state=SEED)
+            classifier.fit(vectors.rows([self.train[row] for row in rows]), [self.train_labels[row] for row in rows])
+            predicted = classifier.predict(test)
+            return 100 * float((predicted == gold).mean()), float(f1_score(gold, predicted, average="macro"))
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            accuracies, f1s = zip(*map_on_cores(experiment, self.training_samples()), strict=True)
         scores = {
             "accuracy": round(float(np.mean(accuracies)), 4),
             "accuracy_std": round(float(np.std(accuracies)), 4),
             "f1": to_points(float(np.mean(f1s))),
         }
         low, high = mean_interval(np.array(accuracies))
-        return TaskResult("accuracy", scores, (round(low, 4), round(high, 4)), {"values": accuracies})
-
-
-def predict_labels(train: Matrix, labels: list[str], test: Matrix) -> np.ndarray[tuple[int, ...], np.dtype[np.str_]]:
-    """Labels that a logistic regression predicts. MTEB's protocol stops it after 100 iterations, converged or not."""
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        classifier = LogisticRegression(max_iter=100, random_state=SEED).fit(train, labels)
-    return np.asarray(classifier.predict(test))
+        return TaskResult("accuracy", scores, (round(low, 4), round(high, 4)), {"values": list(accuracies)})
 
 
 def _label_flags(train: list[tuple[str, ...]], test: list[tuple[str, ...]], per_label: int) -> tuple[str, ...]:

@@ -7,13 +7,13 @@ They are the same for every encoder and on every machine.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
+from decoder2vec.backbone.threads import map_on_cores
 from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.tasks.task import (
     SEED,
@@ -83,17 +83,18 @@ class Clustering(Task):
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """V-measure, the mean over the subsets."""
+        from sklearn.cluster import MiniBatchKMeans
+        from sklearn.metrics import v_measure_score
+
         matrix, labels = vectors.rows(self.inputs), np.asarray(self.labels)
-        values = [100 * v_measure(matrix[rows], labels[rows]) for rows in map(np.asarray, self.subsets())]
+
+        def v_measure(rows: list[int]) -> float:
+            """V-measure of k-means clusters and labels of a subset, with as many clusters as labels."""
+            clusters = len(set(labels[rows]))
+            kmeans = MiniBatchKMeans(clusters, batch_size=_BATCH_SIZE, n_init="auto", random_state=SEED)
+            return 100 * float(v_measure_score(labels[rows], kmeans.fit(matrix[rows]).labels_))
+
+        values = map_on_cores(v_measure, self.subsets())
         scores = {"v_measure": round(float(np.mean(values)), 4), "v_measure_std": round(float(np.std(values)), 4)}
         low, high = mean_interval(np.array(values))
         return TaskResult("v_measure", scores, (round(low, 4), round(high, 4)), {"values": values})
-
-
-def v_measure(matrix: object, labels: Sequence[str] | np.ndarray[tuple[int, ...], np.dtype[np.str_]]) -> float:
-    """V-measure of k-means clusters and labels, with as many clusters as labels."""
-    from sklearn.cluster import MiniBatchKMeans
-    from sklearn.metrics import v_measure_score
-
-    kmeans = MiniBatchKMeans(n_clusters=len(set(labels)), batch_size=_BATCH_SIZE, n_init="auto", random_state=SEED)
-    return float(v_measure_score(labels, kmeans.fit(matrix).labels_))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -90,7 +90,7 @@ class Retrieval(Task):
 
     def digest(self) -> str:
         """As in `Task`, with the field name of version 0.1.0, so that results of that version stay valid."""
-        fields = asdict(self)
+        fields = dict(vars(self))
         fields["own"] = fields.pop("own_document")
         return fingerprint(self.kind, fields)
 

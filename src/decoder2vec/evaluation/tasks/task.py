@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
@@ -108,7 +108,7 @@ class Task(ABC):
 
         Field names and the wording of flags are part of it: changing them makes every finished result run again.
         """
-        return fingerprint(self.kind, asdict(self))
+        return fingerprint(self.kind, vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
