@@ -70,9 +70,9 @@ def _quotas(root: Path) -> Iterator[float]:
 def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
     """Return the results of independent computations in order, computed on all cores at once, each on one.
 
-    Python's threads are enough for what NumPy, SciPy and scikit-learn compute, which release the GIL, and unlike
-    processes they start at once. BLAS and OpenMP use one thread each: more would wait for each other longer than the
-    small products of a fit take, and would round differently on machines with more cores.
+    BLAS and OpenMP use one thread each: more would wait for each other longer than the small products of a fit take,
+    and would round differently on machines with more cores. That is most of what is gained. Python's threads suffice
+    for the rest: unlike processes they start at once, and NumPy and scikit-learn mostly compute without the GIL.
 
     Args:
         function: A function that may run in several threads at once. The libraries it computes with must have been
