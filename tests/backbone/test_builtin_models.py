@@ -102,7 +102,7 @@ def test_no_temporary_files_remain(monkeypatch, downloads, converted, models_fol
     assert list(models_folder.glob("*")) == []
     folder = pull_builtin("fake-1b")
     assert list(models_folder.iterdir()) == [folder]
-    assert [file.name for file in folder.iterdir()] == ["config.json"]
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "source.json"]
 
 
 def test_wrong_checksum_is_refused_and_leaves_no_files(monkeypatch, downloads, converted, models_folder):
