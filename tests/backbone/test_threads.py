@@ -255,6 +255,14 @@ def divide_by_zero():
     raise ZeroDivisionError
 
 
+@pytest.fixture
+def keyboard():
+    """Let Ctrl-C raise KeyboardInterrupt, which processes in the background ignore."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
+
+
 def press_ctrl_c():
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
@@ -264,7 +272,7 @@ def press_ctrl_c():
     [(divide_by_zero, ZeroDivisionError), (press_ctrl_c, KeyboardInterrupt)],
     ids=["error", "Ctrl-C"],
 )
-def test_error_or_ctrl_c_ends_the_work_on_all_cores(monkeypatch, fault, error):
+def test_error_or_ctrl_c_ends_the_work_on_all_cores(monkeypatch, keyboard, fault, error):
     monkeypatch.setattr(threads, "available_cores", lambda: 1)
     begun = []
 
