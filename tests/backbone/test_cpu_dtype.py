@@ -148,5 +148,19 @@ def test_small_models_are_not_measured():
     assert (model.dtype, model.dtype_reason, notes()) == (torch.float32, "", [])
 
 
-def test_a_layer_is_measured_in_both_dtypes(backbone):
-    assert cpu_dtype.layer_gain(backbone("tiny-llama").model) > 0
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
+def test_the_largest_layer_of_the_blocks_is_measured(monkeypatch, backbone, name):
+    model, outputs = backbone(name), []
+    monkeypatch.setattr(cpu_dtype, "_seconds", lambda run: outputs.append(run()) or [6.0, 2.0][len(outputs) - 1])
+    assert cpu_dtype.layer_gain(model.model) == 3
+    assert [output.dtype for output in outputs] == [torch.float32, torch.bfloat16]
+    sizes = [max(weight.shape) for weight in model.blocks.parameters() if weight.ndim == 2]
+    assert max(sizes) < len(model.model.get_input_embeddings().weight)  # which is the largest matrix of the model
+    assert {output.shape[1] for output in outputs} <= set(sizes) | {model.dim}
+
+
+def test_seconds_are_those_of_the_fastest_run(monkeypatch):
+    runs, clock = [], iter([0.0, 5.0, 10.0, 12.0, 20.0, 23.0])
+    monkeypatch.setattr(cpu_dtype, "perf_counter", lambda: next(clock))
+    assert cpu_dtype._seconds(lambda: runs.append(1)) == 2.0
+    assert len(runs) == 4  # the first does not count

@@ -110,8 +110,15 @@ class Backbone:
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
         tokenizer = _load_tokenizer(folder)
-        hash = folder_fingerprint(folder)
-        return cls(str(name), model, tokenizer, attention, hash, four_bit=four_bit, dtype_reason=reason)
+        return cls(
+            str(name),
+            model,
+            tokenizer,
+            attention,
+            folder_fingerprint(folder),
+            four_bit=four_bit,
+            dtype_reason=reason,
+        )
 
     def set_attention(self, attention: str) -> None:
         """Switch between causal and bidirectional attention and verify it; a family that cannot is refused."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from decoder2vec.backbone.blocks import text_config
+from decoder2vec.backbone.blocks import find_blocks, text_config
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.config import fingerprint
@@ -72,9 +72,9 @@ def load_in_fastest_dtype(
 
 
 def layer_gain(model: nn.Module) -> float:
-    """How many times as fast as in float32 the largest linear layer is in bfloat16."""
-    layers = [weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name]
-    weight = max(layers, key=Tensor.numel).detach()
+    """How many times as fast as in float32 the largest layer of the blocks is in bfloat16."""
+    weights = [weight for weight in find_blocks(model)[1].parameters() if weight.ndim == 2]
+    weight = max(weights, key=Tensor.numel).detach()
     inputs = torch.ones(_ROWS, weight.shape[1])
     rounded = weight.bfloat16()
     return _seconds(lambda: F.linear(inputs, weight)) / _seconds(lambda: F.linear(inputs.bfloat16(), rounded))
