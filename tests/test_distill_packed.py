@@ -14,10 +14,12 @@ from safetensors.torch import load_file
 from scipy.special import softmax
 from scipy.stats import entropy
 
+from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import Reading
 from decoder2vec.encoder import Encoder, spec_from_kwargs
-from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.errors import InputError
 from decoder2vec.gold import GoldVectors
 from decoder2vec.training.teachers import Teacher
 from distill_packed import (
@@ -36,7 +38,7 @@ from distill_packed import (
     read_pool,
     text_batches,
 )
-from packed import PackedDecoder, TokenTable, pack
+from token_table import TokenTable
 from toys.texts import sentences
 
 TEXTS = [*sentences(24), "", "a"]
@@ -70,14 +72,6 @@ def pool_folder(tmp_path):
     return tmp_path
 
 
-def random_lora(backbone):
-    lora = Lora.initialise(backbone, 4, 8)
-    generator = torch.Generator().manual_seed(0)
-    for matrix in lora.upper.values():
-        matrix.data.normal_(0, 0.1, generator=generator)
-    return lora
-
-
 def unit_vectors(*shape):
     vectors = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
     return torch.nn.functional.normalize(vectors, dim=-1)
@@ -86,37 +80,13 @@ def unit_vectors(*shape):
 # --- packing --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_lora", [False, True])
-def test_packed_vectors_equal_those_of_the_encoder(llama, table, gap, with_lora):
-    lora = random_lora(llama) if with_lora else None
+def test_a_table_packs_the_texts_of_its_rows(llama, table, gap):
     spec = spec_from_kwargs("tiny-llama", {**READING, "normalize": False})
-    expected = Encoder(llama.with_adapter(lora), spec).encode(TEXTS)
+    expected = Encoder(llama, spec).encode(TEXTS)
     rows = np.random.default_rng(0).permutation(len(TEXTS))
-    batch = pack(table, rows, max_tokens=800, max_texts=30, max_length=SMALL.max_length)
     with torch.no_grad():
-        vectors = PackedDecoder(llama, lora, max_length=SMALL.max_length)(batch)
-    assert gap(vectors[: len(rows)], expected[rows]) < 1e-5
-    assert not vectors[len(rows) :].any(), "room for more texts stays empty"
-
-
-def test_batches_have_the_same_shape(table):
-    sizes = {"max_tokens": 128, "max_texts": 8, "max_length": 32}
-    one, four = (pack(table, np.arange(count), **sizes) for count in (1, 4))
-    assert [tensor.shape for tensor in one] == [tensor.shape for tensor in four]
-    assert one.boundaries[-1] == 128
-    assert one.boundaries.diff().max() <= 32, "padding is divided, too"
-
-
-def test_too_many_texts_for_a_batch_are_refused(table):
-    with pytest.raises(InputError, match="do not fit"):
-        pack(table, np.arange(9), max_tokens=1000, max_texts=8, max_length=32)
-    with pytest.raises(InputError, match="do not fit"):
-        pack(table, np.arange(4), max_tokens=8, max_texts=8, max_length=32)
-
-
-def test_other_families_are_refused(backbone):
-    with pytest.raises(UnsupportedError, match="Llama"):
-        PackedDecoder(backbone("tiny-qwen2"))
+        vectors = Capture(llama, [Reading(-1, "mean", normed=True)])(table.pack(rows))[:, 0]
+    assert gap(vectors, expected[rows]) < 1e-5
 
 
 # --- batches --------------------------------------------------------------------------------------------------------

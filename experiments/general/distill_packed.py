@@ -1,8 +1,7 @@
-"""Make the built-in encoder: distil several teachers into a Llama model, with packed batches on one GPU.
+"""Make the built-in encoder: distil several teachers into a model, with packed batches on one GPU.
 
-`d2v train --recipe distill` distils into any model, resumes and reports. This script has one model family, one reading
-and one way to train, and is built for speed: batches without padding between texts (packed.py), a compiled block, and
-all vectors of the teachers in GPU memory.
+`d2v train --recipe distill` distils into any model, resumes and reports. This script has one reading and one way to
+train, and all tokens and all vectors of the teachers are in memory.
 
 1. Read the pool: texts-*.tsv.gz (columns source, text) and pairs-*.tsv.gz (source, text1, text2) of a folder.
 2. Compute the vectors of the teachers, once: they are cached. From each teacher the mean over texts is removed. The
@@ -43,6 +42,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -57,9 +57,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.config import from_table, override, to_table
+from decoder2vec.backbone.batch import TokenBatch
+from decoder2vec.backbone.block_modes import CompiledBlocks, computing_in
+from decoder2vec.backbone.machine import choose_device
+from decoder2vec.config import Reading, from_table, override, to_table
 from decoder2vec.encoder import Encoder, check_output_folder, spec_from_kwargs
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.export.base_model import load_base_model
@@ -68,7 +72,7 @@ from decoder2vec.maths.losses import info_nce, margin_kl
 from decoder2vec.text.files import read_columns
 from decoder2vec.training.objectives.distill import similarity_distance
 from decoder2vec.training.teachers import Teacher, TeacherVectors
-from packed import PackedBatch, PackedDecoder, Rows, TokenTable, pack
+from token_table import Rows, TokenTable
 
 DOCUMENT_SOURCES = ("wikipedia", "abstracts", "openstax", "trials", "medquad", "debian-docs", "mdn", "science")
 """Sources whose texts are put together to long documents."""
@@ -84,6 +88,7 @@ _FALSE_NEGATIVE = 0.95
 _MIN_PAIRS = 64
 """With fewer pairs left, a source is shuffled again."""
 _LOG_EVERY = 50
+_READING = Reading(-1, "mean", normed=True)
 _MAPS_FILE = "teacher_maps.safetensors"
 _LOG_FILE = "distillation.json"
 
@@ -229,7 +234,7 @@ class Batch(NamedTuple):
     """Number of pairs; 0 for plain texts."""
     n_tokens: int
     """Number of tokens, without padding."""
-    packed: PackedBatch
+    packed: TokenBatch
 
 
 def text_batches(lengths: NDArray[np.intp], settings: Settings, rng: np.random.Generator) -> Iterator[Rows]:
@@ -271,14 +276,13 @@ def draw_batches(
     epochs = (text_batches(table.lengths, settings, rng) for _ in itertools.count())
     texts = itertools.chain.from_iterable(epochs)
     pairs_of_one_source = pair_batches(pairs, table.lengths, settings, rng)
-    sizes = {"max_tokens": settings.batch_tokens, "max_texts": settings.batch_texts, "max_length": settings.max_length}
     for _ in range(settings.steps):
         if rng.random() < settings.pair_share:
             batch = next(pairs_of_one_source)
             rows, n_pairs = batch.T.flatten(), len(batch)
         else:
             rows, n_pairs = next(texts), 0
-        yield Batch(rows, n_pairs, int(table.lengths[rows].sum()), pack(table, rows, **sizes).to(device))
+        yield Batch(rows, n_pairs, int(table.lengths[rows].sum()), table.pack(rows).to(device))
 
 
 def prefetched(batches: Iterator[Batch]) -> Iterator[Batch]:
@@ -376,6 +380,10 @@ def new_optimiser(parameters: Sequence[nn.Parameter], embeddings: nn.Parameter, 
     )
 
 
+def _training_dtype(device: torch.device) -> torch.dtype:
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
 def train(
     backbone: Backbone, lora: Lora | None, loss: DistillationLoss, batches: Iterator[Batch], settings: Settings
 ) -> list[dict[str, float]]:
@@ -386,23 +394,23 @@ def train(
     """
     on_gpu = backbone.device.type == "cuda"
     trained: nn.Module = lora or backbone.model.requires_grad_(True)
-    model = PackedDecoder(
-        backbone,
-        lora,
-        max_length=settings.max_length,
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
-        compiled=on_gpu,
-    )
+    if lora is not None:
+        lora.compiled = on_gpu
+    capture = Capture(backbone.with_adapter(lora), [_READING])
+    compiled = CompiledBlocks(backbone) if on_gpu else None
     parameters = [*trained.parameters(), *loss.parameters()]
-    optimiser = new_optimiser(parameters, backbone.model.get_parameter("embed_tokens.weight"), settings)
+    model: Any = backbone.model
+    optimiser = new_optimiser(parameters, model.get_input_embeddings().weight, settings)
     log: list[dict[str, float]] = []
     recent: list[dict[str, Tensor]] = []
     tokens, started = 0, time.perf_counter()
     for step, batch in enumerate(tqdm(batches, desc="steps", total=settings.steps, disable=None)):
         for group in optimiser.param_groups:
             group["lr"] = learning_rate(step, settings)
-        total, losses = loss(model(batch.packed)[: len(batch.rows)], batch.rows, batch.n_pairs)
-        total.backward()
+        modes = compiled.enabled() if compiled else nullcontext()
+        with computing_in(model, _training_dtype(backbone.device)), modes:
+            total, losses = loss(capture(batch.packed)[:, 0], batch.rows, batch.n_pairs)
+            total.backward()
         nn.utils.clip_grad_norm_(parameters, settings.clip)
         optimiser.step()
         optimiser.zero_grad()
@@ -484,7 +492,9 @@ def distil(
         device: By default the best one available.
     """
     check_output_folder(out)
-    backbone, copy = load_base_model(base, device=device, dtype="float32")
+    # weights that are trained themselves need all bits; what LoRA is added to does not
+    dtype = _training_dtype(choose_device(device)) if settings.rank else torch.float32
+    backbone, copy = load_base_model(base, device=device, dtype=dtype)
     backbone.set_attention("bidirectional")
     pool = read_pool(pool_folder)
     if settings.pair_share and not pool.pairs:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,9 +17,10 @@ from torch import Tensor, nn
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.machine import any_shape_attention
+from decoder2vec.backbone.packing import packed_attention, packed_inputs
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.maths.pooling import POOLINGS, Pooler
+from decoder2vec.maths.pooling import POOLINGS, PackedPooler, Pooler
 
 
 class _StopForward(Exception):
@@ -50,14 +52,14 @@ class Capture:
         """Return [batch, reading, dim] vectors on the model's device."""
         batch = self.backbone.adapt(batch)
         pooled: dict[Reading, Tensor] = {}
-        poolers: dict[tuple[str, ...], Pooler] = {}
+        poolers: dict[tuple[str, ...], Pooler | PackedPooler] = {}
 
         def pool(layer: int, states: Tensor) -> None:
             for normed, poolings in self._poolings.get(layer, {}).items():
                 hidden_states = self.backbone.final_norm(states) if normed else states
                 names = tuple(poolings)
                 if names not in poolers:
-                    poolers[names] = Pooler(batch.start, batch.end, batch.width, names)
+                    poolers[names] = _pooler(batch, names)
                 vectors = poolers[names](hidden_states)
                 for name, vector in zip(poolings, vectors.unbind(1), strict=True):
                     pooled[Reading(layer, name, normed)] = vector
@@ -66,7 +68,8 @@ class Capture:
 
         handles = self._register_hooks(pool)
         try:
-            with self.backbone.adapter_enabled(batch), any_shape_attention(self.backbone.device):
+            attention = packed_attention(self.backbone.model) if batch.packing else nullcontext()
+            with self.backbone.adapter_enabled(batch), any_shape_attention(self.backbone.device), attention:
                 self.backbone.model(**self.model_inputs(batch), use_cache=False)
         except _StopForward:
             pass
@@ -82,6 +85,8 @@ class Capture:
         attention kernel can be used; the vectors are the same.
         """
         inputs: dict[str, Any] = {"input_ids": batch.ids} if batch.embeds is None else {"inputs_embeds": batch.embeds}
+        if batch.packing:
+            return inputs | packed_inputs(batch.packing, self.backbone.attention == "causal")
         if batch.past:
             inputs["past_key_values"] = batch.past.cache
             inputs["attention_mask"] = torch.cat([batch.past.mask, batch.mask], dim=1)
@@ -109,6 +114,12 @@ class Capture:
 
             handles.append(blocks[layer - 1].register_forward_hook(after))
         return handles
+
+
+def _pooler(batch: TokenBatch, poolings: Sequence[str]) -> Pooler | PackedPooler:
+    if batch.packing:
+        return PackedPooler(batch.start, batch.end, batch.packing.boundaries, batch.width, poolings)
+    return Pooler(batch.start, batch.end, batch.width, poolings)
 
 
 def _accepts_position_ids(model: nn.Module) -> bool:

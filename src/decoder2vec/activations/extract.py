@@ -21,13 +21,15 @@ from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.store import Store, text_keys
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues, TokenBatch
+from decoder2vec.backbone.block_modes import BusyBlocks
 from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
 from decoder2vec.backbone.machine import batch_overhead, token_budget
+from decoder2vec.backbone.packing import longest_packed_text, packing_pays
 from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.errors import InputError, TextError, UnsupportedError
 from decoder2vec.progress import current_progress
-from decoder2vec.text.batches import collate, plan_batches
+from decoder2vec.text.batches import collate, pack, plan_batches, plan_rows
 from decoder2vec.text.charset import half_pair_position
 from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
@@ -39,6 +41,7 @@ Progress = Callable[[int], object]
 
 _WINDOW_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 30
+_PACKED_WINDOW = 8_192
 
 
 @dataclass
@@ -154,7 +157,10 @@ class Extractor:
             progress: Called after every batch.
         """
         shape = (len(self.capture.readings), self.backbone.dim)
-        width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
+        self._packs = packing_pays(self.backbone)
+        # packed texts need not be sorted, so that windows may be small: the first one is tokenised before anything runs
+        widest = _PACKED_WINDOW if self._packs else 32_768
+        width = max(256, min(widest, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         begins = range(0, len(texts), width)
         indices = indices or range(len(texts))
         self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)  # new: weights may have changed
@@ -192,18 +198,20 @@ class Extractor:
         lengths = [len(prompt.ids) for prompt in prompts]
         chunked = len(prompts) > len(out)
         latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
+        packed = self._packs and max(lengths) <= longest_packed_text(self.backbone)
         transfer: _DeviceTransfer | None = None
-        for rows in self._batches(lengths):
+        for rows in plan_rows(lengths, self.budget or 1) if packed else self._batches(lengths):
             if self.backbone.device.type == "cpu":
                 THREADS.adjust()
-            vectors = self._forward([prompts[row] for row in rows])
+            vectors = self._forward([prompts[row] for row in rows], packed)
             if transfer is not None:  # the previous batch is copied while the device computes this one
                 transfer.finish(latents)
             transfer = _DeviceTransfer(vectors, rows)
             progress(0 if chunked else len(rows))
             current_progress().advance(self.work * len(rows) * len(out) / len(prompts))
-            self.stats.tokens += sum(lengths[row] for row in rows)
-            self.stats.padded_tokens += len(rows) * lengths[rows[0]]
+            n_tokens = sum(lengths[row] for row in rows)
+            self.stats.tokens += n_tokens
+            self.stats.padded_tokens += n_tokens if packed else len(rows) * lengths[rows[0]]
         if transfer is not None:
             transfer.finish(latents)
         if chunked:
@@ -221,9 +229,12 @@ class Extractor:
                 begin += count
 
     @torch.inference_mode()
-    def _forward(self, prompts: list[Prompt]) -> torch.Tensor:
+    def _forward(self, prompts: list[Prompt], packed: bool) -> torch.Tensor:
         """Run one batch; if it does not fit into memory, run its two halves and use smaller batches from then on."""
         try:
+            if packed:
+                row = pack(prompts).to(self.backbone.device)
+                return BusyBlocks.of(self.backbone).run(lambda: self.capture(row), row.width)
             return self.capture(self._shared_prefix.collate(prompts).to(self.backbone.device))
         except RuntimeError as error:
             if not _is_out_of_memory(error):
@@ -235,9 +246,10 @@ class Extractor:
         if self.backbone.device.type == "cuda":
             torch.cuda.empty_cache()
         half = len(prompts) // 2
-        self.budget = min(self.budget or 1, half * max(len(prompt.ids) for prompt in prompts))
+        lengths = [len(prompt.ids) for prompt in prompts]
+        self.budget = min(self.budget or 1, sum(lengths) // 2 if packed else half * max(lengths))
         log.warning("Out of memory: continuing with batches of %d tokens.", self.budget)
-        return torch.cat([self._forward(prompts[:half]), self._forward(prompts[half:])])
+        return torch.cat([self._forward(prompts[:half], packed), self._forward(prompts[half:], packed)])
 
 
 class Reader:
@@ -381,9 +393,13 @@ class _DeviceTransfer:
     """An asynchronous copy of vectors from the device to their rows in memory."""
 
     def __init__(self, vectors: torch.Tensor, rows: list[int]) -> None:
-        self.rows = rows
+        self.rows: list[int] | slice = rows
+        if rows == list(range(rows[0], rows[0] + len(rows))):
+            self.rows = slice(rows[0], rows[0] + len(rows))
         self.done = torch.cuda.Event() if vectors.is_cuda else None  # type: ignore[no-untyped-call]
-        self.host = vectors.to("cpu", non_blocking=vectors.is_cuda)
+        # a copy to memory that is not pinned would make the host wait
+        self.host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=vectors.is_cuda)
+        self.host.copy_(vectors, non_blocking=vectors.is_cuda)
         if self.done is not None:
             self.done.record()
 

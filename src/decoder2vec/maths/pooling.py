@@ -54,6 +54,52 @@ class Pooler:
         return torch.stack([pooled[name] for name in self.poolings], dim=1)
 
 
+class PackedPooler:
+    """Pools every layer of texts that are packed into one row, like `Pooler`.
+
+    Args:
+        start: [text] first position of each span in the row.
+        end: [text] position after the last one.
+        boundaries: [text + 1] positions between texts.
+        width: Number of positions in the row.
+        poolings: Names from POOLINGS, in the order of the output.
+
+    """
+
+    def __init__(self, start: Tensor, end: Tensor, boundaries: Tensor, width: int, poolings: Sequence[str]) -> None:
+        self.poolings, self.start, self.last = poolings, start, end - 1
+        self.lengths = boundaries.diff().long()
+        text_of = torch.arange(len(start), device=start.device).repeat_interleave(self.lengths, output_size=width)
+        place = torch.arange(width, device=start.device) - start[text_of]
+        self.outside = ((place < 0) | (place >= (end - start)[text_of])).unsqueeze(-1)
+        self.weights = {name: self._weights(name, place, text_of) for name in poolings if name in _LINEAR}
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[1, token, dim] states to [text, pooling, dim] float32 vectors."""
+        return torch.stack([self._pool(name, states[0]) for name in self.poolings], dim=1)
+
+    def _pool(self, name: str, states: Tensor) -> Tensor:
+        if name == "lasttoken":
+            return states[self.last].float()
+        if name == "cls":
+            return states[self.start].float()
+        if name == "max":
+            return self._reduce("max", states.float().masked_fill(self.outside, float("-inf")))
+        return self._reduce("sum", states.float() * self.weights[name])
+
+    def _reduce(self, operation: str, states: Tensor) -> Tensor:
+        """One row for each text; unsafe means that lengths are not checked, for which a GPU would have to wait."""
+        return torch.segment_reduce(states, operation, lengths=self.lengths, axis=0, unsafe=True)
+
+    def _weights(self, name: str, place: Tensor, text_of: Tensor) -> Tensor:
+        """[token, 1] weights whose sum with the states over a text is the pooled vector."""
+        inside = (~self.outside).float()
+        if name == "sum":
+            return inside
+        weights = inside * (place + 1).unsqueeze(-1) if name == "weightedmean" else inside
+        return weights / self._reduce("sum", weights)[text_of]
+
+
 def pool(states: Tensor, start: Tensor, end: Tensor, poolings: Sequence[str]) -> Tensor:
     """[batch, token, dim] states and [batch] span bounds to [batch, pooling, dim] float32 vectors."""
     return Pooler(start, end, states.shape[1], poolings)(states)

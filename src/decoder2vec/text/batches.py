@@ -1,13 +1,14 @@
-"""Batches of prompts: planned by length under a token budget, and padded to one width."""
+"""Batches of prompts: planned by length under a token budget and padded to one width, or packed into one row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 import torch
 
-from decoder2vec.backbone.batch import TokenBatch
+from decoder2vec.backbone.batch import Packing, TokenBatch
 from decoder2vec.text.tokens import Prompt
 
 
@@ -30,6 +31,31 @@ def collate(prompts: Sequence[Prompt], pad_token_id: int, *, side: str = "right"
         spans[:, row] = prompt.start + shift, prompt.end + shift
     start, end = torch.from_numpy(spans)
     return TokenBatch(torch.from_numpy(ids), torch.from_numpy(mask), start, end, "" if mask.all() else side)
+
+
+def pack(prompts: Sequence[Prompt]) -> TokenBatch:
+    """Put prompts into one row, one after the other."""
+    lengths = [len(prompt.ids) for prompt in prompts]
+    ids = np.fromiter(chain.from_iterable(prompt.ids for prompt in prompts), np.int64, sum(lengths))[None]
+    begins = np.cumsum(lengths) - lengths
+    spans = np.array([(prompt.start, prompt.end) for prompt in prompts]).T + begins
+    start, end = torch.from_numpy(spans)
+    row = torch.from_numpy(ids)
+    return TokenBatch(row, torch.ones_like(row), start, end, packing=Packing.of(lengths))
+
+
+def plan_rows(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
+    """Yield consecutive texts that are packed into a row of at most `budget` tokens; a longer text is alone in one."""
+    row: list[int] = []
+    n_tokens = 0
+    for index, length in enumerate(lengths):
+        if row and n_tokens + length > budget:
+            yield row
+            row, n_tokens = [], 0
+        row.append(index)
+        n_tokens += length
+    if row:
+        yield row
 
 
 def plan_batches(lengths: Sequence[int], budget: int, overhead: int = 8) -> Iterator[list[int]]:

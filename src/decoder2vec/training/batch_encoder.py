@@ -8,7 +8,7 @@ is computed twice: once for its vectors, and again, with the same dropout, when 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,9 +21,10 @@ from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.machine import batch_overhead, training_token_budget
+from decoder2vec.backbone.packing import longest_packed_text, packing_pays
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.text.batches import collate, plan_batches
+from decoder2vec.text.batches import collate, pack, plan_batches, plan_rows
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.distributed import gather_rows, local_share
 
@@ -39,7 +40,15 @@ EncodeChunk = Callable[[Sequence[int]], Tensor]
 class BatchEncoder:
     """Rows of texts in, vectors with gradients out."""
 
-    def __init__(self, encode_chunk: EncodeChunk, costs: Sequence[int], backbone: Backbone, budget: int = 0) -> None:
+    def __init__(
+        self,
+        encode_chunk: EncodeChunk,
+        costs: Sequence[int],
+        backbone: Backbone,
+        budget: int = 0,
+        *,
+        packed: bool = False,
+    ) -> None:
         """Wrap a function that encodes one chunk.
 
         Args:
@@ -47,9 +56,10 @@ class BatchEncoder:
             costs: Cost of each text, in tokens.
             backbone: Determines device and memory.
             budget: Tokens whose activations are held in memory at once; 0: what fits.
+            packed: Whether chunks are packed, so that texts of different lengths may share one.
 
         """
-        self.encode_chunk, self.costs = encode_chunk, np.asarray(costs)
+        self.encode_chunk, self.costs, self.packed = encode_chunk, np.asarray(costs), packed
         self.device = backbone.device
         self.overhead = batch_overhead(backbone.device, backbone.dim)
         self.budget = budget or training_token_budget(backbone.device, backbone.dim, backbone.n_layers)
@@ -62,13 +72,19 @@ class BatchEncoder:
         costs = self.costs[local]
         recompute = bool(training and costs.sum() > self.budget)
         vectors, order = [], []
-        for chunk in plan_batches(costs.tolist(), self.budget, self.overhead):
+        for chunk in self._plan(costs.tolist()):
             texts = [local[index] for index in chunk]
             encode = self.encode_chunk
             vectors.append(checkpoint(encode, texts, use_reentrant=False) if recompute else encode(texts))
             order += chunk
-        restored = torch.cat(vectors)[torch.from_numpy(np.argsort(order)).to(self.device)]
+        restored = torch.cat(vectors)
+        if order != sorted(order):
+            restored = restored[torch.from_numpy(np.argsort(order)).to(self.device)]
         return gather_rows(restored, len(rows)) if training else restored
+
+    def _plan(self, costs: list[int]) -> Iterator[list[int]]:
+        """The texts of each chunk."""
+        return plan_rows(costs, self.budget) if self.packed else plan_batches(costs, self.budget, self.overhead)
 
 
 def choose_batch_encoder(
@@ -95,7 +111,8 @@ def choose_batch_encoder(
 
     """
     costs = [len(prompt.ids) + extra_tokens for prompt in prompts]
-    encode_chunk = token_encoder(backbone, prompts, reading)
+    packed = packing_pays(backbone) and max(costs, default=0) <= longest_packed_text(backbone)
+    encode_chunk = token_encoder(backbone, prompts, reading, packed=packed)
     if suffix_only:
         try:
             memory = cache_keys_values(backbone, prompts, reading.layer, cache_bytes)
@@ -103,15 +120,20 @@ def choose_batch_encoder(
             log.info("Every token is encoded in every step: %s", error)
         else:
             encode_chunk, costs = suffix_encoder(backbone, memory, reading), suffix_costs(prompts, extra_tokens)
-    return BatchEncoder(encode_chunk, costs, backbone, budget)
+            packed = False
+    return BatchEncoder(encode_chunk, costs, backbone, budget, packed=packed)
 
 
-def token_encoder(backbone: Backbone, prompts: Sequence[Prompt], reading: Reading) -> EncodeChunk:
-    """Return an encoder that runs every token, forward and backward."""
+def token_encoder(
+    backbone: Backbone, prompts: Sequence[Prompt], reading: Reading, *, packed: bool = False
+) -> EncodeChunk:
+    """Return an encoder that runs every token, forward and backward; of packed or padded chunks."""
     capture = Capture(backbone, [reading])
 
     def encode(rows: Sequence[int]) -> Tensor:
-        return capture(collate([prompts[row] for row in rows], backbone.pad_token_id).to(backbone.device))[:, 0]
+        chunk = [prompts[row] for row in rows]
+        batch = pack(chunk) if packed else collate(chunk, backbone.pad_token_id)
+        return capture(batch.to(backbone.device))[:, 0]
 
     return encode
 

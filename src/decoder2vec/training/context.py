@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.training_modes import CompiledBlocks, gradient_checkpointing
+from decoder2vec.backbone.block_modes import CompiledBlocks, computing_in, gradient_checkpointing
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DivergedError
 from decoder2vec.heads.codes import CodeNet
@@ -103,7 +103,7 @@ class TokenContext(TrainingContext):
     reading: Reading
     """The vector that is trained."""
     compute_dtype: torch.dtype
-    """Weights trained in float32 compute in this dtype, that of the original model (autocast)."""
+    """Weights trained in float32 compute in this dtype, that of the original model."""
     extra_tokens: int = 0
     """Positions the adapter adds to each text."""
     checkpoint_blocks: bool = False
@@ -151,10 +151,12 @@ class TokenContext(TrainingContext):
     @contextmanager
     def forward_context(self) -> Iterator[None]:
         """The adapter is enabled, and weights trained in float32 compute in the model's original dtype."""
-        autocast = torch.autocast(
-            self.device.type, self.compute_dtype, enabled=self.backbone.dtype != self.compute_dtype
-        )
-        with self.backbone.adapter_enabled(), autocast:
+        if self.backbone.dtype == self.compute_dtype:
+            with self.backbone.adapter_enabled():
+                yield
+            return
+        autocast = torch.autocast(self.device.type, self.compute_dtype)  # for what is computed outside the model
+        with computing_in(self.backbone.model, self.compute_dtype), self.backbone.adapter_enabled(), autocast:
             yield
 
     @contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoder2vec.backbone.training_modes import attention_dropout
+from decoder2vec.backbone.block_modes import attention_dropout
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.training import distributed
 from decoder2vec.training.context import TokenContext

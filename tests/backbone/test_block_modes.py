@@ -10,7 +10,7 @@ from torch import nn
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY
-from decoder2vec.backbone.training_modes import attention_dropout
+from decoder2vec.backbone.block_modes import attention_dropout
 from toys.texts import built
 
 pytestmark = pytest.mark.usefixtures("one_thread")

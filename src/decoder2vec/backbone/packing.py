@@ -1,0 +1,171 @@
+"""Packed batches: the tokens of many texts in one row, without padding; each text attends to itself alone.
+
+The blocks of most families hand queries, keys and values to an attention function that their config names. Ours divides
+the row where one text ends and the next begins. No family is trusted to do so: a model is packed only after a check
+that its states are those of the texts alone, and that no text sees its neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+from decoder2vec.backbone.batch import Packing
+from decoder2vec.backbone.blocks import text_config
+from decoder2vec.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from decoder2vec.backbone.backbone import Backbone
+
+_NAME = "decoder2vec_packed"
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16)
+_KERNEL_HEAD_DIMS = range(8, 257, 8)
+"""Sizes of a head that the kernel takes."""
+_CHANGED_SCORES = ("softcap", "s_aux")
+"""Arguments with which families limit scores or add to their sum; on small numbers the check may not notice them."""
+_MIN_COSINE = 0.99
+"""Of a token's state in a packed row to its state in a text alone, in 16 bits."""
+_PROBE_LENGTHS = (5, 3, 7)
+"""Tokens of the texts of the check."""
+
+_CHECKED: WeakKeyDictionary[nn.Module, dict[str, bool]] = WeakKeyDictionary()
+"""Whether a model can be packed, by the attention that it was checked with."""
+
+
+# --- attention -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def packed_attention(model: nn.Module) -> Iterator[None]:
+    """Context in which the model attends within the texts of a packed row."""
+    config: Any = text_config(model.config)
+    before = config._attn_implementation
+    config._attn_implementation = _NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def packed_inputs(packing: Packing, causal: bool) -> dict[str, Any]:
+    """What a model is given, besides its tokens, in the context of `packed_attention`."""
+    return {
+        "position_ids": packing.positions,
+        "text_boundaries": packing.boundaries,
+        "longest_text": packing.max_length,
+        "causal_texts": causal,
+    }
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention as blocks of transformers call it: [1, heads, tokens, head_dim] to [1, tokens, heads, head_dim]."""
+    if any(kwargs.get(name) is not None for name in _CHANGED_SCORES):
+        raise UnsupportedError("Attention that changes its scores cannot be packed.")
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    boundaries, causal = kwargs["text_boundaries"], kwargs["causal_texts"]
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, head_dim]
+    if device == "cuda" and query.dtype in _KERNEL_DTYPES and query.shape[-1] in _KERNEL_HEAD_DIMS:
+        longest = kwargs["longest_text"]
+        # `varlen_attn` is this operator, with arguments that differ between versions of torch
+        attended = torch.ops.aten._flash_attention_forward(
+            query, key, value, boundaries, boundaries, longest, longest, dropout, causal, False, scale=scaling
+        )[0]
+    else:
+        attended = _text_by_text(query, key, value, boundaries, dropout, causal, scaling)
+    return attended[None], None
+
+
+def _text_by_text(
+    query: Tensor, key: Tensor, value: Tensor, boundaries: Tensor, dropout: float, causal: bool, scaling: float | None
+) -> Tensor:
+    """[tokens, heads, head_dim]: the plain version, for every device and dtype."""
+    attended = []
+    for begin, end in pairwise(boundaries.tolist()):
+        q, k, v = (states[begin:end].transpose(0, 1)[None] for states in (query, key, value))
+        states = functional.scaled_dot_product_attention(
+            q, k, v, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=True
+        )
+        attended.append(states[0].transpose(0, 1))
+    return torch.cat(attended)
+
+
+AttentionInterface.register(_NAME, _attention)
+
+
+# --- which models ----------------------------------------------------------------------------------------------------
+
+
+def can_pack(backbone: Backbone) -> bool:
+    """Whether a backbone's vectors are the same on packed rows, with its adapter; checked once for each model.
+
+    Adapters that change tokens or blocks are not packed, nor is attention that differs between layers.
+    """
+    if backbone.attention not in ("causal", "bidirectional") or not (
+        backbone.adapter is None or backbone.adapter.packs
+    ):
+        return False
+    checked = _CHECKED.setdefault(backbone.model, {})
+    if backbone.attention not in checked:
+        checked[backbone.attention] = _passes_check(backbone)
+    return checked[backbone.attention]
+
+
+def packing_pays(backbone: Backbone) -> bool:
+    """Whether batches should be packed: on a GPU, where the kernel and many tokens in one batch are fast.
+
+    A CPU has no such kernel, and texts of similar lengths in a batch leave next to no padding there.
+    """
+    return backbone.device.type == "cuda" and can_pack(backbone)
+
+
+def longest_packed_text(backbone: Backbone) -> float:
+    """Tokens that a packed text may have: no more than a window of local attention."""
+    return getattr(text_config(backbone.model.config), "sliding_window", None) or math.inf
+
+
+@torch.inference_mode()
+def _passes_check(backbone: Backbone) -> bool:
+    """Compare packed texts with each text alone, and with the same row around another text."""
+    n_first, n_other, n_last = _PROBE_LENGTHS
+    first, other, last = slice(n_first), slice(n_first, n_first + n_other), slice(n_first + n_other, None)
+    generator = torch.Generator().manual_seed(0)
+    row, changed = torch.randint(backbone.vocabulary_size, (2, 1, n_first + n_other + n_last), generator=generator).to(
+        backbone.device
+    )
+    changed[:, first], changed[:, last] = row[:, first], row[:, last]
+    inputs = packed_inputs(Packing.of(_PROBE_LENGTHS).to(backbone.device), backbone.attention == "causal")
+    try:
+        alone = torch.cat([_last_states(backbone.model, row[:, text]) for text in (first, other, last)])
+        with packed_attention(backbone.model):
+            packed, beside_other = (_last_states(backbone.model, tokens, **inputs) for tokens in (row, changed))
+    except Exception:  # families that do not know such attention fail in as many ways as there are families
+        return False
+    unmoved = all(torch.allclose(packed[text], beside_other[text], 1e-3, 1e-3) for text in (first, last))
+    cosines = functional.cosine_similarity(alone, packed, dim=-1)
+    return unmoved and float(cosines.min()) >= (_MIN_COSINE if backbone.dtype in _KERNEL_DTYPES else 1 - 1e-5)
+
+
+def _last_states(model: nn.Module, ids: Tensor, **inputs: Any) -> Tensor:
+    """[tokens, dim] float32 states of a row after the last block."""
+    return model(input_ids=ids, use_cache=False, **inputs).last_hidden_state[0].float()  # type: ignore[no-any-return]
