@@ -1,9 +1,9 @@
-"""Tokens per second of whole LoRA training steps on a GPU, with eager and with compiled blocks.
+"""Tokens per second of whole training steps on a GPU: LoRA and all weights, padded and packed, eager and compiled.
 
-Triplets have the lengths of NLI sentences and are read under the prompteol template. A step is that of the training
-loop: batch, forward, InfoNCE, backward, clipping, optimiser. The first steps, in which blocks are compiled, are not
-measured. Tokens are those of the prompts, without padding.
-Run: python bench/gpu_training.py [--backbone smollm2-135m] [--batches 128,512] [--steps 40]
+Triplets have the lengths of NLI sentences, about 10 to 30 tokens. A step is that of the training loop: batch, forward,
+InfoNCE, backward, clipping, optimiser. The first steps, in which blocks are compiled, are not measured. Tokens are
+those of the texts, without padding.
+Run: python bench/gpu_training.py [--backbone smollm2-135m] [--batches 512,1024] [--steps 40]
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -74,24 +75,30 @@ def tokens_per_second(recipe, data, backbone, steps):
 
 def main() -> None:
     from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.backbone.packing import can_pack
+    from decoder2vec.training import batch_encoder
     from decoder2vec.training.recipes.adapter import ReadSettings
+    from decoder2vec.training.recipes.full import FullRecipe
     from decoder2vec.training.recipes.lora import LoraRecipe
 
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="smollm2-135m")
-    parser.add_argument("--batches", default="128,512")
+    parser.add_argument("--batches", default="512,1024")
     parser.add_argument("--steps", type=int, default=40)
     args = parser.parse_args()
     backbone = Backbone.load(args.backbone)
     rows = []
     for batch in map(int, args.batches.split(",")):
         data = random_triplets(batch * (WARM_UP_STEPS + args.steps))
-        for compiled in (False, True):
-            recipe = LoraRecipe(read=ReadSettings(template="prompteol"), compile_blocks=compiled)
+        for make, packed, compiled in product((LoraRecipe, FullRecipe), (False, True), (False, True)):
+            recipe = make(read=ReadSettings(pooling="mean"), attention="bidirectional", compile_blocks=compiled)
             recipe = replace(recipe, training=replace(recipe.training, batch=batch, evaluate_every=10**6))
-            speed = tokens_per_second(recipe, data, backbone, args.steps)
-            rows.append((batch, "compiled" if compiled else "eager", f"{speed:.0f}", f"{peak_megabytes():.0f}"))
-    columns = ("triplets a batch", "blocks", "tokens/s", "peak MB so far")
+            with patch.object(batch_encoder, "packing_pays", lambda model, packed=packed: packed and can_pack(model)):
+                speed = tokens_per_second(recipe, data, backbone, args.steps)
+            blocks, batches = "compiled" if compiled else "eager", "packed" if packed else "padded"
+            rows.append((recipe.name, batch, batches, blocks, f"{speed:.0f}", f"{peak_megabytes():.0f}"))
+            print(*rows[-1], flush=True)
+    columns = ("trained", "triplets a batch", "batches", "blocks", "tokens/s", "peak MB so far")
     report("gpu_training", columns, rows, backbone=args.backbone, steps=args.steps)
 
 
