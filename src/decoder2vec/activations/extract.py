@@ -165,58 +165,89 @@ class Extractor:
         indices = indices or range(len(texts))
         self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)  # new: weights may have changed
         started = time.perf_counter()
-        for begin, tokenised in zip(begins, self._tokenised_windows(texts, indices, begins, width), strict=True):
+        previous: tuple[slice, torch.Tensor, _DeviceTransfer | None] | None = None
+        for begin, window in zip(begins, self._tokenised_windows(texts, indices, begins, width), strict=True):
             rows = slice(begin, min(begin + width, len(texts)))
             latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
             with self.backbone.lock:
-                self._compute(tokenised, latents, progress)
-            self.stats += EncodingStats(
-                len(latents), overlong=len(tokenised.overlong), seconds=time.perf_counter() - started
-            )
-            if tokenised.overlong and self.on_overflow == "truncate":
-                _warn_truncated([indices[begin + index] for index in tokenised.overlong], self)
-            yield rows, latents.numpy()
+                last_transfer = self._compute(window, latents, progress, previous[2] if previous else None)
+            overlong = window.tokenised.overlong
+            self.stats += EncodingStats(len(latents), overlong=len(overlong), seconds=time.perf_counter() - started)
+            if overlong and self.on_overflow == "truncate":
+                _warn_truncated([indices[begin + index] for index in overlong], self)
+            if previous is not None:
+                yield previous[0], previous[1].numpy()
+            previous = rows, latents, last_transfer
+            if last_transfer is None:
+                yield rows, latents.numpy()
+                previous = None
             started = time.perf_counter()
+        if previous is not None:
+            rows, latents, last_transfer = previous
+            if last_transfer is not None:
+                last_transfer.finish()
+            self.stats.seconds += time.perf_counter() - started
+            yield rows, latents.numpy()
 
     def _tokenised_windows(
         self, texts: Sequence[str], indices: Sequence[int], begins: Iterable[int], width: int
-    ) -> Iterator[Tokenised]:
+    ) -> Iterator[_Window]:
         """The prompts of each window; the next window is tokenised while the model runs on this one."""
         with ThreadPoolExecutor(1) as worker:
-            current: Future[Tokenised] | None = None
+            current: Future[_Window] | None = None
             for begin in begins:
-                upcoming = worker.submit(self.tokeniser, texts[begin : begin + width], indices[begin : begin + width])
+                upcoming = worker.submit(self._tokenise, texts[begin : begin + width], indices[begin : begin + width])
                 if current is not None:
                     yield current.result()
                 current = upcoming
             if current is not None:
                 yield current.result()
 
-    def _compute(self, tokenised: Tokenised, out: torch.Tensor, progress: Progress) -> None:
-        """Run all prompts and write their latents to `out`, one row per text."""
-        prompts, text_indices = tokenised.prompts, tokenised.text_indices
-        lengths = [len(prompt.ids) for prompt in prompts]
+    def _tokenise(self, texts: Sequence[str], indices: Sequence[int]) -> _Window:
+        tokenised = self.tokeniser(texts, indices)
+        lengths = [len(prompt.ids) for prompt in tokenised.prompts]
+        if not self._packs or max(lengths) > longest_packed_text(self.backbone):
+            return _Window(tokenised, lengths)
+        plan = plan_rows(lengths, self.budget or 1)
+        return _Window(tokenised, lengths, [(rows, pack([tokenised.prompts[row] for row in rows])) for rows in plan])
+
+    def _compute(
+        self, window: _Window, out: torch.Tensor, progress: Progress, transfer: _DeviceTransfer | None = None
+    ) -> _DeviceTransfer | None:
+        """Run all prompts and write their latents to `out`, one row per text.
+
+        Args:
+            window: The prompts.
+            out: [text, reading, dim].
+            progress: Called after every batch.
+            transfer: The last copy of the window before, which is finished here.
+
+        Returns:
+            The last copy from a GPU, which may not be finished, so that the GPU need not wait for the next window.
+        """
+        prompts, text_indices = window.tokenised.prompts, window.tokenised.text_indices
+        lengths = window.lengths
         chunked = len(prompts) > len(out)
         latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
-        packed = self._packs and max(lengths) <= longest_packed_text(self.backbone)
-        transfer: _DeviceTransfer | None = None
-        for rows in plan_rows(lengths, self.budget or 1) if packed else self._batches(lengths):
+        for rows, batch in window.packed or ((rows, None) for rows in self._batches(lengths)):
             if self.backbone.device.type == "cpu":
                 THREADS.adjust()
-            vectors = self._forward([prompts[row] for row in rows], packed)
+            vectors = self._forward([prompts[row] for row in rows], batch)
             if transfer is not None:  # the previous batch is copied while the device computes this one
-                transfer.finish(latents)
-            transfer = _DeviceTransfer(vectors, rows)
+                transfer.finish()
+            transfer = _DeviceTransfer(vectors, latents, rows)
             progress(0 if chunked else len(rows))
             current_progress().advance(self.work * len(rows) * len(out) / len(prompts))
             n_tokens = sum(lengths[row] for row in rows)
             self.stats.tokens += n_tokens
-            self.stats.padded_tokens += n_tokens if packed else len(rows) * lengths[rows[0]]
-        if transfer is not None:
-            transfer.finish(latents)
+            self.stats.padded_tokens += n_tokens if batch else len(rows) * lengths[rows[0]]
+        if transfer is not None and (chunked or not self._packs):
+            transfer.finish()
+            transfer = None
         if chunked:
             _average_chunks(latents, torch.tensor(text_indices), torch.tensor(lengths), out)
             progress(len(out))
+        return transfer
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """The planned batches, split further where the budget has shrunk since."""
@@ -229,12 +260,12 @@ class Extractor:
                 begin += count
 
     @torch.inference_mode()
-    def _forward(self, prompts: list[Prompt], packed: bool) -> torch.Tensor:
+    def _forward(self, prompts: list[Prompt], packed: TokenBatch | None) -> torch.Tensor:
         """Run one batch; if it does not fit into memory, run its two halves and use smaller batches from then on."""
         try:
             if packed:
-                row = pack(prompts).to(self.backbone.device)
-                return BusyBlocks.of(self.backbone).run(lambda: self.capture(row), row.width)
+                batch = packed.to(self.backbone.device)
+                return BusyBlocks.of(self.backbone).run(lambda: self.capture(batch), batch.width)
             return self.capture(self._shared_prefix.collate(prompts).to(self.backbone.device))
         except RuntimeError as error:
             if not _is_out_of_memory(error):
@@ -249,7 +280,19 @@ class Extractor:
         lengths = [len(prompt.ids) for prompt in prompts]
         self.budget = min(self.budget or 1, sum(lengths) // 2 if packed else half * max(lengths))
         log.warning("Out of memory: continuing with batches of %d tokens.", self.budget)
-        return torch.cat([self._forward(prompts[:half], packed), self._forward(prompts[half:], packed)])
+        halves = (prompts[:half], prompts[half:])
+        return torch.cat([self._forward(texts, pack(texts) if packed else None) for texts in halves])
+
+
+@dataclass
+class _Window:
+    """The prompts of some texts."""
+
+    tokenised: Tokenised
+    lengths: list[int]
+    """Tokens of each prompt."""
+    packed: list[tuple[list[int], TokenBatch]] = field(default_factory=list)
+    """The indices of the prompts of each batch, and the batch; empty if batches are padded."""
 
 
 class Reader:
@@ -392,10 +435,9 @@ def _shared_length(prompts: Sequence[Prompt]) -> int:
 class _DeviceTransfer:
     """An asynchronous copy of vectors from the device to their rows in memory."""
 
-    def __init__(self, vectors: torch.Tensor, rows: list[int]) -> None:
-        self.rows: list[int] | slice = rows
-        if rows == list(range(rows[0], rows[0] + len(rows))):
-            self.rows = slice(rows[0], rows[0] + len(rows))
+    def __init__(self, vectors: torch.Tensor, latents: torch.Tensor, rows: list[int]) -> None:
+        in_order = rows == list(range(rows[0], rows[0] + len(rows)))
+        self.latents, self.rows = latents, slice(rows[0], rows[0] + len(rows)) if in_order else rows
         self.done = torch.cuda.Event() if vectors.is_cuda else None  # type: ignore[no-untyped-call]
         # a copy to memory that is not pinned would make the host wait
         self.host = torch.empty(vectors.shape, dtype=vectors.dtype, pin_memory=vectors.is_cuda)
@@ -403,11 +445,11 @@ class _DeviceTransfer:
         if self.done is not None:
             self.done.record()
 
-    def finish(self, latents: torch.Tensor) -> None:
-        """Wait for the copy and write it to `latents`."""
+    def finish(self) -> None:
+        """Wait for the copy and write it to the latents."""
         if self.done is not None:
             self.done.synchronize()
-        latents[self.rows] = self.host
+        self.latents[self.rows] = self.host
 
 
 def _average_chunks(
