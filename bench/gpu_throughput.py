@@ -64,7 +64,7 @@ def main() -> None:
     gemm_peak = gemm_flops(backbone.device, torch.bfloat16)
     per_token = flops_per_token(backbone)
     rows = []
-    for words, count in ((16, 80_000), (64, 30_000), (256, 8_000)):
+    for words, count in ((256, 12_000), (64, 30_000), (16, 80_000)):
         texts = random_texts(count, words)
         for layers in ("all", "last"):
             first = 0 if layers == "all" else backbone.n_layers

@@ -1,6 +1,6 @@
 """Tokens per second of whole training steps on a GPU: LoRA and all weights, padded and packed, eager and compiled.
 
-Triplets have the lengths of NLI sentences, about 10 to 30 tokens. A step is that of the training loop: batch, forward,
+Texts have 10 to 30 words, which are about as many tokens. A step is that of the training loop: batch, forward,
 InfoNCE, backward, clipping, optimiser. The first steps, in which blocks are compiled, are not measured. Tokens are
 those of the texts, without padding.
 Run: python bench/gpu_training.py [--backbone smollm2-135m] [--batches 512,1024] [--steps 40]
@@ -20,7 +20,6 @@ import torch
 
 from corpus import sentences
 from measure import peak_megabytes, report
-from suffix_training import NLI_LENGTHS
 
 WARM_UP_STEPS = 10
 
@@ -29,10 +28,10 @@ class LastStepDone(Exception):
     """Raised after the last measured step to stop the training."""
 
 
-def random_texts_of_nli_length(count):
-    """Return random texts with about as many words as NLI sentences have tokens; hardly any text occurs twice."""
+def random_sentences(count):
+    """Return random texts of 10 to 30 words; hardly any text occurs twice."""
     rng = np.random.default_rng(0)
-    lengths = rng.permutation(np.resize(NLI_LENGTHS, count))
+    lengths = rng.integers(10, 31, count)
     words = rng.choice(" ".join(sentences(48)).split(), lengths.sum())
     return [" ".join(text) for text in np.split(words, lengths.cumsum()[:-1])]
 
@@ -43,7 +42,7 @@ def random_triplets(count):
     from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example
     from decoder2vec.training.data import TrainingData
 
-    texts = random_texts_of_nli_length(3 * count)
+    texts = random_sentences(3 * count)
     triplets = [Example(*texts[3 * n : 3 * n + 2], (texts[3 * n + 2],), n) for n in range(count)]
     dev = ScoredPairs("none", ["a", "b"], ["c", "d"], [0.0, 1.0])
     return TrainingData(None, (dev,), contrastive=ContrastiveExamples.of(triplets))
@@ -58,9 +57,10 @@ def tokens_per_second(recipe, data, backbone, steps):
     times = []
 
     def on_progress(progress):
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter())
+        if progress.step in (WARM_UP_STEPS, WARM_UP_STEPS + steps):
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+            times.append(time.perf_counter())
         if progress.step == WARM_UP_STEPS + steps:
             raise LastStepDone
 
@@ -70,7 +70,7 @@ def tokens_per_second(recipe, data, backbone, steps):
     corpus, examples = trainer.corpus, data.contrastive
     tokens = sum(len(corpus.prompts[corpus.index[text]].ids) for text in examples.texts)
     tokens_per_step = recipe.training.batch * tokens / len(examples)
-    return tokens_per_step * steps / (times[-1] - times[WARM_UP_STEPS - 1])
+    return tokens_per_step * steps / (times[1] - times[0])
 
 
 def main() -> None:
