@@ -1,4 +1,4 @@
-"""Attention dropout: active inside its context, only on attention weights, and without a trace afterwards."""
+"""Attention dropout and casts of weights: active inside their contexts, and without a trace afterwards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.block_modes import attention_dropout, computing_in
 from decoder2vec.backbone.tiny import TINY
-from decoder2vec.backbone.block_modes import attention_dropout
 from toys.texts import built
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -126,3 +126,20 @@ def test_other_dropouts_inside_attention_stay_inactive(backbone):
     with attention_dropout(model, 0.3):
         active = [module for module in model.model.modules() if isinstance(module, nn.Dropout) and module.training]
         assert active == [block.attn.attn_dropout for block in model.blocks]
+
+
+def test_a_model_computes_in_another_dtype_and_gets_gradients_in_its_own():
+    wide, narrow = (Backbone.load("tiny-llama", device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    wide.model.requires_grad_(True)
+    ids = torch.arange(3, 12)[None]
+    with computing_in(wide.model, torch.bfloat16):
+        states = wide.model(input_ids=ids).last_hidden_state
+        states.float().square().sum().backward()
+    assert torch.equal(states, narrow.model(input_ids=ids).last_hidden_state)
+    assert wide.dtype == torch.float32
+    assert all(parameter.grad.dtype == torch.float32 for parameter in wide.model.parameters())
+    narrow.model.requires_grad_(True)
+    narrow.model(input_ids=ids).last_hidden_state.float().square().sum().backward()
+    for parameter, other in zip(wide.model.parameters(), narrow.model.parameters(), strict=True):
+        assert torch.equal(parameter.grad, other.grad.float())
+    assert wide.model(input_ids=ids).last_hidden_state.dtype == torch.float32, "afterwards as before"

@@ -12,8 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.activations.prefix_kv import cache_keys_values
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.tiny import TINY
 from decoder2vec.backbone.block_modes import CompiledBlocks
+from decoder2vec.backbone.tiny import TINY
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.text.template import Template

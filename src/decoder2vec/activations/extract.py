@@ -7,6 +7,7 @@ prompts of a batch share is computed once per batch by `SharedPrefix`.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -41,7 +42,8 @@ Progress = Callable[[int], object]
 
 _WINDOW_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 30
-_PACKED_WINDOW = 8_192
+_PACKED_CHARACTERS = 1 << 20
+"""Characters of a window of packed texts: about as many tokens as a GPU computes at once."""
 
 
 @dataclass
@@ -158,23 +160,21 @@ class Extractor:
         """
         shape = (len(self.capture.readings), self.backbone.dim)
         self._packs = packing_pays(self.backbone)
+        width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         # packed texts need not be sorted, so that windows may be small: the first one is tokenised before anything runs
-        widest = _PACKED_WINDOW if self._packs else 32_768
-        width = max(256, min(widest, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
-        begins = range(0, len(texts), width)
+        windows = list(_windows(texts, width, _PACKED_CHARACTERS if self._packs else sys.maxsize))
         indices = indices or range(len(texts))
         self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)  # new: weights may have changed
         started = time.perf_counter()
         previous: tuple[slice, torch.Tensor, _DeviceTransfer | None] | None = None
-        for begin, window in zip(begins, self._tokenised_windows(texts, indices, begins, width), strict=True):
-            rows = slice(begin, min(begin + width, len(texts)))
-            latents = torch.empty(rows.stop - begin, *shape) if out is None else out[rows]
+        for rows, window in zip(windows, self._tokenised_windows(texts, indices, windows), strict=True):
+            latents = torch.empty(rows.stop - rows.start, *shape) if out is None else out[rows]
             with self.backbone.lock:
                 last_transfer = self._compute(window, latents, progress, previous[2] if previous else None)
             overlong = window.tokenised.overlong
             self.stats += EncodingStats(len(latents), overlong=len(overlong), seconds=time.perf_counter() - started)
             if overlong and self.on_overflow == "truncate":
-                _warn_truncated([indices[begin + index] for index in overlong], self)
+                _warn_truncated([indices[rows.start + index] for index in overlong], self)
             if previous is not None:
                 yield previous[0], previous[1].numpy()
             previous = rows, latents, last_transfer
@@ -190,13 +190,13 @@ class Extractor:
             yield rows, latents.numpy()
 
     def _tokenised_windows(
-        self, texts: Sequence[str], indices: Sequence[int], begins: Iterable[int], width: int
+        self, texts: Sequence[str], indices: Sequence[int], windows: Iterable[slice]
     ) -> Iterator[_Window]:
         """The prompts of each window; the next window is tokenised while the model runs on this one."""
         with ThreadPoolExecutor(1) as worker:
             current: Future[_Window] | None = None
-            for begin in begins:
-                upcoming = worker.submit(self._tokenise, texts[begin : begin + width], indices[begin : begin + width])
+            for rows in windows:
+                upcoming = worker.submit(self._tokenise, texts[rows], indices[rows])
                 if current is not None:
                     yield current.result()
                 current = upcoming
@@ -430,6 +430,18 @@ def _shared_length(prompts: Sequence[Prompt]) -> int:
     first, last = min(ids), max(ids)  # in lexicographic order: what these two share, all between them share
     shared = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     return min(shared, *(min(prompt.start, len(prompt.ids) - 1) for prompt in prompts))
+
+
+def _windows(texts: Sequence[str], width: int, n_characters: int) -> Iterator[slice]:
+    """Consecutive texts: at most `width` of them, and no more once they have `n_characters`."""
+    begin = seen = 0
+    for index, text in enumerate(texts):
+        seen += len(text)
+        if index + 1 - begin == width or seen >= n_characters:
+            yield slice(begin, index + 1)
+            begin, seen = index + 1, 0
+    if begin < len(texts):
+        yield slice(begin, len(texts))
 
 
 class _DeviceTransfer:

@@ -42,7 +42,9 @@ class TokenBatch:
 
     def to(self, device: torch.device) -> TokenBatch:
         """The same batch on another device."""
-        ids, mask, start, end = (_move(tensor, device) for tensor in (self.ids, self.mask, self.start, self.end))
+        ids, mask, start, end = (
+            move_to_device(tensor, device) for tensor in (self.ids, self.mask, self.start, self.end)
+        )
         packing = self.packing.to(device) if self.packing else None
         return replace(self, ids=ids, mask=mask, start=start, end=end, packing=packing)
 
@@ -72,7 +74,7 @@ class Packing:
 
     def to(self, device: torch.device) -> Packing:
         """The same packing on another device."""
-        boundaries, positions = _move(self.boundaries, device), _move(self.positions, device)
+        boundaries, positions = move_to_device(self.boundaries, device), move_to_device(self.positions, device)
         groups = self.groups.to(device) if self.groups else None
         return replace(self, boundaries=boundaries, positions=positions, groups=groups)
 
@@ -112,7 +114,7 @@ class PromptGroups:
 
     def to(self, device: torch.device) -> PromptGroups:
         """The same groups on another device."""
-        return PromptGroups(_move(self.prompts, device), _move(self.places, device))
+        return PromptGroups(move_to_device(self.prompts, device), move_to_device(self.places, device))
 
 
 @dataclass(frozen=True)
@@ -127,8 +129,8 @@ class PastKeyValues:
     """[batch, token] position ids of the tokens of the batch."""
 
 
-def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device; a GPU copies it while it computes, for which the memory must be pinned."""
+def move_to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. A GPU copies it while it computes, for which the memory must be pinned."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

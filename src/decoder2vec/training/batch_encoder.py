@@ -19,7 +19,7 @@ from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.prefix_kv import KeysValuesLookup, cache_keys_values
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import TokenBatch
+from decoder2vec.backbone.batch import TokenBatch, move_to_device
 from decoder2vec.backbone.machine import batch_overhead, training_token_budget
 from decoder2vec.backbone.packing import longest_packed_text, packing_pays
 from decoder2vec.config import Reading
@@ -79,7 +79,7 @@ class BatchEncoder:
             order += chunk
         restored = torch.cat(vectors)
         if order != sorted(order):
-            restored = restored[torch.from_numpy(np.argsort(order)).to(self.device)]
+            restored = restored[move_to_device(torch.from_numpy(np.argsort(order)), self.device)]
         return gather_rows(restored, len(rows)) if training else restored
 
     def _plan(self, costs: list[int]) -> Iterator[list[int]]:

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decoder2vec.backbone.batch import move_to_device
 from decoder2vec.errors import InputError
 from decoder2vec.maths.losses import info_nce, matryoshka_loss
 from decoder2vec.training.context import InputSpec, LatentContext, Reads, TrainingContext, correlation
@@ -79,8 +80,8 @@ class ContrastiveObjective(Objective[ContrastiveConfig, TrainingContext]):
         text_rows = context.rows(examples.texts)
 
         def loss(rows: Rows) -> Tensor:
+            masked = move_to_device(torch.from_numpy(examples.known_positives(rows)), context.device)
             vectors = encode_examples(context, text_rows, examples, rows)
-            masked = torch.from_numpy(examples.known_positives(rows)).to(context.device)
             return self.config.info_nce(*vectors, masked=masked)
 
         return loss
@@ -124,7 +125,7 @@ def encode_examples(
     """Vectors of the anchors, positives and [examples, negatives, dim] negatives of a batch, each text encoded once."""
     indices = np.concatenate([examples.anchors[rows], examples.candidates(rows)])
     unique, inverse = np.unique(text_rows[indices.clip(min=0)], return_inverse=True)
-    vectors = context.encode(unique.tolist())[torch.from_numpy(inverse)]
+    vectors = context.encode(unique.tolist())[move_to_device(torch.from_numpy(inverse), context.device)]
     anchors, positives, hard = vectors.tensor_split([len(rows), 2 * len(rows)])
     negatives = hard.view(-1, len(rows), vectors.shape[1]).transpose(0, 1) if len(hard) else None
     return anchors, positives, negatives

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from decoder2vec.backbone.batch import move_to_device
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.losses import round_trip, spread_out
 from decoder2vec.training.context import InputSpec, Reads, TrainingContext
@@ -115,7 +116,7 @@ class DistillObjective(CorpusObjective[DistillConfig]):
             *(round_trip(vectors, precision) for precision in config.precisions),
         ]
         for index, teacher in enumerate(config.teachers):
-            targets = self._targets(index, rows).to(vectors.device)
+            targets = move_to_device(self._targets(index, rows), vectors.device)
             if config.vectors:
                 cosines = torch.stack([self._cosines(index, view, targets).mean() for view in views])
                 total = total + teacher.weight * config.vectors * (1 - cosines).mean()
