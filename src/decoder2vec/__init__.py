@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from decoder2vec.progress import Progress
     from decoder2vec.report.api import match_report, report
     from decoder2vec.report.sweep import sweep
+    from decoder2vec.reranker import Reranker, RerankerSpec
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import Document
     from decoder2vec.search.hybrid import Fusion
@@ -102,6 +103,7 @@ _MODULES = {
     "progress": ("Progress",),
     "report.api": ("match_report", "report"),
     "report.sweep": ("sweep",),
+    "reranker": ("Reranker", "RerankerSpec"),
     "search.chunks": ("Chunking",),
     "search.documents": ("Document",),
     "search.hybrid": ("Fusion",),
@@ -158,6 +160,8 @@ __all__ = [
     "Plan",
     "Progress",
     "Reading",
+    "Reranker",
+    "RerankerSpec",
     "Schedule",
     "ScoredPairs",
     "ServerConfig",
