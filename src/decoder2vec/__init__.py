@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from decoder2vec.training.recipes.full import FullRecipe
     from decoder2vec.training.recipes.kv_prefix import KeyValuePrefixRecipe
     from decoder2vec.training.recipes.lora import LoraRecipe
+    from decoder2vec.training.recipes.rerank import RerankRecipe
     from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
 
 _MODULES = {
@@ -123,6 +124,7 @@ _MODULES = {
     "training.recipes.full": ("FullRecipe",),
     "training.recipes.kv_prefix": ("KeyValuePrefixRecipe",),
     "training.recipes.lora": ("LoraRecipe",),
+    "training.recipes.rerank": ("RerankRecipe",),
     "training.recipes.soft_prompt": ("SoftPromptRecipe",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
@@ -160,6 +162,7 @@ __all__ = [
     "Plan",
     "Progress",
     "Reading",
+    "RerankRecipe",
     "Reranker",
     "RerankerSpec",
     "Schedule",

@@ -75,6 +75,8 @@ class DataRow(NamedTuple):
     """The label or score as written in the file."""
     source: str = ""
     """Where the row comes from, by the column `source`."""
+    scores: tuple[float, ...] = ()
+    """What a teacher gave the positive and each negative, by the column `scores`; empty where there is none."""
 
     def texts(self) -> tuple[str, ...]:
         """All texts of the row."""
@@ -82,7 +84,7 @@ class DataRow(NamedTuple):
 
     def content(self) -> tuple[object, ...]:
         """What equal rows have in common: all but line and source."""
-        return (self.text, self.positives, self.negatives, self.label)
+        return (self.text, self.positives, self.negatives, self.label, self.scores)
 
 
 @dataclass(frozen=True)
@@ -369,7 +371,18 @@ def _data_row(line: int, fields: dict[str, Any], layout: _Layout, source: str | 
         label = ""
     if not isinstance(label, str | int | float):
         raise DataFileError(f"{location}: {layout.label} is {_type_name(label)}, not a word or number.")
-    return DataRow(line, text, positives, tuple(negatives), str(label), _source_of(fields))
+    scores = _scores_of(location, fields.get("scores"), 1 + len(negatives)) if layout.negatives else ()
+    return DataRow(line, text, positives, tuple(negatives), str(label), _source_of(fields), scores)
+
+
+def _scores_of(location: str, scores: Any, count: int) -> tuple[float, ...]:
+    """The scores of a positive and its negatives; empty where there are none."""
+    if scores is None:
+        return ()
+    numbers = scores if isinstance(scores, list) else []
+    if len(numbers) != count or not all(isinstance(score, int | float) and math.isfinite(score) for score in numbers):
+        raise DataFileError(f"{location}: scores must be {count} numbers, of the positive and of each negative.")
+    return tuple(map(float, numbers))
 
 
 def _source_of(fields: dict[str, Any]) -> str:
