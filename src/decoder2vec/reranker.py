@@ -50,6 +50,8 @@ from decoder2vec.text.tokens import Prompt
 log = logging.getLogger(__name__)
 
 RERANKER_FORMAT = 1
+TRAINING_FREE = ("likelihood", "yes_no")
+"""Methods that need no training."""
 _PAIRS_PER_CHUNK = 4096
 """Pairs that are tokenised and held in memory at a time."""
 _ANSWERS = (" yes", " no")
@@ -129,7 +131,7 @@ class Reranker:
 
         Args:
             name: The folder of a saved reranker, which has its own settings, or a model: a built-in name, a folder, a
-                .gguf file or a hub id.
+                .gguf file or a hub id. `likelihood:MODEL` and `yes_no:MODEL` name the method, too.
             method: "likelihood" (default), the mean log-likelihood of the query given the document, or "yes_no", the
                 logit of "yes" minus that of "no" when the model is asked whether the document is relevant.
             template: The name of a template, or a string that contains {document} and {query}; by default the one that
@@ -144,6 +146,9 @@ class Reranker:
         Raises:
             InputError: A saved reranker is given settings, or the method needs training.
         """
+        prefix, colon, model = str(name).partition(":")
+        if colon and prefix in TRAINING_FREE and method is None:
+            name, method = model, prefix
         options = {"method": method, "template": template, "max_length": max_length}
         options = {key: value for key, value in options.items() if value is not None}
         if is_reranker_folder(name):
