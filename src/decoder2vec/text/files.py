@@ -83,8 +83,8 @@ class DataRow(NamedTuple):
         return (self.text, *self.positives, *self.negatives)
 
     def content(self) -> tuple[object, ...]:
-        """What equal rows have in common: all but line and source."""
-        return (self.text, self.positives, self.negatives, self.label, self.scores)
+        """What equal rows have in common: all but line, source and scores."""
+        return (self.text, self.positives, self.negatives, self.label)
 
 
 @dataclass(frozen=True)
@@ -376,13 +376,12 @@ def _data_row(line: int, fields: dict[str, Any], layout: _Layout, source: str | 
 
 
 def _scores_of(location: str, scores: Any, count: int) -> tuple[float, ...]:
-    """The scores of a positive and its negatives; empty where there are none."""
-    if scores is None:
+    """The scores of a positive and its negatives; empty where there is no such list, as in any table."""
+    if not isinstance(scores, list):
         return ()
-    numbers = scores if isinstance(scores, list) else []
-    if len(numbers) != count or not all(isinstance(score, int | float) and math.isfinite(score) for score in numbers):
+    if len(scores) != count or not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
         raise DataFileError(f"{location}: scores must be {count} numbers, of the positive and of each negative.")
-    return tuple(map(float, numbers))
+    return tuple(map(float, scores))
 
 
 def _source_of(fields: dict[str, Any]) -> str:

@@ -151,7 +151,7 @@ def test_scores_of_a_teacher_are_read_from_the_file(tmp_path):
     assert json.dumps(examples.indices())
     without = write(tmp_path / "h.jsonl", [rows[1], rows[1] | {"anchor": "c"}])
     assert read_contrastive_examples(without).scores is None
-    for scores in ([1, 2], "high", [1, 2, 3, 4, None]):
+    for scores in ([1, 2], [1, 2, 3, 4, None], [1, 2, 3, 4, float("nan")]):
         with pytest.raises(DataFileError, match="line 1: scores must be 5 numbers"):
             read_contrastive_examples(write(tmp_path / "bad.jsonl", [rows[0] | {"scores": scores}]))
 
