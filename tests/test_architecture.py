@@ -27,6 +27,7 @@ LEVELS = [
     {"encoder_folder"},
     {"gold"},
     {"encoder"},
+    {"reranker"},
     {"quick_encoder"},
     {"bulk"},
     {"export"},

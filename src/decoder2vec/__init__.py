@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from decoder2vec.progress import Progress
     from decoder2vec.report.api import match_report, report
     from decoder2vec.report.sweep import sweep
+    from decoder2vec.reranker import Reranker, RerankerSpec
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import Document
     from decoder2vec.search.hybrid import Fusion
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from decoder2vec.training.recipes.full import FullRecipe
     from decoder2vec.training.recipes.kv_prefix import KeyValuePrefixRecipe
     from decoder2vec.training.recipes.lora import LoraRecipe
+    from decoder2vec.training.recipes.rerank import RerankRecipe
     from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
 
 _MODULES = {
@@ -102,6 +104,7 @@ _MODULES = {
     "progress": ("Progress",),
     "report.api": ("match_report", "report"),
     "report.sweep": ("sweep",),
+    "reranker": ("Reranker", "RerankerSpec"),
     "search.chunks": ("Chunking",),
     "search.documents": ("Document",),
     "search.hybrid": ("Fusion",),
@@ -121,6 +124,7 @@ _MODULES = {
     "training.recipes.full": ("FullRecipe",),
     "training.recipes.kv_prefix": ("KeyValuePrefixRecipe",),
     "training.recipes.lora": ("LoraRecipe",),
+    "training.recipes.rerank": ("RerankRecipe",),
     "training.recipes.soft_prompt": ("SoftPromptRecipe",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
@@ -158,6 +162,9 @@ __all__ = [
     "Plan",
     "Progress",
     "Reading",
+    "RerankRecipe",
+    "Reranker",
+    "RerankerSpec",
     "Schedule",
     "ScoredPairs",
     "ServerConfig",

@@ -1,4 +1,4 @@
-"""The folder of a saved encoder: its files, where it is found, and where it may be written; all without torch."""
+"""The folder of a saved encoder or reranker: its files, where it is, where it may be written; all without torch."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from decoder2vec.maths.probability import ProbabilityCurve
 from decoder2vec.storage import check_replaceable, write_json
 
 DESCRIPTION_FILE = "encoder.json"
+RERANKER_FILE = "reranker.json"
+"""Describes a saved reranker, as `encoder.json` does an encoder."""
 HEAD_FILE = "head.safetensors"
 ADAPTER_FOLDER = "adapter"
 NAMED_ADAPTERS_FOLDER = "adapters"
 BACKBONE_FOLDER = "backbone"
 _FILES_OF_0_1 = (
     DESCRIPTION_FILE,
+    RERANKER_FILE,
     HEAD_FILE,
     f"{ADAPTER_FOLDER}/adapter*",
     f"{NAMED_ADAPTERS_FOLDER}/*/adapter*",
@@ -42,6 +45,11 @@ BUILTIN_ENCODERS = Path(__file__).parent / "encoders"
 def is_encoder_folder(folder: str | Path) -> bool:
     """Whether a folder contains a saved encoder."""
     return (Path(folder) / DESCRIPTION_FILE).is_file()
+
+
+def is_reranker_folder(folder: str | Path) -> bool:
+    """Whether a folder contains a saved reranker."""
+    return (Path(folder).expanduser() / RERANKER_FILE).is_file()
 
 
 def saved_encoder_folder(name: str | Path) -> Path | None:
@@ -83,10 +91,11 @@ def write_probabilities(folder: Path, curves: Mapping[str, ProbabilityCurve]) ->
 
 
 def _written_files(folder: Path) -> list[str]:
-    """Patterns of the files in a folder that `save` wrote; none if it holds no encoder."""
-    if not is_encoder_folder(folder):
+    """Patterns of the files in a folder that `save` wrote; none if it holds neither an encoder nor a reranker."""
+    if not (is_encoder_folder(folder) or is_reranker_folder(folder)):
         return []
+    description = DESCRIPTION_FILE if is_encoder_folder(folder) else RERANKER_FILE
     try:
-        return [*json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))["files"], *_LATER_FILES]
+        return [*json.loads((folder / description).read_text(encoding="utf-8"))["files"], *_LATER_FILES]
     except (OSError, ValueError, KeyError, TypeError):  # damaged, or of version 0.1
         return [*_FILES_OF_0_1, *_LATER_FILES]

@@ -12,6 +12,7 @@ import pytest
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.config import Reading
 from decoder2vec.package import __version__
+from decoder2vec.reranker import RERANKER_FORMAT
 from decoder2vec.search.index import IndexHeader
 from toys.command import d2v
 from toys.release import RELEASES, read_release, write_release
@@ -75,5 +76,6 @@ def test_table_of_formats_is_current(backbone):
     releases = table["Written by"]
     assert releases[-1] == __version__ and set(VERSIONS) < set(releases)
     current = {name: row[-1] for name, row in table.items()}
+    assert current["Reranker"] == str(RERANKER_FORMAT)
     assert current["Index"] == str(IndexHeader.format)
     assert current["Latents store"] == str(Extractor(backbone("tiny-llama"), [Reading(1)]).space()["format"])

@@ -22,6 +22,7 @@ from decoder2vec.integrations.haystack import (
     Decoder2VecTextEmbedder,
 )
 from decoder2vec.maths.similarity import normalise
+from decoder2vec.reranker import Reranker
 from decoder2vec.search.index import Index
 
 TEXTS = ["Cats sleep on the sofa.", "Ships sail to the islands.", "Bread is baked at night.", "Snow fell in May."]
@@ -84,3 +85,12 @@ def test_objects_cannot_be_written_to_yaml(folder):
         given = component(Encoder.load(folder, device="cpu"))
         with pytest.raises(UnsupportedError, match="give the component a name or a folder"):
             given.to_dict()
+
+
+def test_a_saved_reranker_orders_documents(tmp_path):
+    reranker = Reranker.from_pretrained("tiny-mamba", device="cpu")
+    ranker = Decoder2VecRanker(str(reranker.save(tmp_path / "reranker")))
+    ranker.warm_up()
+    best = ranker.run(query="bread", documents=[Document(content=text) for text in TEXTS])["documents"]
+    order = np.argsort(-reranker.score("bread", TEXTS))
+    assert [document.content for document in best] == [TEXTS[row] for row in order]

@@ -13,6 +13,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.integrations.langchain import Decoder2VecEmbeddings, Decoder2VecReranker, Decoder2VecRetriever
 from decoder2vec.maths.similarity import normalise
+from decoder2vec.reranker import Reranker
 from decoder2vec.search.index import Index
 
 TEXTS = ["Cats sleep on the sofa.", "Ships sail to the islands.", "Bread is baked at night.", "Snow fell in May."]
@@ -94,3 +95,13 @@ def test_reranker_orders_documents(encoder):
     assert reranker.compress_documents([], "x") == []
     with pytest.raises(InputError, match="1 text or more"):
         Decoder2VecReranker(reranker=encoder, top_n=0).compress_documents(documents, "x")
+
+
+def test_a_saved_reranker_orders_documents(tmp_path):
+    reranker = Reranker.from_pretrained("tiny-mamba", device="cpu")
+    folder = reranker.save(tmp_path / "reranker")
+    documents = [Document(page_content=text, metadata={"row": row}) for row, text in enumerate(TEXTS)]
+    order = list(np.argsort(-reranker.score("bread", TEXTS)))
+    for given in (str(folder), reranker, "likelihood:tiny-mamba"):
+        best = Decoder2VecReranker(reranker=given).compress_documents(documents, "bread")
+        assert [document.metadata["row"] for document in best] == order

@@ -14,6 +14,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.integrations.llama_index import Decoder2VecEmbedding, Decoder2VecRerank, Decoder2VecRetriever
 from decoder2vec.maths.similarity import normalise
+from decoder2vec.reranker import Reranker
 from decoder2vec.search.index import Index
 
 TEXTS = ["Cats sleep on the sofa.", "Ships sail to the islands.", "Bread is baked at night.", "Snow fell in May."]
@@ -66,3 +67,12 @@ def test_reranking_without_a_query_is_an_error(encoder):
     nodes = [NodeWithScore(node=TextNode(text="a"), score=0.0)]
     with pytest.raises(InputError, match="give the query"):
         Decoder2VecRerank(encoder).postprocess_nodes(nodes)
+
+
+def test_a_saved_reranker_orders_nodes(tmp_path):
+    reranker = Reranker.from_pretrained("tiny-mamba", device="cpu")
+    nodes = [NodeWithScore(node=TextNode(text=text), score=0.0) for text in TEXTS]
+    processor = Decoder2VecRerank(str(reranker.save(tmp_path / "reranker")))
+    best = processor.postprocess_nodes(nodes, query_str="bread")
+    order = np.argsort(-reranker.score("bread", TEXTS))
+    assert [node.node.get_content() for node in best] == [TEXTS[row] for row in order]

@@ -19,6 +19,7 @@ from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.matching.match import MatchConfig, match_sides
 from decoder2vec.matching.sides import Side, SideDocument
+from decoder2vec.reranker import Reranker
 from decoder2vec.search.index import Index
 from decoder2vec.text.template import Template
 from toys.documents import DOCUMENTS
@@ -92,6 +93,42 @@ def test_rerank_sorts_by_the_scores_of_the_encoder(client, offline):
     assert all(result["document"]["text"] == documents[result["index"]] for result in results)
     short = client.post("/rerank", json={"query": "bread", "documents": documents, "top_n": 1}).json()["results"]
     assert [result["index"] for result in short] == [results[0]["index"]] and not short[0].get("document")
+
+
+@pytest.fixture(scope="module")
+def reranker(own_cache):
+    """A reranker that needs no training."""
+    return Reranker.from_pretrained("tiny-mamba", device="cpu", dtype="float32")
+
+
+@pytest.mark.parametrize("route", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_a_reranker_is_served_in_the_shapes_of_cohere_and_tei(serving, offline, reranker, route):
+    documents, query = ["a dog", "bread", "the cat sleeps"], "bread"
+    raw = reranker.score(query, documents)
+    order = np.argsort(-raw).tolist()
+    with serving(reranker=reranker, reranker_name="rr") as url, httpx.Client(base_url=url) as client:
+
+        def post(**body):
+            return client.post(route, json={"query": query, **body}).json()
+
+        answer = post(documents=documents, model="rr", top_n=2, return_documents=True)
+        assert answer["model"] == "rr" and [hit["index"] for hit in answer["results"]] == order[:2]
+        scores = [hit["relevance_score"] for hit in answer["results"]]
+        assert scores == pytest.approx(np.exp(raw)[order[:2]], abs=1e-5)
+        assert answer["results"][0]["document"] == {"text": documents[order[0]]}
+        assert post(documents=[{"text": text} for text in documents])["results"][0]["index"] == order[0]
+        hits = post(texts=documents, raw_scores=True, return_text=True)
+        assert [hit["index"] for hit in hits] == order and hits[0]["text"] == documents[order[0]]
+        assert [hit["score"] for hit in hits] == pytest.approx(raw[order], abs=1e-5)
+        assert [hit["score"] for hit in post(texts=documents)] == pytest.approx(np.exp(raw)[order], abs=1e-5)
+        by_encoder = post(documents=documents, model="tiny")
+        expected = sorted(offline.score([query] * 3, documents), reverse=True)
+        assert [hit["relevance_score"] for hit in by_encoder["results"]] == pytest.approx(expected, abs=1e-5)
+        for wrong in ({}, {"documents": documents, "texts": documents}, {"texts": []}, {"documents": [{"body": "x"}]}):
+            assert client.post(route, json={"query": query, **wrong}).status_code == 400
+        assert client.post(route, json={"query": query, "documents": documents, "model": "none"}).status_code == 404
+        long = client.post(route, json={"query": "why " * 2000, "documents": documents})
+        assert long.status_code == 400 and "leaves no room" in long.json()["error"]["message"]
 
 
 def test_compare_gives_the_similarity_of_each_layer(client, offline):

@@ -26,6 +26,7 @@ from decoder2vec.training.objectives.mntp import MNTPConfig
 from decoder2vec.training.objectives.objective import ObjectiveConfig
 from decoder2vec.training.objectives.punctuation import PunctuationConfig
 from decoder2vec.training.objectives.punctuation_lm import PunctuationLMConfig
+from decoder2vec.training.objectives.ranking import RankingConfig
 from decoder2vec.training.objectives.scores import PairHeadConfig, ScoresConfig
 from decoder2vec.training.objectives.simcse import SimCSEConfig
 from decoder2vec.training.recipes.adapter import ReadSettings
@@ -65,6 +66,8 @@ class ToyRecipe:
     """Positions of the context that are taken from the text."""
     unsupported: tuple[str, ...] = ()
     """Tiny models that it cannot train."""
+    makes_encoder: bool = True
+    """False: it makes a reranker."""
 
     def one_step(self, **changes: object) -> Recipe[Any, Any]:
         """The recipe with a single step."""
@@ -164,6 +167,16 @@ TOY_RECIPES = {
         lambda backbone: {name: tuple(tensor.shape) for name, tensor in backbone.model.named_parameters()},
         lambda backbone: sum(tensor.numel() for tensor in backbone.model.parameters()),
     ),
+    "rerank": ToyRecipe(
+        small_recipe("rerank", epochs=2, every=2),
+        lambda backbone: {
+            **{f"weights.{name}": shape for name, shape in _lora_shapes(backbone).items()},
+            "head.weight": (1, 32),
+        },
+        lambda backbone: 32 + sum(4 * (ins + outs) for _, ins, outs in linear_shapes(backbone)),
+        {"no room for a document": small_recipe("rerank", max_length=5)},
+        makes_encoder=False,
+    ),
 }
 
 
@@ -223,6 +236,12 @@ def _other_texts() -> TrainingData:
     return toy_data(contrastive=ContrastiveExamples.of([first._replace(anchor="a new anchor"), *others]))
 
 
+def _with_teacher_scores() -> TrainingData:
+    """The toy examples with scores of a teacher."""
+    examples = [example._replace(scores=(2.0, float(index % 3))) for index, example in enumerate(toy_examples())]
+    return toy_data(contrastive=ContrastiveExamples.of(examples))
+
+
 SCORED = _with_pairs(scored_pairs())
 RESCORED = _with_pairs(replace(scored_pairs(), scores=scored_pairs().scores[::-1]))
 SWAPPED = _with_pairs(replace(scored_pairs(), left=scored_pairs().right, right=scored_pairs().left))
@@ -252,6 +271,12 @@ TOY_OBJECTIVES = {
         negatives=_other_negatives(),
         texts=_other_texts(),
         sources=_other_sources(),
+    ),
+    "ranking": ToyObjective(
+        RankingConfig(),
+        toy_data(),
+        {"negatives": _other_negatives(), "texts": _other_texts(), "scores": _with_teacher_scores()},
+        small_recipe("rerank", batch=5, every=1),
     ),
     **{name: _scores_toy(name) for name in ("cosent", "angle", "cosine_mse")},
     "simcse": _token_toy(SimCSEConfig(temperature=0.3, dropout=0.5), PLAIN, order=REVERSED),

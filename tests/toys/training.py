@@ -26,9 +26,10 @@ SETTINGS = {
     "kv_prefix": {"tokens": 4, "start": ""},
     "lora": {"rank": 4, "alpha": 8},
     "full": {},
+    "rerank": {"rank": 4, "alpha": 8, "max_length": 64},
 }
-RATES = {"soft_prompt": 5e-2, "kv_prefix": 5e-2, "lora": 1e-2, "full": 3e-3}
-ADAPTER_RECIPES = tuple(SETTINGS)
+RATES = {"soft_prompt": 5e-2, "kv_prefix": 5e-2, "lora": 1e-2, "full": 3e-3, "rerank": 1e-2}
+ADAPTER_RECIPES = ("soft_prompt", "kv_prefix", "lora", "full")
 
 
 def toy_examples() -> list[Example]:

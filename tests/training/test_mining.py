@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example, read_contrastive_examples
-from decoder2vec.training.mining import mine_hard_negatives, to_jsonl
+from decoder2vec.training.mining import bm25_ranker, draw_negatives, encoder_ranker, mine_hard_negatives, to_jsonl
 
 
 class HashEncoder:
@@ -77,3 +78,52 @@ def test_mined_examples_can_be_read_for_training(tmp_path):
 def test_impossible_settings_raise(wrong):
     with pytest.raises(InputError, match="Give 1 negative"):
         mine_hard_negatives(HashEncoder(), toy_examples(0), **wrong)
+
+
+# --- drawn from a ranking -------------------------------------------------------------------------------------------
+
+CORPUS = [f"document {number}" for number in range(40)]
+JUDGED = ContrastiveExamples.of(
+    [
+        Example("query a", "document 0", (), "a"),
+        Example("query a", "document 3", (), "a"),
+        Example("query b", "document 5", (), "b"),
+    ]
+)
+
+
+def in_order(queries, top):
+    """The same ranking for every query, deeper than asked for, with the query itself and a duplicate in it."""
+    return [[query, "document 1", *CORPUS] for query in queries]
+
+
+def test_negatives_are_drawn_from_the_top_without_any_judged_positive():
+    rows = draw_negatives(in_order, JUDGED, count=50, top=8)
+    first = ["document 1", "document 2", "document 4", "document 5"]
+    assert rows[0] == ["query a", "document 0", *first] and rows[1] == ["query a", "document 3", *first]
+    assert rows[2] == ["query b", "document 5", "document 1", "document 0", "document 2", "document 3", "document 4"]
+
+
+def test_draws_are_uniform_and_seeded():
+    draws = [draw_negatives(in_order, JUDGED, count=2, top=12, seed=seed)[2][2:] for seed in range(400)]
+    counts = Counter(negative for draw in draws for negative in draw)
+    assert set(counts) == {f"document {number}" for number in (1, 0, 2, 3, 4, 6, 7, 8, 9)}
+    assert all(abs(count - 800 / 9) < 40 for count in counts.values()), "of 400 draws of 2 from 9"
+    assert draw_negatives(in_order, JUDGED, seed=3) == draw_negatives(in_order, JUDGED, seed=3)
+    only_b = ContrastiveExamples.of([Example("query b", "document 5", (), "b"), Example("c", "document 6", (), "c")])
+    assert draw_negatives(in_order, only_b, count=2)[0] == draw_negatives(in_order, JUDGED, count=2)[2], "of each alone"
+
+
+def test_rankers_rank_as_plain_loops():
+    documents = ["cats sleep", "dogs run", "cats run", "boats"]
+    assert bm25_ranker(documents)(["cats", "dogs run"], 3) == [["cats sleep", "cats run"], ["dogs run", "cats run"]]
+    vectors = HashEncoder().encode([*documents, "query"])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    order = np.argsort(-(unit[:4] @ unit[4]))[:3]
+    assert encoder_ranker(HashEncoder(), documents)(["query"], 3) == [[documents[row] for row in order]]
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"top": 0}])
+def test_nothing_to_draw_is_refused(options):
+    with pytest.raises(InputError, match="1 negative or more"):
+        draw_negatives(in_order, JUDGED, **options)

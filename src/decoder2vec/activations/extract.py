@@ -143,6 +143,16 @@ class Extractor:
         row_of = {text: row for row, text in enumerate(unique)}
         return np.asarray(result.numpy()[[row_of[text] for text in texts]])
 
+    def encode_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
+        """Return [prompt, reading, dim] float32 vectors of prompts that were tokenised elsewhere."""
+        self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)  # new: weights may have changed
+        result = torch.empty(len(prompts), len(self.capture.readings), self.backbone.dim)
+        started = time.perf_counter()
+        with self.backbone.lock:
+            self._compute(Tokenised(prompts, list(range(len(prompts)))), result, lambda _: None)
+        self.stats += EncodingStats(len(prompts), seconds=time.perf_counter() - started)
+        return np.asarray(result.numpy())
+
     def windows(
         self,
         texts: Sequence[str],

@@ -224,6 +224,12 @@ class Backbone:
         candidates = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id, self.pad_token_id)
         return next(int(id) for id in candidates if id is not None and id < self.vocabulary_size)
 
+    @cached_property
+    def closing_token_id(self) -> int:
+        """The token that ends a prompt whose last state is read: EOS, or the pad token of a tokenizer without EOS."""
+        eos = self.tokenizer.eos_token_id
+        return self.pad_token_id if eos is None or eos >= self.vocabulary_size else int(eos)
+
     def token_ids(self, text: str) -> Sequence[int]:
         """Return the tokens of a text without special tokens; at least one, whatever the text is."""
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"] or [self.pad_token_id]

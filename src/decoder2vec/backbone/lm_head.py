@@ -65,6 +65,12 @@ class LMHead:
     def _summed_cross_entropy(self, states: Tensor, target_ids: Tensor) -> Tensor:
         return functional.cross_entropy(self(states).float(), target_ids, reduction="sum")
 
+    def log_likelihoods(self, states: Tensor, target_ids: Tensor) -> Tensor:
+        """[state] log-probabilities of [state] target tokens."""
+        chunks = zip(torch.split(states, _CHUNK), torch.split(target_ids, _CHUNK), strict=True)
+        entropies = [functional.cross_entropy(self(chunk).float(), ids, reduction="none") for chunk, ids in chunks]
+        return -torch.cat(entropies)
+
     def predict(self, states: Tensor) -> Tensor:
         """[state] ids of the most likely tokens."""
         return torch.cat([self(chunk).argmax(dim=1) for chunk in torch.split(states, _CHUNK)])

@@ -9,10 +9,12 @@ import typer
 
 from decoder2vec.cli.options import Device, Dtype
 from decoder2vec.cli.output import info, table
+from decoder2vec.errors import InputError
 from decoder2vec.storage import check_output_file
 
 if TYPE_CHECKING:
     from decoder2vec.text.data_check import FileCheck, Overlap
+    from decoder2vec.training.contrastive_examples import ContrastiveExamples
 
 _MAX_CLASSES = 10
 
@@ -41,9 +43,21 @@ def check(
 
 @data.command("mine")
 def mine(
-    file: Annotated[Path, typer.Argument(help="Pairs, triplets, labelled texts or records.")],
-    encoder: Annotated[str, typer.Option(help="Saved encoder or model that measures similarity.")],
+    file: Annotated[
+        Path, typer.Argument(help="Pairs, triplets, labelled texts or records; or a folder in BEIR's layout.")
+    ],
     out: Annotated[Path, typer.Option(help="Output file (.jsonl).")],
+    encoder: Annotated[
+        str | None, typer.Option(help="What measures similarity: a saved encoder, a model, or bm25.")
+    ] = None,
+    index: Annotated[str | None, typer.Option(help="Index to draw negatives from, instead of the file.")] = None,
+    corpus: Annotated[Path | None, typer.Option(help="Texts to draw negatives from, instead of the file's.")] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(help="Draw uniformly from this many of the nearest; else 100 with bm25, index, corpus or folder."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    split: Annotated[str, typer.Option(help="Queries of a folder: dev, test or all.")] = "all",
     count: Annotated[int, typer.Option(help="Negatives for each example.")] = 3,
     margin: Annotated[
         float, typer.Option(help="Maximum similarity to the anchor, as a share of the positive's.")
@@ -52,23 +66,66 @@ def mine(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Mine hard negatives within a file: texts near an anchor that are not among its positives."""
+    """Mine hard negatives: texts near an anchor that are not among its positives.
+
+    By default they are the nearest texts of the file below a margin. With --top they are drawn at random from the best,
+    as rerankers are trained.
+    """
     from decoder2vec.encoder import Encoder
     from decoder2vec.storage import atomic_file
-    from decoder2vec.training.contrastive_examples import read_contrastive_examples
-    from decoder2vec.training.mining import mine_hard_negatives, to_jsonl
+    from decoder2vec.training.mining import (
+        bm25_ranker,
+        draw_negatives,
+        encoder_ranker,
+        index_ranker,
+        mine_hard_negatives,
+        to_jsonl,
+    )
 
-    check_output_file(out, ".jsonl", sources=[file])
-    examples = read_contrastive_examples(file)
-    for note in examples.notes:
-        info(note)
-    model = Encoder.from_pretrained(encoder, device=device, dtype=dtype)
-    rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip, show_progress_bar=True)
+    if (encoder is None) == (index is None):
+        raise InputError("Give --encoder (an encoder, a model or bm25), or --index.")
+    check_output_file(out, ".jsonl", sources=[file, corpus])
+    examples, documents = _examples_and_documents(file, corpus, split)
+    if index is not None:
+        from decoder2vec.search.index import Index
+
+        rank = index_ranker(Index.open(index, device=device, dtype=dtype))
+        rows = draw_negatives(rank, examples, count=count, top=top or 100, seed=seed)
+    elif encoder == "bm25":
+        rows = draw_negatives(bm25_ranker(documents), examples, count=count, top=top or 100, seed=seed)
+    else:
+        model = Encoder.from_pretrained(encoder or "", device=device, dtype=dtype)
+        if top or corpus or file.is_dir():
+            rank = encoder_ranker(model, documents, show_progress_bar=True)
+            rows = draw_negatives(rank, examples, count=count, top=top or 100, seed=seed)
+        else:
+            rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip, show_progress_bar=True)
     with atomic_file(out) as temporary:
         temporary.write_text(to_jsonl(rows), encoding="utf-8")
     n_negatives = sum(len(row) - 2 for row in rows)
     n_without = sum(len(row) == 2 for row in rows)
     info(f"{n_negatives:,} negatives for {len(rows):,} examples ({n_without:,} have none): {out}")
+
+
+def _examples_and_documents(file: Path, corpus: Path | None, split: str) -> tuple[ContrastiveExamples, list[str]]:
+    """Queries with their positives, and the texts that negatives are drawn from."""
+    from decoder2vec.evaluation.tasks.retrieval import read_beir
+    from decoder2vec.text.files import TEXT_COLUMN_HINT, read_texts
+    from decoder2vec.training.contrastive_examples import ContrastiveExamples, Example, read_contrastive_examples
+
+    if file.is_dir():
+        beir = read_beir(file, split)
+        pairs = [(query, document) for query, gains in beir.relevant.items() for document in gains]
+        known = [pair for pair in pairs if pair[1] in beir.documents]
+        found = [Example(beir.queries[query], beir.documents[document], (), query) for query, document in known]
+        examples, documents = ContrastiveExamples.of(found, tuple(beir.flags), str(file)), list(beir.documents.values())
+    else:
+        examples = read_contrastive_examples(file)
+        indices = [*examples.positives.tolist(), *examples.negatives.ravel().tolist()]
+        documents = [examples.texts[text] for text in dict.fromkeys(indices) if text >= 0]
+    for note in examples.notes:
+        info(note)
+    return examples, list(read_texts(corpus, hint=TEXT_COLUMN_HINT)) if corpus else documents
 
 
 @data.command("concepts")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype, garbage_collection_paused, open_encoder
+from decoder2vec.cli.options import Device, Dtype, garbage_collection_paused
 from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError
 
@@ -29,7 +29,8 @@ def search(
         typer.Option("--filter", help="key=value required in the metadata; repeat for other keys or further values."),
     ] = None,
     rerank: Annotated[
-        str | None, typer.Option(help="Trained encoder that rescores the best 30; own: as learned by d2v index --tune.")
+        str | None,
+        typer.Option(help="Rescore the best 30: a reranker or trained encoder, likelihood:MODEL, or own (--tune)."),
     ] = None,
     encoder: Annotated[
         str | None, typer.Option("--encoder", "-e", help="Needed only if the index does not hold its encoder.")
@@ -58,9 +59,9 @@ def _reranker(opened: Index, name: str | None, device: str | None, dtype: str | 
         return opened.load_reranker()
     if not name:
         return None
-    from decoder2vec.search.rerank import PairReranker
+    from decoder2vec.search.rerank import open_reranker
 
-    return PairReranker(open_encoder(name, device, dtype))
+    return open_reranker(name, device, dtype)
 
 
 def _parse_filters(assignments: list[str]) -> dict[str, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,9 @@ ApiKeys = Annotated[
 def serve(
     encoder: EncoderArgument = DEFAULT_ENCODER,
     index: Annotated[str | None, typer.Option(help="Index to search: folder, or postgresql://host/db#name.")] = None,
+    reranker: Annotated[
+        str | None, typer.Option(help="What /rerank scores with: a reranker, or likelihood:MODEL; else the encoder.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; by default for this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Model name for clients; by default the folder's name.")] = None,
@@ -59,7 +63,7 @@ def serve(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Serve an encoder: OpenAI's /v1/embeddings, /search, /match, /rerank, and a page at /."""
+    """Serve an encoder: OpenAI's /v1/embeddings, /search, /match, /v1/rerank, and a page at /."""
     try:
         from decoder2vec.serving import app
         from decoder2vec.serving.limits import Limits
@@ -81,7 +85,13 @@ def serve(
         for adapter_name, folder in adapters.items():
             model.add_adapter(adapter_name, folder)
         served_name = name or Path(encoder).name or "encoder"
-        return app.ServerConfig(model, served_name, index, sweep, limits, cache_mb, normalize=not raw)
+        config = app.ServerConfig(model, served_name, index, sweep, limits, cache_mb, normalize=not raw)
+        if reranker is None:
+            return config
+        from decoder2vec.reranker import Reranker
+
+        scorer = Reranker.from_pretrained(reranker, device=device, dtype=dtype)
+        return replace(config, reranker=scorer, reranker_name=Path(reranker).name)
 
     app.serve(load_config, api_key or [], host=host, port=port, notify=info)
 

@@ -57,7 +57,7 @@ def train(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Train an encoder, by a plan or by flags: from cached latents, or by adapting the model."""
+    """Train an encoder or a reranker, by a plan or by flags: from cached latents, or by adapting the model."""
     check_output_file(results, ".json", sources=[*(data or []), train_file, plan, *(dev or []), *(test or [])])
     if plan and recipe:
         raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
@@ -133,7 +133,8 @@ def _print(result: TrainingResult, out: Path) -> None:
         info(f"Nothing to do: {out} is up to date (same settings, data and weights).")
         return
     info(f"{share['trained']:,} parameters trained, {share['percent']} % of the encoder's {share['all']:,}")
-    info(f"wrote the encoder {out} (best seed{' on dev' if results['mean']['dev'] else ''}: {results['best_seed']})")
+    kind = "reranker" if results["config"]["recipe"] == "rerank" else "encoder"
+    info(f"wrote the {kind} {out} (best seed{' on dev' if results['mean']['dev'] else ''}: {results['best_seed']})")
     if improvement:
         can_keep = improvement.is_worse and results["config"]["recipe"] != "freeze"
         info(f"{improvement}{'; --keep-better saves the better one' if can_keep else ''}")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths.similarity import normalise
 from decoder2vec.search.index import Index
-from decoder2vec.search.rerank import PairReranker, SupportsRerank
+from decoder2vec.search.rerank import PairReranker, SupportsRerank, open_reranker
 from decoder2vec.search.store import encode_texts, resolve_encoder
 
 
@@ -33,9 +34,11 @@ def to_index(index: Any) -> Index:
 
 
 def to_reranker(reranker: Any) -> SupportsRerank:
-    """Return a reranker that is given as such, or one that scores pairs with an encoder."""
+    """Return a reranker that is given as such or by name or folder, or one that scores pairs with an encoder."""
     if callable(getattr(reranker, "rerank", None)):
         return reranker  # type: ignore[no-any-return]
+    if isinstance(reranker, str | Path):
+        return open_reranker(reranker)
     return PairReranker(resolve_encoder(reranker))
 
 

@@ -140,6 +140,28 @@ def info_nce(
     return (loss + functional.cross_entropy(scores[:, : len(anchors)].T, targets)) / 2
 
 
+def ranking_loss(scores: Tensor, missing: Tensor) -> Tensor:
+    """Mean cross-entropy of the positive among its own negatives, which are not shared between queries.
+
+    Args:
+        scores: [queries, 1 + negatives], the positive first.
+        missing: [queries, 1 + negatives] where a query has fewer negatives than others.
+    """
+    return -torch.log_softmax(scores.masked_fill(missing, -torch.inf), dim=1)[:, 0].mean()
+
+
+def margin_mse(scores: Tensor, targets: Tensor) -> Tensor:
+    """MarginMSE: mean squared difference of the margins of a positive over its negatives from those of a teacher.
+
+    Args:
+        scores: [queries, 1 + negatives], the positive first.
+        targets: What the teacher gave them; NaN where it gave nothing.
+    """
+    differences = (scores[:, :1] - scores[:, 1:]) - (targets[:, :1] - targets[:, 1:])
+    known = ~differences.isnan()
+    return differences[known].square().mean() if known.any() else scores.sum() * 0
+
+
 def margin_kl(
     anchors: Tensor,
     positives: Tensor,

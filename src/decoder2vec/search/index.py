@@ -277,8 +277,8 @@ class Index:
             mode: "dense" (embedding similarity), "lexical" (BM25) or "hybrid" (both, fused as `tune` chose).
             filter: Required metadata, such as {"kind": "pet", "year": ["2024", "2025"]}: all keys must match, each with
                 its value or one of its values.
-            reranker: Rescores the best 30 documents. Anything with `rerank(query, texts)`, such as `PairReranker` or
-                what `load_reranker` returns.
+            reranker: Rescores the best 30 documents. Anything with `rerank(query, texts)`, such as a
+                `Reranker`, a `PairReranker` or what `load_reranker` returns.
 
         Raises:
             InputError: `mode` is unknown, or `top` is less than 1.

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch.nn.functional import binary_cross_entropy_with_logits
 
+from decoder2vec.encoder_folder import is_reranker_folder
 from decoder2vec.errors import DataFileError, InputError, StorageError
 from decoder2vec.maths.similarity import normalise
-from decoder2vec.search.store import Embeddings, EmbeddingSpace, encode_texts
+from decoder2vec.reranker import TRAINING_FREE, Reranker
+from decoder2vec.search.store import Embeddings, EmbeddingSpace, encode_texts, resolve_encoder
 from decoder2vec.tensor_files import load_tensors, save_tensors
 from decoder2vec.text.files import ScoredPairs
 
@@ -43,6 +45,20 @@ class PairReranker:
         if not texts:
             return []
         return [float(score) for score in np.asarray(self.encoder.score([query] * len(texts), list(texts)))]
+
+
+def open_reranker(name: str | Path, device: str | None = None, dtype: str | None = None) -> SupportsRerank:
+    """Return the reranker of a name.
+
+    Args:
+        name: The folder of a saved reranker; `likelihood:MODEL` or `yes_no:MODEL`, which need no training; or an
+            encoder, which scores pairs by its vectors.
+        device: cuda, mps or cpu; by default the best one available.
+        dtype: By default the one that suits the device.
+    """
+    if is_reranker_folder(name) or str(name).startswith(tuple(f"{method}:" for method in TRAINING_FREE)):
+        return Reranker.from_pretrained(name, device=device, dtype=dtype)
+    return PairReranker(resolve_encoder(name, device=device, dtype=dtype))
 
 
 class WeightedCosineReranker:

@@ -38,7 +38,7 @@ def create_app(config: ServerConfig, api_keys: Iterable[str] = (), *, local_only
 
     Returns:
         A FastAPI application with the routes /v1/embeddings, /v1/models, /search, /match, /documents, /rerank,
-        /compare, /sweep, /health, /metrics and a page at /.
+        /v1/rerank, /compare, /sweep, /health, /metrics and a page at /.
 
     Raises:
         InputError: An API key, a limit or the index is wrong.

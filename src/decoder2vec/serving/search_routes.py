@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import JSONResponse
 
 from decoder2vec.errors import InputError
@@ -39,20 +39,35 @@ class _StrictRequest(BaseModel):
     model_config = ConfigDict(strict=True)
 
 
-class RerankRequest(_StrictRequest):
-    """A query, and documents to sort by relevance to it."""
-
-    query: str
-    documents: Annotated[list[str], Field(min_length=1)]
-    top_n: Annotated[int | None, Field(ge=1)] = None
-    return_documents: bool = False
-    model: ModelName = None
-
-
 class DocumentText(BaseModel):
     """The text of a document."""
 
     text: str
+
+
+class RerankRequest(_StrictRequest):
+    """A query, and documents to sort by relevance to it: as `documents` (Cohere, Jina) or `texts` (TEI)."""
+
+    query: str
+    documents: Annotated[list[str | DocumentText] | None, Field(min_length=1)] = None
+    texts: Annotated[list[str] | None, Field(min_length=1, description="Instead of documents, as TEI has it.")] = None
+    top_n: Annotated[int | None, Field(ge=1)] = None
+    return_documents: bool = False
+    return_text: bool = False
+    raw_scores: Annotated[bool, Field(description="With texts: the scores of the model as they are.")] = False
+    model: ModelName = None
+
+    @model_validator(mode="after")
+    def _check_one_list(self) -> RerankRequest:
+        if (self.documents is None) == (self.texts is None):
+            raise ValueError("give documents or texts")
+        return self
+
+    def to_list(self) -> list[str]:
+        """The texts of the documents."""
+        if self.texts is not None:
+            return self.texts
+        return [document if isinstance(document, str) else document.text for document in self.documents or []]
 
 
 class RerankResult(BaseModel):
@@ -68,6 +83,14 @@ class RerankResponse(BaseModel):
 
     model: str
     results: list[RerankResult]
+
+
+class RerankedText(BaseModel):
+    """A text by its index in the request, and its score, as TEI returns it."""
+
+    index: int
+    score: float
+    text: str | None = None
 
 
 class SearchRequest(_StrictRequest):
@@ -206,21 +229,38 @@ class CompareResponse(BaseModel):
     layers: Annotated[list[LayerSimilarity], Field(description="Of the plain states: without the encoder's head.")]
 
 
-@router.post("/rerank", response_model=RerankResponse)
+@router.post("/rerank", response_model=RerankResponse | list[RerankedText])
+@router.post("/v1/rerank", response_model=RerankResponse | list[RerankedText])
+@router.post("/v2/rerank", response_model=RerankResponse | list[RerankedText])
 async def rerank(body: RerankRequest, request: Request) -> JSONResponse:
     """Score documents against a query and return them best first."""
     service = get_service(request)
-    model = service.models[body.model]
-    reranker = PairReranker(service.queued_encoder(model))
-    texts = [body.query, *body.documents]
-    scores = await service.run_job(request, model, texts, lambda: reranker.rerank(body.query, body.documents))
+    documents = body.to_list()
+    uses_reranker = service.reranker is not None and body.model in (None, service.reranker_name)
+    model = service.models[None if uses_reranker else body.model]
+
+    def score() -> list[float]:
+        if uses_reranker and service.reranker is not None:
+            raw = service.reranker.score(body.query, documents)
+            return [float(value) for value in (raw if body.raw_scores else service.reranker.unit_scores(raw))]
+        return list(PairReranker(service.queued_encoder(model)).rerank(body.query, documents))
+
+    scores = await service.run_job(request, model, [body.query, *documents], score)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
+    if body.texts is not None:
+        with_text = body.return_text or body.return_documents
+        return JSONResponse(
+            [
+                {"index": index, "score": float(scores[index])} | ({"text": documents[index]} if with_text else {})
+                for index in order
+            ]
+        )
     results = [
         {"index": index, "relevance_score": float(scores[index])}
-        | ({"document": {"text": body.documents[index]}} if body.return_documents else {})
+        | ({"document": {"text": documents[index]}} if body.return_documents else {})
         for index in order
     ]
-    return JSONResponse({"model": model.id, "results": results})
+    return JSONResponse({"model": service.reranker_name if uses_reranker else model.id, "results": results})
 
 
 @router.post("/search", response_model=SearchResponse)

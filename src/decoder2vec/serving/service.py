@@ -20,6 +20,7 @@ from decoder2vec.activations.extract import Extractor, check_texts
 from decoder2vec.backbone.machine import token_budget
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, EncoderError, InputError, unknown_name
+from decoder2vec.reranker import Reranker
 from decoder2vec.search.index import Index
 from decoder2vec.serving.api_errors import APIError
 from decoder2vec.serving.batcher import Batcher, Vectors, cancel_on_disconnect
@@ -64,6 +65,10 @@ class ServerConfig:
     """Size of the cache of vectors; 0 disables it."""
     normalize: bool = True
     """Scale the vectors of /v1/embeddings to length 1, as OpenAI's are; False: as `encode` returns them."""
+    reranker: Reranker | None = None
+    """What /rerank and /v1/rerank score with; None: the encoder."""
+    reranker_name: str = "reranker"
+    """The model id that clients use for the reranker."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +212,7 @@ class Service:
         batcher = Batcher(self.models.encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
         self.cached_batcher = CachedBatcher(batcher, VectorCache(config.cache_megabytes))
         self.metrics = Metrics(self.cached_batcher)
+        self.reranker, self.reranker_name = config.reranker, config.reranker_name
         self._threads = _Threads(_THREADS, "lookup", config.limits.max_jobs)
         self._file_threads = _Threads(_FILE_THREADS, "files", config.limits.max_jobs)
         self._scales: dict[str, dict[str, dict[str, float]]] = {}

@@ -75,13 +75,15 @@ class DataRow(NamedTuple):
     """The label or score as written in the file."""
     source: str = ""
     """Where the row comes from, by the column `source`."""
+    scores: tuple[float, ...] = ()
+    """What a teacher gave the positive and each negative, by the column `scores`; empty where there is none."""
 
     def texts(self) -> tuple[str, ...]:
         """All texts of the row."""
         return (self.text, *self.positives, *self.negatives)
 
     def content(self) -> tuple[object, ...]:
-        """What equal rows have in common: all but line and source."""
+        """What equal rows have in common: all but line, source and scores."""
         return (self.text, self.positives, self.negatives, self.label)
 
 
@@ -369,7 +371,17 @@ def _data_row(line: int, fields: dict[str, Any], layout: _Layout, source: str | 
         label = ""
     if not isinstance(label, str | int | float):
         raise DataFileError(f"{location}: {layout.label} is {_type_name(label)}, not a word or number.")
-    return DataRow(line, text, positives, tuple(negatives), str(label), _source_of(fields))
+    scores = _scores_of(location, fields.get("scores"), 1 + len(negatives)) if layout.negatives else ()
+    return DataRow(line, text, positives, tuple(negatives), str(label), _source_of(fields), scores)
+
+
+def _scores_of(location: str, scores: Any, count: int) -> tuple[float, ...]:
+    """The scores of a positive and its negatives; empty where there is no such list, as in any table."""
+    if not isinstance(scores, list):
+        return ()
+    if len(scores) != count or not all(isinstance(score, int | float) and math.isfinite(score) for score in scores):
+        raise DataFileError(f"{location}: scores must be {count} numbers, of the positive and of each negative.")
+    return tuple(map(float, scores))
 
 
 def _source_of(fields: dict[str, Any]) -> str:

@@ -58,3 +58,7 @@ class Template:
         head, tail = self.string.rsplit(SLOT, 1)
         head = head.replace(SLOT, text)
         return head + text + tail, len(head), len(head) + len(text)
+
+    def pooled_from(self, text: str) -> int:
+        """Return the character of the prompt from which on it is pooled."""
+        return self.render(text)[1]

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.errors import InputError, TextError, unknown_name
-from decoder2vec.text.template import Template
 
 if TYPE_CHECKING:
     from decoder2vec.backbone.backbone import Backbone
@@ -73,6 +72,20 @@ class TokenSource(Protocol):
         """Number of tokens that the model has an embedding for."""
 
 
+class PromptTemplate(Protocol):
+    """What a `Tokeniser` needs of a `Template`."""
+
+    @property
+    def slots(self) -> int:
+        """Number of copies of the text in a prompt."""
+
+    def render(self, text: str) -> tuple[str, int, int]:
+        """Return the prompt, and begin and end of the last copy of the text in it, in characters."""
+
+    def pooled_from(self, text: str) -> int:
+        """Return the character of the prompt from which on it is pooled."""
+
+
 @dataclass(frozen=True)
 class Tokeniser:
     """Turns texts into prompts of at most `max_length` tokens.
@@ -85,7 +98,7 @@ class Tokeniser:
     """
 
     backbone: TokenSource
-    template: Template
+    template: PromptTemplate
     max_length: int
     on_overflow: str = "truncate"
 
@@ -146,15 +159,15 @@ class Tokeniser:
         return list(_plain_backend(self.backbone).encode_batch(rendered))
 
     def _prompt(self, encoding: Any, text: str) -> Prompt:
-        """Ids and pooled span: the tokens that reach beyond the first character of the last copy of the text."""
-        _, text_begin, _ = self.template.render(text)
+        """Ids and pooled span: the tokens that reach beyond the first pooled character."""
+        begin = self.template.pooled_from(text)
         ids: list[int] = encoding.ids
         start = 0
-        if text_begin:
+        if begin:
             offsets, special = encoding.offsets, encoding.special_tokens_mask
-            start = next((i for i, (_, end) in enumerate(offsets) if end > text_begin and not special[i]), len(ids) - 1)
+            start = next((i for i, (_, end) in enumerate(offsets) if end > begin and not special[i]), len(ids) - 1)
         if (bos := self.backbone.missing_bos_token_id) is not None:
-            ids, start = [bos, *ids], start + 1 if text_begin else 0
+            ids, start = [bos, *ids], start + 1 if begin else 0
         if not ids:
             ids, start = [self.backbone.empty_text_token_id], 0
         check_token_ids(ids, self.backbone.vocabulary_size)

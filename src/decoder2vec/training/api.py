@@ -25,12 +25,13 @@ from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import check_output_folder, encoder_path, is_encoder_folder
+from decoder2vec.encoder_folder import check_output_folder, encoder_path, is_encoder_folder, is_reranker_folder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
+from decoder2vec.reranker import Reranker
 from decoder2vec.storage import atomic_file, cache_root, check_replaceable, real_path, versions
 from decoder2vec.text.data_check import (
     TRAINING_PAIRS_FILE,
@@ -49,7 +50,7 @@ from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
-from decoder2vec.training.recipes.recipe import Recipe, Trainer
+from decoder2vec.training.recipes.recipe import Recipe, TrainedModel, Trainer
 from decoder2vec.training.results import SeedResult, best_seed, headline, result_notes, summarise
 from decoder2vec.training.teachers import Teacher, share_teachers
 
@@ -61,15 +62,29 @@ _CHOOSING = "choosing settings"
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """The encoder of the seed that was best on dev, and the results of all seeds."""
+    """The encoder or reranker of the seed that was best on dev, and the results of all seeds."""
 
-    encoder: Encoder
+    model: TrainedModel
     results: dict[str, Any]
     """What `results.json` in the encoder's folder holds."""
     record: dict[str, Any]
     """What `run.json` holds: details of the best seed, for the training report."""
     trained: bool = True
     """False: the encoder was up to date, and nothing was trained."""
+
+    @property
+    def encoder(self) -> Encoder:
+        """The encoder; a reranker is none."""
+        if not isinstance(self.model, Encoder):
+            raise InputError("A reranker was trained; use `reranker` of the result.")
+        return self.model
+
+    @property
+    def reranker(self) -> Reranker:
+        """The reranker that the recipe `rerank` trained."""
+        if not isinstance(self.model, Reranker):
+            raise InputError("An encoder was trained; use `encoder` of the result.")
+        return self.model
 
 
 @dataclass(frozen=True)
@@ -208,8 +223,9 @@ def _output_folder(out: Path, *, overwrite: bool) -> Path:
     folder = out.absolute()
     if folder.name == "..":  # which cannot name the folders beside it
         folder = real_path(folder)
-    if is_encoder_folder(folder) and not overwrite:
-        raise InputError(f"{folder} holds an encoder already; choose another --out, or add --overwrite to replace it.")
+    if _holds_model(folder) and not overwrite:
+        kind = "a reranker" if is_reranker_folder(folder) else "an encoder"
+        raise InputError(f"{folder} holds {kind} already; choose another --out, or add --overwrite to replace it.")
     check_output_folder(folder)
     return folder
 
@@ -417,7 +433,7 @@ def _train_stage(
     }
     results["headline"] = headline(results)
     with current_progress().phase("saving"):
-        encoder, has_own_weights = trainer.export(best, work)
+        exported, has_own_weights = trainer.export(best, work)
         share = trained_share(best.n_trained, model.backbone.model, added=stage.recipe.adds_parameters)
         record = {"parameters": share, **trainer.record(best)}
         record |= {"recipe": stage.recipe.name, "name": results.get("plan", stage.name)}
@@ -426,16 +442,16 @@ def _train_stage(
             RESULTS_FILE: _json_bytes(results),
             RUN_FILE: _json_bytes(record),
             **seen,
-            "README.md": write_card(encoder, stage, results, record).encode(),
+            "README.md": write_card(exported, stage, results, record).encode(),
         }
         if is_main_process():
-            encoder.save(out, copy_backbone=has_own_weights or model.stands_alone, extra_files=files)
+            exported.save(out, copy_backbone=has_own_weights or model.stands_alone, extra_files=files)
         barrier()
         if is_main_process():
             shutil.rmtree(work, ignore_errors=True)
         if has_own_weights:
-            encoder = Encoder.load(out, device=model.backbone.device, dtype=model.backbone.dtype)
-    return TrainingResult(encoder, results, record)
+            exported = _load_trained(out, model.backbone.device, model.backbone.dtype)
+    return TrainingResult(exported, results, record)
 
 
 def _run_seeds(
@@ -479,7 +495,7 @@ def _check_folders(folders: Sequence[Path], *, overwrite: bool) -> None:
     """Raise, before a stage is trained, if the folder of that stage or of a later one must not be written."""
     for folder in folders:
         check_output_folder(folder)
-        if is_encoder_folder(folder) and not (overwrite or _is_broken(folder)):
+        if _holds_model(folder) and not (overwrite or _is_broken(folder)):
             raise InputError(
                 f"{folder} holds an encoder that was trained with other settings, data or weights; "
                 "choose another --out, or add --overwrite to replace it."
@@ -548,7 +564,7 @@ def _remember_trained(key: str, folder: Path) -> None:
 def _is_trained(folder: Path, key: str) -> bool:
     """Whether the folder holds the result of the stage with that key."""
     try:
-        return is_encoder_folder(folder) and bool(_read_documents(folder)[0]["stage"]["key"] == key)
+        return _holds_model(folder) and bool(_read_documents(folder)[0]["stage"]["key"] == key)
     except (OSError, ValueError, KeyError, TypeError):  # damaged, or of a version that wrote no key
         return False
 
@@ -575,7 +591,16 @@ def _read_documents(folder: Path) -> list[dict[str, Any]]:
 def _load_result(folder: Path, model: LoadedModel) -> TrainingResult:
     results, record = _read_documents(folder)
     device = model.device or model.backbone.device
-    return TrainingResult(Encoder.load(folder, device=device, dtype=model.dtype), results, record, trained=False)
+    return TrainingResult(_load_trained(folder, device, model.dtype), results, record, trained=False)
+
+
+def _holds_model(folder: Path) -> bool:
+    return is_encoder_folder(folder) or is_reranker_folder(folder)
+
+
+def _load_trained(folder: Path, device: Any, dtype: Any) -> TrainedModel:
+    kind = Reranker if is_reranker_folder(folder) else Encoder
+    return kind.load(folder, device=device, dtype=dtype)  # type: ignore[attr-defined,no-any-return]
 
 
 def _with_earlier(hashes: NDArray[np.uint64], source: str | Path, name: str) -> NDArray[np.uint64]:

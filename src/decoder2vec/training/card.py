@@ -10,41 +10,36 @@ from typing import Any
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.baselines import model_folder
+from decoder2vec.reranker import Reranker
 from decoder2vec.training.plan import Stage
 from decoder2vec.training.results import Improvement, is_untrained
 
 _UNTRAINED = "The model that training started from: training made it worse on dev, so the change was not kept."
 
 
-def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: dict[str, Any]) -> str:
+def write_card(model: Encoder | Reranker, stage: Stage, results: dict[str, Any], record: dict[str, Any]) -> str:
     """The card as Markdown."""
     share, stages = record["parameters"], results.get("stages", [])
     untrained = is_untrained(results)
-    is_pair_scorer = bool(getattr(encoder.head, "has_pair_similarity", False))
+    kind = "a reranker" if isinstance(model, Reranker) else "an encoder"
     rows = {
-        "dimensions": encoder.dim,
-        "readings": len(encoder.spec.readings),
+        **_model_rows(model),
         **({} if untrained else stage.recipe.card_rows()),
         "recipe": f"{stage.recipe.name}{' (its change was not kept)' if untrained else ''}",
         **_teacher_row(stages[:-1] if untrained else stages),
         "trained parameters": f"{share['trained']:,} ({share['percent']} % of the encoder's {share['all']:,})",
-        "fingerprint": encoder.fingerprint,
-        "weights of the model": encoder.backbone.fingerprint,
+        "fingerprint": model.fingerprint,
+        "weights of the model": model.backbone.fingerprint,
         "seeds": f"{', '.join(str(seed['seed']) for seed in results['seeds'])} (kept: {results['best_seed']})",
         "seconds of training": results["seconds"],
     }
     lines = [
-        f"# {results.get('plan', stage.name)}: an encoder made of {results['backbone']['name']}",
+        f"# {results.get('plan', stage.name)}: {kind} made of {results['backbone']['name']}",
         "",
         _UNTRAINED if untrained else stage.about or stage.recipe.about,
         "",
         "```python",
-        "from decoder2vec import Encoder",
-        "",
-        'encoder = Encoder.load("this folder")',
-        'encoder.score("A dog runs.", "A puppy is running.")   # 0 to 1',
-        'vectors = encoder.encode(["A dog runs."])             # '
-        + ("compare with encoder.similarity" if is_pair_scorer else "for any index"),
+        *_usage(model),
         "```",
         "",
         "| | |",
@@ -71,6 +66,34 @@ def write_card(encoder: Encoder, stage: Stage, results: dict[str, Any], record: 
         *([f"- `{results['command']}`"] if results["command"] else []),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _model_rows(model: Encoder | Reranker) -> dict[str, Any]:
+    """What the model is, for the card's table."""
+    if isinstance(model, Reranker):
+        template = json.dumps(model.spec.template, ensure_ascii=False)
+        return {"template": template, "tokens of a pair": model.spec.max_length}
+    return {"dimensions": model.dim, "readings": len(model.spec.readings)}
+
+
+def _usage(model: Encoder | Reranker) -> list[str]:
+    """How to use the model, in Python."""
+    if isinstance(model, Reranker):
+        return [
+            "from decoder2vec import Reranker",
+            "",
+            'reranker = Reranker.load("this folder")',
+            'scores = reranker.score("a query", ["a document", "another one"])   # higher is better',
+        ]
+    is_pair_scorer = bool(getattr(model.head, "has_pair_similarity", False))
+    return [
+        "from decoder2vec import Encoder",
+        "",
+        'encoder = Encoder.load("this folder")',
+        'encoder.score("A dog runs.", "A puppy is running.")   # 0 to 1',
+        'vectors = encoder.encode(["A dog runs."])             # '
+        + ("compare with encoder.similarity" if is_pair_scorer else "for any index"),
+    ]
 
 
 def score_rows(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:

@@ -10,7 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -41,6 +41,7 @@ class Reads(Enum):
     LATENTS = "cached vectors: the model does not run at all"
     PREFIX_KV = "cached keys and values of the texts: only a prompt behind them runs"
     TOKENS = "every token, forward and backward"
+    PAIRS = "every token of a query together with a document, forward and backward"
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,37 @@ class TokenContext(TrainingContext):
         checkpointed = gradient_checkpointing(self.backbone) if self.checkpoint_blocks else nullcontext()
         with compiled, checkpointed:
             yield
+
+
+@dataclass
+class PairContext(TokenContext):
+    """A backbone with a linear score, and tokenised pairs of a query and a document."""
+
+    head: Tensor = field(kw_only=True)
+    """[dim] weights of the score."""
+    pairs: dict[tuple[str, str], int] = field(kw_only=True)
+    """Row of each pair (query, document), which is its position in `prompts`."""
+
+    def pair_rows(self, queries: Sequence[str], documents: Sequence[str]) -> Rows:
+        """Row of each pair."""
+        return np.array([self.pairs[pair] for pair in zip(queries, documents, strict=True)], np.intp)
+
+    def score(self, rows: Sequence[int]) -> Tensor:
+        """[pairs] scores, with gradients to `module`; in float32, whatever the model computes in."""
+        return (self.encode(rows).float() * self.head).sum(dim=1)
+
+    def predict(self, pairs: ScoredPairs) -> NDArray[np.float64]:
+        """[pairs] scores without gradients; raises if they are not finite."""
+        rows = self.pair_rows(pairs.left, pairs.right).tolist()
+        parts = [self.score(rows[start : start + _TEXTS_PER_PASS]) for start in range(0, len(rows), _TEXTS_PER_PASS)]
+        scores = torch.cat(parts).cpu().double().numpy()
+        if not np.isfinite(scores).all():
+            raise DivergedError("The scores are no longer finite; try a lower learning rate.")
+        return np.asarray(scores)
+
+    def dev_score(self, files: Sequence[ScoredPairs], metric: str) -> float:
+        """Mean correlation of the scores with those of the files, in points."""
+        return float(np.mean([correlation(metric, self.predict(pairs), np.asarray(pairs.scores)) for pairs in files]))
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,8 @@ class Example(NamedTuple):
     """Anchors and positives of the same group are all positives of each other."""
     source: str = ""
     """Where the example comes from; a batch has examples of one source."""
+    scores: tuple[float, ...] = ()
+    """What a teacher gave the positive and each negative; empty where there is none."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,8 @@ class ContrastiveExamples:
     source_names: tuple[str, ...] = ("",)
     notes: tuple[str, ...] = ()
     """What a user should know: what the file held, and what was skipped and why."""
+    scores: NDArray[np.float32] | None = None
+    """[examples, 1 + negatives] what a teacher gave the positive and each negative; NaN where it gave nothing."""
 
     @classmethod
     def of(
@@ -79,7 +83,12 @@ class ContrastiveExamples:
         names = list(dict.fromkeys(example.source for example in examples))
         index_of_source = {source: index for index, source in enumerate(names)}
         sources = np.array([index_of_source[example.source] for example in examples], np.intp)
-        indexed = cls(list(indices), anchors, positives, negatives, groups, sources, tuple(names), notes)
+        scores = None
+        if any(example.scores for example in examples):
+            scores = np.full((len(examples), 1 + width), np.nan, np.float32)
+            for row, example in enumerate(examples):
+                scores[row, : len(example.scores)] = example.scores
+        indexed = cls(list(indices), anchors, positives, negatives, groups, sources, tuple(names), notes, scores)
         if not indexed._has_negatives():
             raise InputError(f"{name} has nothing to contrast with: every text is a known positive of every anchor.")
         return indexed
@@ -104,7 +113,8 @@ class ContrastiveExamples:
     def indices(self) -> list[list[int]]:
         """Everything but the texts, as JSON: what batches and losses depend on."""
         arrays = (self.anchors, self.positives, self.negatives, *self.groups.nonzero(), self.sources)
-        return [array.tolist() for array in arrays]
+        scores = [] if self.scores is None else [np.nan_to_num(self.scores).tolist(), np.isnan(self.scores).tolist()]
+        return [*(array.tolist() for array in arrays), *scores]
 
     def split_dev(self, name: str) -> tuple[ContrastiveExamples, ScoredPairs]:
         """Set every tenth example aside as dev pairs, at most a thousand; returns the others and the dev pairs.
@@ -120,15 +130,36 @@ class ContrastiveExamples:
             unrelated = np.where(self.negatives[dev, 0] >= 0, self.negatives[dev, 0], unrelated)
         left = [self.texts[index] for index in [*self.anchors[dev], *self.anchors[dev]]]
         right = [self.texts[index] for index in [*self.positives[dev], *unrelated]]
-        train = np.setdiff1d(rows, dev)
-        remaining = replace(
+        pairs = ScoredPairs(f"{name}-dev", left, right, [1.0] * len(dev) + [0.0] * len(dev))
+        return self._select(np.setdiff1d(rows, dev)), pairs
+
+    def split_dev_groups(self, name: str) -> tuple[ContrastiveExamples, ScoredPairs]:
+        """Set all examples of every tenth anchor aside, at most a thousand anchors; returns the others and dev pairs.
+
+        An anchor with each of its positives scores 1, with each of its hard negatives 0.
+        """
+        anchors = list(dict.fromkeys(self.anchors.tolist()))
+        if len(anchors) < _MIN_TO_SPLIT:
+            raise InputError(f"{name} has {len(anchors)} queries, too few to set some aside; give dev pairs.")
+        is_dev = np.isin(self.anchors, anchors[:: max(10, -(-len(anchors) // _MAX_DEV_EXAMPLES))])
+        scores: dict[tuple[int, int], float] = {}
+        for row in np.flatnonzero(is_dev):
+            scores[int(self.anchors[row]), int(self.positives[row])] = 1.0
+            for negative in self.negatives[row][self.negatives[row] >= 0].tolist():
+                scores.setdefault((int(self.anchors[row]), negative), 0.0)
+        left, right = ([self.texts[pair[side]] for pair in scores] for side in (0, 1))
+        return self._select(np.flatnonzero(~is_dev)), ScoredPairs(f"{name}-dev", left, right, list(scores.values()))
+
+    def _select(self, rows: Rows) -> ContrastiveExamples:
+        """The examples of some rows; the texts keep their indices."""
+        return replace(
             self,
-            anchors=self.anchors[train],
-            positives=self.positives[train],
-            negatives=self.negatives[train],
-            sources=self.sources[train],
+            anchors=self.anchors[rows],
+            positives=self.positives[rows],
+            negatives=self.negatives[rows],
+            sources=self.sources[rows],
+            scores=None if self.scores is None else self.scores[rows],
         )
-        return remaining, ScoredPairs(f"{name}-dev", left, right, [1.0] * len(dev) + [0.0] * len(dev))
 
     def batches(self, order: Sequence[int] | Rows, size: int) -> Iterator[Rows]:
         """Batches of at most `size` examples in which no text occurs twice among anchors and positives.
@@ -263,9 +294,12 @@ def _examples_of_row(row: DataRow, counts: Counter[str]) -> Iterator[Example]:
     counts["positives dropped that equal their anchor"] += positives.count(row.text)
     counts["negatives removed that equal their anchor"] += row.negatives.count(row.text)
     negatives = tuple(text for text in dict.fromkeys(row.negatives) if text != row.text)
+    score_of = dict(zip(row.negatives, row.scores[1:], strict=True)) if row.scores else {}
     for positive in positives:
         if positive != row.text:
-            yield Example(row.text, positive, negatives, row.label.strip() or row.line, row.source)
+            known = score_of and len(positives) == 1
+            scores = (row.scores[0], *(score_of[text] for text in negatives)) if known else ()
+            yield Example(row.text, positive, negatives, row.label.strip() or row.line, row.source, scores)
 
 
 def _examples_by_label(rows: list[DataRow], rng: np.random.Generator, counts: Counter[str]) -> list[Example]:

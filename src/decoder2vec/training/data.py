@@ -27,13 +27,15 @@ from decoder2vec.text.files import (
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-DATA_KINDS = ("pairs", "contrastive", "positive_pairs", "corpus", "texts", "triplets", "nli")
+DATA_KINDS = ("pairs", "contrastive", "groups", "positive_pairs", "corpus", "texts", "triplets", "nli")
 """What an objective may need. `corpus` and `texts` are both plain texts: all of a file, or a limited number.
-`contrastive` and `positive_pairs` are both examples for contrastive learning, from the file `triplets` or `pairs`."""
+`contrastive`, `groups` and `positive_pairs` are all texts that belong together, from the file `triplets` or `pairs`; of
+`groups` whole queries are set aside as dev pairs."""
 
 FILE_ROLES = {
     "pairs": "train",
     "contrastive": "triplets",
+    "groups": "triplets",
     "positive_pairs": "pairs",
     "corpus": "texts",
     "texts": "texts",
@@ -185,14 +187,17 @@ def load_data(
         train, dev = _split_dev(train)
         notes.append(f"no dev pairs were given: {len(dev[0])} of the training pairs were set aside to choose on")
     contrastive = None
-    if examples_needed := [need for need in ("contrastive", "positive_pairs") if need in needs]:
+    if examples_needed := [need for need in ("contrastive", "groups", "positive_pairs") if need in needs]:
         paths = find_files(folder, files, examples_needed[0], notes, by_role)
         contrastive = read_contrastive_examples(paths)
         notes += contrastive.notes
         if not dev:
-            contrastive, dev_pairs = contrastive.split_dev(paths[0].name.split(".")[0])
+            split = contrastive.split_dev_groups if "groups" in needs else contrastive.split_dev
+            n_examples = len(contrastive)
+            contrastive, dev_pairs = split(paths[0].name.split(".")[0])
             dev = (dev_pairs,)
-            notes.append(f"no dev pairs were given: {len(dev_pairs) // 2} of the examples were set aside to choose on")
+            n_set_aside = n_examples - len(contrastive)
+            notes.append(f"no dev pairs were given: {n_set_aside} of the examples were set aside to choose on")
     if not dev and "corpus" not in needs:
         raise DataFileError("Give scored pairs to choose on: `dev` in the configuration, or --dev.")
     test = tuple(read_pairs(path, files.columns) for path in _existing(folder, files, "test", notes, by_role))

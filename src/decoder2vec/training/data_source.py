@@ -19,6 +19,7 @@ from decoder2vec.training.plan import Plan, Stage
 _KINDS: dict[str, tuple[DataKind, ...]] = {
     "pairs": ("scored pairs",),
     "contrastive": ("triplets", "records", "pairs", "labelled texts"),
+    "groups": ("triplets", "records"),
     "positive_pairs": ("pairs", "labelled texts", "triplets", "records"),
     "corpus": ("plain texts", "labelled texts"),
     "texts": ("plain texts", "labelled texts"),

@@ -1,8 +1,9 @@
-"""Hard negatives: texts of the data that an encoder takes for similar and that are no known positives."""
+"""Hard negatives: texts that an encoder, BM25 or an index takes for similar and that are no known positives."""
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from decoder2vec.errors import InputError
+from decoder2vec.search.index import Index
+from decoder2vec.text.bm25 import BM25
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Rows
 
 _SCORES_PER_PASS = 2**26
@@ -110,3 +113,80 @@ def to_jsonl(rows: Sequence[Sequence[str]]) -> str:
     """One line per example: anchor, positive and the list of its negatives."""
     lines = ({"anchor": anchor, "positive": positive, "negative": negatives} for anchor, positive, *negatives in rows)
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+
+
+# --- negatives from a ranking ---------------------------------------------------------------------------------------
+
+Ranker = Callable[[Sequence[str], int], list[list[str]]]
+"""Queries and a depth -> that many documents for each query, best first."""
+
+
+def draw_negatives(
+    rank: Ranker, examples: ContrastiveExamples, *, count: int = 7, top: int = 100, seed: int = 0
+) -> list[list[str]]:
+    """Draw negatives for every example uniformly from the best documents of a first stage.
+
+    Args:
+        rank: Ranks documents for queries: `bm25_ranker`, `encoder_ranker` or `index_ranker`.
+        examples: Queries (anchors) with their positives.
+        count: Maximum number of negatives per example; fewer where the ranking has no more.
+        top: Draw from this many of the best documents.
+        seed: The same seed draws the same negatives, whatever other examples there are.
+
+    Returns:
+        For each example its anchor, its positive and its negatives, best first. A known positive of the anchor, of this
+        or of another example, is never among them.
+
+    """
+    if count < 1 or top < 1:
+        raise InputError("Give 1 negative or more, drawn from the top 1 or more.")
+    anchors = list(dict.fromkeys(examples.anchors.tolist()))
+    ranked = dict(zip(anchors, rank([examples.texts[anchor] for anchor in anchors], top), strict=True))
+    rows = []
+    for anchor, positive in zip(examples.anchors.tolist(), examples.positives.tolist(), strict=True):
+        known = {examples.texts[text] for text in (examples.groups[[anchor]] @ examples.groups.T).nonzero()[1]}
+        query = examples.texts[anchor]
+        allowed = [text for text in dict.fromkeys(ranked[anchor][:top]) if text not in known and text != query]
+        rng = np.random.default_rng([seed, zlib.crc32(query.encode()), zlib.crc32(examples.texts[positive].encode())])
+        drawn = sorted(rng.permutation(len(allowed))[:count].tolist())
+        rows.append([query, examples.texts[positive], *(allowed[index] for index in drawn)])
+    return rows
+
+
+def bm25_ranker(documents: Sequence[str]) -> Ranker:
+    """Rank documents by BM25; those that share no word with a query are left out."""
+    index = BM25(documents)
+    return lambda queries, top: [[documents[row] for row, _ in index.search(query, top)] for query in queries]
+
+
+def encoder_ranker(encoder: Any, documents: Sequence[str], *, show_progress_bar: bool = False) -> Ranker:
+    """Rank documents by the cosine of their vectors with the query's."""
+
+    def vectors_of(texts: Sequence[str], role: str) -> Tensor:
+        encode = getattr(encoder, f"encode_{role}", encoder.encode)
+        vectors = np.asarray(encode(list(texts), show_progress_bar=show_progress_bar), np.float32)
+        return torch.nn.functional.normalize(torch.from_numpy(vectors), dim=1)
+
+    def rank(queries: Sequence[str], top: int) -> list[list[str]]:
+        by_document = vectors_of(documents, "document")
+        step, ranked = max(1, _SCORES_PER_PASS // len(documents)), []
+        for part in torch.split(vectors_of(queries, "query"), step):
+            best = (part @ by_document.T).topk(min(top, len(documents)), dim=1).indices
+            ranked += [[documents[row] for row in rows] for rows in best.tolist()]
+        return ranked
+
+    return rank
+
+
+def index_ranker(index: Index, mode: str = "hybrid") -> Ranker:
+    """Rank the documents of an index, each by its best chunk, which stands for it."""
+
+    def rank(queries: Sequence[str], top: int) -> list[list[str]]:
+        ranked = index.rank(queries, top, mode)
+        chunks = index.store.read_chunks([document.chunk_key for documents in ranked for document in documents])
+        return [
+            [chunks[document.chunk_key].text for document in documents if document.chunk_key in chunks]
+            for documents in ranked
+        ]
+
+    return rank

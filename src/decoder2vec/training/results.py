@@ -216,15 +216,29 @@ def headline(results: dict[str, Any]) -> str:
     if improvement:
         return improvement.headline
     seed = best_seed(results)
+    if lines := _ranking_lines(seed):
+        return "; ".join(lines)
     if scores := seed["dev"]:
         return f"{mean_score(scores, _selection_metric(results)):.1f} on dev"
     return "; ".join(_held_out_quality(seed))
 
 
+def _ranking_lines(seed: dict[str, Any]) -> list[str]:
+    """How well a reranker ranks each file, against the untrained model where that was measured."""
+    ranking = seed["notes"].get("ranking", {})
+    lines = []
+    for name, trained in ranking.get("trained", {}).items():
+        line = f"nDCG@10 {trained['ndcg@10']:.1f}, MRR@10 {trained['mrr@10']:.1f} on {name}"
+        if before := ranking.get("likelihood", {}).get(name):
+            line += f" (untrained, by likelihood: {before['ndcg@10']:.1f}, {before['mrr@10']:.1f})"
+        lines.append(line)
+    return lines
+
+
 def _held_out_quality(seed: dict[str, Any]) -> list[str]:
     """What is known of a seed without dev pairs: its metric on held-out texts, and the cosines to teachers."""
     history = seed["notes"].get("training", {})
-    if "dev_metric" not in seed or "metric" not in history:
+    if "dev_metric" not in seed or "metric" not in history or seed["dev"]:
         return []
     name, sign = history["metric"]["name"], -1 if history["metric"]["lower_is_better"] else 1
     sentences = [f"{name} {sign * seed['dev_metric']:.2f}, at the start {sign * history['start']:.2f}"]
@@ -261,6 +275,7 @@ def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
         for seed in seeds
         if (kept := seed["notes"].get("untrained kept"))
     ]
+    notes += [f"seed {seed['seed']}: {line}" for seed in seeds for line in _ranking_lines(seed)]
     notes += [f"seed {seed['seed']}: {quality}" for seed in seeds for quality in _held_out_quality(seed)]
     line = "seed {}: punctuation and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
     restored = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]

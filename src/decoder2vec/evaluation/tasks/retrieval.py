@@ -161,6 +161,11 @@ def read_beir(folder: Path, split: str = "test", limit: int | None = None) -> Re
     return data
 
 
+def read_beir_texts(folder: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Read the queries and the documents of a folder in BEIR's layout by id, whether they are judged or not."""
+    return _read_texts(_find_file(folder, "queries.jsonl")), _read_texts(_find_file(folder, "corpus.jsonl"))
+
+
 def is_dev_query(query: str) -> bool:
     """Whether the query with this id belongs to the dev split."""
     return int(hashlib.sha1(query.encode()).hexdigest(), 16) % 10 < 3

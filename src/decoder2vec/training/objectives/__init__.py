@@ -18,6 +18,7 @@ from decoder2vec.training.objectives.mntp import MNTPObjective
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig
 from decoder2vec.training.objectives.punctuation import PunctuationObjective
 from decoder2vec.training.objectives.punctuation_lm import PunctuationLMObjective
+from decoder2vec.training.objectives.ranking import RankingObjective
 from decoder2vec.training.objectives.scores import PairHeadObjective, ScoresObjective
 from decoder2vec.training.objectives.simcse import SimCSEObjective
 
@@ -27,6 +28,7 @@ OBJECTIVES: dict[str, type[Objective[Any, Any]]] = {
         ContrastiveObjective,
         GuidedObjective,
         ScoresObjective,
+        RankingObjective,
         SimCSEObjective,
         CropObjective,
         DistillObjective,

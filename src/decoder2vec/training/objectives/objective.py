@@ -67,7 +67,7 @@ class Objective(ABC, Generic[Config, Context]):
     """Name in logs and progress bars."""
     reads: ClassVar[tuple[Reads, ...]] = (Reads.TOKENS, Reads.PREFIX_KV, Reads.LATENTS)
     """Which kinds of recipes can learn it."""
-    unreadable: ClassVar[str] = "cannot be learned by this recipe"
+    unreadable: ClassVar[str] = "learns vectors of texts; use a recipe that makes an encoder, such as lora"
     """Why other recipes cannot, for the error message."""
     needs_dev: ClassVar[bool] = True
     """Whether states are selected on dev pairs; else there is a metric on held-out examples."""

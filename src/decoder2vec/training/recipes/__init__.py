@@ -15,6 +15,7 @@ from decoder2vec.training.recipes.full import FullRecipe
 from decoder2vec.training.recipes.kv_prefix import KeyValuePrefixRecipe
 from decoder2vec.training.recipes.lora import LoraRecipe
 from decoder2vec.training.recipes.recipe import Recipe
+from decoder2vec.training.recipes.rerank import RerankRecipe
 from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
 
 _BUILT_IN: tuple[type[Recipe[Any, Any]], ...] = (
@@ -23,6 +24,7 @@ _BUILT_IN: tuple[type[Recipe[Any, Any]], ...] = (
     KeyValuePrefixRecipe,
     LoraRecipe,
     FullRecipe,
+    RerankRecipe,
 )
 
 

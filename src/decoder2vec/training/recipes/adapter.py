@@ -335,18 +335,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
 
     def export(self, result: SeedResult, corpus: TokenCorpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder; of a trained copy of the model, the weights are written to `work` and must be saved with it."""
-        trained, original = result.model.backbone, corpus.backbone
-        spec = self._encoder_spec(corpus)
-        if trained.model is original.model:
-            return Encoder(trained, spec), False
-        folder = work / "model"
-        if is_main_process():
-            trained.model.to(original.dtype)
-            with atomic_folder(folder, replace=True) as temporary:
-                write_model(trained, temporary)
-        barrier()
-        backbone = Backbone.load(folder, attention=self.attention, device=str(original.device), dtype=original.dtype)
-        return Encoder(backbone, spec), True
+        backbone, has_own_weights = saved_backbone(result.model.backbone, corpus.backbone, work)
+        return Encoder(backbone, self._encoder_spec(corpus)), has_own_weights
 
     def card_rows(self) -> dict[str, str]:
         """How much of the change was kept, if not all of it."""
@@ -437,6 +427,20 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         recipe = [self.name, to_table(self)]
         backbone = corpus.backbone
         return fingerprint(_FORMAT, backbone.effective_fingerprint, str(backbone.dtype), recipe, data, seed)
+
+
+def saved_backbone(trained: Backbone, original: Backbone, work: Path) -> tuple[Backbone, bool]:
+    """A trained backbone, and whether it is a copy with weights of its own, which were then written to `work`."""
+    if trained.model is original.model:
+        return trained, False
+    folder = work / "model"
+    if is_main_process():
+        trained.model.to(original.dtype)
+        with atomic_folder(folder, replace=True) as temporary:
+            write_model(trained, temporary)
+    barrier()
+    device, dtype = str(original.device), original.dtype
+    return Backbone.load(folder, attention=trained.attention, device=device, dtype=dtype), True
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ from torch import nn
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
+from decoder2vec.reranker import Reranker
 from decoder2vec.training.context import Reads, TrainingContext
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import History, OnProgress, Schedule, fit
@@ -25,6 +26,8 @@ SCORING_UNTRAINED = "scoring the untrained model"
 """A phase of progress."""
 MIN_DEV_PAIRS = 50
 """Fewer dev pairs hardly tell states, seeds or layers apart."""
+
+TrainedModel = Encoder | Reranker
 
 Corpus = TypeVar("Corpus")
 Context = TypeVar("Context", bound=TrainingContext)
@@ -69,7 +72,7 @@ def stage_note(objective: Objective[Any, Any], history: History, correlation: st
 
 
 class Recipe(ABC, Generic[Corpus, Context]):
-    """A way to make an encoder of a model.
+    """A way to make an encoder or a reranker of a model.
 
     Each recipe is a frozen dataclass in a file of its own: its fields are at once the Python API, the table in a plan
     and the `--set` options. Training calls its methods in this order: `check`, `prepare`, then for each seed `attach`,
@@ -130,8 +133,8 @@ class Recipe(ABC, Generic[Corpus, Context]):
         """Fill in dev, test and check scores of a trained seed, as the exported encoder gives them."""
 
     @abstractmethod
-    def export(self, result: SeedResult, corpus: Corpus, work: Path) -> tuple[Encoder, bool]:
-        """The encoder of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
+    def export(self, result: SeedResult, corpus: Corpus, work: Path) -> tuple[TrainedModel, bool]:
+        """The model of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
 
     def compare_untrained(self, result: SeedResult, corpus: Corpus) -> None:
         """Fill in the scores of the model before training, where a recipe's reading of it has any."""
@@ -195,8 +198,8 @@ class Trainer(Generic[Corpus, Context]):
         """Compare a seed with the model before training, which a search over settings need not know."""
         self.recipe.compare_untrained(result, self.corpus)
 
-    def export(self, result: SeedResult, work: Path) -> tuple[Encoder, bool]:
-        """The encoder of a seed, and whether its weights must be saved with it."""
+    def export(self, result: SeedResult, work: Path) -> tuple[TrainedModel, bool]:
+        """The encoder or reranker of a seed, and whether its weights must be saved with it."""
         return self.recipe.export(result, self.corpus, work)
 
     def record(self, result: SeedResult) -> dict[str, Any]:

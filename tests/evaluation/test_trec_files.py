@@ -1,0 +1,68 @@
+"""TREC's runs and qrels: reading, writing, reranking, and measures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.evaluation.trec_files import evaluate_run, read_qrels, read_run, rerank_run, write_run
+from decoder2vec.evaluation.trec_metrics import RelevanceEvaluator
+
+
+class LengthReranker:
+    """Scores a document by its length."""
+
+    def score_pairs(self, queries, documents):
+        return np.array([float(len(document)) for document in documents])
+
+
+RUN = {"q1": {"a": 3.0, "b": 2.0, "c": 1.0, "d": 0.5}, "q2": {"b": 1.0, "a": 0.5}}
+TEXTS = {"a": "x", "b": "xx", "c": "xxx", "d": "xxxx"}
+
+
+def test_a_run_survives_its_file(tmp_path):
+    write_run(RUN, tmp_path / "r.trec", "mine")
+    assert read_run(tmp_path / "r.trec") == RUN
+    assert (tmp_path / "r.trec").read_text().splitlines()[1] == "q1 Q0 b 2 2.000000 mine"
+
+
+def test_only_the_best_documents_are_rescored():
+    reranked = rerank_run(LengthReranker(), RUN, {"q1": "", "q2": ""}, TEXTS, depth=3)
+    assert sorted(reranked["q1"], key=lambda name: -reranked["q1"][name]) == ["c", "b", "a", "d"]
+    assert sorted(reranked["q2"], key=lambda name: -reranked["q2"][name]) == ["b", "a"]
+
+
+def test_texts_that_are_missing_are_named():
+    with pytest.raises(InputError, match="The query 'q2' of the run has no text"):
+        rerank_run(LengthReranker(), RUN, {"q1": ""}, TEXTS)
+    with pytest.raises(InputError, match="The document 'd' of the run has no text"):
+        rerank_run(LengthReranker(), RUN, {"q1": "", "q2": ""}, {name: "" for name in "abc"})
+    with pytest.raises(InputError, match="depth of 0"):
+        rerank_run(LengthReranker(), RUN, {}, {}, depth=0)
+
+
+def test_both_forms_of_qrels_are_read(tmp_path):
+    (tmp_path / "trec").write_text("q1 0 a 2\nq1 0 b 0\n")
+    (tmp_path / "beir").write_text("query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t0\n")
+    assert read_qrels(tmp_path / "trec") == read_qrels(tmp_path / "beir") == {"q1": {"a": 2, "b": 0}}
+
+
+def test_measures_are_those_of_trec_eval_on_judged_queries():
+    qrels = {"q1": {"c": 1, "z": 2}, "q9": {"a": 1}}
+    expected = RelevanceEvaluator(qrels, ["ndcg_cut.10"]).evaluate(RUN)
+    assert list(expected) == ["q1"]
+    assert evaluate_run(RUN, qrels)["nDCG@10"] == pytest.approx(100 * expected["q1"]["ndcg_cut_10"])
+    with pytest.raises(InputError, match="judge no query"):
+        evaluate_run(RUN, {"q9": {"a": 1}})
+
+
+@pytest.mark.parametrize("content", ["", "q1 Q0 a\n", "q1 Q0 a 1 high x\n", "\xff"])
+def test_a_damaged_file_raises_one_sentence(tmp_path, content):
+    (tmp_path / "bad").write_bytes(content.encode("latin-1"))
+    for read in (read_run, read_qrels):
+        with pytest.raises(DataFileError) as error:
+            read(tmp_path / "bad")
+        assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(DataFileError, match="cannot be read"):
+        read_run(tmp_path / "none")
