@@ -145,11 +145,13 @@ class Extractor:
 
     def encode_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
         """Return [prompt, reading, dim] float32 vectors of prompts that were tokenised elsewhere."""
-        self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)  # new: weights may have changed
+        self._prepare()
         result = torch.empty(len(prompts), len(self.capture.readings), self.backbone.dim)
         started = time.perf_counter()
         with self.backbone.lock:
-            self._compute(Tokenised(prompts, list(range(len(prompts)))), result, lambda _: None)
+            window = self._plan(Tokenised(prompts, list(range(len(prompts)))))
+            if (transfer := self._compute(window, result, lambda _: None)) is not None:
+                transfer.finish()
         self.stats += EncodingStats(len(prompts), seconds=time.perf_counter() - started)
         return np.asarray(result.numpy())
 
@@ -169,12 +171,11 @@ class Extractor:
             progress: Called after every batch.
         """
         shape = (len(self.capture.readings), self.backbone.dim)
-        self._packs = packing_pays(self.backbone)
+        self._prepare()
         width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
         # packed texts need not be sorted, so that windows may be small: the first one is tokenised before anything runs
         windows = list(_windows(texts, width, _PACKED_CHARACTERS if self._packs else sys.maxsize))
         indices = indices or range(len(texts))
-        self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)  # new: weights may have changed
         started = time.perf_counter()
         previous: tuple[slice, torch.Tensor, _DeviceTransfer | None] | None = None
         for rows, window in zip(windows, self._tokenised_windows(texts, indices, windows), strict=True):
@@ -214,9 +215,17 @@ class Extractor:
                 yield current.result()
 
     def _tokenise(self, texts: Sequence[str], indices: Sequence[int]) -> _Window:
-        tokenised = self.tokeniser(texts, indices)
+        return self._plan(self.tokeniser(texts, indices))
+
+    def _prepare(self) -> None:
+        """Choose how batches are computed; anew for each call, since weights and attention may have changed."""
+        self._shared_prefix = SharedPrefix(self.backbone, self.capture.last_layer)
+        self._packs = packing_pays(self.backbone)
+
+    def _plan(self, tokenised: Tokenised) -> _Window:
+        """Pack the prompts, where that pays."""
         lengths = [len(prompt.ids) for prompt in tokenised.prompts]
-        if not self._packs or max(lengths) > longest_packed_text(self.backbone):
+        if not self._packs or max(lengths, default=0) > longest_packed_text(self.backbone):
             return _Window(tokenised, lengths)
         plan = plan_rows(lengths, self.budget or 1)
         return _Window(tokenised, lengths, [(rows, pack([tokenised.prompts[row] for row in rows])) for rows in plan])
