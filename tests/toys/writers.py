@@ -582,7 +582,7 @@ WRITERS: dict[str, Writer] = {
     "tiny model": Writer(
         lambda folder: discard(tiny_folder("tiny-gpt2")),
         lambda folder: read_bytes(Path(os.environ["D2V_CACHE"]) / "models"),
-        for_others=True,
+        use=lambda folder: read_bytes(tiny_folder("tiny-gpt2")),
     ),
     "gguf": Writer(lambda folder: encode_with(GGUF_FILE), read_converted, use=lambda folder: encode_with(GGUF_FILE)),
     "d2v embed": Writer(
