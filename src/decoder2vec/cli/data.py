@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device, Dtype
-from decoder2vec.cli.output import info, table
+from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.storage import check_output_file
 
 if TYPE_CHECKING:
@@ -53,19 +53,25 @@ def mine(
     dtype: Dtype = None,
 ) -> None:
     """Mine hard negatives within a file: texts near an anchor that are not among its positives."""
-    from decoder2vec.encoder import Encoder
-    from decoder2vec.storage import atomic_file
-    from decoder2vec.training.contrastive_examples import read_contrastive_examples
-    from decoder2vec.training.mining import mine_hard_negatives, to_jsonl
-
     check_output_file(out, ".jsonl", sources=[file])
-    examples = read_contrastive_examples(file)
-    for note in examples.notes:
-        info(note)
-    model = Encoder.from_pretrained(encoder, device=device, dtype=dtype)
-    rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip, show_progress_bar=True)
-    with atomic_file(out) as temporary:
-        temporary.write_text(to_jsonl(rows), encoding="utf-8")
+    with show_progress() as progress:
+        from decoder2vec.encoder import Encoder
+        from decoder2vec.storage import atomic_file
+        from decoder2vec.training.contrastive_examples import read_contrastive_examples
+        from decoder2vec.training.mining import mine_hard_negatives, to_jsonl
+
+        with progress.phase("reading"):
+            examples = read_contrastive_examples(file)
+        progress.expect("loading the model")
+        progress.expect("encoding", len(examples.texts))
+        for phase in ("mining negatives", "saving"):
+            progress.expect(phase)
+        for note in examples.notes:
+            info(note)
+        model = Encoder.from_pretrained(encoder, device=device, dtype=dtype)
+        rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip)
+        with progress.phase("saving"), atomic_file(out) as temporary:
+            temporary.write_text(to_jsonl(rows), encoding="utf-8")
     n_negatives = sum(len(row) - 2 for row in rows)
     n_without = sum(len(row) == 2 for row in rows)
     info(f"{n_negatives:,} negatives for {len(rows):,} examples ({n_without:,} have none): {out}")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.errors import InputError
+from decoder2vec.progress import current_progress
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Rows
 
 _SCORES_PER_PASS = 2**26
@@ -42,13 +43,16 @@ def mine_hard_negatives(
 
     """
     check_mining(count, margin, skip)
-    encoded = np.asarray(encoder.encode(examples.texts, show_progress_bar=show_progress_bar), np.float32)
+    progress = current_progress()
+    with progress.phase("encoding", len(examples.texts)):
+        encoded = np.asarray(encoder.encode(examples.texts, show_progress_bar=show_progress_bar), np.float32)
     vectors = torch.nn.functional.normalize(torch.from_numpy(encoded), dim=1)
 
     def vectors_of(texts: Rows) -> Tensor:
         return vectors[torch.from_numpy(texts)]
 
-    negatives = mine_by_vectors(vectors_of, vectors_of, examples, count=count, margin=margin, skip=skip)
+    with progress.phase("mining negatives"):
+        negatives = mine_by_vectors(vectors_of, vectors_of, examples, count=count, margin=margin, skip=skip)
     rows = np.column_stack([examples.anchors, examples.positives, negatives])
     return [[examples.texts[text] for text in row if text >= 0] for row in rows.tolist()]
 
