@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from threadpoolctl import threadpool_info, threadpool_limits
 from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.activations.capture import Capture
@@ -244,6 +245,21 @@ def test_interrupted_sweep_keeps_finished_windows(model, fresh_store, passes, mo
 
     monkeypatch.setattr("decoder2vec.activations.store.cache_root", lambda: fresh_store / "elsewhere")
     assert run_sweep("tiny-llama", pairs, plan, backbone=model).rows == resumed.rows
+
+
+def test_readings_are_scored_on_all_cores_with_one_thread_each(model, fresh_store, monkeypatch):
+    """Else each of the threads that score would start as many of BLAS as there are cores."""
+    real_apply_head, counts = sweep_module._apply_head, set()
+
+    def apply_head(*arguments):
+        counts.update(library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas")
+        return real_apply_head(*arguments)
+
+    monkeypatch.setattr(sweep_module, "_apply_head", apply_head)
+    plan = SweepPlan(("plain",), ("mean",), ("causal",), ("none", "whiten"))
+    with threadpool_limits(3):
+        run_sweep("tiny-llama", PAIRS, plan, backbone=model)
+    assert counts == {1}
 
 
 # how much the choice can be trusted

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
 from decoder2vec.backbone.machine import choose_device, choose_dtype, token_budget
+from decoder2vec.cli.options import Dtype
 from decoder2vec.errors import Decoder2VecError
 
 CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
@@ -59,6 +62,14 @@ def test_requested_dtype_is_chosen_by_name_or_object(machine, device, requested)
 def test_unknown_dtype_is_refused(wrong):
     with pytest.raises(Decoder2VecError):
         choose_dtype(CPU, wrong)
+
+
+def test_error_of_an_unknown_dtype_lists_all_that_a_user_can_give():
+    help_text = get_args(Dtype)[1].help
+    with pytest.raises(Decoder2VecError) as error:
+        choose_dtype(CPU, "?")
+    names = str(error.value).partition("Known: ")[2].rstrip(".").split(", ")
+    assert "4bit" in names and all(name in help_text for name in names)
 
 
 @pytest.mark.parametrize("wrong", ["gpu", "cpuu", ""])

@@ -65,6 +65,22 @@ def test_tiny_model_is_the_same_in_every_cache(tmp_path, monkeypatch):
     assert Backbone.load("tiny-gpt2").fingerprint == fingerprint
 
 
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json", "checksums.json"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "one byte"])
+def test_damaged_tiny_model_is_built_again(tmp_path, monkeypatch, name, damage):
+    monkeypatch.setenv("D2V_CACHE", str(tmp_path))
+    folder = tiny_folder("tiny-llama")
+    written = {file.name: file.read_bytes() for file in folder.iterdir()}
+    content = written[name]
+    if damage == "missing":
+        (folder / name).unlink()
+    else:
+        half = len(content) // 2
+        (folder / name).write_bytes(content[:half] + (b"" if damage == "truncated" else b"#" + content[half + 1 :]))
+    assert tiny_folder("tiny-llama") == folder
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == written
+
+
 @pytest.mark.parametrize("convert", [str, Path, lambda path: os.path.relpath(path)])
 def test_folder_is_returned_unchanged(convert, model):
     assert Path(resolve_model_folder(convert(model))).resolve() == model.resolve()

@@ -26,6 +26,9 @@ COMMANDS = {
     "analyze geometry tiny-llama --texts texts.txt --pairs pairs.tsv --out geometry.json": (
         "loading the model, encoding, encoding pairs, measuring layers"
     ),
+    "data mine triplets.tsv --encoder tiny-llama --out mined.jsonl": (
+        "reading, loading the model, encoding, mining negatives, saving"
+    ),
     "prune tiny-llama --triplets triplets.tsv --layers 2 --out cut": "loading the model, encoding, saving",
     "eval tiny-llama --data pairs.tsv": "loading the model, evaluating",
     "train --recipe lora --backbone tiny-llama --data triplets.tsv --dev pairs.tsv --out enc --set training.steps=3": (

@@ -183,6 +183,35 @@ def test_all_that_was_left_out_is_written_even_if_nothing_is_left(tmp_path):
     assert [entry["name"] for entry in json.loads((tmp_path / "out.json").read_text())["skipped"]] == ["picture.bin"]
 
 
+EMPTY_FILES = {
+    "empty.txt": "",
+    "blank.txt": " \n",
+    "blank.jsonl": '{"id": "a", "text": ""}\n',
+    "header.csv": "id,text\n",
+}
+
+
+@pytest.mark.parametrize("name", EMPTY_FILES)
+def test_empty_text_is_a_warning_as_of_embed(tmp_path, name):
+    """Both commands end with 0 and the same warning; an index leaves out what a row of vectors stands for."""
+    (tmp_path / name).write_text(EMPTY_FILES[name], encoding="utf-8")
+    embedded = d2v("embed", tmp_path / name, "--encoder", "tiny-llama", "--out", tmp_path / "v.npy")
+    options = ("--encoder", "tiny-llama", "--out", tmp_path / "index", "--json", tmp_path / "index.json")
+    indexed = d2v("index", tmp_path / name, *options)
+    assert (embedded.exit_code, indexed.exit_code) == (0, 0)
+    assert "warning: " in embedded.stderr and f"warning: {tmp_path / name} holds no text" in indexed.stderr
+    assert "0 documents in 0 chunks, verified" in indexed.stderr
+    assert len(json.loads((tmp_path / "index.json").read_text(encoding="utf-8"))["skipped"]) == 1
+    assert d2v("search", tmp_path / "index", "bread").exit_code == 0
+
+
+def test_rows_without_text_are_named_and_the_others_indexed(tmp_path):
+    (tmp_path / "rows.csv").write_text('text\nA lamp.\n" "\nA sofa.\n', encoding="utf-8")
+    result = d2v("index", tmp_path / "rows.csv", "--encoder", "tiny-llama", "--out", tmp_path / "index")
+    assert "left out rows.csv:3: it holds no text" in result.stderr
+    assert "added 2, updated 0, unchanged 0, left out 1" in result.stderr
+
+
 def test_only_a_whole_title_is_cut_off(tmp_path):
     rows = [{"id": "a", "title": "Rain", "text": "Rainfall is rare. Cats sleep a lot."}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

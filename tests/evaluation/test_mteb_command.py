@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import builtins
 import json
+import socket
 import sys
 
 import numpy as np
 import pytest
 
+from decoder2vec.cli import output
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError, UnknownNameError
+from decoder2vec.evaluation import mteb as mteb_module
 from decoder2vec.evaluation.mteb import evaluate_mteb
 from toys.command import d2v
 from toys.mteb_tasks import CANDIDATES, DOCUMENTS, QUERIES, RELEVANT
+from toys.progress import ShownProgress
 
 
 @pytest.fixture
@@ -115,13 +119,60 @@ def test_missing_network_is_one_sentence(mteb, tmp_path, monkeypatch):
         d2v("mteb", "random", "--tasks", "LocalSTS", "--results", tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("offline", "mteb")
-def test_missing_network_is_one_sentence_for_real_tasks(tmp_path, monkeypatch):
-    """Slow, since the client of the hub retries."""
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
+@pytest.fixture
+def impatient(monkeypatch):
+    """Fail the test if something waits to try again."""
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail(f"waited {seconds} s"))
+
+
+@pytest.mark.usefixtures("offline", "mteb", "impatient")
+def test_missing_network_is_one_sentence_at_once_for_real_tasks(tmp_path, monkeypatch):
+    """Without the first question, the client of the hub tries again for minutes."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path))
     with pytest.raises(DataFileError, match=NO_NETWORK):
         d2v("mteb", "random", "--tasks", "STSBenchmark", "--results", tmp_path)
+
+
+@pytest.mark.usefixtures("mteb")
+def test_hub_that_never_answers_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(mteb_module, "_HUB_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts connections, and says nothing
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        assert not mteb_module._hub_answers()
+
+
+@pytest.mark.usefixtures("offline", "registered", "impatient")
+def test_data_that_are_there_are_scored_without_a_network(mteb, tmp_path, monkeypatch):
+    """The clients of the hub are told to use their caches, for as long as data are loaded."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    task, seen = mteb.get_task("LocalSTS"), []
+    load_data = task.load_data
+
+    def load_cached(*args, **kwargs):
+        seen.append((constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE, datasets.are_progress_bars_disabled()))
+        return load_data(*args, **kwargs)
+
+    monkeypatch.setattr(task, "load_data", load_cached)
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE, datasets.are_progress_bars_disabled()
+    assert "LocalSTS" in d2v("mteb", "random", "--tasks", "LocalSTS", "--results", tmp_path).stdout
+    assert seen == [(True, True, True)]
+    after = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE, datasets.are_progress_bars_disabled()
+    assert after == before
+
+
+@pytest.mark.usefixtures("offline", "registered")
+def test_progress_is_shown_as_by_other_commands(own_cache, tmp_path, monkeypatch):
+    shown = ShownProgress()
+    monkeypatch.setattr(output, "_ProgressLines", lambda: shown)
+    result = d2v("mteb", "tiny-llama", "--layer", 2, "--tasks", "LocalSTS,LocalRetrieval", "--results", tmp_path)
+    of_tasks = [
+        f"{task}: {phase}" for task in ("LocalSTS", "LocalRetrieval") for phase in ("loading the data", "encoding")
+    ]
+    assert list(dict.fromkeys(shown.labels)) == ["loading the model", *of_tasks]
+    assert "done in " in result.stderr and "\r" not in result.stderr and "it/s" not in result.stderr
 
 
 @pytest.mark.usefixtures("offline", "mteb")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 
 import numpy as np
 import onnx
@@ -163,6 +164,19 @@ def test_missing_package_is_named(encoders, tmp_path, monkeypatch):
     monkeypatch.setattr(onnx_export, "find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'decoder2vec\[onnx\]'"):
         export(encoders["mean"], "onnx", tmp_path / "out")
+
+
+@pytest.mark.parametrize("version", ["2.6.0", "2.8.1+cpu"])
+def test_torch_that_is_too_old_is_named_with_the_version_that_is_needed(encoders, tmp_path, monkeypatch, version):
+    needed = next(line for line in metadata.requires("decoder2vec") if line.startswith("torch") and "onnx" in line)
+    monkeypatch.setattr(torch, "__version__", version)
+    with pytest.raises(MissingExtraError) as error:
+        export(encoders["mean"], "onnx", tmp_path / "onnx")
+    assert str(error.value) == (
+        f"This needs torch 2.9 or later (torch {version} writes wrong graphs): pip install 'decoder2vec[onnx]'."
+    )
+    assert "torch>=2.9" in needed.replace(" ", "")
+    assert not (tmp_path / "onnx").exists()
 
 
 def test_command_writes_the_folder(encoders, tmp_path):

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from types import SimpleNamespace
 
 import pytest
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, InputError, StorageError
 from decoder2vec.search import index as index_module
+from decoder2vec.search import lance_store
 from decoder2vec.search.documents import Document
 from decoder2vec.search.hybrid import Fusion
 from decoder2vec.search.index import Index
+from decoder2vec.search.lance_store import LanceStore
 from decoder2vec.text.files import ScoredPairs
 from toys.encoder import WordEncoder
 
@@ -188,3 +191,17 @@ def test_commit_that_cannot_be_read_is_undone(tmp_path):
     assert Index.open(tmp_path / "index", WordEncoder()).count()[0] == 10
     assert index.delete(["d3"]) == ["d3"]
     index.verify()
+
+
+@pytest.mark.parametrize("base", [BaseException, Exception])
+def test_panic_of_native_code_is_one_sentence(whole, tmp_path, monkeypatch, base):
+    """A torn manifest lets LanceDB panic, at times; its binding has two classes for that."""
+    panic = type({BaseException: "PanicException", Exception: "RustPanic"}[base], (base,), {})
+    store = LanceStore(shutil.copytree(whole, tmp_path / "index"))
+
+    def open_table(_):
+        raise panic("rust future panicked:\nunknown error")
+
+    monkeypatch.setattr(lance_store, "_connect", lambda folder: SimpleNamespace(open_table=open_table))
+    with pytest.raises(StorageError, match=r"is damaged \(rust future panicked: unknown error\); create it again"):
+        store.count_chunks()

@@ -7,9 +7,12 @@ import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 
 from decoder2vec.matching.sides import read_side
+from decoder2vec.serving import document_routes
+from decoder2vec.serving.limits import Limits
 from toys.files import pdf_file, word_file
 
 
@@ -92,3 +95,30 @@ def test_searches_do_not_wait_for_files(client, tmp_path, monkeypatch):
         finally:
             release.set()
         assert {upload.result().status_code for upload in uploads} == {200}
+
+
+def test_file_that_takes_too_long_is_a_408(serving, tmp_path, monkeypatch):
+    """It counts as running until it ends, which a thread cannot be forced to."""
+    file, release = tmp_path / "slow.txt", threading.Event()
+    file.write_text("Bread.", "utf-8")
+    read_documents = document_routes.read_documents
+
+    def read_slowly(name, *arguments):
+        if name == "slow.txt":
+            release.wait(60)
+        return read_documents(name, *arguments)
+
+    monkeypatch.setattr(document_routes, "read_documents", read_slowly)
+    limits = Limits(file_timeout=1, max_jobs=1)
+    with serving(limits=limits) as url, httpx.Client(base_url=url, timeout=60) as client:
+        try:
+            response = post(client, file)
+            assert response.status_code == 408
+            assert response.json()["error"]["message"] == "The file could not be read within 1 seconds; split it."
+            assert post(client, file, "quick.txt").status_code == 429
+        finally:
+            release.set()
+        for _ in range(1000):  # until the slow one has ended
+            if (response := post(client, file, "quick.txt")).status_code == 200:
+                break
+        assert response.json()["documents"][0]["text"] == "Bread."

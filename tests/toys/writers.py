@@ -449,8 +449,12 @@ def command_embed(folder: Path) -> None:
     command("embed", texts, "--encoder", MODEL, "--out", folder / "vectors.npy", "--device", "cpu")
 
 
+INDEXED = Path(tempfile.mkdtemp()) / "texts.txt"  # elsewhere, since all files of an index are damaged, and only those
+INDEXED.write_text("\n".join(TEXTS) + "\n")
+
+
 def command_index(folder: Path) -> None:
-    command("index", folder / "texts.txt", "--encoder", MODEL, "--out", folder / "index", "--device", "cpu")
+    command("index", INDEXED, "--encoder", MODEL, "--out", folder / "index", "--device", "cpu")
 
 
 def command_mine(folder: Path) -> None:
@@ -582,7 +586,7 @@ WRITERS: dict[str, Writer] = {
     "tiny model": Writer(
         lambda folder: discard(tiny_folder("tiny-gpt2")),
         lambda folder: read_bytes(Path(os.environ["D2V_CACHE"]) / "models"),
-        for_others=True,
+        use=lambda folder: read_bytes(tiny_folder("tiny-gpt2")),
     ),
     "gguf": Writer(lambda folder: encode_with(GGUF_FILE), read_converted, use=lambda folder: encode_with(GGUF_FILE)),
     "d2v embed": Writer(
@@ -593,6 +597,6 @@ WRITERS: dict[str, Writer] = {
         write_texts,
         for_others=True,
     ),
-    "d2v index": Writer(command_index, read_command_index, write_texts),
+    "d2v index": Writer(command_index, read_command_index),
     "d2v data mine": Writer(command_mine, read_text("mined.jsonl"), write_pairs, for_others=True),
 }

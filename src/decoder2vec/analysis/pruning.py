@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store, text_key
-from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import parameters_by_depth
+from decoder2vec.backbone.machine import FOUR_BIT
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError, unknown_name
 from decoder2vec.export.base_model import load_base_model

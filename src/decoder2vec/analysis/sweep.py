@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from decoder2vec.adapters.rerouting import parse_rerouting
 from decoder2vec.analysis.selection import Selection, measure_selection
 from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.threads import map_on_cores
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
@@ -266,7 +266,8 @@ def _score_pass(
 
     gold = np.asarray(sweep.data.scores)
 
-    def score(index: int, reading: Reading) -> list[tuple[SweepRow, NDArray[np.floating[Any]]]]:
+    def score(numbered: tuple[int, Reading]) -> list[tuple[SweepRow, NDArray[np.floating[Any]]]]:
+        index, reading = numbered
         vectors = store.read(keys, [index])[:, 0]
         scored = []
         for head in sweep.plan.heads:
@@ -279,15 +280,17 @@ def _score_pass(
             scored.append((row, cosines))
         return scored
 
+    def advance() -> None:
+        progress.advance(_SCORING_COST * len(sweep.plan.heads) * len(texts))
+
+    captured = extractor.capture.readings
+    with progress.phase("scoring"):
+        scored_readings = map_on_cores(score, list(enumerate(captured)), advance)
     infinite: list[Reading] = []
-    # numpy releases the GIL while it computes
-    with progress.phase("scoring"), ThreadPoolExecutor() as workers:
-        scored_readings = workers.map(score, *zip(*enumerate(extractor.capture.readings), strict=True))
-        for reading, scored in zip(extractor.capture.readings, scored_readings, strict=True):
-            progress.advance(_SCORING_COST * len(sweep.plan.heads) * len(texts))
-            if len(scored) < len(sweep.plan.heads):
-                infinite.append(reading)
-            yield from scored
+    for reading, scored in zip(captured, scored_readings, strict=True):
+        if len(scored) < len(sweep.plan.heads):
+            infinite.append(reading)
+        yield from scored
     if infinite:
         share = f"{len(infinite)} of {len(readings)} readings of {_pass_name(template, attention)}"
         sweep.skipped.append(

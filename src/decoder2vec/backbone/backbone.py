@@ -23,15 +23,12 @@ from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.cpu_dtype import load_in_fastest_dtype
 from decoder2vec.backbone.fingerprint import folder_fingerprint
-from decoder2vec.backbone.machine import choose_device, choose_dtype, quiet_transformers
+from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype, quiet_transformers
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, UnsupportedError
 from decoder2vec.progress import in_phase
-
-FOUR_BIT = "4bit"
-"""The value of `dtype` that quantises the weights of the blocks to 4 bits."""
 
 _PROBE = "The committee met on Tuesday to discuss the new library, which opens in spring."
 """Text whose vectors must be the same in 16 bits."""

@@ -13,6 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from decoder2vec.errors import InputError, unknown_name
 
+FOUR_BIT = "4bit"
+"""The value of `dtype` that quantises the weights of the blocks to 4 bits."""
 _DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 _ANY_SHAPE_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -39,7 +41,7 @@ def choose_dtype(device: torch.device, requested: str | torch.dtype | None = Non
         return requested
     if requested not in (None, "auto"):
         if requested not in _DTYPES:
-            raise unknown_name("dtype", requested, _DTYPES)
+            raise unknown_name("dtype", requested, (*_DTYPES, FOUR_BIT))
         return getattr(torch, requested)  # type: ignore[no-any-return]
     if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return torch.bfloat16

@@ -67,7 +67,9 @@ def _quotas(root: Path) -> Iterator[float]:
                 break
 
 
-def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+def map_on_cores(
+    function: Callable[[Item], Result], items: Iterable[Item], on_result: Callable[[], object] = lambda: None
+) -> list[Result]:
     """Return the results of independent computations in order, computed on all cores at once, each on one.
 
     BLAS and OpenMP use one thread each: more would wait for each other longer than the small products of a fit take,
@@ -78,6 +80,7 @@ def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> l
         function: A function that may run in several threads at once. The libraries it computes with must have been
             imported before: a limit does not reach those that are loaded later.
         items: Its arguments. After an error, or Ctrl-C, no further one is begun.
+        on_result: Called in the thread of the caller after each result, such as to report progress.
     """
     from threadpoolctl import threadpool_limits
 
@@ -87,7 +90,11 @@ def map_on_cores(function: Callable[[Item], Result], items: Iterable[Item]) -> l
         threadpool_limits(1, "blas"),
         ThreadPoolExecutor(available_cores(), initializer=threadpool_limits, initargs=one_openmp_thread) as workers,
     ):
-        return list(workers.map(function, items))
+        results = []
+        for result in workers.map(function, items):
+            results.append(result)
+            on_result()
+        return results
 
 
 class _CpuTimes(NamedTuple):

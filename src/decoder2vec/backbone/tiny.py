@@ -11,7 +11,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.storage import atomic_folder, cache_root
+from decoder2vec.errors import StorageError
+from decoder2vec.storage import (
+    atomic_folder,
+    cache_root,
+    damaged_files,
+    files_below,
+    read_checksums,
+    write_checksums,
+)
 
 _SIZE = {"hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
 _PLAIN = {**_SIZE, "intermediate_size": 64, "max_position_embeddings": 256, "initializer_range": 0.3}
@@ -65,14 +73,23 @@ TINY = {f"tiny-{family}": family for family in _FAMILIES}
 
 
 def tiny_folder(name: str) -> Path:
-    """The folder of a tiny model; build it the first time."""
+    """The folder of a tiny model; build it the first time, and again if it is damaged."""
     from decoder2vec.package import __version__
 
     folder = cache_root() / "models" / f"{name}-{__version__}"
-    if not folder.is_dir():
-        with atomic_folder(folder) as target:
+    if not _is_whole(folder):
+        with atomic_folder(folder, replace=folder.is_dir()) as target:
             build_tiny(TINY[name], target)
+            write_checksums(target, files_below(target))
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a folder is there with all files as they were written."""
+    try:
+        return bool(read_checksums(folder)) and not damaged_files(folder)
+    except StorageError:
+        return False
 
 
 def build_tiny(family: str, folder: Path, *, seed: int = 0) -> None:

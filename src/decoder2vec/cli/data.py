@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device, Dtype
-from decoder2vec.cli.output import info, table
+from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_output_file
 
@@ -71,37 +71,45 @@ def mine(
     By default they are the nearest texts of the file below a margin. With --top they are drawn at random from the best,
     as rerankers are trained.
     """
-    from decoder2vec.encoder import Encoder
-    from decoder2vec.storage import atomic_file
-    from decoder2vec.training.mining import (
-        bm25_ranker,
-        draw_negatives,
-        encoder_ranker,
-        index_ranker,
-        mine_hard_negatives,
-        to_jsonl,
-    )
-
     if (encoder is None) == (index is None):
         raise InputError("Give --encoder (an encoder, a model or bm25), or --index.")
     check_output_file(out, ".jsonl", sources=[file, corpus])
-    examples, documents = _examples_and_documents(file, corpus, split)
-    if index is not None:
-        from decoder2vec.search.index import Index
+    with show_progress() as progress:
+        from decoder2vec.storage import atomic_file
+        from decoder2vec.training.mining import (
+            bm25_ranker,
+            draw_negatives,
+            encoder_ranker,
+            index_ranker,
+            mine_hard_negatives,
+            to_jsonl,
+        )
 
-        rank = index_ranker(Index.open(index, device=device, dtype=dtype))
-        rows = draw_negatives(rank, examples, count=count, top=top or 100, seed=seed)
-    elif encoder == "bm25":
-        rows = draw_negatives(bm25_ranker(documents), examples, count=count, top=top or 100, seed=seed)
-    else:
-        model = Encoder.from_pretrained(encoder or "", device=device, dtype=dtype)
-        if top or corpus or file.is_dir():
-            rank = encoder_ranker(model, documents, show_progress_bar=True)
-            rows = draw_negatives(rank, examples, count=count, top=top or 100, seed=seed)
+        with progress.phase("reading"):
+            examples, documents = _examples_and_documents(file, corpus, split)
+        nearest = index is None and encoder != "bm25" and not (top or corpus or file.is_dir())
+        if index is None and encoder != "bm25":
+            progress.expect("loading the model")
+            progress.expect("encoding", len(examples.texts if nearest else documents))
+        for phase in ("mining negatives", "saving"):
+            progress.expect(phase)
+        if index is not None:
+            from decoder2vec.search.index import Index
+
+            rank = index_ranker(Index.open(index, device=device, dtype=dtype))
+        elif encoder == "bm25":
+            rank = bm25_ranker(documents)
         else:
-            rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip, show_progress_bar=True)
-    with atomic_file(out) as temporary:
-        temporary.write_text(to_jsonl(rows), encoding="utf-8")
+            from decoder2vec.encoder import Encoder
+
+            model = Encoder.from_pretrained(encoder or "", device=device, dtype=dtype)
+            rank = encoder_ranker(model, documents)
+        if nearest:
+            rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip)
+        else:
+            rows = draw_negatives(rank, examples, count=count, top=top or 100, seed=seed)
+        with progress.phase("saving"), atomic_file(out) as temporary:
+            temporary.write_text(to_jsonl(rows), encoding="utf-8")
     n_negatives = sum(len(row) - 2 for row in rows)
     n_without = sum(len(row) == 2 for row in rows)
     info(f"{n_negatives:,} negatives for {len(rows):,} examples ({n_without:,} have none): {out}")

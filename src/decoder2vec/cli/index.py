@@ -27,12 +27,14 @@ from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
     from decoder2vec.search.index import Index
+    from decoder2vec.search.indexing import IndexChanges
     from decoder2vec.search.tuning import TuningResult
 
 _MAX_NAMED = 10
 """Messages about documents that are printed; the others are counted."""
 _KEPT = ("added", "updated", "unchanged", "moved")
 """Counts of documents that are in the index after `_add`."""
+_COUNTS = (*_KEPT, "removed")
 _PHASES = ("loading the model", "reading", "tokenising", "encoding", "saving", "verifying")
 
 
@@ -91,8 +93,9 @@ def index(
         if delete:
             _delete(opened, delete)
         if source:
-            report |= _add(opened, source, split_names(column))
-            _check_indexed(source, report, json_file)
+            changes = _add(opened, source, split_names(column))
+            report |= _describe_changes(changes)
+            _check_indexed(source, changes, report, json_file)
         tuned = _tune(opened, reset, pairs, split_names(pair_columns), queries, qrels)
         if source or delete or verify:
             _verify(opened)
@@ -115,12 +118,16 @@ def _check_tuning_options(
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
 
 
-def _check_indexed(source: Path, report: dict[str, Any], json_file: Path | None) -> None:
-    """Raise if everything that was to be added was left out; --json tells what and why."""
-    if report["skipped"] and not any(report[name] for name in _KEPT):
-        if json_file:
-            write_json(json_file, report)
-        raise DataFileError(f"No document of {source} could be indexed.")
+def _check_indexed(source: Path, changes: IndexChanges, report: dict[str, Any], json_file: Path | None) -> None:
+    """Raise if everything was left out, and --json says what and why; where there was only no text, warn of it."""
+    if not changes.skipped or any(report[name] for name in _KEPT):
+        return
+    if all(skipped.is_empty for skipped in changes.skipped):  # as in `d2v embed`, an empty file is no error
+        info(f"warning: {source} holds no text")
+        return
+    if json_file:
+        write_json(json_file, report)
+    raise DataFileError(f"No document of {source} could be indexed.")
 
 
 def _open_or_create(
@@ -159,8 +166,8 @@ def _delete(opened: Index, ids: list[str]) -> None:
     info(f"deleted {len(deleted)} documents" + (f"; not in the index: {', '.join(missing)}" if missing else ""))
 
 
-def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> dict[str, Any]:
-    """Add documents, print what was left out and return the counts and all of these for --json."""
+def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> IndexChanges:
+    """Add documents, and print how many, and what was left out."""
     notes: list[str] = []
     changes = opened.add(source, columns=columns, notify=notes.append)
     _print_some(notes)
@@ -168,10 +175,16 @@ def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> dict[str, Any
         [f"left out {skipped.name}: {skipped.reason}" for skipped in changes.skipped],
         hint="; --json writes all of them to a file",
     )
-    counts = {name: getattr(changes, name) for name in ("added", "updated", "unchanged", "moved", "removed")}
+    counts = {name: getattr(changes, name) for name in _COUNTS}
     shown = [f"{name} {n}" for name, n in counts.items() if n or name in ("added", "updated", "unchanged")]
     info(f"{', '.join(shown)}, left out {len(changes.skipped)}")
-    return counts | {"skipped": [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped]}
+    return changes
+
+
+def _describe_changes(changes: IndexChanges) -> dict[str, Any]:
+    """The counts, and all that was left out, for --json."""
+    skipped = [{"name": skipped.name, "reason": skipped.reason} for skipped in changes.skipped]
+    return {name: getattr(changes, name) for name in _COUNTS} | {"skipped": skipped}
 
 
 def _print_some(messages: list[str], hint: str = "") -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from decoder2vec.cli.options import AttentionOption, Device, Dtype, Layer, PoolingOption, TemplateOption, split_names
-from decoder2vec.cli.output import table
+from decoder2vec.cli.output import show_progress, table
 
 
 def mteb(
@@ -34,23 +33,23 @@ def mteb(
     dtype: Dtype = None,
 ) -> None:
     """Score an encoder on tasks of mteb, by mteb itself; stored results are not computed again."""
-    from decoder2vec.evaluation.mteb import evaluate_mteb
+    with show_progress():
+        from decoder2vec.evaluation.mteb import evaluate_mteb
 
-    document = evaluate_mteb(
-        encoder,
-        [task for option in tasks for task in split_names(option)],
-        name=name,
-        instruction=instruction,
-        results_folder=results,
-        json_file=json_file,
-        device=device,
-        show_progress_bar=sys.stderr.isatty(),
-        layer=layer,
-        pooling=pooling,
-        template=template,
-        attention=attention,
-        dtype=dtype,
-    )
+        document = evaluate_mteb(
+            encoder,
+            [task for option in tasks for task in split_names(option)],
+            name=name,
+            instruction=instruction,
+            results_folder=results,
+            json_file=json_file,
+            device=device,
+            layer=layer,
+            pooling=pooling,
+            template=template,
+            attention=attention,
+            dtype=dtype,
+        )
     scored = document["results"]
     rows = [
         (result["task"], result["type"], result["metric"], f"{result['score']:.2f}", f"{result['seconds']:.1f}")

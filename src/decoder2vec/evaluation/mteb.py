@@ -8,7 +8,9 @@ stores results by name and revision; the revision is the encoder's fingerprint, 
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property
 from importlib import metadata
 from pathlib import Path
@@ -28,11 +30,14 @@ from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.suite import encoder_kind
 from decoder2vec.evaluation.trec_metrics import provide_pytrec_eval, pytrec_eval_version
 from decoder2vec.maths.similarity import pairwise_similarity, similarity_matrix
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import versions, write_json
 
 Batches = Iterable[Mapping[str, Any]]
 """mteb's input: batches with the texts under "text"."""
 
+_HUB_TIMEOUT = 5.0
+"""Seconds in which the hub must answer."""
 _INSTRUCTION = "{instruction}"
 _ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
@@ -101,9 +106,10 @@ def _run_tasks(
     mteb = _import_mteb()
     cache = mteb.ResultCache(cache_path=results_folder) if results_folder else mteb.ResultCache()
     for task in tasks:
-        task.load_data = _explain_load_errors(task.metadata.name, task.load_data)
+        task.load_data = _download_or_explain(task.metadata.name, task.load_data)
         options = {"show_progress_bar": show_progress_bar}
-        evaluated = mteb.evaluate(model, task, cache=cache, co2_tracker=False, encode_kwargs=options, **options)
+        with current_progress().stage(task.metadata.name), nullcontext() if show_progress_bar else _no_bars():
+            evaluated = mteb.evaluate(model, task, cache=cache, co2_tracker=False, encode_kwargs=options, **options)
         for result in evaluated.task_results:
             yield {
                 "task": result.task_name,
@@ -155,7 +161,8 @@ class _MTEBModel:
     def _encode(self, texts: Sequence[str], task: Any, role: str | None, options: Mapping[str, Any]) -> Any:
         """[texts, dim] vectors with the prompt for this task and role."""
         encode = getattr(self.encoder, f"encode_{role}", self.encoder.encode)
-        vectors = np.asarray(encode(list(texts), **self._prompt_options(task, role), **options))
+        with current_progress().phase("encoding", len(texts)):
+            vectors = np.asarray(encode(list(texts), **self._prompt_options(task, role), **options))
         if not np.isfinite(vectors).all():
             raise EncoderError(f"{self.name} returned vectors that are not finite; run `d2v doctor` on its model.")
         return vectors
@@ -375,16 +382,72 @@ def _get_tasks(names: Sequence[str]) -> list[Any]:
     return tasks
 
 
-def _explain_load_errors(name: str, load: Callable[..., Any]) -> Callable[..., Any]:
-    """`load_data` with one error and its cure instead of the many that an unreachable hub causes."""
+def _download_or_explain(name: str, load: Callable[..., Any]) -> Callable[..., Any]:
+    """`load_data` that fails at once where the hub does not answer, with one error and its cure.
+
+    Data that were downloaded before are loaded without it.
+    """
 
     def load_data(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return load(*args, **kwargs)
-        except Exception as cause:
-            raise DataFileError(
-                f"The data of {name} could not be downloaded from the Hugging Face Hub ({type(cause).__name__}); "
-                "`d2v mteb` needs a network the first time. For your own files, use `d2v eval`."
-            ) from cause
+        with current_progress().phase("loading the data"):
+            answers = _hub_answers()
+            try:
+                with nullcontext() if answers else _offline():
+                    return load(*args, **kwargs)
+            except Exception as cause:
+                reason = type(cause).__name__ if answers else "it does not answer"
+                raise DataFileError(
+                    f"The data of {name} could not be downloaded from the Hugging Face Hub ({reason}); "
+                    "`d2v mteb` needs a network the first time. For your own files, use `d2v eval`."
+                ) from cause
 
     return load_data
+
+
+def _hub_answers() -> bool:
+    """Whether the hub answers within a few seconds: its client would try again and again for minutes.
+
+    It is asked in a thread, since a name that cannot be looked up takes longer than any timeout of a connection.
+    """
+    from huggingface_hub import constants, get_session
+
+    answers: list[Any] = []
+
+    def ask() -> None:
+        with suppress(Exception):  # the client raises a dozen classes
+            answers.append(get_session().head(constants.ENDPOINT, timeout=_HUB_TIMEOUT))
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(_HUB_TIMEOUT)
+    return bool(answers)
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Context in which the clients of the hub use what they have downloaded, and nothing else."""
+    import datasets.config
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Context in which datasets and the hub's client show no progress bars, which would be drawn into ours."""
+    import datasets
+    import huggingface_hub.utils
+
+    clients = [client for client in (datasets, huggingface_hub.utils) if not client.are_progress_bars_disabled()]
+    for client in clients:
+        client.disable_progress_bars()
+    try:
+        yield
+    finally:
+        for client in clients:
+            client.enable_progress_bars()

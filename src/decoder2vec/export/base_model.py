@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.machine import FOUR_BIT
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import saved_encoder_folder

@@ -37,6 +37,8 @@ from decoder2vec.storage import atomic_folder
 ONNX_DTYPES = ("float32", "int8")
 
 _OPSET = 17
+_OLDEST_TORCH = "2.9"
+"""Of the extra `onnx`; older ones write graphs that give NaN."""
 _LARGEST_FILE = 1_800_000_000
 """Bytes of weights from which they lie in a file of their own: a protobuf takes no more than 2 GB."""
 
@@ -50,6 +52,7 @@ def export_onnx(encoder: Encoder, target: Path, dtype: str = "float32") -> str:
         dtype: "float32", or "int8" for weights and activations of 8 bits: a quarter of the size, other vectors.
 
     Raises:
+        MissingExtraError: A package is missing, or torch is too old.
         UnsupportedError: The encoder or its family cannot be expressed as such a graph.
         BackboneError: onnxruntime computes other vectors; the folder is removed.
     """
@@ -58,6 +61,9 @@ def export_onnx(encoder: Encoder, target: Path, dtype: str = "float32") -> str:
     for package in ("onnx", "onnxruntime"):
         if find_spec(package) is None:
             raise MissingExtraError(package, "onnx")
+    if torch.torch_version.TorchVersion(torch.__version__) < _OLDEST_TORCH:
+        needed = f"torch {_OLDEST_TORCH} or later (torch {torch.__version__} writes wrong graphs)"
+        raise MissingExtraError(needed, "onnx")
     config = SentenceTransformersConfig.from_encoder(encoder)
     progress = current_progress()
     with atomic_folder(target) as folder, progress.phase("writing"):

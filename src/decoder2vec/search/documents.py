@@ -28,6 +28,7 @@ _TITLE_COLUMNS = ("title", "name", "subject", "headline")
 _MIN_WORDS = 2
 """Mean number of words of a column that holds text."""
 _WORD = re.compile(r"[^\W\d_]{2,}")
+_NO_TEXT, _NO_ROW = "it holds no text", "it holds no row"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class Skipped:
     reason: str
     path: str = ""
     """The file that could not be read completely, or the subfolder, with a slash at its end; empty if it is neither."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there was nothing to index, rather than something that cannot be read."""
+        return self.reason in (_NO_TEXT, _NO_ROW)
 
 
 DocumentSource = str | Path | Iterable[Document | Skipped | str | Mapping[str, Any]]
@@ -136,7 +142,7 @@ def source_bytes(source: Path) -> int:
 def unusable_reason(document: Document) -> str:
     """Return why a document cannot be indexed, or an empty string if it can."""
     if not document.text.strip():
-        return "it holds no text"
+        return _NO_TEXT
     if not document.id or len(document.id) > _MAX_ID_LENGTH:
         return f"an id must have 1 to {_MAX_ID_LENGTH} characters, this one has {len(document.id)}"
     return ""
@@ -182,7 +188,7 @@ def _table_documents(path: Path, name: str, columns: Sequence[str], notify: Noti
         chosen = tuple(columns) or _text_columns(sample)
         is_joined = not columns and chosen != ("text",)
         if not sample:
-            yield Skipped(table_name, "it holds no row")
+            yield Skipped(table_name, _NO_ROW)
         elif not chosen:
             reason = f"no column holds text; the columns are {', '.join(_column_names(sample))}"
             yield Skipped(table_name, reason)

@@ -51,6 +51,8 @@ _ID_KEY = b"decoder2vec.index"
 """Where the schema of the table names the index that it belongs to."""
 _KEEP_VERSIONS = timedelta(minutes=10)
 """Older versions of the table are removed; a running search still finds the version it began with."""
+_PANICS = ("PanicException", "RustPanic")
+"""Errors of native code, of which the first is no subclass of Exception; no module has them to import."""
 _DISTANCES = {"cosine": "cosine", "dot": "dot", "euclidean": "l2"}
 
 P = ParamSpec("P")
@@ -295,7 +297,7 @@ def _storage_errors(folder: Path) -> Iterator[None]:
     except Decoder2VecError:
         raise
     except BaseException as error:
-        is_panic = type(error).__name__ == "PanicException"  # of native code, and no subclass of Exception
+        is_panic = type(error).__name__ in _PANICS
         if not is_panic and not isinstance(error, OSError | RuntimeError | ValueError | KeyError | TypeError):
             raise
         reason = " ".join(str(error).split())[:200]

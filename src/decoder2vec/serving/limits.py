@@ -21,6 +21,8 @@ class Limits:
     """Size of a request body."""
     body_timeout: float = 30.0
     """Seconds in which a request body must arrive."""
+    file_timeout: float = 120.0
+    """Seconds in which an uploaded file must be read."""
     max_texts: int = 2_048
     """Texts in one request."""
     max_request_tokens: int = 131_072

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import json
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -292,8 +292,18 @@ class Service:
         self._file_threads.close()
 
     async def read_in_thread(self, read: Callable[[], T]) -> T:
-        """Read an uploaded file in a thread of its own kind and return the result; a 429 if too many are waiting."""
-        return await self._file_threads.run(read)
+        """Read an uploaded file in a thread of its own kind and return the result.
+
+        Raises:
+            APIError: A 429 if too many are waiting, a 408 if it takes too long. A thread cannot be stopped: it ends
+                with the file, of which `max_body_bytes` limits the size, and until then counts as a running one.
+        """
+        try:
+            async with asyncio.timeout(self.limits.file_timeout):
+                return await self._file_threads.run(read)
+        except TimeoutError:
+            message = f"The file could not be read within {self.limits.file_timeout:g} seconds; split it."
+            raise APIError(408, message, code="timeout") from None
 
 
 class _Threads:
@@ -307,18 +317,16 @@ class _Threads:
 
     def __init__(self, count: int, name: str, max_jobs: int) -> None:
         self._pool = ThreadPoolExecutor(count, thread_name_prefix=name)
-        self._max_jobs, self._n_jobs = max_jobs, 0
+        self._max_jobs, self._running = max_jobs, set[Future[Any]]()
 
     async def run(self, job: Callable[[], T]) -> T:
         """Run a job in a thread and return its result."""
-        if self._n_jobs >= self._max_jobs:
+        if len(self._running) >= self._max_jobs:
             raise APIError(429, "Too many requests are running; try again later.", code="overloaded", retry_after=1)
-        self._n_jobs += 1
-        try:
-            context = contextvars.copy_context()
-            return await asyncio.get_running_loop().run_in_executor(self._pool, context.run, job)
-        finally:
-            self._n_jobs -= 1
+        future = self._pool.submit(contextvars.copy_context().run, job)
+        self._running.add(future)
+        future.add_done_callback(self._running.discard)  # a job runs on if nobody waits for it any more
+        return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Wait for the running jobs and drop the others."""

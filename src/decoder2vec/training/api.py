@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
+from decoder2vec.backbone.machine import FOUR_BIT
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
 from decoder2vec.encoder import Encoder

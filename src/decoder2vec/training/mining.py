@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decoder2vec.errors import InputError
+from decoder2vec.progress import current_progress
 from decoder2vec.search.index import Index
 from decoder2vec.text.bm25 import BM25
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, Rows
@@ -45,13 +46,16 @@ def mine_hard_negatives(
 
     """
     check_mining(count, margin, skip)
-    encoded = np.asarray(encoder.encode(examples.texts, show_progress_bar=show_progress_bar), np.float32)
+    progress = current_progress()
+    with progress.phase("encoding", len(examples.texts)):
+        encoded = np.asarray(encoder.encode(examples.texts, show_progress_bar=show_progress_bar), np.float32)
     vectors = torch.nn.functional.normalize(torch.from_numpy(encoded), dim=1)
 
     def vectors_of(texts: Rows) -> Tensor:
         return vectors[torch.from_numpy(texts)]
 
-    negatives = mine_by_vectors(vectors_of, vectors_of, examples, count=count, margin=margin, skip=skip)
+    with progress.phase("mining negatives"):
+        negatives = mine_by_vectors(vectors_of, vectors_of, examples, count=count, margin=margin, skip=skip)
     rows = np.column_stack([examples.anchors, examples.positives, negatives])
     return [[examples.texts[text] for text in row if text >= 0] for row in rows.tolist()]
 
@@ -159,12 +163,13 @@ def bm25_ranker(documents: Sequence[str]) -> Ranker:
     return lambda queries, top: [[documents[row] for row, _ in index.search(query, top)] for query in queries]
 
 
-def encoder_ranker(encoder: Any, documents: Sequence[str], *, show_progress_bar: bool = False) -> Ranker:
+def encoder_ranker(encoder: Any, documents: Sequence[str]) -> Ranker:
     """Rank documents by the cosine of their vectors with the query's."""
 
     def vectors_of(texts: Sequence[str], role: str) -> Tensor:
         encode = getattr(encoder, f"encode_{role}", encoder.encode)
-        vectors = np.asarray(encode(list(texts), show_progress_bar=show_progress_bar), np.float32)
+        with current_progress().phase("encoding", len(texts)):
+            vectors = np.asarray(encode(list(texts), show_progress_bar=False), np.float32)
         return torch.nn.functional.normalize(torch.from_numpy(vectors), dim=1)
 
     def rank(queries: Sequence[str], top: int) -> list[list[str]]:
