@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store, text_key
-from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
+from decoder2vec.backbone.backbone import FOUR_BIT, INT8, Backbone
 from decoder2vec.backbone.blocks import parameters_by_depth
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError, unknown_name
@@ -104,8 +104,8 @@ def prune(
     choice = _check_request(keep, layers, folder, has_curve=triplets is not None)
     plan = LossCurvePlan(samples, batch, scale, pooling, template, seed=seed)
     rows = read_triplets(triplets) if isinstance(triplets, str | Path) else triplets
-    if dtype == FOUR_BIT:
-        raise InputError("Pruning compares the cut model with whole weights; give another dtype than 4bit.")
+    if dtype in (FOUR_BIT, INT8):
+        raise InputError(f"Pruning compares the cut model with whole weights; give another dtype than {dtype}.")
     progress = current_progress()
     progress.expect("loading the model")
     if rows is not None:

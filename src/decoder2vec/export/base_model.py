@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from decoder2vec.adapters.lora import Lora
-from decoder2vec.backbone.backbone import FOUR_BIT, Backbone
+from decoder2vec.backbone.backbone import FOUR_BIT, INT8, Backbone
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import saved_encoder_folder
@@ -35,8 +35,10 @@ def load_base_model(
         The backbone, and whether its weights must be copied into what is trained from it (they exist nowhere else).
 
     Raises:
-        UnsupportedError: The encoder has an adapter that cannot be merged into the weights.
+        UnsupportedError: The encoder has an adapter that cannot be merged into the weights, or the dtype is int8.
     """
+    if dtype == INT8:
+        raise UnsupportedError("int8 is for encoding; train in float32 or bfloat16, and load the result in int8.")
     encoder_folder = saved_encoder_folder(name)
     if not encoder_folder:
         return Backbone.load(name, device=device, dtype=dtype, notify=notify), False
