@@ -405,8 +405,7 @@ class Encoder:
         path = encoder_path(folder)
         description, head = read_encoder_folder(path)
         spec = EncoderSpec.from_json(description["spec"])
-        copied = path / BACKBONE_FOLDER
-        source = copied if copied.is_dir() else spec.backbone
+        source = copied if (copied := path / BACKBONE_FOLDER).is_dir() else spec.backbone
         backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
         backbone = _restore_adapters(backbone, path, description["backbone_fingerprint"])
         encoder = cls(backbone, spec, head, exact=exact)
@@ -429,8 +428,9 @@ class Encoder:
             leave_out: Texts that the program which reads the folder cannot encode in the same way.
         """
         try:
+            encode = partial(self.encode, show_progress_bar=False)
             with without_truncation_warnings(), Progress():  # these texts are not the caller's work
-                gold = GoldVectors.compute(partial(self.encode, show_progress_bar=False), self.backbone.dtype_name, leave_out)
+                gold = GoldVectors.compute(encode, self.backbone.dtype_name, leave_out)
         except EncoderError:
             log.warning("The encoder gives vectors that are not finite, so %s has no gold vectors.", folder.name)
             return
