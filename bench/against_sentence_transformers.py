@@ -1,20 +1,20 @@
 """Tokens per second against sentence-transformers: same weights, texts and pooling (mean of the last layer, float32).
 
-Five methods in one process, in alternation, best of two: sentence-transformers on the model folder without its chat
-template, sentence-transformers on the unchanged folder, a plain loop over unsorted batches of 32 with all hidden
-states, one text at a time, and decoder2vec. All but the chat template must give the same vectors, which is checked
-first.
+Seven methods in one process, in alternation, best of two: sentence-transformers on the model folder without its chat
+template, the same with torch.compile on its model, sentence-transformers on the unchanged folder, ONNX Runtime on our
+export, a plain loop over unsorted batches of 32 with all hidden states, one text at a time, and decoder2vec. All but
+the chat template must give the same vectors, which is checked first; that run also compiles.
 
 Given an instruct model, sentence-transformers 6 wraps every text into the chat template, system prompt included: more
 tokens, and other vectors. Tokens are counted before any wrapping.
-Run: python bench/against_sentence_transformers.py [model]
+Run: python bench/against_sentence_transformers.py [model] [--cpu]; --cpu counts CPU seconds of one thread, for which
+ONNX Runtime must be kept on one core (taskset -c 0 python ...).
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.models import Pooling, Transformer
 
-from corpus import sentences, texts_of_mixed_lengths
+from corpus import sentences, texts_of_length, texts_of_mixed_lengths
 from decoder2vec import Encoder
 from decoder2vec.backbone.sources import resolve_model_folder
-from measure import report
+from decoder2vec.evaluation.onnx_encoder import OnnxEncoder
+from decoder2vec.export.onnx import export_onnx
+from measure import report, select_clock, speed_column
 
 ROUNDS = 2
 
@@ -61,20 +63,43 @@ def link_without_chat_template(folder: str, target: str) -> str:
     return target
 
 
+def compiled_model(folder: str) -> SentenceTransformer:
+    """Return the same with torch.compile on the model inside, for any shape of batch."""
+    model = mean_pooled_model(folder)
+    inner = model[0].auto_model
+    inner.forward = torch.compile(inner.forward, dynamic=True)
+    return model
+
+
 def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    clock, name = select_clock(args.cpu), args.model
     folder = str(resolve_model_folder(name))
     scratch = tempfile.TemporaryDirectory()
-    unwrapped = mean_pooled_model(link_without_chat_template(folder, scratch.name))
+    (plain_folder := Path(scratch.name) / "plain").mkdir()
+    unwrapped = mean_pooled_model(link_without_chat_template(folder, str(plain_folder)))
+    compiled = compiled_model(str(plain_folder))
     chat = mean_pooled_model(folder)
     reading = {"layer": -1, "normed": True, "pooling": "mean", "template": "plain"}
     ours = Encoder.from_pretrained(name, **reading, device="cpu", dtype="float32")
+    export_onnx(ours, Path(scratch.name) / "onnx")
+    onnx = OnnxEncoder(Path(scratch.name) / "onnx", "cpu")
+    kinds = {
+        "sentences": sentences(48),
+        "mixed lengths": texts_of_mixed_lengths(48),
+        "256 words": texts_of_length(6, 256),
+    }
     rows = []
-    for kind, texts in (("sentences", sentences(48)), ("mixed lengths", texts_of_mixed_lengths(48))):
+    for kind, texts in kinds.items():
         tokens = sum(len(ours.tokenizer(text)["input_ids"]) for text in texts)
         methods = {
             "sentence-transformers": lambda texts=texts: unwrapped.encode(texts, batch_size=32),
+            "sentence-transformers, torch.compile": lambda texts=texts: compiled.encode(texts, batch_size=32),
             "sentence-transformers, chat template": lambda texts=texts: chat.encode(texts, batch_size=32),
+            "ONNX Runtime": lambda texts=texts: onnx.embed(texts),
             "unsorted batches of 32": lambda texts=texts: plain_loop(ours, texts, 32),
             "one at a time": lambda texts=texts: plain_loop(ours, texts, 1),
             "decoder2vec": lambda texts=texts: ours.encode(texts),
@@ -86,13 +111,13 @@ def main() -> None:
             assert difference < 1e-3 or "chat" in method, (method, difference)
         for _ in range(ROUNDS):
             for method, encode in methods.items():
-                started = time.perf_counter()
+                started = clock()
                 encode()
-                best[method] = min(best[method], time.perf_counter() - started)
+                best[method] = min(best[method], clock() - started)
         for method, seconds in best.items():
             ratio = seconds / best["decoder2vec"]
             rows.append((kind, method, tokens, round(seconds, 2), round(tokens / seconds, 1), f"{ratio:.2f}x"))
-    columns = ("texts", "way", "tokens", "seconds", "tokens/s", "ours is faster by")
+    columns = ("texts", "way", "tokens", "seconds", speed_column(args.cpu), "ours is faster by")
     report("against_sentence_transformers", columns, rows, model=name)
 
 

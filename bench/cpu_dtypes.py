@@ -1,35 +1,70 @@
-"""Tokens per second of the built-in encoder on a CPU in float32 and bfloat16, and the cosine between their vectors.
+"""Tokens per second of the built-in encoder on a CPU in float32, bfloat16 and int8, and the cosine of their vectors.
 
-A processor without matrix units for bfloat16 is up to 300 times slower in it, so there only a layer is measured.
+In CPU seconds of one thread, in alternation, best of four: other processes on the machine do not affect them much. A
+processor without matrix units for bfloat16 is up to 300 times slower in it, so there only a layer is measured; one
+without VNNI refuses int8.
 
 Run: python bench/cpu_dtypes.py
 """
 
 from __future__ import annotations
 
-from functools import partial
+import time
 
+import numpy as np
+import torch
+
+from corpus import sentences, texts_of_length
 from decoder2vec import Encoder
 from decoder2vec.backbone.cpu_dtype import layer_gain
 from decoder2vec.config import DEFAULT_ENCODER
-from measure import best_seconds, report
+from decoder2vec.errors import UnsupportedError
+from measure import report
 
-SENTENCES = [f"The train number {n} to the city of {n % 7} bridges leaves at {n % 24} o'clock." for n in range(60)]
+ROUNDS = 4
+TEXTS = {"sentences": sentences(60), "256 words": texts_of_length(6, 256)}
+
+
+def load(dtype: str) -> Encoder | None:
+    """The encoder, or None where the processor is not made for this dtype."""
+    try:
+        return Encoder.from_pretrained(DEFAULT_ENCODER, device="cpu", dtype=dtype)
+    except UnsupportedError as error:
+        print(error)
+        return None
+
+
+def measure(encoders: dict[str, Encoder], texts: list[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Tokens per CPU second of each encoder, and the lowest cosine of its vectors to those of the first."""
+    vectors = {dtype: encoder.encode(texts, normalize_embeddings=True) for dtype, encoder in encoders.items()}
+    exact = vectors["float32"]
+    seconds = dict.fromkeys(encoders, np.inf)
+    for _ in range(ROUNDS):
+        for dtype, encoder in encoders.items():
+            tokens, started = encoder.stats.tokens, time.process_time()
+            encoder.encode(texts)
+            seconds[dtype] = min(seconds[dtype], time.process_time() - started)
+            tokens = encoder.stats.tokens - tokens
+    return {d: tokens / s for d, s in seconds.items()}, {d: float((v * exact).sum(1).min()) for d, v in vectors.items()}
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     plain = Encoder.from_pretrained(DEFAULT_ENCODER, device="cpu", dtype="float32")
     gain = layer_gain(plain.backbone.model)
-    rows, exact = [], plain.encode(SENTENCES, normalize_embeddings=True)
-    for dtype in ("float32", "bfloat16") if gain > 0.5 else ("float32",):
-        encoder = Encoder.from_pretrained(DEFAULT_ENCODER, device="cpu", dtype=dtype)
-        cosine = (encoder.encode(SENTENCES, normalize_embeddings=True) * exact).sum(1).min()
-        tokens, seconds = encoder.stats.tokens, best_seconds(partial(encoder.encode, SENTENCES), 2)
-        rows.append((dtype, f"{tokens / seconds:.0f}", f"{cosine:.5f}"))
+    loaded = {dtype: load(dtype) for dtype in (("bfloat16", "int8") if gain > 0.5 else ("int8",))}
+    encoders = {"float32": plain, **{dtype: encoder for dtype, encoder in loaded.items() if encoder}}
+    rows = []
+    for kind, texts in TEXTS.items():
+        speeds, cosines = measure(encoders, texts)
+        for dtype, encoder in encoders.items():
+            ratio = f"{speeds[dtype] / speeds['float32']:.2f}x"
+            memory = f"{encoder.backbone.weight_bytes / 2**20:.0f}"
+            rows.append((kind, dtype, f"{speeds[dtype]:.0f}", ratio, f"{cosines[dtype]:.4f}", memory))
     auto = Encoder.from_pretrained(DEFAULT_ENCODER, device="cpu").backbone
     report(
         "cpu_dtypes",
-        ("dtype", "tokens/s", "lowest cosine"),
+        ("texts", "dtype", "tokens per CPU second", "to float32", "lowest cosine", "weights, MB"),
         rows,
         layer_gain=round(gain, 3),
         auto=f"{str(auto.dtype).removeprefix('torch.')}: {auto.dtype_reason}",

@@ -144,7 +144,7 @@ class Encoder:
                 own by default. "causal+prepend:2-8" and "causal+kv:2-8" re-route the last token's state to all tokens
                 in layers 2 to 8, by token prepending or as a key and value.
             device: Device such as "cuda" or "cpu"; by default the best one available.
-            dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+            dtype: Dtype such as "float32", "bfloat16" or "int8"; by default the one that suits the device.
             exact: Compute every text alone, so that its vector is the same to the last bit whatever is encoded with it.
             **kwargs: Further fields of `EncoderSpec`: max_length, on_overflow, normalize, similarity, prompts.
 
@@ -395,7 +395,7 @@ class Encoder:
         Args:
             folder: The folder of the encoder, or the name of a built-in encoder.
             device: Device such as "cuda" or "cpu"; by default the best one available.
-            dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+            dtype: Dtype such as "float32", "bfloat16" or "int8"; by default the one that suits the device.
             exact: Compute every text alone, so that its vector is the same to the last bit whatever is encoded with it.
 
         Raises:
@@ -405,8 +405,7 @@ class Encoder:
         path = encoder_path(folder)
         description, head = read_encoder_folder(path)
         spec = EncoderSpec.from_json(description["spec"])
-        copied = path / BACKBONE_FOLDER
-        source = copied if copied.is_dir() else spec.backbone
+        source = copied if (copied := path / BACKBONE_FOLDER).is_dir() else spec.backbone
         backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
         backbone = _restore_adapters(backbone, path, description["backbone_fingerprint"])
         encoder = cls(backbone, spec, head, exact=exact)
@@ -428,10 +427,10 @@ class Encoder:
             folder: Folder of a saved encoder or an export.
             leave_out: Texts that the program which reads the folder cannot encode in the same way.
         """
-        dtype = str(self.backbone.dtype).removeprefix("torch.")
         try:
+            encode = partial(self.encode, show_progress_bar=False)
             with without_truncation_warnings(), Progress():  # these texts are not the caller's work
-                gold = GoldVectors.compute(partial(self.encode, show_progress_bar=False), dtype, leave_out)
+                gold = GoldVectors.compute(encode, self.backbone.dtype_name, leave_out)
         except EncoderError:
             log.warning("The encoder gives vectors that are not finite, so %s has no gold vectors.", folder.name)
             return
@@ -602,7 +601,8 @@ def _digests(adapters: Mapping[str, Adapter]) -> dict[str, str]:
 
 def _check_fingerprint(encoder: Encoder, description: Mapping[str, Any], folder: Path) -> None:
     """Raise EncoderError if settings, adapter or head are not those that were saved, such as after one was deleted."""
-    backbones = (replace(encoder.backbone, four_bit=four_bit) for four_bit in (False, True))  # saved from either
+    plain = replace(encoder.backbone, four_bit=False, int8=False)
+    backbones = (plain, replace(plain, four_bit=True), replace(plain, int8=True))  # saved from any of them
     saved, saved_adapters = description.get("fingerprint"), description.get("adapters")  # None: not recorded by 0.1
     is_same = any(saved in (None, Encoder(backbone, encoder.spec, encoder.head).fingerprint) for backbone in backbones)
     if is_same and saved_adapters in (None, _digests(encoder.backbone.adapters)):

@@ -44,7 +44,7 @@ GOLD_TEXTS = (
 )
 """Short, empty, unusual, in several languages and scripts, code, and one that a limit of 512 tokens truncates."""
 
-TOLERANCES = {"float64": 5e-4, "float32": 5e-4, "bfloat16": 5e-2, "float16": 5e-2, "int8": 0.5}
+TOLERANCES = {"float64": 5e-4, "float32": 5e-4, "bfloat16": 5e-2, "float16": 5e-2, "int8": 0.5, "4bit": 0.5}
 """Dtype of a computation -> the largest allowed difference of two numbers, relative to the vector's largest one.
 
 In 16 bits the states of a text change with the texts in the same batch.

@@ -82,7 +82,7 @@ def test_doctor_returns_the_checks_of_the_loaded_model():
     messages = []
     checks = doctor("tiny-gpt2", attention="bidirectional", device="cpu", dtype="float32", notify=messages.append)
     assert checks == list(run_checks(load("tiny-gpt2", "bidirectional")))
-    assert messages == ["tiny-gpt2: gpt2, 4 layers x 32, torch.float32, cpu"]
+    assert messages == ["tiny-gpt2: gpt2, 4 layers x 32, float32, 0 MB of weights, cpu"]
 
 
 # faults

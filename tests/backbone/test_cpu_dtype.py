@@ -151,7 +151,7 @@ def test_small_models_are_not_measured():
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2"])
 def test_the_largest_layer_of_the_blocks_is_measured(monkeypatch, backbone, name):
     model, outputs = backbone(name), []
-    monkeypatch.setattr(cpu_dtype, "_seconds", lambda run: outputs.append(run()) or [6.0, 2.0][len(outputs) - 1])
+    monkeypatch.setattr(cpu_dtype, "fastest_seconds", lambda run: outputs.append(run()) or [6.0, 2.0][len(outputs) - 1])
     assert cpu_dtype.layer_gain(model.model) == 3
     assert [output.dtype for output in outputs] == [torch.float32, torch.bfloat16]
     sizes = [max(weight.shape) for weight in model.blocks.parameters() if weight.ndim == 2]
@@ -162,5 +162,5 @@ def test_the_largest_layer_of_the_blocks_is_measured(monkeypatch, backbone, name
 def test_seconds_are_those_of_the_fastest_run(monkeypatch):
     runs, clock = [], iter([0.0, 5.0, 10.0, 12.0, 20.0, 23.0])
     monkeypatch.setattr(cpu_dtype, "perf_counter", lambda: next(clock))
-    assert cpu_dtype._seconds(lambda: runs.append(1)) == 2.0
+    assert cpu_dtype.fastest_seconds(lambda: runs.append(1)) == 2.0
     assert len(runs) == 4  # the first does not count

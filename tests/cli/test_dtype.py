@@ -99,8 +99,8 @@ def test_all_commands_have_it_that_load_a_model():
 
 
 def test_unknown_dtype_is_refused_by_name():
-    with pytest.raises(Decoder2VecError, match=r"int8.*float32"):
-        d2v("similarity", "a", "b", "--encoder", "tiny-llama", "--dtype", "int8")
+    with pytest.raises(Decoder2VecError, match=r"int9.*int8"):
+        d2v("similarity", "a", "b", "--encoder", "tiny-llama", "--dtype", "int9")
 
 
 def test_baseline_has_no_dtype(pairs):

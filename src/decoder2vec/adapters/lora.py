@@ -9,6 +9,7 @@ where it is less work.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch.nn import functional
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, TokenBatch
+from decoder2vec.backbone.int8_linear import Int8Linear, QuantisedRows, quantise_rows
 from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 
 _MAX_MERGED = 2_000_000_000
@@ -79,7 +81,7 @@ class Lora(Adapter):
                 "so LoRA with dropout or on quantised weights has no effect there; leave them out or use no dropout."
             )
         self._nesting = 0
-        self._merged_cache: tuple[list[int], dict[str, list[Tensor]]] | None = None
+        self._merged_cache: tuple[list[int], dict[str, list[Tensor | QuantisedRows]]] | None = None
         self.eval()  # dropout is for training only
 
     @classmethod
@@ -124,8 +126,8 @@ class Lora(Adapter):
         on_cpu = next(self.parameters()).device.type == "cpu"
         return self._never_merged or (training and on_cpu and self._layers_are_called and not self.compiled)
 
-    def merged_weights(self) -> dict[str, list[Tensor]]:
-        """Weights with their updates for each group; those of frozen matrices are cached."""
+    def merged_weights(self) -> dict[str, list[Tensor | QuantisedRows]]:
+        """Weights with their updates for each group, quantised if the layers are; cached if nothing is trained."""
         matrices = [*self.lower.values(), *self.upper.values()]
         trainable = any(matrix.requires_grad for matrix in matrices)  # fused optimisers do not increase the version
         versions = [matrix._version for matrix in matrices] + [matrices[0].data_ptr()]
@@ -137,19 +139,22 @@ class Lora(Adapter):
 
     def merged_weights_by_path(self) -> dict[str, Tensor]:
         """Weight with its update for each layer, by the layer's path from the model."""
-        merged = self.merged_weights()
-        return {
-            path: weight
-            for name, layers in self.groups.items()
-            for (path, _), weight in zip(layers, merged[name], strict=True)
-        }
+        weights = {}
+        for name, layers in self.groups.items():
+            for (path, _), weight in zip(layers, self.merged_weights()[name], strict=True):
+                if not isinstance(weight, Tensor):
+                    raise UnsupportedError("Weights in int8 are rounded; load the encoder with dtype='float32' first.")
+                weights[path] = weight
+        return weights
 
-    def _merge(self, name: str) -> list[Tensor]:
+    def _merge(self, name: str) -> list[Tensor | QuantisedRows]:
         with torch.autocast(self.lower[name].device.type, enabled=False):
             updates = torch.bmm(self.upper[name], self.lower[name]).mul_(self.scaling)
         modules = self._modules_of[name]
         if _is_transposed(modules[0]):
             updates = updates.transpose(1, 2)
+        if isinstance(modules[0], Int8Linear):  # one weight at a time is in float32
+            return [quantise_rows(module.weight + update) for module, update in zip(modules, updates, strict=True)]
         weights = [module.get_parameter("weight") for module in modules]
         return [weight + update for weight, update in zip(weights, updates.to(weights[0].dtype).unbind(), strict=True)]
 
@@ -252,9 +257,10 @@ def _features(module: nn.Module) -> tuple[int, int]:
 
 
 def _can_be_merged(modules: dict[str, list[nn.Module]]) -> bool:
-    weights = [module.get_parameter("weight") for members in modules.values() for module in members]
-    count = sum(weight.numel() for weight in weights)
-    return all(weight.is_floating_point() for weight in weights) and count <= _MAX_MERGED
+    layers = [module for members in modules.values() for module in members]
+    count = sum(math.prod(_features(layer)) for layer in layers)
+    is_known = (isinstance(layer, Int8Linear) or layer.get_parameter("weight").is_floating_point() for layer in layers)
+    return all(is_known) and count <= _MAX_MERGED
 
 
 def _has_state_space(backbone: Backbone) -> bool:
@@ -262,8 +268,10 @@ def _has_state_space(backbone: Backbone) -> bool:
     return any(hasattr(module, "A_log") for module in backbone.blocks.modules())
 
 
-def _replace_weight(module: nn.Module, weight: Tensor) -> Callable[[], None]:
-    """Let the layer compute with another tensor as its weight; return a function that restores its parameter."""
+def _replace_weight(module: nn.Module, weight: Tensor | QuantisedRows) -> Callable[[], None]:
+    """Let the layer compute with another weight; return a function that restores its own."""
+    if isinstance(module, Int8Linear) and isinstance(weight, QuantisedRows):
+        return module.exchange_weight(weight)
     parameters = module._parameters
     module.__dict__["_parameters"] = {name: value for name, value in parameters.items() if name != "weight"}
     module.__dict__["weight"] = weight

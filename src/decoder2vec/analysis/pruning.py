@@ -23,7 +23,7 @@ from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import parameters_by_depth
-from decoder2vec.backbone.machine import FOUR_BIT
+from decoder2vec.backbone.machine import FOUR_BIT, INT8
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError, unknown_name
 from decoder2vec.export.base_model import load_base_model
@@ -105,8 +105,8 @@ def prune(
     choice = _check_request(keep, layers, folder, has_curve=triplets is not None)
     plan = LossCurvePlan(samples, batch, scale, pooling, template, seed=seed)
     rows = read_triplets(triplets) if isinstance(triplets, str | Path) else triplets
-    if dtype == FOUR_BIT:
-        raise InputError("Pruning compares the cut model with whole weights; give another dtype than 4bit.")
+    if dtype in (FOUR_BIT, INT8):
+        raise InputError(f"Pruning compares the cut model with whole weights; give another dtype than {dtype}.")
     progress = current_progress()
     progress.expect("loading the model")
     if rows is not None:

@@ -23,7 +23,8 @@ from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.cpu_dtype import load_in_fastest_dtype
 from decoder2vec.backbone.fingerprint import folder_fingerprint
-from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype, quiet_transformers
+from decoder2vec.backbone.int8_linear import quantise_layers
+from decoder2vec.backbone.machine import FOUR_BIT, INT8, choose_device, choose_dtype, quiet_transformers
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.config import fingerprint
@@ -57,6 +58,8 @@ class Backbone:
     """Further adapters by name, to switch to."""
     four_bit: bool = False
     """Whether the weights of the blocks are quantised to 4 bits."""
+    int8: bool = False
+    """Whether the linear layers of the blocks compute in 8 bits."""
     dtype_reason: str = ""
     """Why the weights have their dtype, if it was measured."""
 
@@ -80,20 +83,22 @@ class Backbone:
                 by default what the model's config says.
             device: By default the fastest device of the machine.
             dtype: "auto", the default, takes what the device is fast at; "4bit" quantises the weights inside the blocks
-                (QLoRA).
+                (QLoRA); "int8" computes their linear layers in 8 bits, for encoding on a CPU.
             revision: Revision of a model on the hub.
             notify: Called with a message before a step that takes long.
 
         """
         folder = resolve_model_folder(name, revision=revision, notify=notify)
         device = choose_device(device)
-        four_bit, reason = dtype == FOUR_BIT, ""
+        four_bit, int8, reason = dtype == FOUR_BIT, dtype == INT8, ""
+        if int8 and device.type != "cpu":
+            raise UnsupportedError(f"int8 is for CPUs; on {device.type} use bfloat16 or 4bit.")
         if dtype in (None, "auto") and device.type == "cpu":
             model, reason = load_in_fastest_dtype(
                 partial(_load_model, folder), lambda: _load_tokenizer(folder)(_PROBE)["input_ids"], folder
             )
         else:
-            compute_dtype = choose_dtype(device, None if four_bit else dtype)
+            compute_dtype = torch.float32 if int8 else choose_dtype(device, None if four_bit else dtype)
             quantisation = _four_bit_options(device, compute_dtype) if four_bit else {}
             model = _load_model(folder, compute_dtype, **quantisation)
         try:
@@ -103,6 +108,8 @@ class Backbone:
         if four_bit:
             _use_plain_kernels(model)
             _check_four_bit(model)
+        if int8:
+            reason = quantise_layers(find_blocks(model)[1])
         attention = attention or attention_from_config(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
@@ -114,6 +121,7 @@ class Backbone:
             attention,
             folder_fingerprint(folder),
             four_bit=four_bit,
+            int8=int8,
             dtype_reason=reason,
         )
 
@@ -128,6 +136,8 @@ class Backbone:
 
     def to(self, device: str | torch.device) -> None:
         """Move the model and all adapters to a device."""
+        if self.int8 and torch.device(device).type != "cpu":
+            raise UnsupportedError(f"int8 is for CPUs; load the model in another dtype for {device}.")
         self.model.to(device)
         for adapter in filter(None, (self.adapter, *self.adapters.values())):
             adapter.to(device)
@@ -148,8 +158,9 @@ class Backbone:
 
     @property
     def effective_fingerprint(self) -> str:
-        """Hash of everything the model computes with: its fingerprint, 4-bit quantisation, and the adapter."""
-        weights = fingerprint(self.fingerprint, FOUR_BIT) if self.four_bit else self.fingerprint
+        """Hash of everything the model computes with: its fingerprint, quantisation, and the adapter."""
+        quantised = self.four_bit or self.int8
+        weights = fingerprint(self.fingerprint, self.dtype_name) if quantised else self.fingerprint
         return fingerprint(weights, self.adapter.digest()) if self.adapter else weights
 
     @property
@@ -174,8 +185,20 @@ class Backbone:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights."""
+        """The dtype of the weights, and of the states where the weights are quantised."""
         return next(self.model.parameters()).dtype
+
+    @property
+    def dtype_name(self) -> str:
+        """The value of `dtype` with which `load` gives this model."""
+        quantised = FOUR_BIT if self.four_bit else INT8 if self.int8 else ""
+        return quantised or str(self.dtype).removeprefix("torch.")
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all weights."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     @cached_property
     def blocks(self) -> nn.ModuleList:

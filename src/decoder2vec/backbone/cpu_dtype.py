@@ -77,7 +77,9 @@ def layer_gain(model: nn.Module) -> float:
     weight = max(weights, key=Tensor.numel).detach()
     inputs = torch.ones(_ROWS, weight.shape[1])
     rounded = weight.bfloat16()
-    return _seconds(lambda: F.linear(inputs, weight)) / _seconds(lambda: F.linear(inputs.bfloat16(), rounded))
+    return fastest_seconds(lambda: F.linear(inputs, weight)) / fastest_seconds(
+        lambda: F.linear(inputs.bfloat16(), rounded)
+    )
 
 
 def _width(folder: Path) -> int:
@@ -97,11 +99,11 @@ def _run_probe(model: nn.Module, token_ids: Sequence[int]) -> tuple[Tensor, floa
     ids = torch.tensor([((known or [0]) * _TOKENS)[:_TOKENS]])
     with torch.inference_mode():
         states = model(input_ids=ids, use_cache=False).last_hidden_state[0].float()
-        seconds = _seconds(lambda: model(input_ids=ids, use_cache=False), repeats=2)
+        seconds = fastest_seconds(lambda: model(input_ids=ids, use_cache=False), repeats=2)
     return torch.stack([states.mean(0), states[-1]]), seconds
 
 
-def _seconds(function: Callable[[], object], repeats: int = 3) -> float:
+def fastest_seconds(function: Callable[[], object], repeats: int = 3) -> float:
     """The shortest of a few runs; the first, in which memory is taken and kernels are made, does not count."""
     times = []
     with warnings.catch_warnings():

@@ -31,7 +31,7 @@ AttentionOption = Annotated[
 Device = Annotated[str | None, typer.Option(help="cuda, mps or cpu; by default the best available.")]
 Dtype = Annotated[
     str | None,
-    typer.Option(help="auto (the fastest on the device), float32, bfloat16, float16, float64 or 4bit."),
+    typer.Option(help="auto (the fastest on the device), float32, bfloat16, float16, float64, int8 (CPU) or 4bit."),
 ]
 Exact = Annotated[
     bool,

@@ -9,7 +9,7 @@ import torch
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.machine import FOUR_BIT
+from decoder2vec.backbone.machine import FOUR_BIT, INT8
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import saved_encoder_folder
@@ -36,8 +36,10 @@ def load_base_model(
         The backbone, and whether its weights must be copied into what is trained from it (they exist nowhere else).
 
     Raises:
-        UnsupportedError: The encoder has an adapter that cannot be merged into the weights.
+        UnsupportedError: The encoder has an adapter that cannot be merged into the weights, or the dtype is int8.
     """
+    if dtype == INT8:
+        raise UnsupportedError("int8 is for encoding; train in float32 or bfloat16, and load the result in int8.")
     encoder_folder = saved_encoder_folder(name)
     if not encoder_folder:
         return Backbone.load(name, device=device, dtype=dtype, notify=notify), False

@@ -1,0 +1,198 @@
+"""Layers in int8: rounded like the plain formula, used to encode with adapters and heads, refused where unsupported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from decoder2vec.analysis.doctor import doctor
+from decoder2vec.backbone import int8_linear
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.int8_linear import Int8Linear, quantise_layers
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import Decoder2VecError, UnsupportedError
+from decoder2vec.export.base_model import load_base_model
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.command import d2v
+from toys.texts import built
+from toys.training import small_recipe, toy_data
+
+TEXTS = ["cats sleep", "the dogs run over the long road in the rain", ""]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model") / "llama"
+    built("llama", folder, hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_key_value_heads=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def quantised(folder):
+    return Backbone.load(folder, device="cpu", dtype="int8")
+
+
+def rounded_product(inputs, weight, bias):
+    """The definition, in numpy and float64, row by row."""
+
+    def rounded(vector):
+        scale = np.float32(np.abs(vector).max()) / np.float32(127)
+        return np.rint(vector / scale).astype(np.int64), float(scale)
+
+    result = np.empty((len(inputs), len(weight)))
+    for i, row in enumerate(inputs):
+        for j, weights in enumerate(weight):
+            (a, a_scale), (b, b_scale) = rounded(row), rounded(weights)
+            result[i, j] = (a @ b) * a_scale * b_scale + bias[j]
+    return result
+
+
+def test_layer_is_the_rounded_product():
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(48, 24), torch.randn(2, 5, 48)
+    inputs[0, 1, 7] = 900.0  # a token with an outlier rounds no other token
+    with torch.inference_mode():
+        output = Int8Linear(layer)(inputs)
+    expected = rounded_product(inputs.flatten(0, 1).numpy(), layer.weight.detach().numpy(), layer.bias.detach().numpy())
+    assert output.shape == (2, 5, 24)
+    assert np.allclose(output.flatten(0, 1).numpy(), expected, rtol=1e-5, atol=1e-5)
+    others = torch.tensor([row for row in range(10) if row != 1])
+    exact = layer(inputs).flatten(0, 1)[others]
+    assert (output.flatten(0, 1)[others] - exact).norm() < 0.02 * exact.norm()
+
+
+def test_zeros_stay_zeros():
+    layer = nn.Linear(8, 4, bias=False)
+    with torch.inference_mode():
+        assert torch.equal(Int8Linear(layer)(torch.zeros(3, 8)), torch.zeros(3, 4))
+
+
+def test_layers_that_read_one_tensor_quantise_it_once(monkeypatch, folder):
+    calls, quantise_rows = [], int8_linear.quantise_rows
+    encoder = Encoder.from_pretrained(folder, device="cpu", dtype="int8")
+    monkeypatch.setattr(int8_linear, "quantise_rows", lambda rows: calls.append(rows) or quantise_rows(rows))
+    encoder.encode(["cats sleep"])
+    assert len(calls) == 4 * 4  # inputs of attention, its output layer, gate and up, down
+
+
+def test_tokens_of_an_earlier_pass_are_not_reused():
+    layer = Int8Linear(nn.Linear(16, 8))
+    with torch.inference_mode():
+        for n in range(20):  # a new tensor may get the address of one that was deleted
+            inputs = torch.full((1, 16), float(n))
+            assert torch.allclose(layer(inputs), n * layer.weight.sum(1) + layer.bias, atol=1e-4)
+            del inputs
+
+
+def test_vectors_are_close_but_the_fingerprint_differs(folder, quantised):
+    full = Backbone.load(folder, device="cpu", dtype="float32")
+    near, exact = (Encoder(b, Encoder.from_pretrained(folder).spec).encode(TEXTS) for b in (quantised, full))
+    cosines = (near * exact).sum(1) / np.linalg.norm(near, axis=1) / np.linalg.norm(exact, axis=1)
+    assert (cosines > 0.995).all()
+    assert not np.allclose(near, exact, atol=1e-6)
+    assert quantised.fingerprint == full.fingerprint
+    assert quantised.effective_fingerprint != full.effective_fingerprint
+    assert (quantised.dtype_name, full.dtype_name) == ("int8", "float32")
+    assert quantised.weight_bytes < full.weight_bytes
+
+
+def test_narrow_layers_stay_in_float32(tmp_path):
+    folder = tmp_path / "llama"
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 1}
+    built("llama", folder, **sizes)
+    model = Backbone.load(folder, device="cpu", dtype="int8").model
+    kinds = {name.rpartition(".")[2]: type(module) for name, module in model.named_modules() if "_proj" in name}
+    assert {name for name, kind in kinds.items() if kind is nn.Linear} == {"k_proj", "v_proj"}
+    assert {kind for name, kind in kinds.items() if name not in ("k_proj", "v_proj")} == {Int8Linear}
+
+
+def test_auto_is_never_int8(folder):
+    assert not Backbone.load(folder, device="cpu").int8
+
+
+def test_lora_is_merged_into_quantised_weights(folder, quantised, tmp_path):
+    trainer = Trainer(small_recipe("lora"), toy_data(), Backbone.load(folder, device="cpu", dtype="float32"))
+    encoder, _ = trainer.export(trainer.run(0), tmp_path)
+    saved = encoder.save(tmp_path / "e")
+    rounded = Encoder.load(saved, device="cpu", dtype="int8")
+    assert rounded.fingerprint != encoder.fingerprint
+    near, exact = rounded.encode(TEXTS), encoder.encode(TEXTS)
+    plain = Encoder(rounded.backbone.with_adapter(None), rounded.spec, rounded.head).encode(TEXTS)
+    cosines = (near * exact).sum(1) / np.linalg.norm(near, axis=1) / np.linalg.norm(exact, axis=1)
+    assert (cosines > 0.99).all()
+    assert not np.allclose(near, plain, atol=1e-3)
+    assert np.array_equal(rounded.encode(TEXTS), near)  # the model was restored after each pass
+    with pytest.raises(UnsupportedError, match="dtype='float32'"):
+        rounded.backbone.adapter.merged_weights_by_path()
+
+
+def test_an_encoder_saved_in_int8_loads_in_both(folder, quantised, tmp_path):
+    encoder = Encoder(quantised, Encoder.from_pretrained(folder).spec).with_head("standardise", ["a", "b c", "d"])
+    saved = encoder.save(tmp_path / "e")
+    again = Encoder.load(saved, device="cpu", dtype="int8")
+    assert again.fingerprint == encoder.fingerprint
+    assert np.array_equal(again.encode(TEXTS), encoder.encode(TEXTS))
+    assert Encoder.load(saved, device="cpu", dtype="float32").fingerprint != encoder.fingerprint
+
+
+def test_doctor_passes_and_reports_the_memory(folder):
+    messages = []
+    checks = doctor(folder, device="cpu", dtype="int8", notify=messages.append)
+    assert [check for check in checks if not check.passed] == []
+    assert any(", int8, " in message and "MB of weights" in message for message in messages)
+
+
+def test_training_is_refused(folder, quantised, tmp_path):
+    with pytest.raises(UnsupportedError, match="int8 is for encoding"):
+        load_base_model(folder, device="cpu", dtype="int8")
+    with pytest.raises(UnsupportedError, match="no gradients"):
+        Trainer(small_recipe("lora"), toy_data(), quantised).run(0)
+    with pytest.raises(Decoder2VecError, match="another dtype than int8"):
+        d2v("prune", "tiny-llama", "--layers", "2", "--out", tmp_path / "cut", "--dtype", "int8")
+
+
+def test_other_devices_are_refused(folder, quantised):
+    with pytest.raises(UnsupportedError, match="for CPUs"):
+        Backbone.load(folder, device="meta", dtype="int8")
+    with pytest.raises(UnsupportedError, match="for CPUs"):
+        quantised.to("meta")
+
+
+def test_a_slow_processor_is_refused_with_the_measurement(monkeypatch):
+    seconds = iter([1.0, 4.0])
+    monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
+    monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
+    with pytest.raises(UnsupportedError, match=r"in int8 has 0.25 times the speed of float32"):
+        quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
+
+
+def test_a_fast_processor_reports_the_gain(monkeypatch):
+    seconds = iter([3.0, 1.0])
+    monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
+    monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
+    assert "3 times the speed" in quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
+
+
+def test_a_wrong_kernel_is_refused(monkeypatch):
+    """As on a processor that adds pairs of products in 16 bits."""
+    exact = torch._int_mm
+    monkeypatch.setattr(torch, "_int_mm", lambda a, b: exact(a, b).clamp(max=32_767))
+    with pytest.raises(UnsupportedError, match="wrongly"):
+        quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
+
+
+def test_a_model_without_linear_layers_is_refused():
+    with pytest.raises(UnsupportedError, match="no plain linear layers"):
+        Backbone.load("tiny-gpt2", device="cpu", dtype="int8")
+
+
+def test_four_bits_are_refused_with_the_reason():
+    with pytest.raises(UnsupportedError, match=r"int4 is not supported: on x86 .* use int8"):
+        Backbone.load("tiny-llama", device="cpu", dtype="int4")
+
+
+@pytest.mark.parametrize("command", ["similarity a b --encoder tiny-llama", "doctor tiny-llama"])
+def test_commands_take_it(command):
+    assert d2v(*command.split(), "--device", "cpu", "--dtype", "int8").exit_code == 0
