@@ -23,6 +23,7 @@ from decoder2vec.gold import GoldVectors
 from decoder2vec.reranker import Reranker, RerankerSpec
 from decoder2vec.text.batches import collate
 from decoder2vec.text.pair_template import PAIR_TEMPLATES, PairTemplate, PairTokeniser
+from toys.texts import built
 
 METHODS = ("linear", "likelihood", "yes_no")
 QUERY = "Why is the loaf dense?"
@@ -269,6 +270,16 @@ def test_a_saved_reranker_gives_identical_scores(method, make, tmp_path):
     assert (Reranker.load(folder, device="cpu", dtype="float32").score(QUERY, DOCUMENTS)).shape == (len(DOCUMENTS),)
     with pytest.raises(InputError, match="leave out method"):
         Reranker.from_pretrained(folder, method="yes_no")
+
+
+def test_a_saved_reranker_loads_in_8_bits(tmp_path):
+    model = tmp_path / "model"
+    built("llama", model, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_key_value_heads=2)
+    reranker = Reranker.from_pretrained(model, device="cpu", dtype="float32")
+    loaded = Reranker.load(reranker.save(tmp_path / "reranker"), device="cpu", dtype="int8")
+    documents = ["A cat sleeps.", "Stocks fell on Monday."]
+    assert loaded.fingerprint != reranker.fingerprint
+    assert loaded.score("a cat", documents) == pytest.approx(reranker.score("a cat", documents), abs=0.05)
 
 
 def test_a_folder_with_other_files_is_not_replaced(make, tmp_path):

@@ -601,10 +601,9 @@ def _digests(adapters: Mapping[str, Adapter]) -> dict[str, str]:
 
 def _check_fingerprint(encoder: Encoder, description: Mapping[str, Any], folder: Path) -> None:
     """Raise EncoderError if settings, adapter or head are not those that were saved, such as after one was deleted."""
-    plain = replace(encoder.backbone, four_bit=False, int8=False)
-    backbones = (plain, replace(plain, four_bit=True), replace(plain, int8=True))  # saved from any of them
     saved, saved_adapters = description.get("fingerprint"), description.get("adapters")  # None: not recorded by 0.1
-    is_same = any(saved in (None, Encoder(backbone, encoder.spec, encoder.head).fingerprint) for backbone in backbones)
+    encoders = (Encoder(backbone, encoder.spec, encoder.head) for backbone in encoder.backbone.variants())
+    is_same = any(saved in (None, variant.fingerprint) for variant in encoders)
     if is_same and saved_adapters in (None, _digests(encoder.backbone.adapters)):
         return
     raise EncoderError(

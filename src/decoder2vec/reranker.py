@@ -138,7 +138,7 @@ class Reranker:
                 suits the method.
             max_length: Maximum number of tokens of a prompt; 512 by default. Longer documents are cut.
             device: Device such as "cuda" or "cpu"; by default the best one available.
-            dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+            dtype: Dtype such as "float32", "bfloat16" or "int8"; by default the one that suits the device.
 
         Returns:
             The reranker.
@@ -297,7 +297,7 @@ class Reranker:
         Args:
             folder: The folder of the reranker.
             device: Device such as "cuda" or "cpu"; by default the best one available.
-            dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+            dtype: Dtype such as "float32", "bfloat16" or "int8"; by default the one that suits the device.
 
         Raises:
             BackboneError: The weights of the backbone have changed since the reranker was saved.
@@ -314,8 +314,7 @@ class Reranker:
         if (adapter := path / ADAPTER_FOLDER).is_dir():
             backbone = backbone.with_adapter(load_adapter(adapter, backbone))
         reranker = cls(backbone, spec, head)
-        plain = cls(replace(backbone, four_bit=not backbone.four_bit), spec, head)  # saved from either
-        if description["fingerprint"] not in (reranker.fingerprint, plain.fingerprint):
+        if description["fingerprint"] not in (cls(variant, spec, head).fingerprint for variant in backbone.variants()):
             raise EncoderError(
                 f"The reranker in {path} is not the one that was saved: its adapter, head or settings were changed or "
                 "are missing; copy the whole folder again, or save the reranker again."
@@ -329,12 +328,11 @@ class Reranker:
 
     def write_gold_scores(self, folder: Path) -> None:
         """Write the scores of fixed pairs into a folder, by which later versions and other programs can be checked."""
-        dtype = str(self.backbone.dtype).removeprefix("torch.")
         level = log.level
         log.setLevel(logging.ERROR)  # some of these documents are too long on purpose
         try:
             with Progress():  # these pairs are not the caller's work
-                gold = GoldVectors.compute(self.gold_scores, dtype)
+                gold = GoldVectors.compute(self.gold_scores, self.backbone.dtype_name)
         except EncoderError:
             return
         finally:
