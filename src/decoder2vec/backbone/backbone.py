@@ -164,7 +164,7 @@ class Backbone:
         return fingerprint(weights, self.adapter.digest()) if self.adapter else weights
 
     def variants(self) -> tuple[Backbone, ...]:
-        """The backbone with plain weights, in 4 bits and in int8, in name: what is saved from one may be loaded as another."""
+        """The backbone as if loaded plain, in 4 bits and in int8: what is saved from one may be loaded as another."""
         plain = replace(self, four_bit=False, int8=False)
         return plain, replace(plain, four_bit=True), replace(plain, int8=True)
 
