@@ -93,7 +93,9 @@ def main() -> None:
         for make, packed, compiled in product((LoraRecipe, FullRecipe), (False, True), (False, True)):
             recipe = make(read=ReadSettings(pooling="mean"), attention="bidirectional", compile_blocks=compiled)
             recipe = replace(recipe, training=replace(recipe.training, batch=batch, evaluate_every=10**6))
-            with patch.object(batch_encoder, "packing_pays", lambda model, packed=packed: packed and can_pack(model)):
+            with patch.object(
+                batch_encoder, "packing_pays", lambda model, _, packed=packed: packed and can_pack(model)
+            ):
                 speed = tokens_per_second(recipe, data, backbone, args.steps)
             blocks, batches = "compiled" if compiled else "eager", "packed" if packed else "padded"
             rows.append((recipe.name, batch, batches, blocks, f"{speed:.0f}", f"{peak_megabytes():.0f}"))

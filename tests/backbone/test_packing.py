@@ -46,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def packed_on_cpu(monkeypatch):
     """As if this machine had a GPU, on which packing pays."""
     monkeypatch.setattr(extract, "packing_pays", can_pack)
-    monkeypatch.setattr(batch_encoder, "packing_pays", can_pack)
+    monkeypatch.setattr(batch_encoder, "packing_pays", lambda backbone, _: can_pack(backbone))
 
 
 @pytest.fixture
@@ -106,6 +106,15 @@ def test_windows_of_local_attention_limit_packed_texts(llama):
 
 def test_a_cpu_does_not_pack(llama):
     assert can_pack(llama) and not packing_pays(llama)
+
+
+@pytest.mark.parametrize(("name", "has_heads"), [("tiny-llama", True), ("tiny-gpt2", True), ("tiny-mamba", False)])
+def test_a_gpu_packs_in_16_bits_only(name, has_heads, monkeypatch):
+    backbone = Backbone.load(name, device="cpu", dtype="float32")
+    monkeypatch.setattr(Backbone, "device", torch.device("cuda"))
+    monkeypatch.setattr(packing, "can_pack", lambda _: True)
+    assert not packing_pays(backbone), "in float32 there is no kernel"
+    assert packing_pays(backbone, torch.bfloat16) == has_heads
 
 
 def test_only_adapters_that_leave_tokens_alone_are_packed(llama):
@@ -209,7 +218,7 @@ def test_gradients_are_the_same(llama, packed_on_cpu, monkeypatch, gap):
     prompts, rows = prompts_of(llama, sentences(12)), [3, 0, 7, 11, 5]
     gradients = []
     for pays in (True, False):
-        monkeypatch.setattr(batch_encoder, "packing_pays", lambda _, pays=pays: pays)
+        monkeypatch.setattr(batch_encoder, "packing_pays", lambda *_, pays=pays: pays)
         torch.manual_seed(0)
         lora = Lora.initialise(llama, 2, 4).requires_grad_(True)
         encode = choose_batch_encoder(llama.with_adapter(lora), prompts, Reading(-1, "mean"), budget=40)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
+from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.batch import Packing
 from decoder2vec.backbone.blocks import text_config
 from decoder2vec.errors import UnsupportedError
@@ -94,7 +95,7 @@ def _attention(
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, head_dim]
     if "group_mask" in kwargs:
         attended = _in_groups(query, key, value, kwargs["places_in_groups"], kwargs["group_mask"], dropout, scaling)
-    elif device == "cuda" and query.dtype in _KERNEL_DTYPES and query.shape[-1] in _KERNEL_HEAD_DIMS:
+    elif device == "cuda" and kernel_takes(query.dtype, query.shape[-1]):
         longest = kwargs["longest_text"]
         # `varlen_attn` is this operator, with arguments that differ between versions of torch
         attended = torch.ops.aten._flash_attention_forward(
@@ -144,27 +145,45 @@ AttentionInterface.register(_NAME, _attention)
 # --- which models ----------------------------------------------------------------------------------------------------
 
 
+def packing_pays(backbone: Backbone, dtype: torch.dtype | None = None) -> bool:
+    """Whether batches should be packed: on a GPU with a kernel for it, where the model gives the same vectors.
+
+    On a CPU, texts of similar lengths in a batch leave next to no padding, and no kernel packs them.
+
+    Args:
+        backbone: The model.
+        dtype: What the model computes in; by default the dtype of its weights.
+    """
+    on_gpu = backbone.device.type == "cuda"
+    return on_gpu and kernel_takes(dtype or backbone.dtype, _head_dim(backbone)) and can_pack(backbone)
+
+
+def kernel_takes(dtype: torch.dtype, head_dim: int) -> bool:
+    """Whether GPUs have a kernel for packed texts in this dtype, with heads of this size."""
+    return dtype in _KERNEL_DTYPES and head_dim in _KERNEL_HEAD_DIMS
+
+
+def _head_dim(backbone: Backbone) -> int:
+    """Size of a head of attention; 0 for models without such heads."""
+    config = text_config(backbone.model.config)
+    heads = getattr(config, "num_attention_heads", None)
+    own = getattr(config, "head_dim", None)
+    return own or (config.hidden_size // heads if isinstance(heads, int) and heads else 0)
+
+
 def can_pack(backbone: Backbone) -> bool:
     """Whether a backbone's vectors are the same on packed rows, with its adapter; checked once for each model.
 
     Adapters that change tokens or blocks are not packed, nor is attention that differs between layers.
     """
-    if backbone.attention not in ("causal", "bidirectional") or not (
-        backbone.adapter is None or backbone.adapter.packs
-    ):
+    adapter_packs = backbone.adapter is None or backbone.adapter.packs
+    if backbone.attention not in ATTENTIONS or not adapter_packs:
         return False
-    checked = _CHECKED.setdefault(backbone.model, {})
-    if backbone.attention not in checked:
-        checked[backbone.attention] = _passes_check(backbone)
-    return checked[backbone.attention]
-
-
-def packing_pays(backbone: Backbone) -> bool:
-    """Whether batches should be packed: on a GPU, where the kernel and many tokens in one batch are fast.
-
-    A CPU has no such kernel, and texts of similar lengths in a batch leave next to no padding there.
-    """
-    return backbone.device.type == "cuda" and can_pack(backbone)
+    with backbone.lock:
+        checked = _CHECKED.setdefault(backbone.model, {})
+        if backbone.attention not in checked:
+            checked[backbone.attention] = _passes_check(backbone)
+        return checked[backbone.attention]
 
 
 def longest_packed_text(backbone: Backbone) -> float:

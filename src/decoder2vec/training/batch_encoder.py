@@ -96,6 +96,7 @@ def choose_batch_encoder(
     suffix_only: bool = False,
     cache_bytes: int = 0,
     budget: int = 0,
+    dtype: torch.dtype | None = None,
 ) -> BatchEncoder:
     """The cheapest encoder of the prompts that is exact for an adapted backbone.
 
@@ -108,10 +109,11 @@ def choose_batch_encoder(
             cached keys and values of the texts; models without keys and values still run every token.
         cache_bytes: Keys and values are cached on disk up to this size, and recomputed beyond it.
         budget: Tokens whose activations are held in memory at once; 0: what fits.
+        dtype: What the model computes in; by default the dtype of its weights.
 
     """
     costs = [len(prompt.ids) + extra_tokens for prompt in prompts]
-    packed = packing_pays(backbone) and max(costs, default=0) <= longest_packed_text(backbone)
+    packed = packing_pays(backbone, dtype) and max(costs, default=0) <= longest_packed_text(backbone)
     encode_chunk = token_encoder(backbone, prompts, reading, packed=packed)
     if suffix_only:
         try:

@@ -130,7 +130,12 @@ class TokenContext(TrainingContext):
         """[texts, dim] vectors of texts that have no row, such as crops drawn for one step; every token runs."""
         prompts = self.tokenise(texts).prompts
         encoder = choose_batch_encoder(
-            self.backbone, prompts, self.reading, extra_tokens=self.extra_tokens, budget=self.batch_encoder.budget
+            self.backbone,
+            prompts,
+            self.reading,
+            extra_tokens=self.extra_tokens,
+            budget=self.batch_encoder.budget,
+            dtype=self.compute_dtype,
         )
         return encoder(range(len(prompts)))
 

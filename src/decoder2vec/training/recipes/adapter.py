@@ -237,6 +237,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             suffix_only=self.reads is Reads.PREFIX_KV,
             cache_bytes=self.cache_bytes,
             budget=self.chunk,
+            dtype=corpus.backbone.dtype,
         )
         return TokenContext(
             backbone,

@@ -177,7 +177,7 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
         return PairContext(
             backbone,
             nn.ModuleDict({"weights": module, "head": head}),
-            choose_batch_encoder(backbone, corpus.prompts, reading, budget=self.chunk),
+            choose_batch_encoder(backbone, corpus.prompts, reading, budget=self.chunk, dtype=corpus.backbone.dtype),
             corpus.prompts,
             {},
             Tokeniser(backbone, Template.of("plain"), self._max_length(backbone)),
