@@ -44,7 +44,6 @@ Vectors = NDArray[np.float32]
 
 _TOKENIZER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Tokenizers that are exactly what `tokenizer.json` says."""
-_TOKENS_AT_ONCE = 2048
 
 
 def open_for_queries(
@@ -142,7 +141,8 @@ class QuickEncoder:
         limit = min(self.spec.max_length, self._tokenizer.context_length or self.spec.max_length)
         prompts = Tokeniser(self._tokenizer, template, limit, self.spec.on_overflow)(inputs).prompts
         with threadpool_limits(1, "blas"):  # threads wait for each other longer than such small products take
-            vectors = [self._read(batch) for batch in _batches(prompts)]
+            # each alone: BLAS sums a row in another order if there are more rows, and the vector would depend on them
+            vectors = [self._read([prompt]) for prompt in prompts]
         stacked = np.concatenate(vectors) if vectors else np.empty((0, self.dim), np.float32)
         stacked = self.head(stacked) if self.head and len(stacked) else stacked
         check_finite(stacked, inputs)
@@ -304,19 +304,6 @@ def _token_id(backend: Any, token: str | Mapping[str, Any] | None) -> int | None
     """The id of a special token, which is written as a string or a table."""
     content = token["content"] if isinstance(token, Mapping) else token
     return backend.token_to_id(content) if content else None
-
-
-def _batches(prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-    """Consecutive prompts that are computed at once."""
-    batches: list[list[Prompt]] = []
-    tokens = 0
-    for prompt in prompts:
-        tokens += len(prompt.ids)
-        if not batches or tokens > _TOKENS_AT_ONCE:
-            batches.append([])
-            tokens = len(prompt.ids)
-        batches[-1].append(prompt)
-    return batches
 
 
 _POOLINGS: dict[str, Callable[[States], States]] = {
