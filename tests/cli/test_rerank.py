@@ -47,6 +47,14 @@ def test_documents_of_a_query_are_sorted(folder):
     assert plain.exit_code == 0 and len(plain.stdout.splitlines()) == 2
 
 
+def test_empty_documents_are_left_out_and_keep_their_numbers(folder):
+    Path("docs.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ("about cats", " ", "rain")))
+    result = d2v("rerank", "tiny-llama", "--query", "cats", "--documents", "docs.jsonl", "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    assert sorted(json.loads(line)["index"] for line in result.stdout.splitlines()) == [0, 2]
+    assert "1 of 3 documents are empty" in result.output
+
+
 def test_a_run_is_reranked_and_measured(folder):
     options = ["--run", "bm25.trec", "--data", "data", "--qrels", "data/qrels-test.tsv", "--out", "out.trec"]
     result = d2v("rerank", "tiny-mamba", *options, "--depth", "6", "--device", "cpu")

@@ -103,7 +103,7 @@ def mine(
             from decoder2vec.encoder import Encoder
 
             model = Encoder.from_pretrained(encoder or "", device=device, dtype=dtype)
-            rank = encoder_ranker(model, documents)
+            rank = encoder_ranker(model, documents)  # which encodes nothing before it ranks
         if nearest:
             rows = mine_hard_negatives(model, examples, count=count, margin=margin, skip=skip)
         else:

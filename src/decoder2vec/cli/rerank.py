@@ -60,9 +60,12 @@ def rerank(
     if documents is None or not (query or "").strip():
         raise InputError("Give a --query that is not empty, and --documents, a file.")
     texts = list(read_texts(documents, hint=TEXT_COLUMN_HINT))
-    for hit in load().rank(query or "", texts, top_k=top, return_documents=True):
+    filled = [index for index, text in enumerate(texts) if text.strip()]
+    if len(filled) < len(texts):
+        info(f"{len(texts) - len(filled)} of {len(texts)} documents are empty and left out")
+    for hit in load().rank(query or "", [texts[index] for index in filled], top_k=top, return_documents=True):
         if as_json:
-            line = {"index": hit["corpus_id"], "score": hit["score"], "text": hit["text"]}
+            line = {"index": filled[hit["corpus_id"]], "score": hit["score"], "text": hit["text"]}
             typer.echo(json.dumps(line, ensure_ascii=False))
         else:
             typer.echo(f"{hit['score']:8.4f}  {' '.join(hit['text'].split())}")

@@ -256,12 +256,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def train(self, context: TokenContext, corpus: TokenCorpus, run: SeedRun) -> SeedResult:
         """Train the adapter on the objective."""
         key = self._resume_key(corpus, run.seed)
-        checkpoint = run.work / f"{key}.safetensors" if run.work else None
-        log = run.work / f"log-{run.seed}.jsonl" if run.work else None
         start = self.start_values(context.module) if self.keep < 1 else {}
-        history, module = run.fit(
-            corpus.objective, context, self.training, self.choose_by, checkpoint=checkpoint, log=log
-        )
+        history, module = run.fit(corpus.objective, context, self.training, self.choose_by, **run.files(key))
         note = stage_note(corpus.objective, history, self.choose_by)
         result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
         # maps to the vectors of teachers and the like are trained besides, and are no part of the encoder

@@ -42,6 +42,12 @@ class SeedRun:
     """Folder for checkpoints; None: nothing is written."""
     on_progress: OnProgress = lambda _: None
 
+    def files(self, key: str) -> dict[str, Path | None]:
+        """The checkpoint and the log of a run, as arguments of `fit`; the key names all that the run depends on."""
+        if self.work is None:
+            return {}
+        return {"checkpoint": self.work / f"{key}.safetensors", "log": self.work / f"log-{self.seed}.jsonl"}
+
     def fit(
         self,
         objective: Objective[Any, Any],

@@ -192,11 +192,7 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
     def train(self, context: PairContext, corpus: PairCorpus, run: SeedRun) -> SeedResult:
         """Train the score and the weights on the groups."""
         key = self._resume_key(corpus, run.seed)
-        checkpoint = run.work / f"{key}.safetensors" if run.work else None
-        log = run.work / f"log-{run.seed}.jsonl" if run.work else None
-        history, module = run.fit(
-            corpus.objective, context, self.training, self.choose_by, checkpoint=checkpoint, log=log
-        )
+        history, module = run.fit(corpus.objective, context, self.training, self.choose_by, **run.files(key))
         note = stage_note(corpus.objective, history, self.choose_by)
         result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
         result.n_trained = sum(tensor.numel() for tensor in module.parameters() if tensor.requires_grad)
