@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # the CPU build; any torch >= 2.6 works, but it must be installed before what depends on it
 TORCH ?= torch==2.13.0
-INSTALL ?= $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL ?= $(PIP) --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-slow test-oldest test-newest soak lint types bench docs site wheel clean
@@ -15,7 +16,7 @@ help:  ## show this list
 
 setup: $(READY)  ## build .venv with the package and .venv/bin/d2v in it
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) "$(TORCH)"
 	$(INSTALL) --editable ".[dev]"
@@ -40,7 +41,7 @@ test-oldest:  ## run the tests with the oldest dependencies that pyproject.toml 
 
 test-newest:  ## run the tests with the newest dependencies that pyproject.toml allows
 	rm -rf .venv-newest
-	$(MAKE) test VENV=.venv-newest TORCH=torch
+	$(MAKE) test VENV=.venv-newest TORCH=torch INSTALL='$$(PIP)'
 
 soak: $(READY)  ## every write fails, every file is damaged, 3,000 processes are killed: hours on two cores
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m soak
@@ -70,7 +71,7 @@ docs: $(READY)  ## write the generated parts of docs/: architecture, CLI, API, s
 
 SITE := $(VENV)/.site
 $(SITE): $(READY)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	$(INSTALL) --editable ".[docs]"
 	@touch $(SITE)
 
 site: $(SITE)  ## build the documentation site in site/ and check it for dead links
