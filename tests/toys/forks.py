@@ -76,9 +76,10 @@ class ForkServer:
 
 
 def _serve(module: str) -> None:
-    functions = importlib.import_module(module)
-    tqdm.set_lock(threading.RLock())  # by default children share a lock, and one that is killed never releases it
+    # by default children share a lock, and one that is killed never releases it; before a subclass makes its own
+    tqdm.set_lock(threading.RLock())
     tqdm.monitor_interval = 0
+    functions = importlib.import_module(module)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever prints in a child prints into the log
     for line in sys.stdin:
