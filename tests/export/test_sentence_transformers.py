@@ -58,7 +58,7 @@ def test_blocks_above_the_pooled_layer_are_removed(folders):
 def test_bidirectional_config_requires_new_transformers(folders):
     assert content(folders["bidirectional"], "config.json")["is_causal"] is False
     needs = content(folders["bidirectional"], "config_sentence_transformers.json")["requirements"]
-    assert needs["transformers"]["specifier"] == ">=5.2" and "direction" in needs["transformers"]["reason"]
+    assert needs["transformers"]["specifier"] == ">=5.21" and "direction" in needs["transformers"]["reason"]
     assert "requirements" not in content(folders["mean"], "config_sentence_transformers.json")
 
 

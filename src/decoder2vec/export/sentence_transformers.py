@@ -160,7 +160,7 @@ def _requirements(
     requirements = {}
     if encoder.spec.attention == "bidirectional":
         reason = "older versions ignore is_causal=False and would read the text in one direction only"
-        requirements["transformers"] = {"specifier": ">=5.2", "reason": reason}
+        requirements["transformers"] = {"specifier": ">=5.21", "reason": reason}
     if config.uses_chat_template or state != "last_hidden_state":
         reason = "older versions have no settings for the prompt around a text or the layer"
         requirements["sentence-transformers"] = {"specifier": ">=6.2", "reason": reason}
