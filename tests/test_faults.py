@@ -24,6 +24,7 @@ QUICK = (
     "embed .npy",
     "embed .jsonl",
     "embed .parquet",
+    "embed folder",
     "latents",
     "index create",
     "index add",
@@ -62,7 +63,7 @@ SLOW = (
     "d2v index",
     "d2v data mine",
 )
-KILLED = {"embed .npy": 1300, "index add": 1300, "train lora": 400}
+KILLED = {"embed .npy": 1000, "embed folder": 1000, "index add": 1000, "train lora": 400}
 """Writers that are killed, and how often by `make soak`."""
 
 
@@ -142,7 +143,9 @@ def damageable_files(children, name, folder, count):
     return written + [("interrupted", file) for file in children.call("interrupt", name, folder, count * 2 // 3)]
 
 
-@pytest.mark.parametrize("name", ["encoder", "embed .npy", "latents", "index add", "index tune", "train soft prompt"])
+@pytest.mark.parametrize(
+    "name", ["encoder", "embed .npy", "embed folder", "latents", "index add", "index tune", "train soft prompt"]
+)
 def test_damaged_file_is_refused_or_written_again(children, prepared, name):
     files = some(damageable_files(children, name, *prepared(name)), 6)
     for index, (state, file) in enumerate(files):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, estimate_dimension, measure_dimension
     from decoder2vec.analysis.pruning import prune
     from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.bulk.dataset import DatasetResult, embed_dataset
+    from decoder2vec.bulk.plan import VectorFormat
+    from decoder2vec.bulk.verify import Verification, verify_dataset
     from decoder2vec.calibration import CalibrationResult, calibrate
     from decoder2vec.config import EncoderSpec, Reading
     from decoder2vec.encoder import Encoder
@@ -79,6 +82,9 @@ _MODULES = {
     "analysis.intrinsic_dimension": ("DimensionPlan", "estimate_dimension", "measure_dimension"),
     "analysis.pruning": ("prune",),
     "backbone.backbone": ("Backbone",),
+    "bulk.dataset": ("DatasetResult", "embed_dataset"),
+    "bulk.plan": ("VectorFormat",),
+    "bulk.verify": ("Verification", "verify_dataset"),
     "calibration": ("CalibrationResult", "calibrate"),
     "config": ("EncoderSpec", "Reading"),
     "encoder": ("Encoder",),
@@ -136,6 +142,7 @@ __all__ = [
     "Chunking",
     "ContrastiveExamples",
     "DataFileError",
+    "DatasetResult",
     "Decoder2VecError",
     "DimensionPlan",
     "DivergedError",
@@ -179,12 +186,15 @@ __all__ = [
     "Triplets",
     "UnknownNameError",
     "UnsupportedError",
+    "VectorFormat",
+    "Verification",
     "__version__",
     "as_mteb_model",
     "calibrate",
     "compare_engines",
     "create_app",
     "doctor",
+    "embed_dataset",
     "estimate_dimension",
     "evaluate",
     "evaluate_mteb",
@@ -206,6 +216,7 @@ __all__ = [
     "sweep",
     "text_key",
     "train",
+    "verify_dataset",
 ]
 
 

@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from decoder2vec.bulk import embed_texts
+from decoder2vec.bulk.one_file import embed_texts
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.evaluation.baselines import load_encoder

@@ -22,17 +22,21 @@ import numpy as np
 import pyarrow.parquet
 import torch
 
-from decoder2vec import bulk, storage
+from decoder2vec import storage
 from decoder2vec.activations.store import Store, text_keys
 from decoder2vec.adapters.lora import Lora, LoraConfig
 from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, measure_dimension
 from decoder2vec.analysis.sweep import SweepPlan, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.bulk import one_file as bulk
+from decoder2vec.bulk.dataset import MANIFEST_FILE, embed_dataset
+from decoder2vec.bulk.verify import verify_dataset
 from decoder2vec.calibration import calibrate
 from decoder2vec.cli import main
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
+from decoder2vec.errors import StorageError
 from decoder2vec.evaluation.api import evaluate
 from decoder2vec.export import formats, onnx, sentence_transformers
 from decoder2vec.export.pruned import write_pruned
@@ -221,6 +225,22 @@ def embed(suffix: str) -> Writer:
         lambda folder: bulk.embed_texts(UNTRAINED, TEXTS[::-1][:3], folder / name),
         for_others=True,
     )
+
+
+def embed_folder(folder: Path) -> list[int]:
+    """A data set in three parts."""
+    result = embed_dataset(UNTRAINED, str(INDEXED), folder / "vectors", rows_per_part=2)
+    return [result.n_rows, result.n_skipped, result.n_parts]
+
+
+def read_folder(folder: Path) -> Content:
+    """All rows of a folder that is whole; nothing of one that is not finished."""
+    if not (folder / "vectors" / MANIFEST_FILE).exists():
+        return {}
+    if problems := verify_dataset(str(folder / "vectors"), UNTRAINED).problems:
+        raise StorageError(problems[0])
+    files = sorted((folder / "vectors").glob("part-*.parquet"))
+    return {"rows": _read_rows([row for file in files for row in pyarrow.parquet.read_table(file).to_pylist()])}
 
 
 def _read_rows(rows: list[dict[str, Any]]) -> list[Any]:
@@ -487,6 +507,7 @@ WRITERS: dict[str, Writer] = {
         lambda folder: OTHER.save(folder / "encoder"),
     ),
     **{f"embed {suffix}": embed(suffix) for suffix in (".npy", ".jsonl", ".parquet")},
+    "embed folder": Writer(embed_folder, read_folder),
     "latents": Writer(
         lambda folder: store_latents(folder, TEXTS),
         read_latents,

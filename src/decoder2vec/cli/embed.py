@@ -1,10 +1,10 @@
-"""`d2v embed`: encode texts from a file or stdin to a file of vectors."""
+"""`d2v embed`: encode texts from files or stdin to a file of vectors, or whole data sets to a folder of parts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,12 +21,47 @@ from decoder2vec.cli.options import (
 )
 from decoder2vec.cli.output import info, show_progress
 from decoder2vec.config import DEFAULT_ENCODER
+from decoder2vec.errors import InputError, StorageError
 from decoder2vec.storage import check_output_file
+
+if TYPE_CHECKING:
+    from decoder2vec.encoder import Encoder
+
+_FOLDER = "Into a folder"
+
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="FILE...",
+        help="txt, jsonl, csv or tsv file; - for stdin. Into a folder also Parquet files, folders, patterns and URLs.",
+    ),
+]
+IdColumn = Annotated[str | None, typer.Option(help="Column that names a row; by default id.", rich_help_panel=_FOLDER)]
+Precision = Annotated[str, typer.Option(help="float32, float16, int8 or binary.", rich_help_panel=_FOLDER)]
+Dimensions = Annotated[int | None, typer.Option(help="Keep only the first dimensions.", rich_help_panel=_FOLDER)]
+RowsPerPart = Annotated[int, typer.Option(help="Rows of one file.", rich_help_panel=_FOLDER)]
+OnError = Annotated[str, typer.Option(help="stop or skip, for rows that cannot be embedded.", rich_help_panel=_FOLDER)]
+Engine = Annotated[
+    str, typer.Option(help="local (this process) or ray (a cluster, or all cores).", rich_help_panel=_FOLDER)
+]
+Workers = Annotated[int | None, typer.Option(help="Processes of the engine ray.", rich_help_panel=_FOLDER)]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Say rows, tokens and time; write nothing.", rich_help_panel=_FOLDER)
+]
+PricePerHour = Annotated[
+    float | None, typer.Option(help="Of one worker, for the cost in a dry run.", rich_help_panel=_FOLDER)
+]
+Verify = Annotated[
+    str | None,
+    typer.Option(metavar="FOLDER", help="Prove that a folder has every row once, and stop.", rich_help_panel=_FOLDER),
+]
 
 
 def embed(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="txt, jsonl, csv or tsv file; - for stdin.")],
-    out: Annotated[Path, typer.Option(help="Output file: .npy, .jsonl or .parquet.")],
+    sources: Sources = None,
+    out: Annotated[
+        str | None, typer.Option(help="Output file (.npy, .jsonl or .parquet), or a folder or URL for parts.")
+    ] = None,
     column: Annotated[str | None, typer.Option(help="Column or field that holds the text.")] = None,
     encoder: EncoderOption = DEFAULT_ENCODER,
     layer: Layer = None,
@@ -37,12 +72,133 @@ def embed(
     exact: Exact = False,
     device: Device = None,
     dtype: Dtype = None,
+    id_column: IdColumn = None,
+    precision: Precision = "float32",
+    dimensions: Dimensions = None,
+    rows_per_part: RowsPerPart = 10_000,
+    on_error: OnError = "stop",
+    engine: Engine = "local",
+    workers: Workers = None,
+    dry_run: DryRun = False,
+    price_per_hour: PricePerHour = None,
+    verify: Verify = None,
 ) -> None:
-    """Encode a file of texts; the same command resumes an interrupted run."""
-    check_output_file(out, sources=[source])
+    """Encode texts into a file, or whole data sets into a folder; the same command resumes an interrupted run."""
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+
+    def load() -> Encoder:
+        return open_encoder(encoder, device, dtype, exact=exact, **choices)
+
+    if verify is not None:
+        _verify(verify, load)
+        return
+    if not sources or out is None:
+        raise InputError("Give the files to embed, and --out for the result.")
+    options: dict[str, Any] = {
+        "id_column": id_column,
+        "precision": precision,
+        "dimensions": dimensions,
+        "rows_per_part": rows_per_part,
+        "on_error": on_error,
+        "engine": engine,
+        "workers": workers,
+    }
+    if Path(out).suffix:
+        _refuse_folder_options(out, sources, options | {"dry_run": dry_run})
+        _embed_file(sources[0], Path(out), column, load, normalize=normalize)
+        return
+    if used := next((name for name, value in (choices | {"exact": exact}).items() if value), None):
+        raise InputError(f"--{used} is for single files; save such an encoder, and name it with --encoder.")
+    from decoder2vec.bulk.plan import VectorFormat
+
+    vectors = VectorFormat(options.pop("precision"), options.pop("dimensions"), normalize)
+    options |= {"text_column": column, "vectors": vectors}
+    if dry_run:
+        _estimate(sources, out, load, options, price_per_hour)
+    else:
+        _embed_folder(sources, out, encoder, options | {"device": device, "dtype": dtype})
+
+
+def _refuse_folder_options(out: str, sources: list[str], options: dict[str, Any]) -> None:
+    defaults = {
+        "precision": "float32",
+        "rows_per_part": 10_000,
+        "on_error": "stop",
+        "engine": "local",
+        "dry_run": False,
+    }
+    used = [f"--{name.replace('_', '-')}" for name, value in options.items() if value != defaults.get(name)]
+    if len(sources) > 1:
+        used.append("several files")
+    if used:
+        raise InputError(f"{out} is a single file; {used[0]} needs a folder, a name without a suffix.")
+
+
+def _embed_folder(sources: list[str], out: str, encoder: str, options: dict[str, Any]) -> None:
     with show_progress() as progress:
-        from decoder2vec.bulk import embed_texts, get_writer
+        from decoder2vec.bulk.dataset import embed_dataset
+
+        progress.expect("loading the model")
+        progress.expect("reading")
+        result = embed_dataset(encoder, sources, out, **options)
+    skipped = f"; {result.n_skipped:,} were skipped, see skipped-*.jsonl" if result.n_skipped else ""
+    info(
+        f"{result.folder} has {result.n_rows - result.n_skipped:,} vectors of {result.n_rows:,} rows in "
+        f"{result.n_parts:,} parts, {result.n_computed:,} of them computed now{skipped}"
+    )
+
+
+def _estimate(
+    sources: list[str], out: str, load: Callable[[], Encoder], options: dict[str, Any], price: float | None
+) -> None:
+    """Print what a run would take."""
+    workers = options.pop("workers") or 1
+    options.pop("engine")
+    with show_progress() as progress:
+        from decoder2vec.bulk.dataset import estimate, make_plan
+        from decoder2vec.bulk.output import OutputFolder
+
+        progress.expect("loading the model")
+        progress.expect("reading")
+        model = load()
+        plan = make_plan(model, sources, **options)
+        guess = estimate(plan, model, OutputFolder(out), workers=workers, price_per_hour=price)
+    cost = "" if guess.cost is None else f", cost {guess.cost:,.2f}"
+    info(
+        f"{guess.n_rows:,} rows, about {guess.n_tokens:,} tokens: {_duration(guess.seconds)} with "
+        f"{workers} worker{'s' * (workers > 1)} as fast as this process{cost}"
+    )
+
+
+def _verify(folder: str, load: Callable[[], Encoder]) -> None:
+    """Print what is wrong with a folder of parts, or that nothing is."""
+    with show_progress() as progress:
+        from decoder2vec.bulk.verify import verify_dataset
+
+        progress.expect("loading the model")
+        progress.expect("reading")
+        result = verify_dataset(folder, load())
+    for problem in result.problems:
+        typer.echo(problem)
+    if result.problems:
+        raise StorageError(f"{folder} is not whole: {len(result.problems)} problems.")
+    info(
+        f"{folder} is whole: {result.n_vectors:,} vectors of {result.n_rows:,} rows, each once; "
+        f"{result.n_sampled} were computed again and are equal"
+    )
+
+
+def _duration(seconds: float) -> str:
+    """Seconds in words: 40 s, 12 min, 3.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def _embed_file(source: str, out: Path, column: str | None, load: Callable[[], Encoder], *, normalize: bool) -> None:
+    check_output_file(out, sources=[source])
+    with show_progress() as progress:
+        from decoder2vec.bulk.one_file import embed_texts, get_writer
         from decoder2vec.text.files import naming_lines, read_texts
 
         get_writer(out)  # an unknown suffix is refused before the work
@@ -51,7 +207,7 @@ def embed(
         progress.expect("loading the model")
         progress.expect("encoding", n_texts)
         progress.expect("saving")
-        model = open_encoder(encoder, device, dtype, exact=exact, **choices)
+        model = load()
         with naming_lines(source):
             count = embed_texts(model, read_texts(source, column), out, normalize=normalize, n_texts=n_texts)
     info(f"wrote {count} vectors of dimension {model.dim} to {out}")

@@ -1,4 +1,4 @@
-"""Tests of `decoder2vec.bulk`: every format equals `encode`, also after interruptions."""
+"""Tests of `decoder2vec.bulk.one_file`: every format equals `encode`, also after interruptions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import sys
 import numpy as np
 import pytest
 
-from decoder2vec import bulk
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.bulk import embed_texts
+from decoder2vec.bulk import one_file as bulk
+from decoder2vec.bulk.one_file import embed_texts
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError, StorageError

@@ -1,0 +1,269 @@
+"""Files with rows of texts: found by path, folder, pattern or URL, counted, and read by ranges of rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from decoder2vec.backbone.fingerprint import file_sha256
+from decoder2vec.errors import DataFileError, InputError, MissingExtraError
+from decoder2vec.text.tables import RowOrError, format_of, parse_rows
+
+_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+_GZIPPED = tuple(f"{suffix}.gz" for suffix in _SUFFIXES[1:])
+
+Problems = dict[int, str]
+"""Why a row has no fields, by its index in a table."""
+
+
+@dataclass(frozen=True)
+class RowFile:
+    """A file of rows.
+
+    Args:
+        path: Where it is: an absolute path or a URL.
+        n_rows: Its rows, malformed ones included.
+        version: Identifies its content: the SHA-256 of a local file, what the store says of a remote one.
+    """
+
+    path: str
+    n_rows: int
+    version: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rstrip("/").rsplit("/", 1)[-1]
+
+    @property
+    def is_parquet(self) -> bool:
+        """Whether the rows have types of their own."""
+        return self.path.endswith(".parquet")
+
+
+def find_files(sources: Sequence[str]) -> list[str]:
+    """Return the paths of all files that are meant, in a fixed order.
+
+    Args:
+        sources: Files, folders, patterns such as `data/*.jsonl.gz`, and URLs of all of these.
+
+    Raises:
+        InputError: One of them names no file.
+    """
+    paths: list[str] = []
+    for source in sources:
+        system, path = open_filesystem(source)
+        try:
+            if any(character in path for character in "*?[") and not system.exists(path):
+                found = [name for name in system.glob(path) if not system.isdir(name)]
+            elif system.isdir(path):
+                found = [name for name in system.find(path) if name.endswith(_SUFFIXES + _GZIPPED)]
+            else:
+                found = [path] if system.exists(path) else []
+        except OSError as error:
+            raise InputError(f"Cannot read {source}: {error.strerror or error}.") from None
+        if not found:
+            raise InputError(f"{source} names no file; give {', '.join(_SUFFIXES)} files, the text ones also as .gz.")
+        paths += [name if _is_local(system) else system.unstrip_protocol(name) for name in sorted(found)]
+    return list(dict.fromkeys(paths))
+
+
+def open_filesystem(url: str) -> tuple[Any, str]:
+    """Return the file system of a path or URL, and the path in it.
+
+    Raises:
+        InputError: The protocol is unknown, or needs a package that is not installed.
+    """
+    from fsspec.core import url_to_fs  # type: ignore[import-untyped]
+
+    try:
+        system, path = url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise InputError(f"Cannot open {url}: {str(error).rstrip('.')}.") from None
+    return system, str(path)
+
+
+def inspect_file(path: str) -> tuple[RowFile, dict[str, str]]:
+    """Count the rows of a file, and find the type of each column."""
+    system, inner = open_filesystem(path)
+    version = (
+        f"sha256:{file_sha256(Path(inner), cache_result=False)}" if _is_local(system) else f"store:{system.ukey(inner)}"
+    )
+    if path.endswith(".parquet"):
+        with _open_parquet(path) as file:
+            columns = {field.name: str(field.type) for field in file.schema_arrow}
+            return RowFile(path, file.metadata.num_rows, version), columns
+    n_rows, kinds = 0, dict[str, str]()
+    with _local_copy(path) as local:
+        for _, row in _parse(path, local):
+            n_rows += 1
+            if not isinstance(row, str):
+                for name, value in row.items():
+                    kinds[name] = _common_kind(kinds.get(name, "null"), _kind(value))
+    columns = {str(name): "string" if kind == "null" else kind for name, kind in kinds.items()}
+    return RowFile(path, n_rows, version), columns
+
+
+class RowReader:
+    """Reads ranges of rows of one file; ranges that follow one another are read in one pass.
+
+    Args:
+        file: The file.
+        columns: The type of each column, of which a file may lack some.
+    """
+
+    def __init__(self, file: RowFile, columns: Mapping[str, str]) -> None:
+        self.file, self._columns = file, columns
+        self._rows: Iterator[RowOrError] | None = None
+        self._next_row = 0
+        self._row_group: tuple[int, Any] = (-1, None)
+
+    def read(self, start: int, stop: int) -> tuple[Any, Problems]:
+        """Return the rows as an Arrow table, and for those that are malformed the reason; their fields are empty."""
+        if self.file.is_parquet:
+            return self._read_parquet(start, stop), {}
+        if self._rows is None or self._next_row > start:
+            self._rows, self._next_row = self._open_rows(), 0
+        rows = list(islice(self._rows, start - self._next_row, stop - self._next_row))
+        self._next_row = stop
+        if len(rows) != stop - start:
+            raise DataFileError(f"{self.file.path} has fewer rows than when it was counted; give an unchanged file.")
+        problems = {index: f"line {line}: {row}" for index, (line, row) in enumerate(rows) if isinstance(row, str)}
+        return _to_table([{} if isinstance(row, str) else row for _, row in rows], self._columns), problems
+
+    def _open_rows(self) -> Iterator[RowOrError]:
+        with _local_copy(self.file.path) as local:
+            yield from _parse(self.file.path, local)
+
+    def _read_parquet(self, start: int, stop: int) -> Any:
+        import pyarrow
+
+        slices, first = [], 0
+        with _open_parquet(self.file.path) as file:
+            for group in range(file.metadata.num_row_groups):
+                n_rows = file.metadata.row_group(group).num_rows
+                low, high = max(start, first), min(stop, first + n_rows)
+                if low < high:
+                    if self._row_group[0] != group:
+                        self._row_group = (group, file.read_row_group(group))
+                    slices.append(self._row_group[1].slice(low - first, high - low))
+                first += n_rows
+        return pyarrow.concat_tables(slices)
+
+
+def import_pyarrow() -> tuple[Any, Any]:
+    """Return pyarrow and pyarrow.parquet.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise MissingExtraError("pyarrow", "parquet") from None
+    return pyarrow, pyarrow.parquet
+
+
+def _is_local(system: Any) -> bool:
+    return "file" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,))
+
+
+def _parse(path: str, local: Path) -> Iterator[RowOrError]:
+    try:
+        yield from parse_rows(local, format_of(Path(path)))
+    except DataFileError as error:
+        raise DataFileError(str(error).replace(str(local), path)) from None
+
+
+class _local_copy:
+    """A remote text file as a local one, since such a file is read from its beginning anyway."""
+
+    def __init__(self, path: str) -> None:
+        self._system, self._path = open_filesystem(path)
+        self._folder: str | None = None
+
+    def __enter__(self) -> Path:
+        if _is_local(self._system):
+            return Path(self._path)
+        self._folder = tempfile.mkdtemp(prefix="d2v-")
+        local = Path(self._folder, self._path.rsplit("/", 1)[-1])
+        self._system.get_file(self._path, str(local))
+        return local
+
+    def __exit__(self, *_: object) -> None:
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _open_parquet(path: str) -> Any:
+    pyarrow, parquet = import_pyarrow()
+    system, inner = open_filesystem(path)
+    try:
+        return parquet.ParquetFile(inner, filesystem=None if _is_local(system) else system)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataFileError(f"{path} is not a whole Parquet file ({error}).") from None
+
+
+# --- types of columns without a schema ------------------------------------------------------------------------------
+
+_PYTHON_TYPES = {"bool": bool, "int64": int, "double": float, "string": str}
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int64" if -(2**63) <= value < 2**63 else "string"
+    return "double" if isinstance(value, float) else "string"
+
+
+def _common_kind(first: str, second: str) -> str:
+    """The type that holds values of both."""
+    if first == second or second == "null":
+        return first
+    if first == "null":
+        return second
+    return "double" if {first, second} == {"int64", "double"} else "string"
+
+
+def common_columns(files: Sequence[tuple[RowFile, dict[str, str]]]) -> dict[str, str]:
+    """Return the type of each column over all files.
+
+    Raises:
+        InputError: Parquet files, whose types are fixed, have other columns than the rest.
+    """
+    columns: dict[str, str] = {}
+    for file, own in files:
+        if columns and (file.is_parquet or files[0][0].is_parquet) and own != columns:
+            different = next(iter(sorted(set(own.items()) ^ set(columns.items()))))[0]
+            raise InputError(
+                f"{file.path} and {files[0][0].path} differ in the column {different!r}; embed them apart."
+            )
+        for name, kind in own.items():
+            columns[name] = kind if file.is_parquet else _common_kind(columns.get(name, "null"), kind)
+    return columns
+
+
+def _to_table(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> Any:
+    pyarrow, _ = import_pyarrow()
+    arrays = {
+        name: pyarrow.array([_convert(row.get(name), kind) for row in rows], pyarrow.type_for_alias(kind))
+        for name, kind in columns.items()
+    }
+    return pyarrow.table(arrays)
+
+
+def _convert(value: Any, kind: str) -> Any:
+    """A value in the type of its column; what is no text in a column of texts is written as JSON."""
+    if value is None or isinstance(value, _PYTHON_TYPES[kind]):
+        return value
+    return float(value) if kind == "double" else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,92 @@
+"""A folder of results, local or remote, in which a file is whole or absent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from decoder2vec.bulk.files import open_filesystem
+from decoder2vec.errors import StorageError
+from decoder2vec.storage import TEMPORARY_PREFIX, atomic_file, check_writable, write_lock
+
+_LOCK_FILE = ".writing"
+
+
+class OutputFolder:
+    """A folder on a disk or in an object store.
+
+    Args:
+        url: Its path or URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._system, self.path = open_filesystem(url)
+        self.url = url
+        self.local = Path(self.path) if "file" in self._system.protocol else None
+
+    def lock(self) -> Any:
+        """A context in which no other process of this machine writes here; in an object store none is needed."""
+        if self.local is None:
+            return nullcontext()
+        check_writable(self.local)
+        return write_lock(self.local / _LOCK_FILE, self.url)
+
+    def names(self) -> set[str]:
+        """Names of all files, without those that are being written."""
+        if self.local is not None:
+            names = {file.name for file in self.local.glob("*")} if self.local.is_dir() else set()
+        else:
+            self._system.invalidate_cache()
+            exists = self._system.exists(self.path)
+            names = {name.rsplit("/", 1)[-1] for name in self._system.ls(self.path, detail=False)} if exists else set()
+        return {name for name in names if name and name != _LOCK_FILE and not name.startswith(TEMPORARY_PREFIX)}
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[Path]:
+        """Yield a local path; what is written there becomes the file of that name if the block succeeds."""
+        if self.local is not None:
+            with atomic_file(self.local / name) as temporary:
+                yield temporary
+            return
+        with tempfile.TemporaryDirectory(prefix="d2v-") as folder:
+            temporary = Path(folder, name)
+            yield temporary
+            self._system.put_file(
+                str(temporary), f"{self.path}/{name}"
+            )  # an object appears when its upload is complete
+
+    def write_json(self, name: str, document: Any) -> None:
+        """Write a JSON file."""
+        with self.writing(name) as temporary:
+            temporary.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON file.
+
+        Raises:
+            StorageError: It is absent or no JSON.
+        """
+        try:
+            with self.open(name) as handle:
+                return json.load(handle)
+        except FileNotFoundError:
+            raise StorageError(f"{self.url} has no {name}; `d2v embed` has written nothing there.") from None
+        except ValueError as error:
+            raise StorageError(f"{self.url}/{name} is damaged ({error}); embed into a new folder.") from None
+
+    def open(self, name: str) -> Any:
+        """Open a file for reading bytes."""
+        return self._system.open(f"{self.path}/{name}", "rb")
+
+    def sha256(self, name: str) -> str:
+        """The SHA-256 of a file."""
+        with self.open(name) as handle:
+            digest = hashlib.sha256()
+            while block := handle.read(2**20):
+                digest.update(block)
+        return digest.hexdigest()

@@ -1,0 +1,140 @@
+"""One part of an embedding run: its rows are read, embedded and written with their vectors to one Parquet file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder2vec.activations.extract import without_truncation_warnings
+from decoder2vec.bulk.files import Problems, RowReader, import_pyarrow
+from decoder2vec.bulk.output import OutputFolder
+from decoder2vec.bulk.plan import EmbeddingPlan, Part, VectorFormat
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import DataFileError, Decoder2VecError
+from decoder2vec.maths.similarity import normalise
+
+VECTOR_COLUMN = "embedding"
+_METADATA = b"decoder2vec"
+"""Key of the metadata of a part: the key of its plan and the range of its rows."""
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """What a part took and has."""
+
+    name: str
+    n_rows: int
+    """Rows that were read."""
+    n_skipped: int
+    """Rows without a vector."""
+    n_tokens: int
+    sha256: str
+
+
+class PartEmbedder:
+    """Computes parts of a plan.
+
+    Args:
+        plan: The plan.
+        encoder: Its encoder.
+        output: Where parts are written.
+    """
+
+    def __init__(self, plan: EmbeddingPlan, encoder: Encoder, output: OutputFolder) -> None:
+        self.plan, self.encoder, self.output = plan, encoder, output
+        self._reader: RowReader | None = None
+
+    def __call__(self, part: Part) -> PartResult:
+        """Compute and write one part.
+
+        Raises:
+            DataFileError: A row cannot be embedded, and the plan does not skip such rows.
+        """
+        table, problems = self.read(part)
+        n_tokens = self.encoder.stats.tokens
+        vectors = self._embed(table[self.plan.text_column].to_pylist(), problems)
+        if problems and self.plan.on_error != "skip":
+            index, reason = min(problems.items())
+            place = f"{self.plan.files[part.file].path}, row {part.start + index + 1}"
+            raise DataFileError(f"{place}: {reason} Mend it, or leave such rows out with --on-error skip.")
+        if problems:
+            self._write_skipped(part, table, problems)
+        keep = [index for index in range(len(table)) if index not in problems]
+        with self.output.writing(part.name) as file:
+            self._write(file, table.take(keep), vectors, part)
+        n_tokens = self.encoder.stats.tokens - n_tokens
+        return PartResult(part.name, len(table), len(problems), n_tokens, self.output.sha256(part.name))
+
+    def read(self, part: Part) -> tuple[Any, Problems]:
+        """The rows of a part with their ids, and why some cannot be embedded."""
+        file = self.plan.files[part.file]
+        if self._reader is None or self._reader.file != file:
+            self._reader = RowReader(file, self.plan.columns)
+        table, problems = self._reader.read(part.start, part.stop)
+        if self.plan.id_column is None:
+            pyarrow, _ = import_pyarrow()
+            ids = [f"{file.name}:{row}" for row in range(part.start, part.stop)]
+            table = table.add_column(0, "id", pyarrow.array(ids))
+        for index, text in enumerate(table[self.plan.text_column].to_pylist()):
+            if text is None:
+                problems.setdefault(index, f"{self.plan.text_column} is missing.")
+        return table, problems
+
+    def _embed(self, texts: Sequence[str | None], problems: Problems) -> NDArray[Any]:
+        """Vectors of the texts without a problem, in order; problems of single texts are added."""
+        good = [index for index in range(len(texts)) if index not in problems]
+        encode: Callable[..., Any] = self.encoder.encode
+        with without_truncation_warnings():
+            try:
+                vectors = encode([texts[index] for index in good])
+            except Decoder2VecError:  # of one text; it costs the others nothing
+                rows = []
+                for index in good:
+                    try:
+                        rows.append(encode([texts[index]])[0])
+                    except Decoder2VecError as error:
+                        problems[index] = str(error).removeprefix("Text 0 ")
+                vectors = np.stack(rows) if rows else np.empty((0, self.encoder.dim), np.float32)
+        return store_vectors(vectors, self.plan.vectors)
+
+    def _write_skipped(self, part: Part, table: Any, problems: Problems) -> None:
+        ids = table[self.plan.id_column or "id"].to_pylist()
+        rows = [
+            {"id": ids[index], "row": part.start + index, "file": self.plan.files[part.file].path, "reason": reason}
+            for index, reason in sorted(problems.items())
+        ]
+        with self.output.writing(part.skipped_name) as file:
+            file.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows), encoding="utf-8")
+
+    def _write(self, file: Any, table: Any, vectors: NDArray[Any], part: Part) -> None:
+        pyarrow, parquet = import_pyarrow()
+        column = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(vectors.ravel()), vectors.shape[1])
+        table = table.append_column(VECTOR_COLUMN, column)
+        table = table.replace_schema_metadata({_METADATA: json.dumps(part.note(self.plan.key))})
+        parquet.write_table(table, file, use_dictionary=False, compression="zstd")
+
+
+def read_note(part: Part, output: OutputFolder) -> Any:
+    """What the file of a part says of itself; None if it is no whole file of Parquet."""
+    pyarrow, parquet = import_pyarrow()
+    try:
+        with output.open(part.name) as handle:
+            return json.loads((parquet.read_schema(handle).metadata or {}).get(_METADATA, b"null"))
+    except (pyarrow.ArrowException, OSError, ValueError):
+        return None
+
+
+def store_vectors(vectors: NDArray[np.float32], how: VectorFormat) -> NDArray[Any]:
+    """Return vectors as they are stored."""
+    vectors = normalise(np.ascontiguousarray(vectors[:, : how.dimensions]), how.normalize)
+    if how.precision == "float16":
+        return vectors.astype(np.float16)
+    if how.precision == "int8":
+        largest = np.maximum(np.abs(vectors).max(axis=1, keepdims=True, initial=0), 1e-12)
+        return np.asarray(np.rint(vectors / largest * 127), np.int8)
+    return np.packbits(vectors > 0, axis=1) if how.precision == "binary" else vectors

@@ -1,0 +1,93 @@
+"""Parts computed by the workers of Ray Data: on the cores of this machine, or on the nodes of a cluster."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from decoder2vec import errors
+from decoder2vec.bulk.output import OutputFolder
+from decoder2vec.bulk.parts import PartEmbedder, PartResult
+from decoder2vec.bulk.plan import EmbeddingPlan, Part
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import DataFileError, MissingExtraError, StorageError
+
+
+class RayEngine:
+    """Computes parts in workers that load the encoder once.
+
+    Ray starts a worker again that has died, and repeats its part. A part is a file of a fixed name that appears whole,
+    so neither a repetition nor a part that two workers compute changes the result.
+
+    Args:
+        plan: The plan.
+        encoder: Name of the encoder, for the workers.
+        out: Path or URL of the folder; every node must reach it.
+        workers: How many; by default one for each GPU of the cluster, or for each core.
+        device: Where workers compute; by default on a GPU if the cluster has one.
+    """
+
+    def __init__(self, plan: EmbeddingPlan, encoder: str, out: str, workers: int | None, device: str | None) -> None:
+        self.plan, self.encoder, self.out = plan, encoder, out
+        self.workers, self.device = workers, device
+
+    def __call__(self, parts: Iterable[Part]) -> Iterator[PartResult]:
+        """Yield what each part has, in the order in which they are done."""
+        ray = import_ray()
+        if not ray.is_initialized():
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        ray.data.DataContext.get_current().enable_progress_bars = False  # the caller has its own
+        n_gpus = int(ray.cluster_resources().get("GPU", 0)) if self.device in (None, "cuda") else 0
+        workers = self.workers or n_gpus or int(ray.cluster_resources().get("CPU", 1))
+        items = [asdict(part) for part in parts]
+        results = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+            _Worker,
+            fn_constructor_args=(self.plan.to_json(), self.encoder, self.out, "cuda" if n_gpus else self.device),
+            batch_size=1,
+            num_cpus=1,
+            num_gpus=1 if n_gpus else None,
+            compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
+        )
+        for row in results.iter_rows():
+            outcome = json.loads(row["outcome"])
+            if "error" in outcome:
+                raise getattr(errors, outcome["error"])(outcome["message"])
+            yield PartResult(**outcome)
+
+
+class _Worker:
+    """A process with the encoder."""
+
+    def __init__(self, plan: dict[str, Any], encoder: str, out: str, device: str | None) -> None:
+        self.plan = EmbeddingPlan.from_json(plan, "The plan")
+        model = Encoder.from_pretrained(encoder, device=device, dtype=self.plan.compute)
+        if model.fingerprint != self.plan.encoder:
+            raise StorageError(f"{encoder} is another encoder on this node; copy the same one to all nodes.")
+        self.embed = PartEmbedder(self.plan, model, OutputFolder(out))
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Compute the only part of a batch; an error of a row is a result, since Ray would wrap it in its own."""
+        part = Part(**{name: int(values[0]) for name, values in batch.items()})
+        try:
+            outcome = asdict(self.embed(part))
+        except DataFileError as error:
+            outcome = {"error": type(error).__name__, "message": str(error)}
+        return {"outcome": [json.dumps(outcome)]}
+
+
+def import_ray() -> Any:
+    """Return ray with its data library.
+
+    Raises:
+        MissingExtraError: It is not installed.
+    """
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise MissingExtraError("ray", "ray") from None
+    return ray

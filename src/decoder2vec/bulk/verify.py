@@ -1,0 +1,159 @@
+"""Proof that a folder of parts is whole: every row of the input is there exactly once, with its vector."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder2vec.bulk.dataset import MANIFEST_FILE
+from decoder2vec.bulk.files import RowFile, import_pyarrow, inspect_file
+from decoder2vec.bulk.output import OutputFolder
+from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, read_note, store_vectors
+from decoder2vec.bulk.plan import PLAN_FILE, EmbeddingPlan, Part
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import Decoder2VecError, StorageError
+from decoder2vec.progress import current_progress
+
+_SAMPLED_ROWS = 64
+"""Rows that are embedded again."""
+_MIN_COSINE = {"float32": 0.9999, "float16": 0.9999, "int8": 0.999, "binary": 0.95}
+"""Between a stored vector and a fresh one; of vectors of signs 5 % of the bits may be those of values near 0."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What was found.
+
+    Args:
+        n_rows: Rows of the input.
+        n_vectors: Rows with a vector.
+        n_sampled: Rows whose vectors were computed again.
+        problems: What is wrong, in words; nothing if the folder is whole.
+    """
+
+    n_rows: int
+    n_vectors: int
+    n_sampled: int
+    problems: tuple[str, ...]
+
+
+def verify_dataset(out: str, encoder: Encoder) -> Verification:
+    """Compare a folder that `embed_dataset` wrote with its input and its encoder.
+
+    All parts are read and their rows compared with those of the input; the vectors of a sample are computed again.
+
+    Args:
+        out: The folder, a path or URL.
+        encoder: The encoder that wrote it.
+
+    Raises:
+        StorageError: The folder was never finished, or is of another encoder.
+    """
+    output = OutputFolder(str(out))
+    plan = EmbeddingPlan.from_json(output.read_json(PLAN_FILE), f"{output.url}/{PLAN_FILE}")
+    if encoder.fingerprint != plan.encoder:
+        raise StorageError(f"{output.url} holds vectors of another encoder; name the one that wrote it with --encoder.")
+    names = output.names()
+    if MANIFEST_FILE not in names:
+        n_parts = sum(part.name in names for part in plan.parts())
+        raise StorageError(f"{output.url} is not finished: {n_parts} parts are there; run the same command again.")
+    recorded = {row["name"]: row for row in output.read_json(MANIFEST_FILE)["parts"]}
+    problems = _changed_files(plan.files)
+    expected = {part.name for part in plan.parts()}
+    problems += [f"{name} belongs to no part" for name in sorted(names) if _is_foreign(name, expected)]
+    embedder = PartEmbedder(plan, encoder, output)
+    n_vectors, samples = 0, []
+    parts = list(plan.parts())
+    per_part = max(1, _SAMPLED_ROWS // len(parts))
+    with current_progress().phase("reading", plan.n_rows):
+        for index, part in enumerate(parts):
+            try:
+                stored = _read_part(part, plan, output, recorded)
+                n_vectors += len(stored)
+                if not problems:  # of a changed input, the rows cannot be compared
+                    _compare_rows(stored, part, embedder, output)
+                if index % max(1, len(parts) // _SAMPLED_ROWS) == 0 and len(stored):
+                    samples.append(stored.take(np.linspace(0, len(stored) - 1, min(per_part, len(stored)), dtype=int)))
+            except Decoder2VecError as error:
+                problems.append(str(error))
+            current_progress().advance(part.stop - part.start)
+    problems += _compare_vectors(samples, embedder)
+    return Verification(plan.n_rows, n_vectors, sum(map(len, samples)), tuple(problems))
+
+
+def _changed_files(files: tuple[RowFile, ...]) -> list[str]:
+    problems = []
+    for file in files:
+        try:
+            if inspect_file(file.path)[0] != file:
+                problems.append(f"{file.path} has changed since it was embedded")
+        except (Decoder2VecError, OSError) as error:
+            problems.append(f"{file.path} cannot be read: {error}")
+    return problems
+
+
+def _is_foreign(name: str, expected: set[str]) -> bool:
+    return name.startswith("part-") and name not in expected
+
+
+def _read_part(part: Part, plan: EmbeddingPlan, output: OutputFolder, recorded: dict[str, Any]) -> Any:
+    """The table of a part, if it is as it was written."""
+    pyarrow, parquet = import_pyarrow()
+    record = recorded.get(part.name)
+    try:
+        if record is None or output.sha256(part.name) != record["sha256"]:
+            raise StorageError(f"{part.name} is not as it was written; delete it and run the same command again")
+        with output.open(part.name) as handle:
+            table = parquet.read_table(io.BytesIO(handle.read()))
+    except FileNotFoundError:
+        raise StorageError(f"{part.name} is missing; run the same command again") from None
+    except pyarrow.ArrowException as error:
+        raise StorageError(f"{part.name} is damaged ({error}); delete it and run the same command again") from None
+    if read_note(part, output) != part.note(plan.key):
+        raise StorageError(f"{part.name} is a part of something else; delete it and run the same command again")
+    if len(table) + record["n_skipped"] != part.stop - part.start:
+        raise StorageError(f"{part.name} has {len(table)} rows and {record['n_skipped']} skipped ones of its range")
+    return table
+
+
+def _compare_rows(stored: Any, part: Part, embedder: PartEmbedder, output: OutputFolder) -> None:
+    """Raise an error unless a part has the rows of its range, in order, without those that were skipped."""
+    table, _ = embedder.read(part)
+    skipped = set[int]()
+    if len(stored) < len(table):
+        with output.open(part.skipped_name) as handle:
+            skipped = {json.loads(line)["row"] - part.start for line in handle}
+    expected = table.take([index for index in range(len(table)) if index not in skipped])
+    if not stored.drop_columns([VECTOR_COLUMN]).equals(expected):
+        raise StorageError(f"{part.name} has other rows than its range of the input")
+
+
+def _compare_vectors(samples: list[Any], embedder: PartEmbedder) -> list[str]:
+    """Embed the texts of sampled rows again."""
+    plan = embedder.plan
+    problems = []
+    for table in samples:
+        stored = np.stack(table[VECTOR_COLUMN].to_numpy(zero_copy_only=False))
+        texts = table[plan.text_column].to_pylist()
+        fresh = store_vectors(embedder.encoder.encode(texts), plan.vectors)
+        cosines = _cosines(stored, fresh, plan.vectors.precision)
+        ids = table[plan.id_column or "id"].to_pylist()
+        problems += [
+            f"the vector of {ids[index]!r} is not the one that the encoder gives (cosine {cosine:.4f})"
+            for index, cosine in enumerate(cosines)
+            if cosine < _MIN_COSINE[plan.vectors.precision]
+        ]
+    return problems
+
+
+def _cosines(first: NDArray[Any], second: NDArray[Any], precision: str) -> NDArray[np.float64]:
+    if precision == "binary":  # the share of equal bits
+        return np.asarray(np.mean(np.unpackbits(first, axis=1) == np.unpackbits(second, axis=1), axis=1))
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    norms = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return np.asarray((first * second).sum(axis=1) / np.maximum(norms, 1e-30))

@@ -1,0 +1,101 @@
+"""The engine ray: the files of the engine local, bit by bit, also when workers are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+import decoder2vec as d2v
+from decoder2vec.errors import InputError
+
+ray = pytest.importorskip("ray", reason="needs ray: pip install 'decoder2vec[ray]'")
+
+N_ROWS = 120
+
+
+@pytest.fixture(scope="module")
+def cluster(own_cache):
+    """Two workers on this machine."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    try:
+        ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
+    except Exception as error:  # no shared memory, no ports ...
+        pytest.skip(f"Ray cannot start here: {error}")
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A file of rows, and the folder that the engine local makes of it."""
+    folder = tmp_path_factory.mktemp("data")
+    rows = ({"id": f"r{number}", "text": f"sentence {number} of many"} for number in range(N_ROWS))
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    embed(folder / "rows.jsonl", folder / "local")
+    return folder
+
+
+def embed(file, out, **options):
+    return d2v.embed_dataset("tiny-llama", str(file), out, rows_per_part=5, device="cpu", dtype="float32", **options)
+
+
+def contents(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".writing"}
+
+
+def workers():
+    """Processes of Ray that have loaded an encoder."""
+    return [
+        process for process in psutil.Process().children(recursive=True) if "MapWorker" in " ".join(_command(process))
+    ]
+
+
+def _command(process):
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def test_files_are_those_of_one_process(cluster, data, tmp_path):
+    result = embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=2)
+    assert (result.n_rows, result.n_parts, result.n_computed) == (N_ROWS, 24, 24)
+    assert contents(tmp_path / "out") == contents(data / "local")
+    assert embed(data / "rows.jsonl", tmp_path / "out", engine="ray").n_computed == 0
+
+
+def test_killed_worker_loses_and_doubles_nothing(cluster, data, tmp_path):
+    """A thread kills a worker as soon as the first part is there; Ray starts another one."""
+    killed = []
+
+    def kill_one():
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not list((tmp_path / "out").glob("part-*")):
+            time.sleep(0.01)
+        for process in workers()[:1]:
+            os.kill(process.pid, signal.SIGKILL)
+            killed.append(process.pid)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=2)
+    killer.join()
+    assert killed
+    assert contents(tmp_path / "out") == contents(data / "local")
+
+
+def test_bad_row_is_the_same_sentence(cluster, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "fine"}\n{not json\n', "utf-8")
+    with pytest.raises(d2v.DataFileError, match=r"row 2: line 2"):
+        embed(tmp_path / "rows.jsonl", tmp_path / "out", engine="ray", workers=1)
+
+
+def test_loaded_encoder_is_refused():
+    with pytest.raises(InputError, match="give its name"):
+        d2v.embed_dataset(d2v.Encoder.from_pretrained("tiny-llama", device="cpu"), "x", "y", engine="ray")
