@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from decoder2vec.activations.extract import Extractor
+from decoder2vec.bulk.plan import FORMAT as FOLDER_FORMAT
 from decoder2vec.config import Reading
 from decoder2vec.package import __version__
 from decoder2vec.reranker import RERANKER_FORMAT
@@ -77,5 +78,6 @@ def test_table_of_formats_is_current(backbone):
     assert releases[-1] == __version__ and set(VERSIONS) < set(releases)
     current = {name: row[-1] for name, row in table.items()}
     assert current["Reranker"] == str(RERANKER_FORMAT)
+    assert current["Folders of parts of `d2v embed`"] == str(FOLDER_FORMAT)
     assert current["Index"] == str(IndexHeader.format)
     assert current["Latents store"] == str(Extractor(backbone("tiny-llama"), [Reading(1)]).space()["format"])
