@@ -1,4 +1,4 @@
-"""`d2v demo`: the whole product on a small labelled set, in a few minutes on two CPU cores."""
+"""`d2v demo`: the whole product on a small labelled set, in about a minute on two CPU cores."""
 
 from __future__ import annotations
 
