@@ -25,7 +25,7 @@ $(READY): pyproject.toml constraints.txt
 	  || $(BIN)/python -m decoder2vec.evaluation.trec_metrics
 	@touch $(READY)
 
-demo: $(READY)  ## find the best layer of a real model, embed, search: a few minutes on two cores
+demo: $(READY)  ## find the best layer of a real model, embed, search: about a minute on two cores
 	$(BIN)/d2v demo --out demo-out
 
 test: $(READY)  ## run the tests, a file on each core (tiny models, no network beyond the package index)

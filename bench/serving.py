@@ -8,7 +8,8 @@ The plain handlers encode one text at a time, since `encode` is not safe in two 
 loop, one in FastAPI's threads with a lock. The ratio is to the faster of the two. The upper limit for any server is
 `encode` on lists of as many texts as there are clients, without HTTP and with the machine to itself.
 
-Run: python bench/serving.py [model] [requests] [clients]
+Run: python bench/serving.py [model] [requests] [clients] [--cpu]; --cpu counts CPU seconds of the server with one
+thread, for a machine that is not quiet. Latencies are then still those of a wall clock.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -85,15 +88,23 @@ async def send_requests(client: httpx.AsyncClient, texts: Iterator[str], seconds
         seconds.append(time.perf_counter() - started)
 
 
-async def load_test(port: str, texts: list[str], n_clients: int) -> tuple[float, list[float]]:
-    """Return the seconds of all requests together, and of each."""
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def load_test(
+    port: str, texts: list[str], n_clients: int, clock: Callable[[], float]
+) -> tuple[float, list[float]]:
+    """Return the seconds of all requests together by a clock, and of each."""
     seconds: list[float] = []
     remaining = iter(texts)
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600) as client:
         await asyncio.gather(*(send_requests(client, iter([f"warm {n}"]), []) for n in range(n_clients)))
-        started = time.perf_counter()
+        started = clock()
         await asyncio.gather(*(send_requests(client, remaining, seconds) for _ in range(n_clients)))
-        return time.perf_counter() - started, seconds
+        return clock() - started, seconds
 
 
 def measure_lists(args: argparse.Namespace) -> tuple[float, list[float]]:
@@ -103,10 +114,11 @@ def measure_lists(args: argparse.Namespace) -> tuple[float, list[float]]:
     encoder = Encoder.from_pretrained(args.model, template=TEMPLATES[args.kind])
     texts, seconds = request_texts(args.kind, args.requests), []
     encoder.encode([f"warm {n}" for n in range(args.clients)])
+    clock = time.process_time if args.cpu else time.perf_counter
     for start in range(0, len(texts), args.clients):
-        started = time.perf_counter()
+        started = clock()
         encoder.encode(texts[start : start + args.clients])
-        seconds.append(time.perf_counter() - started)
+        seconds.append(clock() - started)
     return sum(seconds), seconds
 
 
@@ -116,7 +128,8 @@ def measure_server(args: argparse.Namespace) -> tuple[float, list[float]]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         try:
             port = server.stdout.readline().strip()
-            return asyncio.run(load_test(port, request_texts(args.kind, args.requests), args.clients))
+            clock = (lambda: cpu_seconds(server.pid)) if args.cpu else time.perf_counter
+            return asyncio.run(load_test(port, request_texts(args.kind, args.requests), args.clients, clock))
         finally:
             server.terminate()
 
@@ -136,14 +149,17 @@ def main() -> None:
     parser.add_argument("--method", choices=METHODS)
     parser.add_argument("--kind", choices=list(TEMPLATES))
     parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
+    if args.cpu:
+        os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the processes of all methods
     if args.serve:
         return serve(args.method, args.kind, args.model)
     if args.method:
         return measure(args)
     rows, ratios, limits = [], {}, {}
     for kind in TEMPLATES:
-        options = (args.model, str(args.requests), str(args.clients), "--kind", kind)
+        options = (args.model, str(args.requests), str(args.clients), "--kind", kind, *["--cpu"] * args.cpu)
         runs = fastest_runs(__file__, METHODS, *options)
         rates = {method: args.requests / run["seconds"] for method, run in runs.items()}
         plain = max(rates[method] for method in PLAIN_HANDLERS)
@@ -152,7 +168,7 @@ def main() -> None:
             (kind, method, f"{rates[method]:.1f}", *(f"{1000 * run[name]:.0f}" for name in ("p50", "p99")))
             for method, run in runs.items()
         ]
-    columns = ("texts", "server", "requests/s", "p50 ms", "p99 ms")
+    columns = ("texts", "server", f"requests per {'CPU second' if args.cpu else 'second'}", "p50 ms", "p99 ms")
     report("serving", columns, rows, model=args.model, clients=args.clients, ratios=ratios, limits=limits)
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import Extractor
-from decoder2vec.activations.store import iter_spaces
+from decoder2vec.activations.store import delete_space, iter_spaces
 from decoder2vec.analysis import sweep as sweep_module
 from decoder2vec.analysis.selection import measure_selection
 from decoder2vec.analysis.sweep import SweepPlan, SweepRow, best_by, layer_curve, reroutings_to_try, run_sweep
@@ -408,6 +408,21 @@ def test_winner_becomes_an_encoder_with_its_settings(model, fresh_store, head):
     assert (encoder.head.kind if encoder.head else "none") == head
     vectors = dict(zip(unique_texts(PAIRS), encoder.encode(unique_texts(PAIRS)), strict=True))
     assert scipy_correlations(vectors, PAIRS) == pytest.approx((best.spearman, best.pearson), abs=0.3)
+
+
+def test_head_of_the_winner_is_fitted_without_another_pass(model, fresh_store, passes):
+    plan = SweepPlan(("prompteol",), ("mean",), ("causal",), ("standardise",))
+    result = run_sweep("tiny-llama", PAIRS, plan, backbone=model)
+    n_texts = passes["texts"]
+    encoder = result.encoder()
+    assert passes["texts"] == n_texts
+    bare = Encoder(encoder.backbone, encoder.spec)
+    vectors = bare.encode(unique_texts(PAIRS)).astype(np.float64)
+    deviation = vectors.std(axis=0)
+    assert np.allclose(encoder.head.map, 1 / deviation, rtol=1e-3)
+    assert np.abs((encoder.head.mean - vectors.mean(axis=0)) / deviation).max() < 1e-3
+    delete_space("all")
+    assert result.encoder().fingerprint == encoder.fingerprint
 
 
 # curves and best rows

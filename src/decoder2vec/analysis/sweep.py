@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import EncodingStats, Extractor
 from decoder2vec.activations.rerouting import reroute
-from decoder2vec.activations.store import Store, text_key
+from decoder2vec.activations.store import Store, text_keys
 from decoder2vec.adapters.rerouting import parse_rerouting
 from decoder2vec.analysis.selection import Selection, measure_selection
 from decoder2vec.backbone.attention import ATTENTIONS
@@ -119,18 +119,24 @@ class Sweep:
         return self.rows[0]
 
     def encoder(self) -> Encoder:
-        """The winner as an encoder. A head is fitted on the texts of `data`."""
+        """The winner as an encoder. A head is fitted on the texts of `data`, from their latents in the store."""
         best = self.winner
         backbone = _with_attention(self.backbone, best.attention)
+        reading = Reading(best.layer, best.pooling, best.normed)
         spec = EncoderSpec(
             backbone=self.model,
-            readings=(Reading(best.layer, best.pooling, best.normed),),
+            readings=(reading,),
             template=Template.of(best.template).string,
             attention=backbone.attention,
             max_length=self.plan.max_length,
         )
-        encoder = Encoder(backbone, spec)
-        return encoder if best.head == "none" else encoder.with_head(best.head, self.data.texts())
+        if best.head == "none":
+            return Encoder(backbone, spec)
+        extractor = _extractor(self.plan, backbone, best.template)
+        store, texts = Store(extractor.space()), self.data.texts()
+        extractor.fill(store, texts)  # computes nothing, unless the store was emptied since
+        vectors = store.read(text_keys(texts), [extractor.capture.readings.index(reading)])[:, 0]
+        return Encoder(backbone, spec, AffineHead.fit(best.head, vectors))
 
     def to_json(self) -> dict[str, Any]:
         """A plain dict for JSON."""
@@ -243,6 +249,11 @@ def _pass_name(template: str, attention: str) -> str:
     return f"{template}, {attention}"
 
 
+def _extractor(plan: SweepPlan, backbone: Backbone, template: str) -> Extractor:
+    """What reads the texts in one pass."""
+    return Extractor(backbone, plan.readings(backbone), Template.of(template), plan.max_length)
+
+
 def _score_pass(
     sweep: Sweep, backbone: Backbone, attention: str, template: str
 ) -> Iterator[tuple[SweepRow, NDArray[np.floating[Any]]]]:
@@ -251,15 +262,14 @@ def _score_pass(
     Yields:
         Each row with its [pairs] cosines.
     """
-    readings = sweep.plan.readings(backbone)
-    extractor = Extractor(backbone, readings, Template.of(template), sweep.plan.max_length)
+    extractor = _extractor(sweep.plan, backbone, template)
     store = Store(extractor.space())
     texts = sweep.data.texts()
     progress = current_progress()
     with progress.phase("encoding"):
         extractor.fill(store, texts)
     sweep.stats += extractor.stats
-    keys = [text_key(text) for text in texts]
+    keys = text_keys(texts)
     row_of = {text: row for row, text in enumerate(texts)}
     left = np.array([row_of[text] for text in sweep.data.left])
     right = np.array([row_of[text] for text in sweep.data.right])
@@ -292,7 +302,7 @@ def _score_pass(
             infinite.append(reading)
         yield from scored
     if infinite:
-        share = f"{len(infinite)} of {len(readings)} readings of {_pass_name(template, attention)}"
+        share = f"{len(infinite)} of {len(captured)} readings of {_pass_name(template, attention)}"
         sweep.skipped.append(
             f"{share} give vectors that are not finite, first {infinite[0]}; run `d2v doctor` on the model."
         )

@@ -20,7 +20,7 @@ from decoder2vec.activations.prefix_kv import KeysValuesLookup, cache_keys_value
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch, move_to_device
-from decoder2vec.backbone.machine import batch_overhead, training_token_budget
+from decoder2vec.backbone.machine import training_batch_overhead, training_token_budget
 from decoder2vec.backbone.packing import longest_packed_text, packing_pays
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
@@ -61,7 +61,7 @@ class BatchEncoder:
         """
         self.encode_chunk, self.costs, self.packed = encode_chunk, np.asarray(costs), packed
         self.device = backbone.device
-        self.overhead = batch_overhead(backbone.device, backbone.dim)
+        self.overhead = training_batch_overhead(backbone.device, backbone.dim)
         self.budget = budget or training_token_budget(backbone.device, backbone.dim, backbone.n_layers)
 
     def __call__(self, rows: Sequence[int]) -> Tensor:

@@ -139,7 +139,7 @@ def test_lm_head_sees_only_states_before_masked_tokens(prepared, monkeypatch):
     monkeypatch.setattr(
         LMHead, "__call__", lambda head, states: head_sizes.append(len(states)) or head_call(head, states)
     )
-    monkeypatch.setattr("decoder2vec.training.batch_encoder.batch_overhead", lambda *_: 10**6)
+    monkeypatch.setattr("decoder2vec.training.batch_encoder.training_batch_overhead", lambda *_: 10**6)
     module, task, model = prepared("lora")
     texts = token_ids(model, split_twelve(TEXTS)[0])[:n_texts]
     torch.manual_seed(SEED)

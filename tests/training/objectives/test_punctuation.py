@@ -199,7 +199,8 @@ def test_toy_texts_have_frequent_and_rare_edits():
 @pytest.mark.parametrize(("name", "family", "attention"), CASES, ids=map("-".join, CASES))
 def test_loss_is_mean_cross_entropy_of_labelled_words(name, family, attention, prepared, monkeypatch):
     """Each word's edit is predicted from the states of its first and last token."""
-    monkeypatch.setattr("decoder2vec.training.batch_encoder.batch_overhead", lambda *_: 10**6)  # one padded batch
+    # one padded batch
+    monkeypatch.setattr("decoder2vec.training.batch_encoder.training_batch_overhead", lambda *_: 10**6)
     module, task, _ = prepared(name, family, attention)
     train, _ = split_twelve(TEXTS)
     labels, rows = edit_labels(train), np.arange(4)

@@ -150,7 +150,8 @@ class StockModel:
 
 @pytest.mark.parametrize(("name", "family"), CASES, ids=map("-".join, CASES))
 def test_loss_is_mean_cross_entropy_of_original_tokens(name, family, prepared, monkeypatch):
-    monkeypatch.setattr("decoder2vec.training.batch_encoder.batch_overhead", lambda *_: 10**6)  # one padded batch
+    # one padded batch
+    monkeypatch.setattr("decoder2vec.training.batch_encoder.training_batch_overhead", lambda *_: 10**6)
     module, task = prepared(name, family)
     train, dev = split_twelve(TEXTS)
     stock = StockModel(name, module, family)
