@@ -1,6 +1,6 @@
 """Pairs per second of a reranker, against a plain loop over the same prompts in padded batches.
 
-The plain loop takes 32 pairs at a time with an attention mask, in the order given, or by length in characters as the
+The plain loop takes 16 pairs at a time with an attention mask, in the order given, or by length in characters as the
 CrossEncoder of sentence-transformers does it. `Reranker` plans batches by tokens; a document of several queries is
 computed once. All give the same scores. Methods run in alternation and the fastest run of each counts, in seconds of
 CPU time on one thread.
@@ -27,15 +27,15 @@ from decoder2vec.reranker import RerankerSpec
 from decoder2vec.text.batches import collate
 from measure import report
 
-BATCH = 32
-ROUNDS = 3
-MAX_WORDS = 300
-WORKLOADS = {"1 query, 64 documents": (1, 64), "2 queries, 32 documents": (2, 32), "16 queries, 4 documents": (16, 4)}
+BATCH = 16
+ROUNDS = 2
+MAX_WORDS = 200
+WORKLOADS = {"1 query, 32 documents": (1, 32), "2 queries, 16 documents": (2, 16), "8 queries, 4 documents": (8, 4)}
 
 
 @torch.inference_mode()
 def plain_loop(reranker: Reranker, queries: list[str], documents: list[str], *, by_length: bool) -> NDArray[np.float32]:
-    """Scores of pairs in batches of 32."""
+    """Scores of pairs in batches of 16."""
     rows = list(range(len(queries)))
     if by_length:
         rows.sort(key=lambda row: -len(queries[row]) - len(documents[row]))

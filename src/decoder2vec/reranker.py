@@ -238,6 +238,16 @@ class Reranker:
         hits: list[dict[str, Any]] = [{"corpus_id": int(index), "score": float(scores[index])} for index in order]
         return [{**hit, "text": documents[hit["corpus_id"]]} for hit in hits] if return_documents else hits
 
+    def score_last_states(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Return the scores of [prompts, dim] states of the last tokens, after the final norm.
+
+        Raises:
+            InputError: The method reads more than the last token.
+        """
+        if not isinstance(self._method, _LastTokenMethod):
+            raise InputError(f"The method {self.spec.method} reads more than the last token.")
+        return self._method.score_last(np.asarray(states, np.float32))
+
     def unit_scores(self, scores: NDArray[np.floating[Any]] | Sequence[float]) -> NDArray[np.float64]:
         """Return scores mapped to 0-1 in the same order.
 
@@ -356,6 +366,11 @@ class Reranker:
         settings = {key: value for key, value in asdict(self.spec).items() if key != "backbone"}
         head = None if self.head is None else self.head.tolist()
         return fingerprint(self.backbone.effective_fingerprint, settings, head)
+
+    @property
+    def closing_token_ids(self) -> list[int]:
+        """Tokens that end every prompt."""
+        return self._method.closing
 
     @property
     def max_seq_length(self) -> int:
