@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from corpus import sentences, texts_of_mixed_lengths
+from corpus import sentences, texts_of_length, texts_of_mixed_lengths
 from decoder2vec import Backbone, Reranker
 from decoder2vec.activations.shared_beginning import SharedBeginning
 from decoder2vec.reranker import RerankerSpec
@@ -30,7 +30,13 @@ from measure import report
 BATCH = 16
 ROUNDS = 2
 MAX_WORDS = 200
-WORKLOADS = {"1 query, 32 documents": (1, 32), "2 queries, 16 documents": (2, 16), "8 queries, 4 documents": (8, 4)}
+WORKLOADS = {
+    "1 query, 32 documents of mixed lengths": (1, 32, None),
+    "2 queries, 16 documents of mixed lengths": (2, 16, None),
+    "8 queries, 4 documents of mixed lengths": (8, 4, None),
+    "8 queries, 4 documents of 150 words": (8, 4, 150),
+}
+"""Every query with every document: numbers of both, and the words of a document."""
 
 
 @torch.inference_mode()
@@ -71,8 +77,8 @@ def main() -> None:
     head = torch.randn(backbone.dim, generator=torch.Generator().manual_seed(0))
     reranker = Reranker(backbone, RerankerSpec(name, "linear"), head)
     rows = []
-    for workload, (n_queries, n_documents) in WORKLOADS.items():
-        texts = texts_of_mixed_lengths(n_documents, MAX_WORDS)
+    for workload, (n_queries, n_documents, words) in WORKLOADS.items():
+        texts = texts_of_length(n_documents, words) if words else texts_of_mixed_lengths(n_documents, MAX_WORDS)
         queries = [query for query in sentences(n_queries) for _ in texts]
         documents = texts * n_queries
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -82,8 +83,12 @@ def test_a_folder_with_other_scores_is_removed(backbone, tmp_path, monkeypatch):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_exports_a_saved_reranker(backbone, tmp_path, capsys):
+def test_the_command_exports_a_saved_reranker(backbone, tmp_path, capsys, monkeypatch):
     make(backbone, "tiny-llama", "linear", lora=True).save(tmp_path / "reranker")
-    folder, out = str(tmp_path / "reranker"), str(tmp_path / "out")
-    assert main(["export", folder, "--format", "cross-encoder", "--out", out, "--device", "cpu"]) in (0, None)
-    assert "Transformer + Pooling + Dense" in "".join(capsys.readouterr())
+    options = ["--format", "cross-encoder", "--out", str(tmp_path / "out"), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["d2v", "export", str(tmp_path / "reranker"), *options])
+    with suppress(SystemExit):
+        main()
+    output = "".join(capsys.readouterr())
+    assert "Transformer + Pooling + Dense" in output and "the largest difference is" in output
+    assert (tmp_path / "out" / "modules.json").is_file()

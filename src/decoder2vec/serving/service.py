@@ -204,7 +204,7 @@ class QueuedEncoder:
 
 
 class QueuedReranker:
-    """The reranker for threads: its pairs go through the queue of the server."""
+    """The reranker behind the queue of the server."""
 
     def __init__(self, reranker: Reranker, name: str, batcher: Batcher) -> None:
         self._key, self._batcher = BatchKey(name, _PAIRS), batcher
@@ -214,17 +214,9 @@ class QueuedReranker:
         """Return the number of tokens that the model reads of the query with each text."""
         return self._counter.count(query, texts)
 
-    def submit(
-        self, query: str, texts: Sequence[str], token_counts: Sequence[int], *, admitted: bool = False
-    ) -> Future[Vectors]:
+    def submit(self, query: str, texts: Sequence[str], token_counts: Sequence[int]) -> Future[Vectors]:
         """Queue pairs, and return a future of their [texts, 1] scores."""
-        return self._batcher.submit(self._key, [(query, text) for text in texts], token_counts, admitted=admitted)
-
-    def rerank(self, query: str, texts: Sequence[str]) -> Sequence[float]:
-        """Return a score for each text. It blocks, so call it from the thread of a job."""
-        if not texts:
-            return []
-        return self.submit(query, texts, self.count(query, texts), admitted=True).result()[:, 0].tolist()
+        return self._batcher.submit(self._key, [(query, text) for text in texts], token_counts)
 
 
 class Service:
