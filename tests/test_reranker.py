@@ -12,13 +12,14 @@ import torch
 from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from decoder2vec.activations import extract
+from decoder2vec.activations import extract, shared_beginning
 from decoder2vec.activations.capture import Capture
+from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import BackboneError, EncoderError, InputError, UnknownNameError
+from decoder2vec.errors import BackboneError, EncoderError, InputError, UnknownNameError, UnsupportedError
 from decoder2vec.gold import GoldVectors
 from decoder2vec.reranker import Reranker, RerankerSpec
 from decoder2vec.text.batches import collate
@@ -112,6 +113,85 @@ def test_pairs_of_several_queries_equal_the_scores_of_each(make, gap):
     documents = [*DOCUMENTS[:3], "Knead."]
     expected = [reranker.score(query, [document])[0] for query, document in zip(queries, documents, strict=True)]
     assert gap(reranker.score_pairs(queries, documents), expected) < 1e-5
+
+
+# --- one document, many queries -------------------------------------------------------------------------------------
+
+QUERIES = [
+    "Why is the loaf dense?",
+    "yeast",
+    "?",
+    "the longest of all queries about bread, dough and crust",
+    "crisp crust",
+]
+PASSAGE = " ".join(f"{DOCUMENTS[0]} {DOCUMENTS[4]} {number}" for number in range(2))
+
+
+def crossed(documents):
+    """Every query with every document, query by query."""
+    return [query for query in QUERIES for _ in documents], [*documents] * len(QUERIES)
+
+
+def without_sharing(monkeypatch):
+    monkeypatch.setattr("decoder2vec.reranker.SharedBeginning.groups", lambda *_: [])
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("name", TINY)
+def test_a_document_of_many_queries_is_computed_once_with_the_same_scores(name, method, make, gap):
+    """Documents longer than the windows of the tiny models, so that a window spans document and query."""
+    reranker = make(name, method)
+    queries, documents = crossed([PASSAGE, DOCUMENTS[4], PASSAGE[10:], "Bread"])
+    expected = [plain_score(name, method, query, text) for query, text in zip(queries, documents, strict=True)]
+    before = reranker.stats.tokens
+    assert gap(reranker.score_pairs(queries, documents), expected) < 1e-5
+    computed = reranker.stats.tokens - before
+    prompts, _ = reranker._tokeniser(queries, documents)
+    assert computed < 0.5 * sum(len(prompt.ids) for prompt in prompts)
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mamba"])
+def test_a_document_is_shared_with_lora_and_where_it_is_cut(name, backbone, gap, monkeypatch):
+    model = backbone(name)
+    lora = Lora.initialise(model, 2, 4)
+    with torch.no_grad():
+        for matrix in lora.upper.values():
+            matrix.normal_(std=0.1, generator=torch.Generator().manual_seed(2))
+    adapted = model.with_adapter(lora)
+    queries, documents = crossed([PASSAGE, DOCUMENTS[0]])
+    reranker = Reranker(adapted, RerankerSpec(name, "linear", max_length=100), head_of(model))
+    scores = reranker.score_pairs(queries, documents)
+    assert reranker.stats.tokens < 0.8 * sum(len(prompt.ids) for prompt in reranker._tokeniser(queries, documents)[0])
+    assert gap(scores, make_on(model, "linear", max_length=100).score_pairs(queries, documents)) > 1e-3, "LoRA counts"
+    without_sharing(monkeypatch)
+    assert gap(scores, reranker.score_pairs(queries, documents)) < 1e-5
+
+
+def test_sharing_in_small_batches_gives_the_same_scores(make, gap, monkeypatch):
+    reranker = make("tiny-gpt2", "likelihood")
+    queries, documents = crossed([PASSAGE, DOCUMENTS[0]])
+    scores = reranker.score_pairs(queries, documents)
+    monkeypatch.setattr(shared_beginning, "_PAST_BUDGET", 0)
+    monkeypatch.setattr("decoder2vec.reranker._PAIRS_PER_CHUNK", 4)
+    assert gap(reranker.score_pairs(queries, documents), scores) < 1e-5
+
+
+@pytest.mark.parametrize("case", ["attention", "family", "few"])
+def test_documents_are_not_shared_where_it_is_impossible_or_does_not_pay(case, gap, monkeypatch):
+    reranker = Reranker.from_pretrained("tiny-llama", device="cpu", dtype="float32")
+    queries, documents = crossed([PASSAGE]) if case != "few" else (["yeast", "dough"], ["Bread"] * 2)
+    if case == "attention":
+        reranker.backbone.set_attention("bidirectional")
+    if case == "family":
+
+        def refuse(*_, **__):
+            raise UnsupportedError("no keys and values")
+
+        monkeypatch.setattr(shared_beginning, "compute_key_values", refuse)
+    scores = reranker.score_pairs(queries, documents)
+    assert reranker.stats.tokens == sum(len(prompt.ids) for prompt in reranker._tokeniser(queries, documents)[0])
+    without_sharing(monkeypatch)
+    assert gap(reranker.score_pairs(queries, documents), scores) < 1e-5
 
 
 @pytest.mark.parametrize("family", ["tiny-mamba", "tiny-mamba2"])

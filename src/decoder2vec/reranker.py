@@ -22,6 +22,7 @@ from torch import Tensor
 
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import EncodingStats, Extractor, check_texts
+from decoder2vec.activations.shared_beginning import SharedBeginning
 from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.lm_head import LMHead
@@ -183,7 +184,7 @@ class Reranker:
         return self.score_pairs([query] * len(documents), documents)
 
     def score_pairs(self, queries: Sequence[str], documents: Sequence[str]) -> NDArray[np.float32]:
-        """Score pairs, in batches of similar length.
+        """Score pairs, in batches of similar length; on a CPU a document of many queries is computed once for all.
 
         Args:
             queries: The query of each pair.
@@ -198,11 +199,16 @@ class Reranker:
         check_texts(documents)
         scores = np.empty(len(queries), np.float32)
         n_cut = 0
-        for begin in range(0, len(queries), _PAIRS_PER_CHUNK):
-            chunk = slice(begin, begin + _PAIRS_PER_CHUNK)
-            prompts, cut = self._tokeniser(queries[chunk], documents[chunk])
+        first_row: dict[str, int] = {}
+        for row, document in enumerate(documents):
+            first_row.setdefault(document, row)
+        order = sorted(range(len(documents)), key=lambda row: first_row[documents[row]])  # equal ones in one chunk
+        for begin in range(0, len(order), _PAIRS_PER_CHUNK):
+            rows = order[begin : begin + _PAIRS_PER_CHUNK]
+            texts = [documents[row] for row in rows]
+            prompts, cut = self._tokeniser([queries[row] for row in rows], texts)
             n_cut += len(cut)
-            scores[chunk] = self._method(prompts)
+            scores[rows] = self._method(prompts, texts)
         if n_cut:
             log.warning("%d document(s) were cut to fit into %d tokens.", n_cut, self.max_seq_length)
         if not np.isfinite(scores).all():
@@ -231,6 +237,16 @@ class Reranker:
         order = np.argsort(-scores, kind="stable")[:top_k]
         hits: list[dict[str, Any]] = [{"corpus_id": int(index), "score": float(scores[index])} for index in order]
         return [{**hit, "text": documents[hit["corpus_id"]]} for hit in hits] if return_documents else hits
+
+    def score_last_states(self, states: NDArray[np.floating[Any]]) -> NDArray[np.float32]:
+        """Return the scores of [prompts, dim] states of the last tokens, after the final norm.
+
+        Raises:
+            InputError: The method reads more than the last token.
+        """
+        if not isinstance(self._method, _LastTokenMethod):
+            raise InputError(f"The method {self.spec.method} reads more than the last token.")
+        return self._method.score_last(np.asarray(states, np.float32))
 
     def unit_scores(self, scores: NDArray[np.floating[Any]] | Sequence[float]) -> NDArray[np.float64]:
         """Return scores mapped to 0-1 in the same order.
@@ -352,6 +368,11 @@ class Reranker:
         return fingerprint(self.backbone.effective_fingerprint, settings, head)
 
     @property
+    def closing_token_ids(self) -> list[int]:
+        """Tokens that end every prompt."""
+        return self._method.closing
+
+    @property
     def max_seq_length(self) -> int:
         """Maximum number of tokens of a prompt."""
         return min(self.spec.max_length, self.backbone.context_length or self.spec.max_length)
@@ -376,26 +397,73 @@ class _Method(ABC):
 
     def __init__(self, reranker: Reranker) -> None:
         self.reranker, self.backbone = reranker, reranker.backbone
+        self._shared = SharedBeginning(self.backbone)
 
     @property
     def closing(self) -> list[int]:
         """Tokens that end every prompt."""
         return []
 
-    @abstractmethod
-    def __call__(self, prompts: list[Prompt]) -> NDArray[np.float32]:
-        """[prompts] scores."""
+    def __call__(self, prompts: list[Prompt], documents: Sequence[str]) -> NDArray[np.float32]:
+        """[prompts] scores; a document of several prompts is computed once, where that pays."""
+        scores = np.empty(len(prompts), np.float32)
+        alone = dict.fromkeys(range(len(prompts)))
+        for group in self._shared.groups(prompts, documents, [self.first_read(prompt) for prompt in prompts]):
+            n_tokens = group.length
+            for rows, states in self._shared.states(prompts, group):
+                endings = [_ending(prompts[row], group.length) for row in rows]
+                scores[rows] = self.score_states(states, endings)
+                n_tokens += sum(len(ending.ids) for ending in endings)
+                current_progress().advance(len(rows))
+                self.reranker.stats += EncodingStats(len(rows), n_tokens)
+                n_tokens = 0
+                for row in rows:
+                    del alone[row]
+        if alone:
+            scores[list(alone)] = self.score_prompts([prompts[row] for row in alone])
+        return scores
 
-    def last_states(self, prompts: list[Prompt]) -> NDArray[np.float32]:
-        """[prompts, dim] states of the last token, after the final norm."""
+    @abstractmethod
+    def first_read(self, prompt: Prompt) -> int:
+        """The first token of a prompt whose state is read."""
+
+    @abstractmethod
+    def score_states(self, states: Tensor, prompts: list[Prompt]) -> NDArray[np.float32]:
+        """[prompts] scores from [prompt, token, dim] states after the final norm."""
+
+    @abstractmethod
+    def score_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
+        """[prompts] scores of whole prompts."""
+
+
+def _ending(prompt: Prompt, length: int) -> Prompt:
+    """A prompt without its first tokens."""
+    return Prompt(prompt.ids[length:], max(0, prompt.start - length), prompt.end - length)
+
+
+class _LastTokenMethod(_Method):
+    """A score of the last token's state."""
+
+    @abstractmethod
+    def score_last(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[prompts] scores from [prompts, dim] states of their last tokens, after the final norm."""
+
+    def first_read(self, prompt: Prompt) -> int:
+        return prompt.end - 1
+
+    def score_states(self, states: Tensor, prompts: list[Prompt]) -> NDArray[np.float32]:
+        last = states[torch.arange(len(prompts)), [prompt.end - 1 for prompt in prompts]]
+        return self.score_last(last.float().cpu().numpy())
+
+    def score_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
         extractor = Extractor(self.backbone, [Reading(-1, "lasttoken", True)], max_length=self.reranker.max_seq_length)
         # only the last token is read, so that prompts may share all that comes before it
         states = extractor.encode_prompts([Prompt(prompt.ids, prompt.end - 1, prompt.end) for prompt in prompts])
         self.reranker.stats += extractor.stats
-        return states[:, 0]
+        return self.score_last(states[:, 0])
 
 
-class _Linear(_Method):
+class _Linear(_LastTokenMethod):
     """A trained linear score of the closing token's state."""
 
     template = "doc_query"
@@ -404,9 +472,9 @@ class _Linear(_Method):
     def closing(self) -> list[int]:
         return [self.backbone.closing_token_id]
 
-    def __call__(self, prompts: list[Prompt]) -> NDArray[np.float32]:
+    def score_last(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         assert self.reranker.head is not None
-        return np.asarray(self.last_states(prompts) @ self.reranker.head.numpy(), np.float32)
+        return np.asarray(states @ self.reranker.head.numpy(), np.float32)
 
 
 class _LanguageModelMethod(_Method):
@@ -422,7 +490,7 @@ class _LanguageModelMethod(_Method):
         return self._lm_head
 
 
-class _YesNo(_LanguageModelMethod):
+class _YesNo(_LanguageModelMethod, _LastTokenMethod):
     """The logit of "yes" minus that of "no" after the prompt."""
 
     template = "yes_no"
@@ -433,17 +501,17 @@ class _YesNo(_LanguageModelMethod):
         shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
         if shared is None:
             raise InputError(f"The tokenizer of {self.backbone.name} does not tell yes from no; use another method.")
-        self._shared, self._answers = yes[:shared], [yes[shared], no[shared]]
+        self._common, self._answers = yes[:shared], [yes[shared], no[shared]]
 
     @property
     def closing(self) -> list[int]:
         """What the tokens of both answers begin with: nothing where each is one token."""
-        return self._shared
+        return self._common
 
     @torch.inference_mode()
-    def __call__(self, prompts: list[Prompt]) -> NDArray[np.float32]:
-        states = torch.from_numpy(self.last_states(prompts)).to(self.backbone.device, self.backbone.dtype)
-        logits = torch.cat([self.lm_head(chunk)[:, self._answers].float() for chunk in torch.split(states, 256)])
+    def score_last(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
+        last = torch.from_numpy(states).to(self.backbone.device, self.backbone.dtype)
+        logits = torch.cat([self.lm_head(chunk)[:, self._answers].float() for chunk in torch.split(last, 256)])
         return np.asarray((logits[:, 0] - logits[:, 1]).cpu().numpy())
 
 
@@ -452,8 +520,11 @@ class _Likelihood(_LanguageModelMethod):
 
     template = "question"
 
+    def first_read(self, prompt: Prompt) -> int:
+        return max(1, prompt.start) - 1
+
     @torch.inference_mode()
-    def __call__(self, prompts: list[Prompt]) -> NDArray[np.float32]:
+    def score_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
         backbone, lengths = self.backbone, [len(prompt.ids) for prompt in prompts]
         capture = Capture(backbone, [Reading(-1, "lasttoken", True)])
         budget, overhead = (measure(backbone.device, backbone.dim) for measure in (token_budget, batch_overhead))
@@ -470,6 +541,10 @@ class _Likelihood(_LanguageModelMethod):
         batch = backbone.adapt(collate(prompts, backbone.pad_token_id).to(backbone.device))
         with backbone.adapter_enabled(batch), any_shape_attention(backbone.device):
             states = backbone.model(**capture.model_inputs(batch), use_cache=False).last_hidden_state
+        return self.score_states(states, prompts)
+
+    @torch.inference_mode()
+    def score_states(self, states: Tensor, prompts: list[Prompt]) -> NDArray[np.float32]:
         positions = [range(max(1, prompt.start), prompt.end) for prompt in prompts]  # the first token has no prediction
         rows = torch.tensor([row for row, span in enumerate(positions) for _ in span])
         tokens = torch.tensor([position for span in positions for position in span])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,9 @@ from decoder2vec.analysis.doctor import doctor, run_checks
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import TINY, build_tiny
 from decoder2vec.encoder import Encoder
+from decoder2vec.gold import GOLD_FILE, GoldVectors
 from decoder2vec.maths.pooling import Pooler
+from decoder2vec.reranker import Reranker
 from decoder2vec.text.tokens import Prompt, Tokeniser
 from toys.docstrings import run_examples
 
@@ -230,3 +233,17 @@ def test_check_that_raises_fails_and_others_still_run(monkeypatch):
     failures = failed(load("tiny-llama"))
     assert set(failures) == {"last token is not padding", "layers match a plain forward pass"}
     assert failures["layers match a plain forward pass"] == "RuntimeError: mat1 and mat2 shapes cannot be multiplied"
+
+
+def test_the_scores_of_a_saved_reranker_are_computed_again(tmp_path):
+    reranker = Reranker.from_pretrained("tiny-llama", method="yes_no", device="cpu", dtype="float32")
+    folder = reranker.save(tmp_path / "reranker")
+    checks = doctor(folder, device="cpu", dtype="float32")
+    assert {check.name for check in checks} == CHECKS | {"gold scores"}
+    assert all(check.passed for check in checks)
+    file = folder / GOLD_FILE
+    gold = json.loads(file.read_text("utf-8"))
+    GoldVectors(gold["texts"], 1.01 * reranker.gold_scores(gold["texts"]), "float32").write(folder, {})
+    assert {check.name for check in doctor(folder, device="cpu", dtype="float32") if not check.passed} == {
+        "gold scores"
+    }

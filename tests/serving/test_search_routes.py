@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from decoder2vec.matching.match import MatchConfig, match_sides
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.reranker import Reranker
 from decoder2vec.search.index import Index
+from decoder2vec.serving.limits import Limits
 from decoder2vec.text.template import Template
 from toys.documents import DOCUMENTS
 from toys.encoder import WordEncoder
@@ -129,6 +135,90 @@ def test_a_reranker_is_served_in_the_shapes_of_cohere_and_tei(serving, offline, 
         assert client.post(route, json={"query": query, "documents": documents, "model": "none"}).status_code == 404
         long = client.post(route, json={"query": "why " * 2000, "documents": documents})
         assert long.status_code == 400 and "leaves no room" in long.json()["error"]["message"]
+
+
+@contextmanager
+def held_up(monkeypatch):
+    """held_up -> the pairs of each batch of the reranker; the first batch ends with the block."""
+    batches, release, score_pairs = [], threading.Event(), Reranker.score_pairs
+
+    def score(self, queries, documents):
+        batches.append(list(zip(queries, documents, strict=True)))
+        if len(batches) == 1:
+            release.wait(60)
+        return score_pairs(self, queries, documents)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reranker, "score_pairs", score)
+        try:
+            yield batches, release
+        finally:
+            release.set()
+
+
+def wait_for_queue(client, tokens):
+    """Wait until this many tokens or more are in the queue of the server."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        waiting = re.search(r"^d2v_queue_tokens (.*)$", client.get("/metrics").text, re.M)
+        if float(waiting[1]) >= tokens:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the requests were not queued")
+
+
+def test_concurrent_rerank_requests_share_batches_and_get_their_own_scores(serving, reranker, monkeypatch):
+    documents = ["a dog", "fresh bread from the oven", "the cat sleeps in the sun", "boats"]
+    queries = [f"{word} in the morning" for word in ("bread", "cats", "dogs", "boats", "sun", "rain")]
+    expected = {query: reranker.score(query, documents) for query in queries}
+    with (
+        serving(reranker=reranker) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+        ThreadPoolExecutor(len(queries) + 2) as pool,
+        held_up(monkeypatch) as (batches, release),
+    ):
+
+        def post(query):
+            return client.post("/rerank", json={"query": query, "texts": documents, "raw_scores": True})
+
+        first = pool.submit(post, queries[0])
+        wait_for_batch(batches)
+        others = [pool.submit(post, query) for query in queries[1:]]
+        faulty = pool.submit(post, "why " * 2000)
+        wait_for_queue(client, 20 * len(documents) * (len(queries) - 2))
+        release.set()
+        for query, future in zip(queries, [first, *others], strict=True):
+            scores = {hit["index"]: hit["score"] for hit in future.result().json()}
+            assert [scores[index] for index in range(4)] == pytest.approx(expected[query].tolist(), rel=1e-5)
+        assert faulty.result().status_code == 400 and "leaves no room" in faulty.result().text
+    assert any(len({query for query, _ in batch}) > 2 for batch in batches), "pairs of several requests in one batch"
+
+
+def test_the_queue_bounds_rerank_requests_and_drops_those_of_disconnected_clients(serving, reranker, monkeypatch):
+    body = {"query": "bread", "documents": ["a dog", "fresh bread"]}
+    with (
+        serving(reranker=reranker, limits=Limits(max_waiting_tokens=300, max_batch_tokens=200)) as url,
+        httpx.Client(base_url=url, timeout=60) as client,
+        ThreadPoolExecutor(2) as pool,
+        held_up(monkeypatch) as (batches, release),
+    ):
+        first = pool.submit(client.post, "/rerank", json=body)
+        wait_for_batch(batches)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{url}/rerank", json={**body, "query": "gone"}, timeout=0.5)
+        pool.submit(client.post, "/rerank", json={**body, "query": "waits"})
+        wait_for_queue(client, 100)
+        assert client.post("/rerank", json={**body, "documents": ["fresh bread"] * 9}).status_code == 429
+        release.set()
+        assert first.result().status_code == 200
+        assert client.post("/rerank", json=body).status_code == 200
+    assert "gone" not in {query for batch in batches for query, _ in batch}
+
+
+def wait_for_batch(batches):
+    deadline = time.monotonic() + 60
+    while not batches and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def test_compare_gives_the_similarity_of_each_layer(client, offline):

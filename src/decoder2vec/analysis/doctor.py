@@ -19,12 +19,13 @@ from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import is_encoder_folder, saved_encoder_folder
+from decoder2vec.encoder_folder import is_encoder_folder, is_reranker_folder, saved_encoder_folder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
 from decoder2vec.evaluation.baselines import is_sentence_transformers_folder, load_encoder
 from decoder2vec.evaluation.onnx_encoder import onnx_file
 from decoder2vec.gold import GOLD_FILE, GoldVectors
 from decoder2vec.maths.pooling import POOLINGS
+from decoder2vec.reranker import Reranker
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import TEMPLATES, Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
@@ -65,8 +66,9 @@ def doctor(
         []
 
     Args:
-        model: Built-in name, model folder, .gguf file, hub id, saved encoder, or export for sentence-transformers or
-            onnxruntime. Gold vectors of an encoder or export are computed again. `run_checks` takes a loaded model.
+        model: Built-in name, model folder, .gguf file, hub id, saved encoder or reranker, or export for
+            sentence-transformers or onnxruntime. Gold vectors of an encoder or export and gold scores of a reranker are
+            computed again. `run_checks` takes a loaded model.
         attention: causal or bidirectional; by default what the model's config says.
         device: cuda, mps or cpu; by default the best one available.
         dtype: float32, bfloat16 or int8; by default chosen by the device.
@@ -75,6 +77,10 @@ def doctor(
     Returns:
         The results of all checks, failed ones included.
     """
+    if is_reranker_folder(model):
+        reranker = Reranker.load(model, device=device, dtype=dtype)
+        notify(f"{model}: {reranker}, {reranker.backbone.dtype_name}, {reranker.device}")
+        return [*run_checks(reranker.backbone.with_adapter(None)), _gold_scores_check(reranker, Path(model))]
     folder = saved_encoder_folder(model) or _exported_folder(model)
     if folder and onnx_file(folder):  # it has no layers to look at
         return [_gold_check(lambda: load_encoder(folder, device=device), folder)]
@@ -130,6 +136,19 @@ def _gold_check(load: Callable[[], Any], folder: Path) -> Check:
         return largest <= tolerance, f"largest difference {largest:.1e}, allowed {tolerance:.0e}"
 
     return _run_check("gold vectors", check)
+
+
+def _gold_scores_check(reranker: Reranker, folder: Path) -> Check:
+    """Check that a reranker gives the scores that it gave when its folder was written."""
+
+    def check() -> tuple[bool, str]:
+        gold = GoldVectors.read(folder.expanduser())
+        if gold is None:
+            return True, "this folder has none; save the reranker again to add them"
+        largest, tolerance = gold.compare(reranker.gold_scores(gold.texts), reranker.backbone.dtype_name)
+        return largest <= tolerance, f"largest difference {largest:.1e}, allowed {tolerance:.0e}"
+
+    return _run_check("gold scores", check)
 
 
 def _check_finite(backbone: Backbone) -> tuple[bool, str]:

@@ -1,4 +1,4 @@
-"""`d2v export`: write an encoder in a format that other programs load."""
+"""`d2v export`: write an encoder or a reranker in a format that other programs load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from decoder2vec.cli.output import info, show_progress
 
 
 def export(
-    encoder: Annotated[Path, typer.Argument(help="Saved encoder folder.")],
+    encoder: Annotated[Path, typer.Argument(help="Saved encoder or reranker folder.")],
     out: Annotated[Path, typer.Option(help="Folder to write; it must be new or empty.")],
     format: Annotated[
-        str, typer.Option(help="sentence-transformers, onnx, peft or transformers.")
+        str, typer.Option(help="sentence-transformers, onnx, peft or transformers; of a reranker: cross-encoder.")
     ] = "sentence-transformers",
     dtype: Annotated[
         str | None, typer.Option(help="Of the format onnx: float32, or int8 for a quarter of the size.")

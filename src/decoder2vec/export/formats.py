@@ -11,18 +11,21 @@ import torch
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.saving import save_adapter
 from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import is_reranker_folder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
+from decoder2vec.export.cross_encoder import export_cross_encoder
 from decoder2vec.export.model_cards import base_model_name, peft_card
 from decoder2vec.export.onnx import export_onnx
 from decoder2vec.export.pruned import check_new_folder
 from decoder2vec.export.sentence_transformers import export_sentence_transformers
 from decoder2vec.export.transformers import export_transformers
 from decoder2vec.progress import current_progress
+from decoder2vec.reranker import Reranker
 from decoder2vec.storage import atomic_folder
 
 
 def export(
-    encoder: Encoder | str | Path,
+    encoder: Encoder | Reranker | str | Path,
     format: str,
     out: str | Path,
     *,
@@ -34,10 +37,10 @@ def export(
     The folder appears only if all of it was written and the check passed.
 
     Args:
-        encoder: The encoder, or the folder of a saved one, which is then loaded in float32.
+        encoder: The encoder or reranker, or the folder of a saved one, which is then loaded in float32.
         format: "sentence-transformers" (model, pooling and head in one folder), "onnx" (the same as a graph that
             onnxruntime runs), "peft" (the LoRA matrices alone) or "transformers" (the language model with LoRA merged,
-            without pooling).
+            without pooling); of a reranker "cross-encoder" (a CrossEncoder of sentence-transformers).
         out: Folder to write; it must be new or empty.
         device: Device to load a saved encoder on; by default the best one available. An `Encoder` stays where it is.
         dtype: Of the format onnx: "float32" (default), or "int8" for a quarter of the size and less exact vectors.
@@ -66,8 +69,16 @@ def export(
         raise InputError(f"The format {format} is written in float32; leave out dtype, or choose the format onnx.")
     target = Path(out)
     check_new_folder(target)
-    if not isinstance(encoder, Encoder):
-        encoder = Encoder.load(encoder, device=device, dtype="float32")
+    if isinstance(encoder, str | Path):
+        load = Reranker.load if is_reranker_folder(encoder) else Encoder.load
+        encoder = load(encoder, device=device, dtype="float32")
+    if isinstance(encoder, Reranker) != (format == "cross-encoder"):
+        what, formats = (
+            ("a reranker", "cross-encoder")
+            if isinstance(encoder, Reranker)
+            else ("an encoder", "sentence-transformers")
+        )
+        raise InputError(f"This is {what}, which has no format {format}; choose {formats}.")
     return FORMATS[format](encoder, target, **({"dtype": dtype} if dtype else {}))
 
 
@@ -94,4 +105,5 @@ FORMATS: dict[str, Callable[..., str]] = {
     "onnx": export_onnx,
     "peft": export_peft,
     "transformers": export_transformers,
+    "cross-encoder": export_cross_encoder,
 }

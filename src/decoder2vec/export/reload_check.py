@@ -36,7 +36,19 @@ def reload_differences(exports: Sequence[tuple[Encoder, Path]]) -> list[float] |
     if find_spec("sentence_transformers") is None:
         return None
     calls_per_export = [_encode_calls(encoder) for encoder, _ in exports]
-    reloaded_vectors = iter(_encode_in_new_process(exports, calls_per_export))
+    reloaded_vectors = iter(
+        call_in_new_process(
+            [
+                {
+                    "class": "SentenceTransformer",
+                    "folder": str(folder),
+                    "options": _load_options(encoder),
+                    "calls": calls,
+                }
+                for (encoder, folder), calls in zip(exports, calls_per_export, strict=True)
+            ]
+        )
+    )
     differences = []
     for (encoder, _), calls in zip(exports, calls_per_export, strict=True):
         with without_truncation_warnings():
@@ -60,13 +72,12 @@ def _encode_calls(encoder: Encoder) -> list[EncodeCall]:
     ]
 
 
-def _encode_in_new_process(
-    exports: Sequence[tuple[Encoder, Path]], calls_per_export: list[list[EncodeCall]]
-) -> list[NDArray[np.float32]]:
-    request = [
-        {"folder": str(folder), "options": _load_options(encoder), "calls": calls}
-        for (encoder, folder), calls in zip(exports, calls_per_export, strict=True)
-    ]
+def call_in_new_process(request: list[dict[str, Any]]) -> list[NDArray[np.float32]]:
+    """Make calls with exported folders where this package cannot be imported, and return their results.
+
+    Args:
+        request: For each folder the "class" of sentence-transformers that loads it with "options", and the "calls".
+    """
     with tempfile.TemporaryDirectory() as scratch:
         request_file, vectors_file = Path(scratch) / "request.json", Path(scratch) / "vectors.npz"
         request_file.write_text(json.dumps(request), encoding="utf-8")

@@ -116,9 +116,8 @@ def write_tokenizer_and_settings(
         state: Where the model's output has the state that is pooled.
         requirements: Versions that a program needs to give the same vectors.
     """
-    write_tokenizer(
-        encoder, folder, render_chat_template(encoder, config.suffix) if config.uses_chat_template else None
-    )
+    chat_template = render_chat_template(encoder, config.suffix) if config.uses_chat_template else None
+    write_tokenizer(encoder.backbone, folder, encoder.max_seq_length, chat_template)
     check_tokenizer(encoder, folder, config.default_prompt, config.suffix)
     _write_json(folder / "sentence_bert_config.json", _transformer_config(encoder, config, state))
     _write_json(folder / "config_sentence_transformers.json", _model_config(encoder, config, requirements))

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.gold import GOLD_TEXTS
@@ -24,6 +25,8 @@ _PROBE_TEXTS = (
     "def f(x):\n    return x",
 )
 
+_NO_LIMIT = 10**9
+"""Maximum length of a tokenizer that cuts nothing."""
 _MAX_PROBE_TOKENS = 1024
 """A text that must be truncated is only tried where the maximum length is at most this; longer ones are slow."""
 
@@ -40,19 +43,19 @@ def probe_texts(encoder: Encoder) -> list[str]:
     return [*texts, too_long] if encoder.max_seq_length <= _MAX_PROBE_TOKENS else texts
 
 
-def write_tokenizer(encoder: Encoder, folder: Path, chat_template: str | None = None) -> None:
+def write_tokenizer(backbone: Backbone, folder: Path, max_length: int | None, chat_template: str | None = None) -> None:
     """Write the tokenizer's files: padding on the right, BOS where the model needs it, and no chat template but ours.
 
     Args:
-        encoder: The encoder whose tokenizer is written.
+        backbone: The model whose tokenizer is written.
         folder: Folder to write to.
+        max_length: Maximum number of tokens of a text; None if there is no limit.
         chat_template: Template that renders the prompt around a text.
     """
-    backbone = encoder.backbone
     tokenizer = copy.deepcopy(backbone.tokenizer)
     tokenizer.padding_side = tokenizer.truncation_side = "right"
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    tokenizer.model_max_length = encoder.max_seq_length
+    tokenizer.model_max_length = _NO_LIMIT if max_length is None else max_length
     tokenizer.chat_template = chat_template
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
@@ -83,7 +86,7 @@ def render_chat_template(encoder: Encoder, suffix: str) -> str:
     renders get no special tokens from the tokenizer, so they are part of the template. An empty text gets the token
     that the encoder reads instead of nothing.
     """
-    before, after = _special_tokens(encoder)
+    before, after = special_tokens(encoder.backbone)
     contents = "{%- for message in messages -%}{{ message['content'] }}{%- endfor -%}"
     if not (before or after or suffix):
         empty = encoder.tokenizer.convert_ids_to_tokens(encoder.backbone.empty_text_token_id)
@@ -92,16 +95,16 @@ def render_chat_template(encoder: Encoder, suffix: str) -> str:
     return f"{{{{ {before!a} }}}}{contents}{{{{ {suffix + after!a} }}}}"
 
 
-def _special_tokens(encoder: Encoder) -> tuple[str, str]:
+def special_tokens(backbone: Backbone) -> tuple[str, str]:
     """Return the special tokens that the tokenizer, or the encoder itself, adds before and after a text."""
-    backend = encoder.tokenizer.backend_tokenizer
+    backend = backbone.tokenizer.backend_tokenizer
     plain = backend.encode("a", add_special_tokens=False).ids
     tokens = backend.encode("a")
     begin = next(i for i in range(len(tokens.ids)) if tokens.ids[i : i + len(plain)] == plain)
     before, after = tokens.ids[:begin], tokens.ids[begin + len(plain) :]
-    if (bos := encoder.backbone.missing_bos_token_id) is not None:
+    if (bos := backbone.missing_bos_token_id) is not None:
         before = [bos, *before]
-    return tuple("".join(encoder.tokenizer.convert_ids_to_tokens(ids)) for ids in (before, after))  # type: ignore[return-value]
+    return tuple("".join(backbone.tokenizer.convert_ids_to_tokens(ids)) for ids in (before, after))  # type: ignore[return-value]
 
 
 def joins_punctuation(encoder: Encoder, suffix: str) -> bool:

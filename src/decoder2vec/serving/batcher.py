@@ -22,8 +22,9 @@ from decoder2vec.serving.api_errors import APIError
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
-EncodeBatch = Callable[[Any, list[str]], Vectors]
-"""(key, texts) -> [texts, dim] vectors. Texts with the same key can be encoded in one batch."""
+EncodeBatch = Callable[[Any, list[Any]], Vectors]
+"""(key, texts) -> [texts, dim] vectors. Texts with the same key can be encoded in one batch; of a reranker a "text" is
+a pair of query and document, and its "vector" a score."""
 
 _IDLE_WAIT = 0.003
 """Seconds that an idle model waits for more texts after the first one: requests often come together."""
@@ -90,7 +91,7 @@ class _Submission:
     """The texts of one call of `submit`."""
 
     key: Hashable
-    texts: Sequence[str]
+    texts: Sequence[Any]
     token_counts: Sequence[int]
     future: Future[Vectors] = field(default_factory=Future)
     vectors: dict[int, Vectors] = field(default_factory=dict)
@@ -157,13 +158,13 @@ class Batcher:
             raise APIError(429, message, code="overloaded", retry_after=retry_after)
 
     def submit(
-        self, key: Hashable, texts: Sequence[str], token_counts: Sequence[int], *, admitted: bool = False
+        self, key: Hashable, texts: Sequence[Any], token_counts: Sequence[int], *, admitted: bool = False
     ) -> Future[Vectors]:
         """Queue texts; cancelling the returned future removes them from the queue.
 
         Args:
             key: Only texts with the same key share a batch.
-            texts: One or more texts.
+            texts: One or more texts, or pairs of texts.
             token_counts: Tokens of each text.
             admitted: Skip the capacity check, for work of a request that passed it before.
 

@@ -17,7 +17,7 @@ from decoder2vec.maths.similarity import pairwise_similarity
 from decoder2vec.search.index import Hit
 from decoder2vec.search.rerank import PairReranker
 from decoder2vec.serving.api_errors import ERROR_RESPONSES
-from decoder2vec.serving.openai_routes import ModelName
+from decoder2vec.serving.openai_routes import ModelName, Usage
 from decoder2vec.serving.service import LAYERS, ServedModel, Service, get_service
 from decoder2vec.serving.similarity_scale import pair_similarities
 from decoder2vec.serving.vector_cache import BatchKey
@@ -83,6 +83,7 @@ class RerankResponse(BaseModel):
 
     model: str
     results: list[RerankResult]
+    usage: Usage
 
 
 class RerankedText(BaseModel):
@@ -236,16 +237,20 @@ async def rerank(body: RerankRequest, request: Request) -> JSONResponse:
     """Score documents against a query and return them best first."""
     service = get_service(request)
     documents = body.to_list()
-    uses_reranker = service.reranker is not None and body.model in (None, service.reranker_name)
-    model = service.models[None if uses_reranker else body.model]
-
-    def score() -> list[float]:
-        if uses_reranker and service.reranker is not None:
-            raw = service.reranker.score(body.query, documents)
-            return [float(value) for value in (raw if body.raw_scores else service.reranker.unit_scores(raw))]
-        return list(PairReranker(service.queued_encoder(model)).rerank(body.query, documents))
-
-    scores = await service.run_job(request, model, [body.query, *documents], score)
+    if service.reranker is not None and body.model in (None, service.reranker_name):
+        name = service.reranker_name
+        raw, n_tokens = await service.rerank(request, body.query, documents)
+        scores = (raw if body.raw_scores else service.reranker.unit_scores(raw)).tolist()
+    else:
+        model = service.models[body.model]
+        name, reranker = model.id, PairReranker(service.queued_encoder(model))
+        texts = [body.query, *documents]
+        scores, n_tokens = await service.run_job(
+            request,
+            model,
+            texts,
+            lambda: (reranker.rerank(body.query, documents), sum(model.token_counter.count(texts))),
+        )
     order = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n]
     if body.texts is not None:
         with_text = body.return_text or body.return_documents
@@ -260,7 +265,9 @@ async def rerank(body: RerankRequest, request: Request) -> JSONResponse:
         | ({"document": {"text": documents[index]}} if body.return_documents else {})
         for index in order
     ]
-    return JSONResponse({"model": service.reranker_name if uses_reranker else model.id, "results": results})
+    return JSONResponse(
+        {"model": name, "results": results, "usage": {"prompt_tokens": n_tokens, "total_tokens": n_tokens}}
+    )
 
 
 @router.post("/search", response_model=SearchResponse)

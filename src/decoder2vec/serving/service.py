@@ -27,7 +27,7 @@ from decoder2vec.serving.batcher import Batcher, Vectors, cancel_on_disconnect
 from decoder2vec.serving.limits import Limits
 from decoder2vec.serving.metrics import Metrics
 from decoder2vec.serving.similarity_scale import measure_scale
-from decoder2vec.serving.tokens import TokenCounter
+from decoder2vec.serving.tokens import PairTokenCounter, TokenCounter
 from decoder2vec.serving.vector_cache import BatchKey, CachedBatcher, VectorCache
 from decoder2vec.text.template import Template
 
@@ -35,6 +35,8 @@ T = TypeVar("T")
 
 LAYERS = "layers"
 """The role of texts to read in every layer, not only in those of the encoder."""
+_PAIRS = "pairs"
+"""The role of pairs of query and document, which the reranker scores."""
 _TEXTS_PER_SUBMISSION = 256
 """Texts that a thread queues at once: the vectors of a long list are not all held twice."""
 _THREADS = 8
@@ -201,6 +203,22 @@ class QueuedEncoder:
         return vectors[0] if isinstance(inputs, str) else vectors
 
 
+class QueuedReranker:
+    """The reranker behind the queue of the server."""
+
+    def __init__(self, reranker: Reranker, name: str, batcher: Batcher) -> None:
+        self._key, self._batcher = BatchKey(name, _PAIRS), batcher
+        self._counter = PairTokenCounter(reranker)
+
+    def count(self, query: str, texts: Sequence[str]) -> list[int]:
+        """Return the number of tokens that the model reads of the query with each text."""
+        return self._counter.count(query, texts)
+
+    def submit(self, query: str, texts: Sequence[str], token_counts: Sequence[int]) -> Future[Vectors]:
+        """Queue pairs, and return a future of their [texts, 1] scores."""
+        return self._batcher.submit(self._key, [(query, text) for text in texts], token_counts)
+
+
 class Service:
     """The models behind their queue and cache, the index, and the threads that use them."""
 
@@ -209,10 +227,13 @@ class Service:
         self.sweep = _read_sweep(config.sweep) if config.sweep else None
         self.models = ServedModels(config.name, config.encoder, normalize=config.normalize)
         max_batch_tokens = config.limits.max_batch_tokens or _default_batch_tokens(config.encoder)
-        batcher = Batcher(self.models.encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
+        batcher = Batcher(self._encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
         self.cached_batcher = CachedBatcher(batcher, VectorCache(config.cache_megabytes))
         self.metrics = Metrics(self.cached_batcher)
         self.reranker, self.reranker_name = config.reranker, config.reranker_name
+        self.queued_reranker = (
+            QueuedReranker(config.reranker, config.reranker_name, batcher) if config.reranker else None
+        )
         self._threads = _Threads(_THREADS, "lookup", config.limits.max_jobs)
         self._file_threads = _Threads(_FILE_THREADS, "files", config.limits.max_jobs)
         self._scales: dict[str, dict[str, dict[str, float]]] = {}
@@ -252,13 +273,41 @@ class Service:
             texts: The texts of the request.
             in_parts: The texts are split before they are encoded, so that the model reads all of a long one.
         """
+        return await self._admit(request, texts, partial(model.token_counter.count, texts, truncate=not in_parts))
+
+    async def _admit(self, request: Request, texts: Sequence[str], count: Callable[[], list[int]]) -> list[int]:
         self.limits.check_texts(len(texts))
         check_texts(texts)  # other libraries fail on lone surrogates with errors that look like server faults
-        count = partial(model.token_counter.count, texts, truncate=not in_parts)
         counts = await self._threads.run(count) if sum(map(len, texts)) > _MAX_INLINE_CHARACTERS else count()
         self.limits.check_tokens(sum(counts))
         request.state.charge_tokens(sum(counts))
         return counts
+
+    async def rerank(self, request: Request, query: str, documents: Sequence[str]) -> tuple[Vectors, int]:
+        """Return the scores of documents by the reranker and the number of tokens read, if the limits allow it.
+
+        Args:
+            request: The request; its pairs are dropped from the queue when its client disconnects.
+            query: The query.
+            documents: One or more documents.
+        """
+        reranker = self.queued_reranker
+        assert reranker is not None
+
+        async def admit_and_score() -> tuple[Vectors, int]:
+            counts = await self._admit(request, [query, *documents], partial(reranker.count, query, documents))
+            scores: Vectors = await asyncio.wrap_future(reranker.submit(query, documents, counts))
+            return scores[:, 0], sum(counts)
+
+        return await cancel_on_disconnect(request, admit_and_score())
+
+    def _encode_batch(self, key: BatchKey, items: list[Any]) -> Vectors:
+        """Vectors of texts, or scores of pairs; only the batcher's thread calls this."""
+        if key.role != _PAIRS:
+            return self.models.encode_batch(key, items)
+        assert self.reranker is not None
+        queries, documents = zip(*items, strict=True)
+        return self.reranker.score_pairs(queries, documents)[:, None]
 
     async def run_job(
         self,

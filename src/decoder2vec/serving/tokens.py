@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from decoder2vec.reranker import Reranker
 from decoder2vec.serving.api_errors import APIError
+from decoder2vec.text.pair_template import DOCUMENT, QUERY
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import CHARACTERS_AT_ONCE, tokenising_batches
 
@@ -49,15 +51,36 @@ class TokenCounter:
             return [1 + len(text) // _CHARACTERS_PER_TOKEN for text in texts]
         # the tokenizer cannot read lone surrogates; here they count as "?", and the encoder rejects them
         valid = [text.encode("utf-8", "replace").decode() for text in texts]
-        totals = [0] * len(texts)
-        for template in self._templates:
-            # a long text is counted in pieces: their borders add a token at most
-            pieces = [(row, piece) for row, text in enumerate(valid) for piece in _pieces(template.render(text)[0])]
-            rows = iter(row for row, _ in pieces)
-            for batch in tokenising_batches([piece for _, piece in pieces]):
-                for encoding, row in zip(self._tokenizer.encode_batch_fast(batch), rows, strict=False):
-                    totals[row] += len(encoding)
-        return [max(1, total) for total in totals]
+        by_template = [
+            _count_tokens(self._tokenizer, [template.render(text)[0] for text in valid]) for template in self._templates
+        ]
+        return [max(1, sum(counts)) for counts in zip(*by_template, strict=True)]
+
+
+class PairTokenCounter:
+    """Counts the tokens of prompts of a reranker, with a copy of its tokenizer that any thread may use."""
+
+    def __init__(self, reranker: Reranker) -> None:
+        self._tokenizer = _copy_tokenizer(reranker.backbone.tokenizer.backend_tokenizer)
+        self._max_tokens = reranker.max_seq_length
+        template = reranker.spec.template.replace(DOCUMENT, "").replace(QUERY, "")
+        (self._template_tokens,) = _count_tokens(self._tokenizer, [template])
+
+    def count(self, query: str, documents: Sequence[str]) -> list[int]:
+        """Return the number of tokens that the model reads of the query with each document, within a few."""
+        n_query, *n_documents = _count_tokens(self._tokenizer, [query, *documents])
+        return [min(self._max_tokens, self._template_tokens + n_query + count) for count in n_documents]
+
+
+def _count_tokens(tokenizer: Any, texts: Sequence[str]) -> list[int]:
+    """Number of tokens of each text; a long one is counted in pieces, whose borders add a token at most."""
+    totals = [0] * len(texts)
+    pieces = [(row, piece) for row, text in enumerate(texts) for piece in _pieces(text)]
+    rows = iter(row for row, _ in pieces)
+    for batch in tokenising_batches([piece for _, piece in pieces]):
+        for encoding, row in zip(tokenizer.encode_batch_fast(batch), rows, strict=False):
+            totals[row] += len(encoding)
+    return totals
 
 
 def _pieces(text: str) -> list[str]:
