@@ -1,7 +1,7 @@
 """Speed of encoders side by side: parameters, dimensions and words per second on the same texts.
 
 Words and not tokens, since every encoder has its own. The encoders take turns, so that all of them meet the same
-disturbances. Run: python bench/encoders.py [NAME ...] (anything that `d2v eval` takes)
+disturbances. Run: python bench/encoders.py [--cpu] [NAME ...] (anything that `d2v eval` takes)
 """
 
 from __future__ import annotations
@@ -11,19 +11,21 @@ from typing import Any
 
 from corpus import texts_of_length
 from decoder2vec.evaluation.baselines import load_encoder
-from measure import best_seconds, report
+from measure import best_seconds, report, select_clock
 
 WORDS, TEXTS, ROUNDS = 60, 48, 3
 
 
 def main() -> None:
-    names = sys.argv[1:] or ["smollm2-135m-general", "all-minilm-l6-v2"]
+    cpu = "--cpu" in sys.argv
+    clock = select_clock(cpu)
+    names = [name for name in sys.argv[1:] if name != "--cpu"] or ["smollm2-135m-general", "all-minilm-l6-v2"]
     encoders = {name: load_encoder(name) for name in names}
     texts = texts_of_length(TEXTS, WORDS)
     seconds = dict.fromkeys(names, float("inf"))
     for _ in range(ROUNDS):
         for name, encoder in encoders.items():
-            seconds[name] = min(seconds[name], best_seconds(lambda encoder=encoder: encoder.encode(texts), 1))
+            seconds[name] = min(seconds[name], best_seconds(lambda encoder=encoder: encoder.encode(texts), 1, clock))
     rows = [
         (
             name,
@@ -34,7 +36,8 @@ def main() -> None:
         )
         for name, encoder in encoders.items()
     ]
-    report("encoders", ("encoder", "parameters", "dimensions", "words/s", "speed"), rows)
+    speed = "words per CPU second of one thread" if cpu else "words/s"
+    report("encoders", ("encoder", "parameters", "dimensions", speed, "speed"), rows)
 
 
 def _parameters(encoder: Any) -> int:
