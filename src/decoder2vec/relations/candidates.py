@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -36,6 +36,16 @@ class Candidates:
     def tuples(self) -> list[Pair]:
         """The pairs as tuples."""
         return [(int(head), int(tail)) for head, tail in self.pairs]
+
+    def select(self, rows: NDArray[np.bool_]) -> Candidates:
+        """The candidates of these rows."""
+        return Candidates(self.pairs[rows], self.similarity[rows], self.rank[rows])
+
+    @classmethod
+    def concatenate(cls, parts: Sequence[Candidates]) -> Candidates:
+        """All candidates of several."""
+        fields = ([getattr(part, name) for part in parts] for name in ("pairs", "similarity", "rank"))
+        return cls(*map(np.concatenate, fields))
 
     def recall(self, gold: Mapping[Pair, str] | Iterable[Pair]) -> float:
         """Share of related pairs that were retrieved; 1 if there are none."""

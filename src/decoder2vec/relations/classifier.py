@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -16,6 +17,8 @@ from decoder2vec.relations.mentions import NONE
 _HIDDEN = 256
 _DROPOUT = 0.3
 _EPOCHS, _BATCH, _RATE, _DECAY = 15, 256, 1e-3, 1e-2
+_MIN_STEPS = 150
+"""Few pairs are seen in more epochs, until there are as many steps."""
 _PAIRS_AT_ONCE = 8192
 
 
@@ -65,10 +68,11 @@ class PairClassifier:
 
     def _train(self, vectors: Tensor, pairs: Indices, targets: Tensor) -> None:
         optimiser = torch.optim.AdamW(self._net.parameters(), _RATE, weight_decay=_DECAY)
-        n_steps = _EPOCHS * -(-len(pairs) // _BATCH)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=n_steps)
+        steps_per_epoch = math.ceil(len(pairs) / _BATCH)
+        n_epochs = max(_EPOCHS, math.ceil(_MIN_STEPS / steps_per_epoch))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, _RATE, total_steps=n_epochs * steps_per_epoch)
         self._net.train()
-        for _ in range(_EPOCHS):
+        for _ in range(n_epochs):
             for rows in torch.split(torch.randperm(len(pairs)), _BATCH):
                 optimiser.zero_grad()
                 logits = self._net(self.features(vectors, pairs[rows.numpy()]))

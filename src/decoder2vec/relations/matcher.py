@@ -1,13 +1,12 @@
 """`PairMatcher`: retrieve for each mention the k nearest others, and classify only these pairs.
 
-The matcher comes first, then what it predicts, then its training and its folder.
+The matcher comes first, then what it predicts, then its folder.
 """
 
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,21 @@ from decoder2vec.evaluation.similarity import is_sparse
 from decoder2vec.evaluation.vector_cache import VectorCache, token_counter
 from decoder2vec.package import __version__
 from decoder2vec.progress import current_progress
-from decoder2vec.relations.candidates import Candidates, Floats, Indices, retrieve
+from decoder2vec.relations.candidates import Candidates, Floats, retrieve
 from decoder2vec.relations.classifier import PairClassifier
 from decoder2vec.relations.mentions import NONE, Mention, MentionSet, Pair, Relation
 from decoder2vec.relations.metrics import RelationScores, accuracy, score_labels
 from decoder2vec.relations.retriever import Retriever
+from decoder2vec.relations.training import N_FOLDS, MatcherTraining, best_threshold
 from decoder2vec.storage import atomic_folder, check_replaceable
 from decoder2vec.tensor_files import load_tensors, save_tensors
-
-log = logging.getLogger(__name__)
 
 MATCHER_FILE = "matcher.json"
 WEIGHTS_FILE = "matcher.safetensors"
 ENCODER_FOLDER = "encoder"
 _FORMAT = 1
-_FOLDS = 5
-_NEAR = 30
-"""Nearest others of a mention against which the retriever is tuned."""
+_MAX_DIM = 8192
+"""The retriever has a map of as many rows and columns."""
 
 
 class PairMatcher:
@@ -83,7 +80,9 @@ class PairMatcher:
             raise InputError(f"k is {k}; give 1 candidate or more for each mention.")
         self.k, self.directed, self.tune, self.seed = k, directed, tune, seed
         named = isinstance(encoder, str | Path)
-        self.encoder_name = str(encoder) if named else None
+        changes = any(value is not None for name, value in encoder_options.items() if name not in ("device", "dtype"))
+        self.encoder_name = str(encoder) if named and not changes else None
+        """Under which a saved matcher finds it again; None: it is saved with the matcher."""
         self.encoder = load_encoder(encoder, **encoder_options) if named else encoder
         if not callable(getattr(self.encoder, "encode", None)):
             raise InputError(f"A {type(encoder).__name__} has no `encode`; pass an encoder, a model name or a folder.")
@@ -129,11 +128,11 @@ class PairMatcher:
             raise InputError(
                 f"There are {len(gold)} relations to learn from; give 2 or more, with another label than NONE."
             )
-        vectors = self._encode(data)
-        training = _Training(self, data, gold, vectors)
-        with current_progress().phase("training", _FOLDS + 1):
+        vectors = self.encode(data)
+        training = MatcherTraining(data, gold, vectors, self.k, tune=self.tune, seed=self.seed)
+        with current_progress().phase("training", N_FOLDS + 1):
             candidates, probabilities = training.cross_validate()
-            self.retriever, self.classifier, _ = training.fit(np.ones(len(data.mentions), bool))
+            self.retriever, self.classifier, _ = training.fit()
             current_progress().advance(1)
         self.threshold = best_threshold(candidates, probabilities, self.classifier.labels, gold)
         return self._result(data, candidates, probabilities, gold)
@@ -164,7 +163,7 @@ class PairMatcher:
                 f"The matcher has not seen the label {unknown[0]!r} in training, so it cannot be measured by it; it "
                 f"knows {', '.join(self.labels)}."
             )
-        vectors = self._encode(data)
+        vectors = self.encode(data)
         candidates = retrieve(*self.retriever(vectors), data, self.k)
         return self._result(data, candidates, self.classifier(vectors, candidates.pairs), gold)
 
@@ -246,14 +245,16 @@ class PairMatcher:
         matcher.retriever, matcher.classifier, matcher.threshold = retriever, classifier, threshold
         return matcher
 
-    def _encode(self, data: MentionSet) -> Floats:
+    def encode(self, data: MentionSet) -> Floats:
         """[mentions, dim] vectors; each text is encoded once, and not again by the next run."""
         texts = [mention.marked for mention in data.mentions]
         with current_progress().phase("encoding", len(set(texts))):
             self._cache.fill(list(dict.fromkeys(texts)))
             vectors = self._cache.read(texts)
-        if is_sparse(vectors):
-            raise InputError("This encoder has sparse vectors, which cannot be classified; choose another one.")
+        if is_sparse(vectors) or vectors.shape[1] > _MAX_DIM:
+            raise InputError(
+                f"Vectors of {vectors.shape[1]:,} dimensions are too long for a classifier; choose another encoder."
+            )
         return np.asarray(vectors, np.float32)
 
     def _result(
@@ -370,102 +371,6 @@ class RelationResult:
             "relations": [each.to_json() for each in self.relations],
             "not_retrieved": [asdict(relation) for relation in self.not_retrieved],
         }
-
-
-# --- training -------------------------------------------------------------------------------------------------------
-
-
-class _Training:
-    """The training of a matcher on some of the heads, so that the others can be predicted."""
-
-    def __init__(self, matcher: PairMatcher, data: MentionSet, gold: Mapping[Pair, str], vectors: Floats) -> None:
-        self.matcher, self.data, self.gold, self.vectors = matcher, data, gold, vectors
-        self.labels = sorted(set(gold.values()))
-        self._near = retrieve(*Retriever()(vectors), data, _NEAR).tuples() if matcher.tune else []
-
-    def fit(self, used: NDArray[np.bool_]) -> tuple[Retriever, PairClassifier, Candidates]:
-        """Train on the pairs whose head is used; return the candidates of all heads, too."""
-        matcher, retriever = self.matcher, Retriever()
-        positives = [pair for pair in self.gold if used[pair[0]]]
-        if not positives:
-            raise InputError(
-                f"All {len(self.gold)} relations are in one document, so there is nothing to learn for the others; "
-                "give relations of more documents."
-            )
-        if matcher.tune:
-            negatives = [pair for pair in self._near if used[pair[0]] and pair not in self.gold]
-            retriever = Retriever.fit(
-                self.vectors,
-                _to_array(positives),
-                _to_array(negatives),
-                directed=matcher.directed,
-                seed=matcher.seed,
-            )
-        candidates = retrieve(*retriever(self.vectors), self.data, matcher.k)
-        pairs = training_pairs(candidates, positives, used)
-        classifier = PairClassifier(self.labels, self.vectors.shape[1], self.data.directed)
-        targets = [self.gold.get(pair, NONE) for pair in pairs]
-        return retriever, classifier.fit(self.vectors, _to_array(pairs), targets, matcher.seed), candidates
-
-    def cross_validate(self) -> tuple[Candidates, NDArray[np.float32]]:
-        """The candidates of all heads and their probabilities, by matchers that were trained on others."""
-        folds = split_folds(self.data, self.matcher.seed)
-        parts: list[Candidates] = []
-        probabilities = []
-        for fold in range(folds.max() + 1):
-            _, classifier, candidates = self.fit(folds != fold)
-            rows = np.flatnonzero(folds[candidates.pairs[:, 0]] == fold)
-            parts.append(Candidates(candidates.pairs[rows], candidates.similarity[rows], candidates.rank[rows]))
-            probabilities.append(classifier(self.vectors, parts[-1].pairs))
-            current_progress().advance(1)
-        joined = Candidates(
-            np.concatenate([part.pairs for part in parts]),
-            np.concatenate([part.similarity for part in parts]),
-            np.concatenate([part.rank for part in parts]),
-        )
-        return joined, np.concatenate(probabilities)
-
-
-def training_pairs(candidates: Candidates, positives: Sequence[Pair], used: NDArray[np.bool_]) -> list[Pair]:
-    """Pairs for the classifier: all related ones, and the candidates that are not related, of the heads in use."""
-    return sorted({*positives, *(pair for pair in candidates.tuples() if used[pair[0]])})
-
-
-def split_folds(data: MentionSet, seed: int = 0) -> NDArray[np.intp]:
-    """[mentions] the fold of each head: that of its document, or, if there is one document only, its own."""
-    rng = np.random.default_rng(seed)
-    documents = data.by_document()
-    parts = [heads for heads, _ in documents]
-    if len(parts) == 1:
-        log.warning(
-            "All mentions are of one document, so the cross-validation holds out mentions of it; scores on other "
-            "documents can be lower."
-        )
-        parts = [[head] for head in parts[0]]
-    folds = np.zeros(len(data.mentions), np.intp)
-    for position, part in enumerate(rng.permutation(len(parts))):
-        folds[parts[part]] = position % min(_FOLDS, len(parts))
-    return folds
-
-
-def best_threshold(
-    candidates: Candidates, probabilities: NDArray[np.float32], labels: Sequence[str], gold: Mapping[Pair, str]
-) -> float:
-    """The probability of any relation from which on pairs are related, so that F1 is best; at equal F1 the highest."""
-    related = 1 - probabilities[:, 0].astype(np.float64)
-    order = np.argsort(-related, kind="stable")
-    predicted = [labels[1 + int(best)] for best in probabilities[:, 1:].argmax(axis=1)]
-    pairs = candidates.tuples()
-    correct = np.cumsum([gold.get(pairs[row]) == predicted[row] for row in order])
-    f1 = 2 * correct / (np.arange(1, len(order) + 1) + len(gold))
-    ends = np.append(np.diff(related[order]) != 0, True)  # equal probabilities are never split
-    best = int(np.argmax(np.where(ends, f1, -1.0)))
-    following = related[order[best + 1]] if best + 1 < len(order) else 0.0
-    return float((related[order[best]] + following) / 2)
-
-
-def _to_array(pairs: Iterable[Pair]) -> Indices:
-    return np.array(list(pairs), np.intp).reshape(-1, 2)
 
 
 # --- folder ---------------------------------------------------------------------------------------------------------

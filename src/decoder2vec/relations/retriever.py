@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from decoder2vec.relations.candidates import Floats, Indices
 
-_STEPS, _BATCH, _RATE = 400, 1024, 1e-3
+_EPOCHS, _BATCH, _RATE = 100, 512, 1e-3
+"""Passes over the related pairs, and the most of them in a step."""
 _DECAY = 1e-2
 _SCALE, _OFFSET = 10.0, -5.0
 """Of cosines before training: logits of a probability. A raw dot product would saturate the sigmoid."""
@@ -57,12 +58,13 @@ class Retriever:
         maps = (head_map, nn.Parameter(identity.clone()) if directed else head_map)
         scale, offset = nn.Parameter(torch.tensor(_SCALE)), nn.Parameter(torch.tensor(_OFFSET))
         optimiser = torch.optim.Adam([*dict.fromkeys(maps), scale, offset], _RATE)
-        for _ in range(_STEPS):
+        size = min(_BATCH, len(positives))
+        for _ in range(_EPOCHS * -(-len(positives) // size)):
             loss = _DECAY * torch.stack([((each - identity) ** 2).sum() for each in maps]).sum()
             for pairs, target in ((positives, 1.0), (negatives, 0.0)):
                 if not len(pairs):
                     continue
-                batch = pairs[torch.randint(len(pairs), (_BATCH // 2,), generator=generator).numpy()]
+                batch = pairs[torch.randint(len(pairs), (size,), generator=generator).numpy()]
                 head, tail = (unit[batch[:, side]] @ maps[side] for side in (0, 1))
                 logits = scale * functional.cosine_similarity(head, tail) + offset
                 loss = loss + functional.binary_cross_entropy_with_logits(logits, torch.full_like(logits, target))
