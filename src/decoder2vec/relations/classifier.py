@@ -16,7 +16,7 @@ from decoder2vec.relations.mentions import NONE
 
 _HIDDEN = 256
 _DROPOUT = 0.3
-_EPOCHS, _BATCH, _RATE, _DECAY = 15, 256, 1e-3, 1e-2
+_EPOCHS, _BATCH, _RATE, _DECAY = 8, 256, 1e-3, 1e-2
 _MIN_STEPS = 150
 """Few pairs are seen in more epochs, until there are as many steps."""
 _PAIRS_AT_ONCE = 8192

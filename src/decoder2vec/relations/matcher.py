@@ -35,7 +35,7 @@ WEIGHTS_FILE = "matcher.safetensors"
 ENCODER_FOLDER = "encoder"
 _FORMAT = 1
 _MAX_DIM = 8192
-"""The retriever has a map of as many rows and columns."""
+"""Longer vectors, such as counts of words, would give a classifier of millions of weights."""
 
 
 class PairMatcher:
