@@ -289,3 +289,16 @@ def test_bad_input_gets_a_sentence(caplog):
     with caplog.at_level(logging.WARNING):
         matcher.fit(one_document, relations)
     assert "All mentions are of one document" in caplog.text
+
+
+def test_markers_that_the_encoder_does_not_see_get_a_sentence(caplog):
+    text = "Ann met and Bob met"
+    mentions = [d2v.Mention(str(start), text, (start, start + 3)) for start in (4, 16)]
+
+    class WithoutMarkers(BagOfWords):
+        def encode(self, texts):
+            return super().encode([re.sub("</?m>", "", text) for text in texts])
+
+    for encoder, warned in ((BagOfWords(), False), (WithoutMarkers(), True)):
+        d2v.PairMatcher(encoder).encode(MentionSet.of(mentions))
+        assert ("mentions '4' and '16' of one sentence the same vector" in caplog.text) is warned

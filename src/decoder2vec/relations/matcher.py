@@ -6,6 +6,7 @@ The matcher comes first, then what it predicts, then its folder.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,12 +24,14 @@ from decoder2vec.package import __version__
 from decoder2vec.progress import current_progress
 from decoder2vec.relations.candidates import Candidates, Floats, retrieve
 from decoder2vec.relations.classifier import PairClassifier
-from decoder2vec.relations.mentions import NONE, Mention, MentionSet, Pair, Relation
+from decoder2vec.relations.mentions import MARKERS, NONE, Mention, MentionSet, Pair, Relation
 from decoder2vec.relations.metrics import RelationScores, accuracy, score_labels
 from decoder2vec.relations.retriever import Retriever
 from decoder2vec.relations.training import N_FOLDS, MatcherTraining, best_threshold
 from decoder2vec.storage import atomic_folder, check_replaceable
 from decoder2vec.tensor_files import load_tensors, save_tensors
+
+log = logging.getLogger(__name__)
 
 MATCHER_FILE = "matcher.json"
 WEIGHTS_FILE = "matcher.safetensors"
@@ -255,6 +258,7 @@ class PairMatcher:
             raise InputError(
                 f"Vectors of {vectors.shape[1]:,} dimensions are too long for a classifier; choose another encoder."
             )
+        _check_markers(data, vectors)
         return np.asarray(vectors, np.float32)
 
     def _result(
@@ -303,6 +307,22 @@ class PairMatcher:
                 if (head, tail) not in retrieved
             ]
         return RelationResult(data, tuple(found), scores, tuple(missed), self.threshold)
+
+
+def _check_markers(data: MentionSet, vectors: Floats) -> None:
+    """Warn if mentions of one sentence have the same vector: then the encoder does not see the markers."""
+    first_of: dict[str, int] = {}
+    for index, mention in enumerate(data.mentions):
+        first = first_of.setdefault(mention.text, index)
+        if data.mentions[first].marked != mention.marked and np.array_equal(vectors[first], vectors[index]):
+            log.warning(
+                "The encoder gives mentions %r and %r of one sentence the same vector: its tokenizer drops the markers "
+                "%s %s, or cuts the sentence before the mention; choose another encoder, or shorter texts.",
+                data.mentions[first].id,
+                mention.id,
+                *MARKERS,
+            )
+            return
 
 
 # --- predictions ----------------------------------------------------------------------------------------------------
