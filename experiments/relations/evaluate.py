@@ -71,6 +71,7 @@ def main() -> None:
     parser.add_argument("encoder")
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     args = parser.parse_args()
     mentions, relations, topics = read_corpus(args.corpus)
     data = MentionSet.of(mentions)
@@ -89,7 +90,8 @@ def main() -> None:
         "relations": {part: sum(bool(rows[head]) for head, _ in gold) for part, rows in parts.items()},
         "versions": versions(),
     }
-    for name, (training, form, k, tune) in ARMS.items():
+    for name in args.arms:
+        training, form, k, tune = ARMS[name]
         for seed in range(args.seeds):
             key = name if args.seeds == 1 else f"{name}, seed {seed}"
             if key not in output["arms"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,9 +60,10 @@ def relate(
             "--k, --symmetric and --save belong to the training; a trained --matcher has its own settings."
         )
     check_output_file(out, ".html", ".json", sources=[mentions, tails, labels])
-    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, "device": device}
-    if dtype is not None:
-        options["dtype"] = dtype
+    options: dict[str, Any] = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
+    options = {
+        name: value for name, value in (options | {"device": device, "dtype": dtype}).items() if value is not None
+    }
     with show_progress() as progress:
         from decoder2vec.relations.matcher import PairMatcher, check_matcher_folder
         from decoder2vec.relations.mentions import read_mentions, read_relations
@@ -76,8 +77,7 @@ def relate(
         progress.expect("loading the model")
         progress.expect("encoding", len({each.marked for each in (*heads, *(others or ()))}))
         if matcher:
-            given = {name: value for name, value in options.items() if value is not None}
-            result = PairMatcher.from_pretrained(matcher, **given).predict(heads, others, known=known)
+            result = PairMatcher.from_pretrained(matcher, **options).predict(heads, others, known=known)
         else:
             progress.expect("training")
             model = PairMatcher(encoder, k=5 if k is None else k, directed=not symmetric, tune=tune, **options)
@@ -88,7 +88,7 @@ def relate(
             if out:
                 relation_report(result, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     if result.scores:
-        _print_scores(result.scores, "known relations" if matcher else "by cross-validation over documents")
+        _print_scores(result.scores, "known relations" if matcher else "by cross-validation")
     _print_relations(result)
     for path in filter(None, (save, out)):
         typer.echo(str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,10 @@ class Retriever:
         head_map = no_change()
         maps = (head_map, no_change() if directed else head_map)
         scale, offset = nn.Parameter(torch.tensor(_SCALE)), nn.Parameter(torch.tensor(_OFFSET))
-        groups = [{"params": list(dict.fromkeys(maps))}, {"params": [scale, offset], "weight_decay": 0.0}]
+        groups: list[dict[str, Any]] = [
+            {"params": list(dict.fromkeys(maps))},
+            {"params": [scale, offset], "weight_decay": 0.0},
+        ]
         optimiser = torch.optim.AdamW(groups, _RATE, weight_decay=_DECAY)
         size = min(_BATCH, len(positives))
         for _ in range(max(_MIN_STEPS, _EPOCHS * math.ceil(len(positives) / size))):
