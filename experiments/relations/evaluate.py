@@ -1,6 +1,6 @@
 """Measure relation extraction on the Event StoryLine Corpus: k, negatives, marked sentences, tuning, calls saved.
 
-    python experiments/relations/evaluate.py esc.jsonl.gz smollm2-135m-general results/relations/esc.json
+    python experiments/relations/evaluate.py esc.jsonl.gz smollm2-135m-general results/relations/esc.json --seeds 3
 
 The corpus has a document per line: id, topic, tokens, the sentence of each token, events and relations. Relations are
 its plot links with a type; direction matters. Documents are split by topic. The threshold of each arm is chosen by F1
