@@ -34,7 +34,7 @@ LEVELS = [
     {"merging"},
     {"evaluation"},
     {"analysis", "search"},
-    {"matching", "integrations"},
+    {"matching", "integrations", "relations"},
     {"calibration"},
     {"report"},
     {"serving"},

@@ -48,7 +48,10 @@ if TYPE_CHECKING:
     from decoder2vec.matching.sides import Side, SideDocument
     from decoder2vec.merging import merge
     from decoder2vec.progress import Progress
-    from decoder2vec.report.api import match_report, report
+    from decoder2vec.relations.matcher import PairMatcher, PredictedRelation, RelationResult
+    from decoder2vec.relations.mentions import Mention, Relation, read_mentions, read_relations
+    from decoder2vec.relations.metrics import RelationScores
+    from decoder2vec.report.api import match_report, relation_report, report
     from decoder2vec.report.sweep import sweep
     from decoder2vec.reranker import Reranker, RerankerSpec
     from decoder2vec.search.chunks import Chunking
@@ -108,7 +111,10 @@ _MODULES = {
     "matching.sides": ("Side", "SideDocument"),
     "merging": ("merge",),
     "progress": ("Progress",),
-    "report.api": ("match_report", "report"),
+    "relations.matcher": ("PairMatcher", "PredictedRelation", "RelationResult"),
+    "relations.mentions": ("Mention", "Relation", "read_mentions", "read_relations"),
+    "relations.metrics": ("RelationScores",),
+    "report.api": ("match_report", "relation_report", "report"),
     "report.sweep": ("sweep",),
     "reranker": ("Reranker", "RerankerSpec"),
     "search.chunks": ("Chunking",),
@@ -164,11 +170,17 @@ __all__ = [
     "MTEBCrossEncoder",
     "MatchConfig",
     "Matching",
+    "Mention",
     "MissingExtraError",
+    "PairMatcher",
     "PairReranker",
     "Plan",
+    "PredictedRelation",
     "Progress",
     "Reading",
+    "Relation",
+    "RelationResult",
+    "RelationScores",
     "RerankRecipe",
     "Reranker",
     "RerankerSpec",
@@ -209,9 +221,12 @@ __all__ = [
     "mine_hard_negatives",
     "prune",
     "read_contrastive_examples",
+    "read_mentions",
     "read_pairs",
+    "read_relations",
     "read_triplets",
     "read_variants",
+    "relation_report",
     "report",
     "sweep",
     "text_key",

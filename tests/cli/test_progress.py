@@ -19,6 +19,9 @@ COMMANDS = {
     "match --left folder --right folder --out match.html --encoder tiny-llama": (
         "reading, loading the model, encoding, explaining, saving"
     ),
+    "relate records.tsv --labels labels.tsv --encoder tiny-llama --save matcher": (
+        "reading, loading the model, encoding, training, saving"
+    ),
     "sweep tiny-llama --data pairs.tsv --test pairs.tsv --out sweep --templates plain --attentions causal": (
         "loading the model, plain, causal: encoding, plain, causal: scoring, comparing the best readings, "
         "final checks, saving"
@@ -50,6 +53,9 @@ def shown(tmp_path, monkeypatch):
     write_rows(tmp_path / "pairs.tsv", SCORED_ROWS)
     triplets = ["\t".join(TEXTS[start : start + 3]) for start in range(0, 15, 3)]
     (tmp_path / "triplets.tsv").write_text("\n".join(["anchor\tpositive\tnegative", *triplets]), encoding="utf-8")
+    records = [f"{number}\t{text}" for number, text in enumerate(TEXTS)]
+    (tmp_path / "records.tsv").write_text("\n".join(["id\ttext", *records]), encoding="utf-8")
+    (tmp_path / "labels.tsv").write_text("head\ttail\n0\t1\n2\t3\n4\t5", encoding="utf-8")
     recorder = ShownProgress()
     monkeypatch.setattr(output, "_ProgressLines", lambda: recorder)
     return recorder

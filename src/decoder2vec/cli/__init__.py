@@ -27,6 +27,7 @@ from decoder2vec.cli.mteb import mteb
 from decoder2vec.cli.output import start_command
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
+from decoder2vec.cli.relate import relate
 from decoder2vec.cli.report import report
 from decoder2vec.cli.rerank import rerank
 from decoder2vec.cli.search import search
@@ -47,7 +48,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Look": (doctor, sweep, analyze, report),
     "Make": (train, merge, prune, calibrate, export),
     "Measure": (evaluate, mteb),
-    "Use": (similarity, embed, index, search, rerank, match, serve),
+    "Use": (similarity, embed, index, search, rerank, match, relate, serve),
 }
 
 

@@ -1,4 +1,4 @@
-"""Write reports: `report` for results of other commands, `match_report` for a matching."""
+"""Write reports: `report` for results of other commands, `match_report` and `relation_report` for one result."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from decoder2vec.errors import InputError
 
 if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
+    from decoder2vec.relations.matcher import RelationResult
 
 
 def report(
@@ -94,3 +95,20 @@ def match_report(matching: Matching, out: str | os.PathLike[str], *, command: st
     from decoder2vec.report.match_page import write_matching
 
     return write_matching(matching, Path(out), command)
+
+
+def relation_report(result: RelationResult, out: str | os.PathLike[str], *, command: str = "") -> Path:
+    """Write predicted relations as a page (.html) or as data (.json), and return its path.
+
+    Args:
+        result: What `PairMatcher.fit` or `PairMatcher.predict` returned.
+        out: The file to write; its ending decides the format.
+        command: The command that makes the page, for its footer.
+
+    Raises:
+        InputError: The file has another ending.
+        StorageError: The file cannot be written.
+    """
+    from decoder2vec.report.relation_page import write_relations
+
+    return write_relations(result, Path(out), command)

@@ -1,0 +1,166 @@
+"""Measure relation extraction on the Event StoryLine Corpus: k, negatives, marked sentences, tuning, calls saved.
+
+    python experiments/relations/evaluate.py esc.jsonl.gz smollm2-135m-general results/relations/esc.json --seeds 3
+
+The corpus has a document per line: id, topic, tokens, the sentence of each token, events and relations. Relations are
+its plot links with a type; direction matters. Documents are split by topic. The threshold of each arm is chosen by F1
+on the dev topics, and the test topics are scored once. Arms that are in the output file are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.relations.candidates import Candidates
+from decoder2vec.relations.matcher import PairMatcher
+from decoder2vec.relations.mentions import NONE, Mention, MentionSet, Pair, Relation
+from decoder2vec.relations.metrics import RelationScores, accuracy, score_labels
+from decoder2vec.relations.training import MatcherTraining, best_threshold
+from decoder2vec.storage import versions, write_json
+
+DEV_TOPICS = {"37", "41"}
+TEST_TOPICS = {"23", "24", "30", "32", "33", "35"}
+ALL_PAIRS = 1000
+"""As k: more than any document has events."""
+
+
+class RandomNegatives(MatcherTraining):
+    """Learns from as many unrelated pairs as were retrieved, but drawn at random from all pairs of the documents."""
+
+    def negatives(self, candidates: Candidates, used: NDArray[np.bool_]) -> list[Pair]:
+        """Random unrelated pairs."""
+        unrelated = [
+            (head, tail)
+            for heads, tails in self.data.by_document()
+            for head in heads
+            for tail in tails
+            if head != tail and used[head] and (head, tail) not in self.gold
+        ]
+        count = len(super().negatives(candidates, used))
+        rows = np.random.default_rng(self.seed).permutation(len(unrelated))[:count]
+        return [unrelated[row] for row in rows]
+
+
+ARMS: dict[str, tuple[type[MatcherTraining], str, int, bool]] = {
+    "k = 5": (MatcherTraining, "marked", 5, True),
+    "all pairs": (MatcherTraining, "marked", ALL_PAIRS, False),
+    "k = 3": (MatcherTraining, "marked", 3, True),
+    "k = 7": (MatcherTraining, "marked", 7, True),
+    "k = 10": (MatcherTraining, "marked", 10, True),
+    "k = 5, random negatives": (RandomNegatives, "marked", 5, True),
+    "k = 5, trigger only": (MatcherTraining, "trigger", 5, True),
+    "k = 5, retriever not tuned": (MatcherTraining, "marked", 5, False),
+}
+"""Training, text that is encoded, k, and whether the retriever is tuned."""
+
+
+def main() -> None:
+    """Measure all arms, print them and write one JSON file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("encoder")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    args = parser.parse_args()
+    mentions, relations, topics = read_corpus(args.corpus)
+    data = MentionSet.of(mentions)
+    gold = data.gold(relations)
+    parts = {
+        "dev": np.isin(topics, list(DEV_TOPICS)),
+        "test": np.isin(topics, list(TEST_TOPICS)),
+    }
+    parts["train"] = ~(parts["dev"] | parts["test"])
+    vectors = encode(args.encoder, mentions)
+    output: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.is_file() else {"arms": {}}
+    output |= {
+        "encoder": args.encoder,
+        "documents": len(data.by_document()),
+        "events": len(mentions),
+        "relations": {part: sum(bool(rows[head]) for head, _ in gold) for part, rows in parts.items()},
+        "versions": versions(),
+    }
+    for name in args.arms:
+        training, form, k, tune = ARMS[name]
+        for seed in range(args.seeds):
+            key = name if args.seeds == 1 else f"{name}, seed {seed}"
+            if key not in output["arms"]:
+                run = training(data, gold, vectors[form], k, tune=tune, seed=seed)
+                output["arms"][key] = measure(run, parts)
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                write_json(args.out, output)
+            print(key, json.dumps({part: output["arms"][key][part]["overall"] for part in ("dev", "test")}), flush=True)
+
+
+def read_corpus(file: Path) -> tuple[list[Mention], list[Relation], NDArray[np.str_]]:
+    """The events with their sentences, the typed plot links between them, and the topic of each event."""
+    mentions, relations, topics = [], [], []
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
+        for document in map(json.loads, lines):
+            id, tokens, sentences = document["id"], document["tokens"], document["sentence"]
+            for event in document["events"]:
+                begin, end = event["tokens"][0], event["tokens"][-1] + 1
+                rows = [row for row, sentence in enumerate(sentences) if sentence == sentences[begin]]
+                before = "".join(f"{tokens[row]} " for row in rows if row < begin)
+                trigger = " ".join(tokens[begin:end])
+                after = "".join(f" {tokens[row]}" for row in rows if row >= end)
+                span = (len(before), len(before) + len(trigger))
+                mentions.append(Mention(f"{id}/{event['id']}", before + trigger + after, span, id))
+                topics.append(document["topic"])
+            links = {
+                (link["source"], link["target"]): link["type"]
+                for link in document["relations"]
+                if link["kind"] == "PLOT_LINK" and link["type"]
+            }
+            relations += [Relation(f"{id}/{head}", f"{id}/{tail}", label) for (head, tail), label in links.items()]
+    return mentions, relations, np.array(topics)
+
+
+def encode(encoder: str, mentions: list[Mention]) -> dict[str, NDArray[np.float32]]:
+    """[mentions, dim] vectors of the marked sentences and of the triggers alone; the cache keeps them."""
+    matcher = PairMatcher(load_encoder(encoder))
+    forms: dict[str, Callable[[Mention], Mention]] = {
+        "marked": lambda mention: mention,
+        "trigger": lambda mention: Mention(mention.id, mention.trigger, None, mention.document),
+    }
+    return {name: matcher.encode(MentionSet.of(map(form, mentions))) for name, form in forms.items()}
+
+
+def measure(training: MatcherTraining, parts: dict[str, NDArray[np.bool_]]) -> dict[str, Any]:
+    """Train on the train topics, choose the threshold on dev, and score dev and test."""
+    started = time.perf_counter()
+    _, classifier, candidates = training.fit(parts["train"])
+    threshold, result = 0.5, {}
+    for part in ("dev", "test"):
+        chosen = candidates.select(parts[part][candidates.pairs[:, 0]])
+        gold = {pair: label for pair, label in training.gold.items() if parts[part][pair[0]]}
+        probabilities = classifier(training.vectors, chosen.pairs)
+        if part == "dev":
+            threshold = best_threshold(chosen, probabilities, classifier.labels, gold)
+        labels = np.where(1 - probabilities[:, 0] >= threshold, 1 + probabilities[:, 1:].argmax(axis=1), 0)
+        predicted = {
+            pair: classifier.labels[label] for pair, label in zip(chosen.tuples(), labels, strict=True) if label
+        }
+        assert NONE not in predicted.values()
+        n_pairs = sum(
+            len(heads) * (len(heads) - 1) for heads, _ in training.data.by_document() if parts[part][heads[0]]
+        )
+        overall, by_label = score_labels(gold, predicted)
+        share = accuracy(gold, predicted, n_pairs)
+        scores = RelationScores(overall, by_label, share, training.k, chosen.recall(gold), len(chosen), n_pairs)
+        result[part] = scores.to_json()
+    return {**result, "threshold": threshold, "seconds": round(time.perf_counter() - started, 1)}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Mentions: marked texts, spans, ids, files, and one sentence for everything that cannot be used."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.relations.mentions import Mention, MentionSet, Relation, read_mentions, read_relations
+
+SENTENCE = "The trial began after the arrest."
+TRIAL, ARREST = Mention("trial", SENTENCE, (4, 9), "d"), Mention("arrest", SENTENCE, (26, 32), "d")
+
+
+def test_two_mentions_of_a_sentence_are_two_texts():
+    assert TRIAL.marked == "The <m>trial</m> began after the arrest."
+    assert ARREST.marked == "The trial began after the <m>arrest</m>."
+    assert (TRIAL.trigger, ARREST.trigger) == ("trial", "arrest")
+
+
+def test_without_a_span_the_whole_text_is_the_mention():
+    record = Mention("r", "Blue kettle, 1.7 l")
+    assert record.marked == record.trigger == "Blue kettle, 1.7 l"
+
+
+@pytest.mark.parametrize("span", [(-1, 3), (4, 4), (9, 4), (30, 40)])
+def test_span_outside_its_sentence_is_refused(span):
+    with pytest.raises(InputError, match=r"'x': the span .* is not inside its text of 33 characters"):
+        Mention("x", SENTENCE, span)
+
+
+def test_text_is_required():
+    with pytest.raises(InputError, match="has no text"):
+        Mention("x", "  ")
+
+
+def test_pairs_are_within_documents():
+    mentions = [Mention(str(n), "text", document=document) for n, document in enumerate("aabbb")]
+    data = MentionSet.of(mentions)
+    assert data.by_document() == [([0, 1], [0, 1]), ([2, 3, 4], [2, 3, 4])]
+    assert data.n_pairs == 2 + 6
+    assert MentionSet.of(mentions, directed=False).n_pairs == 1 + 3
+
+
+def test_two_tables_pair_the_first_with_the_second():
+    heads, tails = [Mention("1", "claim", document=d) for d in "a"], [Mention(d, "fact", document=d) for d in "ab"]
+    data = MentionSet.of(heads, tails)
+    assert data.by_document() == [([0], [1]), ([], [2])] and data.n_pairs == 1
+    assert data.gold([Relation("1", "a", "supports")]) == {(0, 1): "supports"}
+    with pytest.raises(InputError, match="no mention '1' in the second table"):
+        data.gold([Relation("1", "1")])
+
+
+def test_order_matters_unless_told_otherwise():
+    relations = [Relation("trial", "arrest", "after"), Relation("arrest", "trial", "before")]
+    assert MentionSet.of([TRIAL, ARREST]).gold(relations) == {(0, 1): "after", (1, 0): "before"}
+    with pytest.raises(InputError, match="two labels, after and before"):
+        MentionSet.of([TRIAL, ARREST], directed=False).gold(relations)
+
+
+def test_none_is_no_relation():
+    assert MentionSet.of([TRIAL, ARREST]).gold([Relation("trial", "arrest", "NONE")]) == {}
+
+
+@pytest.mark.parametrize(
+    ("relation", "message"),
+    [
+        (Relation("trial", "verdict"), "there is no mention 'verdict'"),
+        (Relation("trial", "trial"), "joins a mention with itself"),
+        (Relation("trial", "other"), "joins two documents"),
+    ],
+)
+def test_relations_that_cannot_be_are_refused(relation, message):
+    with pytest.raises(InputError, match=message):
+        MentionSet.of([TRIAL, ARREST, Mention("other", "x", document="e")]).gold([relation])
+
+
+def test_ids_are_unique_and_there_is_a_pair():
+    with pytest.raises(InputError, match="'trial' occurs twice"):
+        MentionSet.of([TRIAL, TRIAL])
+    for tables in (([TRIAL],), ([], [TRIAL]), ([TRIAL], [])):
+        with pytest.raises(InputError, match="no two mentions"):
+            MentionSet.of(*tables)
+
+
+def test_files_are_read_from_jsonl_and_tsv(tmp_path):
+    rows = [{"id": 1, "text": SENTENCE, "start": 4, "end": 9, "document": "d"}, {"text": "whole"}]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    (tmp_path / "m.tsv").write_text(f"id\ttext\tstart\tend\n1\t{SENTENCE}\t4\t9\n2\twhole\t\t\n", "utf-8")
+    expected = Mention("1", SENTENCE, (4, 9), "d")
+    assert read_mentions(tmp_path / "m.jsonl") == [expected, Mention("2", "whole")]  # without an id, the line
+    assert read_mentions(tmp_path / "m.tsv") == [Mention("1", SENTENCE, (4, 9)), Mention("2", "whole")]
+    (tmp_path / "r.tsv").write_text("head\ttail\tlabel\n1\t2\tcauses\n2\t1\t\n", "utf-8")
+    assert read_relations(tmp_path / "r.tsv") == [Relation("1", "2", "causes"), Relation("2", "1", "related")]
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"text": "short", "start": 2, "end": 99}, "line 1: Mention '1': the span 2-99 is not inside"),
+        ({"text": "short", "start": 2}, "give both start and end"),
+        ({"text": "short", "start": "two", "end": 3}, "start and end are numbers of characters"),
+        ({"sentence": "short"}, "no text"),
+        ({"text": "short", "id": [1]}, "id is list, not a word or number"),
+    ],
+)
+def test_bad_line_is_named(row, message, tmp_path):
+    (tmp_path / "m.jsonl").write_text(json.dumps(row), "utf-8")
+    with pytest.raises(DataFileError, match=message):
+        read_mentions(tmp_path / "m.jsonl")
+
+
+def test_bad_files_get_a_sentence(tmp_path):
+    (tmp_path / "m.jsonl").write_text("", "utf-8")
+    with pytest.raises(DataFileError, match="holds no mention"):
+        read_mentions(tmp_path / "m.jsonl")
+    (tmp_path / "r.jsonl").write_text('{"head": 1}', "utf-8")
+    with pytest.raises(DataFileError, match="line 1: give the ids of two mentions"):
+        read_relations(tmp_path / "r.jsonl")
