@@ -34,8 +34,10 @@ QUICK = (
     "train soft prompt",
     "match page",
     "concepts",
+    "matcher",
     "merge",
     "prune",
+    "export cross-encoder",
     "export peft",
     "export transformers",
     "export sentence-transformers",
@@ -144,7 +146,8 @@ def damageable_files(children, name, folder, count):
 
 
 @pytest.mark.parametrize(
-    "name", ["encoder", "embed .npy", "embed folder", "latents", "index add", "index tune", "train soft prompt"]
+    "name",
+    ["encoder", "embed .npy", "embed folder", "latents", "index add", "index tune", "matcher", "train soft prompt"],
 )
 def test_damaged_file_is_refused_or_written_again(children, prepared, name):
     files = some(damageable_files(children, name, *prepared(name)), 6)

@@ -13,6 +13,7 @@ from decoder2vec.activations.extract import Extractor
 from decoder2vec.bulk.plan import FORMAT as FOLDER_FORMAT
 from decoder2vec.config import Reading
 from decoder2vec.package import __version__
+from decoder2vec.relations.matcher import MATCHER_FORMAT
 from decoder2vec.reranker import RERANKER_FORMAT
 from decoder2vec.search.index import IndexHeader
 from toys.command import d2v
@@ -79,5 +80,6 @@ def test_table_of_formats_is_current(backbone):
     current = {name: row[-1] for name, row in table.items()}
     assert current["Reranker"] == str(RERANKER_FORMAT)
     assert current["Folders of parts of `d2v embed`"] == str(FOLDER_FORMAT)
+    assert current["Matcher of relations"] == str(MATCHER_FORMAT)
     assert current["Index"] == str(IndexHeader.format)
     assert current["Latents store"] == str(Extractor(backbone("tiny-llama"), [Reading(1)]).space()["format"])

@@ -38,13 +38,16 @@ from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import StorageError
 from decoder2vec.evaluation.api import evaluate
-from decoder2vec.export import formats, onnx, sentence_transformers
+from decoder2vec.export import cross_encoder, formats, onnx, sentence_transformers
 from decoder2vec.export.pruned import write_pruned
 from decoder2vec.export.transformers import write_model
 from decoder2vec.matching.match import match_sides
 from decoder2vec.merging import merge
+from decoder2vec.relations.matcher import PairMatcher
+from decoder2vec.relations.mentions import Mention, Relation
 from decoder2vec.report.api import match_report, report
 from decoder2vec.report.sweep import write_sweep
+from decoder2vec.reranker import Reranker, RerankerSpec
 from decoder2vec.search import indexing
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document
@@ -209,6 +212,28 @@ def read_calibrated(name: str) -> Callable[[Path], Content]:
 def save_calibrated_copy(folder: Path) -> None:
     LEXICAL.save(folder / "encoder")
     OTHER.save(folder / "copy")
+
+
+# --- relations ------------------------------------------------------------------------------------------------------
+
+MENTIONS = [Mention(str(number), text, document=str(number // 2)) for number, text in enumerate(TEXTS)]
+
+
+def trained_matcher(label: str) -> PairMatcher:
+    """A matcher of pairs of texts, with its encoder."""
+    matcher = PairMatcher(UNTRAINED, k=1, tune=False)
+    matcher.fit(MENTIONS, [Relation(str(number), str(number + 1), label) for number in range(0, len(TEXTS), 2)])
+    return matcher
+
+
+def read_matcher(folder: Path) -> Content:
+    """Labels and probabilities of some pairs by a saved matcher."""
+    if not (folder / "matcher").exists():
+        return {}
+    matcher = PairMatcher.from_pretrained(folder / "matcher", device="cpu", dtype="float32")
+    assert matcher.classifier is not None
+    pairs = np.asarray([[0, 1], [2, 3], [4, 5]])
+    return {"matcher": [list(matcher.labels), rounded(matcher.classifier(UNTRAINED.encode(TEXTS), pairs))]}
 
 
 # --- vectors --------------------------------------------------------------------------------------------------------
@@ -429,14 +454,16 @@ MATCHING = match_sides(JOBS, RESUMES, LetterEncoder())
 
 def export_as(format: str) -> Writer:
     """An export, compared byte by byte; the check in another process is left out, since it writes nothing there."""
-    encoder = PLAIN if format == "peft" else UNTRAINED
+    models = {"peft": PLAIN, "cross-encoder": Reranker(BACKBONE, RerankerSpec(MODEL, "yes_no"))}
+    model = models.get(format, UNTRAINED)
 
     def write(folder: Path) -> None:
         with (
             patch.object(sentence_transformers, "reload_differences", lambda exports: [0.0] * len(exports)),
+            patch.object(cross_encoder, "_check_scores", lambda *_: ""),
             patch.object(onnx, "compare_with_onnxruntime", lambda *_: (0.0, 1.0)),
         ):
-            formats.export(encoder, format, folder / "export")
+            formats.export(model, format, folder / "export")
 
     return Writer(write, lambda folder: read_bytes(folder / "export"), for_others=True)
 
@@ -587,6 +614,11 @@ WRITERS: dict[str, Writer] = {
         read_text("concepts.txt"),
         lambda folder: ConceptSet(frozenset({"bird"})).write(folder / "concepts.txt"),
         for_others=True,
+    ),
+    "matcher": Writer(
+        lambda folder: discard(trained_matcher("follows").save(folder / "matcher")),
+        read_matcher,
+        lambda folder: trained_matcher("precedes").save(folder / "matcher"),
     ),
     "merge": Writer(
         lambda folder: discard(merge([folder / "a", folder / "b"], folder / "merged")),

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 MATCHER_FILE = "matcher.json"
 WEIGHTS_FILE = "matcher.safetensors"
 ENCODER_FOLDER = "encoder"
-_FORMAT = 1
+MATCHER_FORMAT = 1
 _MAX_DIM = 8192
 """Longer vectors, such as counts of words, would give a classifier of millions of weights."""
 
@@ -191,7 +191,7 @@ class PairMatcher:
         tensors |= {f"classifier.{name}": tensor for name, tensor in self.classifier.tensors().items()}
         description = {
             "decoder2vec": __version__,
-            "format": _FORMAT,
+            "format": MATCHER_FORMAT,
             "encoder": self.encoder_name,
             "encoder_fingerprint": getattr(self.encoder, "fingerprint", None),
             "dim": self.classifier.dim,
@@ -224,8 +224,8 @@ class PairMatcher:
         path = Path(folder).expanduser()
         try:
             description = json.loads((path / MATCHER_FILE).read_text(encoding="utf-8"))
-            if description["format"] != _FORMAT:
-                raise ValueError(f"it has format {description['format']!r}, and this version reads {_FORMAT}")
+            if description["format"] != MATCHER_FORMAT:
+                raise ValueError(f"it has format {description['format']!r}, and this version reads {MATCHER_FORMAT}")
             settings = {key: description[key] for key in ("k", "directed", "tune", "seed")}
             classifier = PairClassifier(description["labels"], description["dim"], description["directed"])
             tensors, _ = load_tensors(path / WEIGHTS_FILE)
