@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -182,24 +182,17 @@ def _parse(path: str, local: Path) -> Iterator[RowOrError]:
         raise DataFileError(str(error).replace(str(local), path)) from None
 
 
-class _local_copy:
+@contextmanager
+def _local_copy(path: str) -> Iterator[Path]:
     """A remote text file as a local one, since such a file is read from its beginning anyway."""
-
-    def __init__(self, path: str) -> None:
-        self._system, self._path = open_filesystem(path)
-        self._folder: str | None = None
-
-    def __enter__(self) -> Path:
-        if _is_local(self._system):
-            return Path(self._path)
-        self._folder = tempfile.mkdtemp(prefix="d2v-")
-        local = Path(self._folder, self._path.rsplit("/", 1)[-1])
-        self._system.get_file(self._path, str(local))
-        return local
-
-    def __exit__(self, *_: object) -> None:
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+    system, inner = open_filesystem(path)
+    if _is_local(system):
+        yield Path(inner)
+        return
+    with tempfile.TemporaryDirectory(prefix="d2v-") as folder:
+        local = Path(folder, inner.rsplit("/", 1)[-1])
+        system.get_file(inner, str(local))
+        yield local
 
 
 def _open_parquet(path: str) -> Any:

@@ -15,14 +15,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import without_truncation_warnings
+from decoder2vec.bulk.files import import_pyarrow
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import InputError, MissingExtraError
+from decoder2vec.errors import InputError
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_file, check_replaceable, write_lock
 
@@ -82,7 +82,7 @@ def get_writer(out: Path) -> Writer:
     if out.suffix not in _WRITERS:
         raise InputError(f"Cannot write {out.name!r}: the name must end in {', '.join(_WRITERS)}.")
     if out.suffix == ".parquet":
-        _import_pyarrow()
+        import_pyarrow()
     return _WRITERS[out.suffix]
 
 
@@ -168,21 +168,12 @@ def _write_jsonl(file: Path, shards: Shards, total: int, dim: int) -> None:
 
 
 def _write_parquet(file: Path, shards: Shards, total: int, dim: int) -> None:
-    arrow, parquet = _import_pyarrow()
+    arrow, parquet = import_pyarrow()
     schema = arrow.schema([("text", arrow.string()), ("embedding", arrow.list_(arrow.float32(), dim))])
     with parquet.ParquetWriter(file, schema) as writer:
         for texts, vectors in shards:
             column = arrow.FixedSizeListArray.from_arrays(arrow.array(np.ravel(vectors)), dim)
             writer.write_table(arrow.table([arrow.array(texts), column], schema=schema))
-
-
-def _import_pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "parquet") from None
-    return pyarrow, pyarrow.parquet
 
 
 _WRITERS: dict[str, Writer] = {".npy": _write_npy, ".jsonl": _write_jsonl, ".parquet": _write_parquet}
