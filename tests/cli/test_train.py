@@ -278,3 +278,9 @@ def test_mistake_is_one_sentence_and_writes_nothing(args, message, pairs, folder
 
 def test_unknown_model_is_one_sentence(pairs, error_of):
     assert "tiny-lama" in error_of("--data", pairs, "--backbone", "tiny-lama")
+
+
+def test_model_in_place_of_the_plan_is_named_with_its_option():
+    write_pairs(Path("pairs.tsv"))
+    with pytest.raises(InputError, match=r"no plan tiny-llama; .* --backbone tiny-llama"):
+        d2v("train", "tiny-llama", "--recipe", "lora", "--data", "pairs.tsv")

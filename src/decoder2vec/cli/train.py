@@ -59,6 +59,8 @@ def train(
 ) -> None:
     """Train an encoder or a reranker, by a plan or by flags: from cached latents, or by adapting the model."""
     check_output_file(results, ".json", sources=[*(data or []), train_file, plan, *(dev or []), *(test or [])])
+    if plan and plan.suffix != ".toml" and not plan.exists():
+        raise InputError(f"There is no plan {plan}; to train the model of that name, write --backbone {plan}.")
     if plan and recipe:
         raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
     with show_progress():
