@@ -48,7 +48,7 @@ def test_errors_are_one_sentence_and_write_nothing(saved, tmp_path):
     for choices, options, reason in (
         ({"on_overflow": "error"}, [], "would truncate long texts"),
         ({}, ["--format", "peft"], "has none"),
-        ({}, ["--format", "gguf"], "Known: onnx, peft, sentence-transformers"),
+        ({}, ["--format", "gguf"], "Known: cross-encoder, onnx, peft, sentence-transformers"),
     ):
         with pytest.raises(Decoder2VecError, match=reason):
             d2v("export", saved(**choices), "--out", tmp_path / "out", *options)
