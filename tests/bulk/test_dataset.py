@@ -18,7 +18,7 @@ import pyarrow.parquet
 import pytest
 
 import decoder2vec as d2v
-from decoder2vec.bulk.dataset import MANIFEST_FILE, begin, estimate, make_plan
+from decoder2vec.bulk.dataset import MANIFEST_FILE, estimate, make_plan
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import PartEmbedder, store_vectors
 from decoder2vec.bulk.plan import PLAN_FILE, VectorFormat
@@ -91,6 +91,14 @@ def test_plain_lines_are_named_by_file_and_number(encoder, tmp_path):
         ("a.txt:1", "two"),
         ("b.txt:0", "three"),
     ]
+
+
+def test_files_of_one_name_in_two_folders_have_other_ids(encoder, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        (tmp_path / "data" / name / "x.txt").write_text("one\n", "utf-8")
+    d2v.embed_dataset(encoder, str(tmp_path / "data"), tmp_path / "out")
+    assert [row["id"] for row in read(tmp_path / "out")] == ["a/x.txt:0", "b/x.txt:0"]
 
 
 def test_folder_and_list_of_files_are_read_in_order(encoder, tmp_path):
@@ -172,7 +180,7 @@ def test_interrupted_run_computes_only_what_is_missing(encoder, tmp_path, monkey
 
 
 def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".writing"}
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 CHILD = """
@@ -226,11 +234,14 @@ def test_another_encoder_or_changed_input_is_refused(encoder, tmp_path):
 
 
 def test_moved_input_is_the_same_input(encoder, tmp_path):
+    """And the folder can be compared with it, once it was named."""
     write_jsonl(tmp_path / "rows.jsonl")
     d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), tmp_path / "out")
     (tmp_path / "new").mkdir()
     (tmp_path / "rows.jsonl").rename(tmp_path / "new" / "rows.jsonl")
+    assert "cannot be read" in d2v.verify_dataset(tmp_path / "out", encoder).problems[0]
     assert d2v.embed_dataset(encoder, str(tmp_path / "new" / "rows.jsonl"), tmp_path / "out").n_computed == 0
+    assert not d2v.verify_dataset(tmp_path / "out", encoder).problems
 
 
 def test_folder_with_other_files_is_refused(encoder, tmp_path):
@@ -239,7 +250,7 @@ def test_folder_with_other_files_is_refused(encoder, tmp_path):
     (tmp_path / "out" / "mine.txt").write_text("precious")
     with pytest.raises(InputError, match=r"not empty: it holds mine\.txt"):
         d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), tmp_path / "out")
-    assert [file.name for file in (tmp_path / "out").glob("[!.]*")] == ["mine.txt"]
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
 @pytest.mark.parametrize(
@@ -309,6 +320,52 @@ def test_bad_rows_are_skipped_with_their_reasons(tmp_path, bad_rows):
     assert "text is missing" in skipped[1]["reason"] and "tokens" in skipped[2]["reason"]
     verified = d2v.verify_dataset(tmp_path / "out", strict)
     assert not verified.problems and verified.n_vectors == 5
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"text": 5}, "text is int, not a text"),
+        ({"text": ["a", "b"]}, "text is list, not a text"),
+        ({"text": "half \ud83d"}, "text holds half of a surrogate pair"),
+        ({"text": "fine", "title": "half \ud83d"}, "title holds half of a surrogate pair"),
+    ],
+)
+def test_field_that_is_no_text_is_a_problem_of_its_row(encoder, tmp_path, row, reason):
+    """It is never embedded as its JSON, and never a traceback."""
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": "first", "title": "a"}, row, {"text": "last", "title": "b"}])
+    with pytest.raises(DataFileError, match=f"row 2: line 2: {reason}"):
+        d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), tmp_path / "stopped")
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), tmp_path / "out", on_error="skip")
+    assert [row["text"] for row in read(tmp_path / "out")] == ["first", "last"]
+    assert not d2v.verify_dataset(tmp_path / "out", encoder).problems
+
+
+def test_parquet_row_without_a_text_is_a_problem(encoder, tmp_path):
+    write_parquet(tmp_path / "rows.parquet", [{"text": "first"}, {"text": None}, {"text": "last"}])
+    with pytest.raises(DataFileError, match="row 2: text is missing"):
+        d2v.embed_dataset(encoder, str(tmp_path / "rows.parquet"), tmp_path / "stopped")
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.parquet"), tmp_path / "out", on_error="skip")
+    assert [row["id"] for row in read(tmp_path / "out")] == ["rows.parquet:0", "rows.parquet:2"]
+
+
+def test_refused_text_does_not_split_up_the_others(tmp_path, monkeypatch):
+    """The faulty variant encodes the rows of its part one by one."""
+    rows = [{"text": "word " * 5000 if number == 40 else f"text {number}"} for number in range(64)]
+    write_jsonl(tmp_path / "rows.jsonl", rows)
+    strict = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", on_overflow="error")
+    original, calls = strict.encode, []
+    monkeypatch.setattr(strict, "encode", lambda texts: (calls.append(len(texts)), original(texts))[1])
+    d2v.embed_dataset(strict, str(tmp_path / "rows.jsonl"), tmp_path / "out", on_error="skip")
+    assert [row["text"] for row in read(tmp_path / "out")] == [row["text"] for row in rows if row["text"][0] == "t"]
+    assert len(calls) == 13  # 64, then two halves at each of six levels
+
+
+def test_lost_reasons_of_skipped_rows_are_found(encoder, tmp_path, bad_rows):
+    d2v.embed_dataset(encoder, bad_rows, tmp_path / "out", on_error="skip")
+    (tmp_path / "out" / "skipped-00000-000000000000.jsonl").unlink()
+    (problem,) = d2v.verify_dataset(tmp_path / "out", encoder).problems
+    assert "skipped-00000-000000000000.jsonl is missing" in problem
 
 
 # --- proof ----------------------------------------------------------------------------------------------------------
@@ -387,9 +444,12 @@ def test_estimate_counts_what_is_left(encoder, tmp_path):
     assert guess.n_rows == 23 and guess.n_tokens == encoder.stats.tokens - before
     assert guess.cost == pytest.approx(guess.seconds / 3600 * 2 * 3.0)
     assert not (tmp_path / "out").exists()
-    first, *_ = begin(plan, output)
-    PartEmbedder(plan, encoder, output)(first)
+    output.write_json(PLAN_FILE, plan.to_json())
+    PartEmbedder(plan, encoder, output)(next(plan.parts()))
     assert estimate(plan, encoder, output).n_rows == 17
+    other = make_plan(encoder, str(tmp_path / "rows.jsonl"), rows_per_part=5)
+    with pytest.raises(StorageError, match="rows_per_part = 6, not 5"):
+        estimate(other, encoder, output)
 
 
 def test_remote_folders_are_read_and_written(encoder, tmp_path):

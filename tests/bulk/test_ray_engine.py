@@ -7,12 +7,15 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 
 import psutil
 import pytest
 
 import decoder2vec as d2v
-from decoder2vec.errors import InputError
+from decoder2vec.bulk.dataset import make_plan
+from decoder2vec.bulk.ray_engine import RayEngine
+from decoder2vec.errors import InputError, StorageError
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'decoder2vec[ray]'")
 
@@ -46,7 +49,7 @@ def embed(file, out, **options):
 
 
 def contents(folder):
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != ".writing"}
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def workers():
@@ -94,6 +97,13 @@ def test_bad_row_is_the_same_sentence(cluster, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "fine"}\n{not json\n', "utf-8")
     with pytest.raises(d2v.DataFileError, match=r"row 2: line 2"):
         embed(tmp_path / "rows.jsonl", tmp_path / "out", engine="ray", workers=1)
+
+
+def test_other_encoder_on_a_node_is_one_sentence(cluster, data, tmp_path):
+    encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
+    plan = replace(make_plan(encoder, str(data / "rows.jsonl")), encoder="of another encoder")
+    with pytest.raises(StorageError, match=r"workers of Ray failed: .*another encoder on this node[^\n]*$"):
+        list(RayEngine(plan, "tiny-llama", str(tmp_path), device="cpu")(plan.parts()))
 
 
 def test_loaded_encoder_is_refused():

@@ -52,7 +52,7 @@ def test_dry_run_writes_nothing(folder):
     [
         (("rows.jsonl", "--out", "x.npy", "--engine", "ray"), "--engine needs a folder"),
         (("rows.jsonl", "--out", "x.npy", "--dry-run"), "--dry-run needs a folder"),
-        (("rows.jsonl", "rows.jsonl", "--out", "x.npy"), "several files needs a folder"),
+        (("rows.jsonl", "rows.jsonl", "--out", "x.npy"), "more than one file needs a folder"),
         (("rows.jsonl", "--out", "out", "--layer", "2"), "--layer is for single files"),
         (("rows.jsonl",), "--out for the result"),
         (("--out", "out"), "files to embed"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,15 +114,13 @@ def embed_dataset(
     )
     output = OutputFolder(str(out))
     with output.lock():
-        missing = begin(plan, output)
-        run: Callable[[Iterable[Part]], Iterator[PartResult]]
+        missing = missing_parts(plan, output)
+        output.write_json(PLAN_FILE, plan.to_json())  # the same one, or one whose files have moved
+        run: Callable[[Iterable[Part]], Iterator[PartResult]] = partial(map, PartEmbedder(plan, model, output))
         if engine == "ray":
             from decoder2vec.bulk.ray_engine import RayEngine
 
-            run = RayEngine(plan, str(encoder), output.url, workers, device)
-        else:
-            embed_part = PartEmbedder(plan, model, output)
-            run = lambda parts: map(embed_part, parts)  # noqa: E731
+            run = RayEngine(plan, str(encoder), output.url, workers, device, dtype)
         results = _run(run, missing, counts_itself=engine == "local") if missing else []
         return _finish(plan, output, results)
 
@@ -174,16 +173,19 @@ def make_plan(
     )
 
 
-def begin(plan: EmbeddingPlan, output: OutputFolder) -> list[Part]:
-    """Write the plan into a new folder, or check that a folder was begun with it; returns the parts it lacks."""
+def missing_parts(plan: EmbeddingPlan, output: OutputFolder) -> list[Part]:
+    """Return the parts that a folder lacks.
+
+    Raises:
+        StorageError: It was begun with another plan.
+        InputError: It holds something else.
+    """
     names = output.names()
     if PLAN_FILE in names:
         stored = EmbeddingPlan.from_json(output.read_json(PLAN_FILE), f"{output.url}/{PLAN_FILE}")
         plan.check_same(stored, output.url)
     elif names:
         raise InputError(f"{output.url} is not empty: it holds {min(names)}; choose another folder.")
-    else:
-        output.write_json(PLAN_FILE, plan.to_json())
     return [part for part in plan.parts() if part.name not in names or not _is_whole(part, plan, output)]
 
 
@@ -209,8 +211,7 @@ def estimate(
         workers: How many processes as fast as this one would share the work.
         price_per_hour: Of one worker.
     """
-    names = output.names()
-    missing = [part for part in plan.parts() if part.name not in names]
+    missing = missing_parts(plan, output)
     n_rows = sum(part.stop - part.start for part in missing)
     sampled = missing[:: max(1, len(missing) // 8)][:8]
     reader = PartEmbedder(plan, encoder, output)
@@ -253,9 +254,9 @@ def _run(
 def _finish(plan: EmbeddingPlan, output: OutputFolder, computed: list[PartResult]) -> DatasetResult:
     """Write what every part has, for `verify_dataset`."""
     by_name = {result.name: result for result in computed}
-    parts = [] if computed else _read_manifest(plan, output)
+    parts = [] if computed else read_manifest(plan, output)
     if not parts:
-        results = [by_name.get(part.name) or read_result(part, output) for part in plan.parts()]
+        results = [by_name.get(part.name) or _read_result(part, output) for part in plan.parts()]
         parts = [{key: value for key, value in asdict(result).items() if key != "n_tokens"} for result in results]
         output.write_json(MANIFEST_FILE, {"format": FORMAT, "plan": plan.key, "parts": parts})
     return DatasetResult(
@@ -268,8 +269,8 @@ def _finish(plan: EmbeddingPlan, output: OutputFolder, computed: list[PartResult
     )
 
 
-def _read_manifest(plan: EmbeddingPlan, output: OutputFolder) -> list[dict[str, Any]]:
-    """What is recorded of all parts; nothing if that is absent, damaged or of something else."""
+def read_manifest(plan: EmbeddingPlan, output: OutputFolder) -> list[dict[str, Any]]:
+    """Return what is recorded of all parts; nothing if that is absent, damaged or of something else."""
     try:
         document = output.read_json(MANIFEST_FILE)
         parts: list[dict[str, Any]] = document["parts"]
@@ -279,7 +280,7 @@ def _read_manifest(plan: EmbeddingPlan, output: OutputFolder) -> list[dict[str, 
         return []
 
 
-def read_result(part: Part, output: OutputFolder) -> PartResult:
+def _read_result(part: Part, output: OutputFolder) -> PartResult:
     """What a part that is there has.
 
     Raises:

@@ -13,6 +13,7 @@ from typing import Any
 
 from decoder2vec.backbone.fingerprint import file_sha256
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
+from decoder2vec.text.files import text_problem
 from decoder2vec.text.tables import RowOrError, format_of, parse_rows
 
 _SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
@@ -35,11 +36,6 @@ class RowFile:
     path: str
     n_rows: int
     version: str
-
-    @property
-    def name(self) -> str:
-        """The last part of the path."""
-        return self.path.rstrip("/").rsplit("/", 1)[-1]
 
     @property
     def is_parquet(self) -> bool:
@@ -91,10 +87,7 @@ def open_filesystem(url: str) -> tuple[Any, str]:
 
 def inspect_file(path: str) -> tuple[RowFile, dict[str, str]]:
     """Count the rows of a file, and find the type of each column."""
-    system, inner = open_filesystem(path)
-    version = (
-        f"sha256:{file_sha256(Path(inner), cache_result=False)}" if _is_local(system) else f"store:{system.ukey(inner)}"
-    )
+    version = file_version(path)
     if path.endswith(".parquet"):
         with _open_parquet(path) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
@@ -110,32 +103,51 @@ def inspect_file(path: str) -> tuple[RowFile, dict[str, str]]:
     return RowFile(path, n_rows, version), columns
 
 
+def file_version(path: str) -> str:
+    """Identify the content of a file: by its SHA-256, or by what the store says of a remote one."""
+    system, inner = open_filesystem(path)
+    return file_sha256(Path(inner), cache_result=False) if _is_local(system) else str(system.ukey(inner))
+
+
 class RowReader:
     """Reads ranges of rows of one file; ranges that follow one another are read in one pass.
 
     Args:
         file: The file.
         columns: The type of each column, of which a file may lack some.
+        text_column: The column that must hold a text.
     """
 
-    def __init__(self, file: RowFile, columns: Mapping[str, str]) -> None:
-        self.file, self._columns = file, columns
+    def __init__(self, file: RowFile, columns: Mapping[str, str], text_column: str) -> None:
+        self.file, self._columns, self._text_column = file, columns, text_column
         self._rows: Iterator[RowOrError] | None = None
         self._next_row = 0
         self._row_group: tuple[int, Any] = (-1, None)
 
     def read(self, start: int, stop: int) -> tuple[Any, Problems]:
-        """Return the rows as an Arrow table, and for those that are malformed the reason; their fields are empty."""
+        """Return the rows as an Arrow table, and why some of them cannot be read or have no text."""
         if self.file.is_parquet:
-            return self._read_parquet(start, stop), {}
+            table = self._read_parquet(start, stop)
+            texts = table[self._text_column].to_pylist()
+            return table, {i: f"{self._text_column} is missing." for i, text in enumerate(texts) if text is None}
         if self._rows is None or self._next_row > start:
             self._rows, self._next_row = self._open_rows(), 0
         rows = list(islice(self._rows, start - self._next_row, stop - self._next_row))
         self._next_row = stop
         if len(rows) != stop - start:
             raise DataFileError(f"{self.file.path} has fewer rows than when it was counted; give an unchanged file.")
-        problems = {index: f"line {line}: {row}" for index, (line, row) in enumerate(rows) if isinstance(row, str)}
-        return _to_table([{} if isinstance(row, str) else row for _, row in rows], self._columns), problems
+        problems, readable = Problems(), list[dict[str, Any]]()
+        for index, (line, row) in enumerate(rows):
+            if problem := row if isinstance(row, str) else self._problem(row):
+                problems[index] = f"line {line}: {problem}"
+            readable.append({} if isinstance(row, str) or _half_pair(row) else row)
+        return _to_table(readable, self._columns), problems
+
+    def _problem(self, row: dict[str, Any]) -> str:
+        """Why a row cannot be embedded; empty if it can."""
+        if half := _half_pair(row):
+            return text_problem(half, row[half])
+        return text_problem(self._text_column, row.get(self._text_column))
 
     def _open_rows(self) -> Iterator[RowOrError]:
         with _local_copy(self.file.path) as local:
@@ -155,6 +167,11 @@ class RowReader:
                     slices.append(self._row_group[1].slice(low - first, high - low))
                 first += n_rows
         return pyarrow.concat_tables(slices)
+
+
+def _half_pair(row: dict[str, Any]) -> str:
+    """The column with half of a surrogate pair, which no file of Arrow can hold; empty if there is none."""
+    return next((name for name, value in row.items() if isinstance(value, str) and text_problem(name, value)), "")
 
 
 def import_pyarrow() -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,18 @@ class OutputFolder:
         self.url = url
         self.local = Path(self.path) if "file" in self._system.protocol else None
 
-    def lock(self) -> Any:
-        """A context in which no other process of this machine writes here; in an object store none is needed."""
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Inside the block no other process of this machine writes here; in an object store none is needed."""
         if self.local is None:
-            return nullcontext()
+            yield
+            return
         check_writable(self.local)
-        return write_lock(self.local / _LOCK_FILE, self.url)
+        with write_lock(self.local / _LOCK_FILE, self.url):
+            try:
+                yield
+            finally:
+                (self.local / _LOCK_FILE).unlink(missing_ok=True)
 
     def names(self) -> set[str]:
         """Names of all files, without those that are being written."""

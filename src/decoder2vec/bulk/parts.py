@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,15 +56,15 @@ class PartEmbedder:
             DataFileError: A row cannot be embedded, and the plan does not skip such rows.
         """
         table, problems = self.read(part)
+        self._check(part, problems)
         n_tokens = self.encoder.stats.tokens
-        vectors = self._embed(table[self.plan.text_column].to_pylist(), problems)
-        if problems and self.plan.on_error != "skip":
-            index, reason = min(problems.items())
-            place = f"{self.plan.files[part.file].path}, row {part.start + index + 1}"
-            raise DataFileError(f"{place}: {reason} Mend it, or leave such rows out with --on-error skip.")
+        texts = table[self.plan.text_column].to_pylist()
+        with without_truncation_warnings():
+            rows = [index for index in range(len(texts)) if index not in problems]
+            vectors = store_vectors(self._embed(texts, rows, part, problems), self.plan.vectors)
         if problems:
             self._write_skipped(part, table, problems)
-        keep = [index for index in range(len(table)) if index not in problems]
+        keep = [index for index in rows if index not in problems]
         with self.output.writing(part.name) as file:
             self._write(file, table.take(keep), vectors, part)
         n_tokens = self.encoder.stats.tokens - n_tokens
@@ -74,33 +74,34 @@ class PartEmbedder:
         """The rows of a part with their ids, and why some cannot be embedded."""
         file = self.plan.files[part.file]
         if self._reader is None or self._reader.file != file:
-            self._reader = RowReader(file, self.plan.columns)
+            self._reader = RowReader(file, self.plan.columns, self.plan.text_column)
         table, problems = self._reader.read(part.start, part.stop)
         if self.plan.id_column is None:
             pyarrow, _ = import_pyarrow()
-            ids = [f"{file.name}:{row}" for row in range(part.start, part.stop)]
-            table = table.add_column(0, "id", pyarrow.array(ids))
-        for index, text in enumerate(table[self.plan.text_column].to_pylist()):
-            if text is None:
-                problems.setdefault(index, f"{self.plan.text_column} is missing.")
+            name = self.plan.file_names[part.file]
+            table = table.add_column(0, "id", pyarrow.array([f"{name}:{row}" for row in range(part.start, part.stop)]))
         return table, problems
 
-    def _embed(self, texts: Sequence[str | None], problems: Problems) -> NDArray[Any]:
-        """Vectors of the texts without a problem, in order; problems of single texts are added."""
-        good = [index for index in range(len(texts)) if index not in problems]
-        encode: Callable[..., Any] = self.encoder.encode
-        with without_truncation_warnings():
-            try:
-                vectors = encode([texts[index] for index in good])
-            except Decoder2VecError:  # of one text; it costs the others nothing
-                rows = []
-                for index in good:
-                    try:
-                        rows.append(encode([texts[index]])[0])
-                    except Decoder2VecError as error:
-                        problems[index] = str(error).removeprefix("Text 0 ")
-                vectors = np.stack(rows) if rows else np.empty((0, self.encoder.dim), np.float32)
-        return store_vectors(vectors, self.plan.vectors)
+    def _embed(self, texts: Sequence[str], rows: list[int], part: Part, problems: Problems) -> NDArray[np.float32]:
+        """Vectors of rows, in order, without those that the encoder refuses: these are added to the problems."""
+        if not rows:
+            return np.empty((0, self.encoder.dim), np.float32)
+        try:
+            return np.asarray(self.encoder.encode([texts[row] for row in rows]), np.float32)
+        except Decoder2VecError as error:
+            if len(rows) > 1:  # one of them is refused: in halves, the others are encoded together
+                half = len(rows) // 2
+                return np.concatenate([self._embed(texts, each, part, problems) for each in (rows[:half], rows[half:])])
+            problems[rows[0]] = str(error).removeprefix("Text 0 ")
+        self._check(part, problems)
+        return self._embed(texts, [], part, problems)
+
+    def _check(self, part: Part, problems: Problems) -> None:
+        """Raise an error for the first row with a problem, unless such rows are skipped."""
+        if problems and self.plan.on_error != "skip":
+            index, reason = min(problems.items())
+            place = f"{self.plan.files[part.file].path}, row {part.start + index + 1}"
+            raise DataFileError(f"{place}: {reason} Mend it, or leave such rows out with --on-error skip.")
 
     def _write_skipped(self, part: Part, table: Any, problems: Problems) -> None:
         ids = table[self.plan.id_column or "id"].to_pylist()

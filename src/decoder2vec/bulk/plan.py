@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
+from itertools import takewhile
 from typing import Any
 
 from decoder2vec.bulk.files import RowFile
@@ -93,6 +94,13 @@ class EmbeddingPlan:
                 yield Part(index, start, min(start + self.rows_per_part, file.n_rows))
 
     @property
+    def file_names(self) -> list[str]:
+        """A name of each file that no other has: its path below the folder that all of them are in."""
+        folders = [file.path.split("/")[:-1] for file in self.files]
+        n_shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False)))
+        return ["/".join(file.path.split("/")[n_shared:]) for file in self.files]
+
+    @property
     def n_rows(self) -> int:
         """Rows of all files."""
         return sum(file.n_rows for file in self.files)
@@ -101,8 +109,8 @@ class EmbeddingPlan:
     def key(self) -> str:
         """Identifies the plan; a file that has moved is the same file."""
         identity = self.to_json()
-        for file in identity["files"]:
-            file["path"] = RowFile(**file).name
+        for file, name in zip(identity["files"], self.file_names, strict=True):
+            file["path"] = name
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
@@ -139,19 +147,19 @@ class EmbeddingPlan:
         if name == "encoder":
             what = "of another encoder"
         elif name == "files":
-            what = f"of other rows: {_changed_file(self.files, stored.files)}"
+            what = f"of other rows: {_changed_file(self, stored)}"
         else:
             what = f"with {name} = {_shown(old[name])}, not {_shown(new[name])}"
         raise StorageError(f"{folder} holds vectors {what}; choose another folder.")
 
 
-def _changed_file(new: tuple[RowFile, ...], old: tuple[RowFile, ...]) -> str:
+def _changed_file(new: EmbeddingPlan, old: EmbeddingPlan) -> str:
     """Which file differs, in words."""
-    versions = {file.name: file.version for file in old}
-    for file in new:
-        if file.name not in versions:
+    versions = {name: file.version for name, file in zip(old.file_names, old.files, strict=True)}
+    for name, file in zip(new.file_names, new.files, strict=True):
+        if name not in versions:
             return f"{file.path} is new"
-        if file.version != versions[file.name]:
+        if file.version != versions[name]:
             return f"{file.path} has changed"
     return "files are missing, or in another order"
 

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from decoder2vec import errors
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import PartEmbedder, PartResult
 from decoder2vec.bulk.plan import EmbeddingPlan, Part
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import DataFileError, MissingExtraError, StorageError
+from decoder2vec.errors import DataFileError, Decoder2VecError, MissingExtraError, StorageError
 
 
 class RayEngine:
@@ -28,14 +27,28 @@ class RayEngine:
         out: Path or URL of the folder; every node must reach it.
         workers: How many; by default one for each GPU of the cluster, or for each core.
         device: Where workers compute; by default on a GPU if the cluster has one.
+        dtype: What they compute in; by default what the plan says.
     """
 
-    def __init__(self, plan: EmbeddingPlan, encoder: str, out: str, workers: int | None, device: str | None) -> None:
+    def __init__(
+        self,
+        plan: EmbeddingPlan,
+        encoder: str,
+        out: str,
+        workers: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+    ) -> None:
         self.plan, self.encoder, self.out = plan, encoder, out
-        self.workers, self.device = workers, device
+        self.workers, self.device, self.dtype = workers, device, dtype or plan.compute
 
     def __call__(self, parts: Iterable[Part]) -> Iterator[PartResult]:
-        """Yield what each part has, in the order in which they are done."""
+        """Yield what each part has, in the order in which they are done.
+
+        Raises:
+            DataFileError: A row cannot be embedded.
+            StorageError: Workers cannot start, load the encoder or write.
+        """
         ray = import_ray()
         if not ray.is_initialized():
             ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
@@ -46,36 +59,45 @@ class RayEngine:
         items = [asdict(part) for part in parts]
         results = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
             _Worker,
-            fn_constructor_args=(self.plan.to_json(), self.encoder, self.out, "cuda" if n_gpus else self.device),
+            fn_constructor_args=(
+                self.plan.to_json(),
+                self.encoder,
+                self.out,
+                "cuda" if n_gpus else self.device,
+                self.dtype,
+            ),
             batch_size=1,
             num_cpus=1,
             num_gpus=1 if n_gpus else None,
             compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
         )
-        for row in results.iter_rows():
-            outcome = json.loads(row["outcome"])
-            if "error" in outcome:
-                raise getattr(errors, outcome["error"])(outcome["message"])
-            yield PartResult(**outcome)
+        try:
+            for row in results.iter_rows():
+                outcome = json.loads(row["outcome"])
+                if "error" in outcome:
+                    raise (DataFileError if outcome["of_a_row"] else StorageError)(outcome["error"])
+                yield PartResult(**outcome)
+        except ray.exceptions.RayError as error:
+            raise StorageError(f"The workers of Ray failed: {str(error).strip().splitlines()[-1]}") from error
 
 
 class _Worker:
     """A process with the encoder."""
 
-    def __init__(self, plan: dict[str, Any], encoder: str, out: str, device: str | None) -> None:
-        self.plan = EmbeddingPlan.from_json(plan, "The plan")
-        model = Encoder.from_pretrained(encoder, device=device, dtype=self.plan.compute)
-        if model.fingerprint != self.plan.encoder:
+    def __init__(self, plan: dict[str, Any], encoder: str, out: str, device: str | None, dtype: str) -> None:
+        planned = EmbeddingPlan.from_json(plan, "The plan")
+        model = Encoder.from_pretrained(encoder, device=device, dtype=dtype)
+        if model.fingerprint != planned.encoder:
             raise StorageError(f"{encoder} is another encoder on this node; copy the same one to all nodes.")
-        self.embed = PartEmbedder(self.plan, model, OutputFolder(out))
+        self.embed = PartEmbedder(planned, model, OutputFolder(out))
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """Compute the only part of a batch; an error of a row is a result, since Ray would wrap it in its own."""
+        """Compute the only part of a batch; an error is a result, since Ray would wrap it in its own."""
         part = Part(**{name: int(values[0]) for name, values in batch.items()})
         try:
             outcome = asdict(self.embed(part))
-        except DataFileError as error:
-            outcome = {"error": type(error).__name__, "message": str(error)}
+        except (Decoder2VecError, OSError) as error:
+            outcome = {"error": str(error), "of_a_row": isinstance(error, DataFileError)}
         return {"outcome": [json.dumps(outcome)]}
 
 

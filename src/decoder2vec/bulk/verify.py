@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.bulk.dataset import MANIFEST_FILE
-from decoder2vec.bulk.files import RowFile, import_pyarrow, inspect_file
+from decoder2vec.bulk.dataset import read_manifest
+from decoder2vec.bulk.files import RowFile, file_version, import_pyarrow
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, read_note, store_vectors
 from decoder2vec.bulk.plan import PLAN_FILE, EmbeddingPlan, Part
@@ -59,10 +59,10 @@ def verify_dataset(out: str, encoder: Encoder) -> Verification:
     if encoder.fingerprint != plan.encoder:
         raise StorageError(f"{output.url} holds vectors of another encoder; name the one that wrote it with --encoder.")
     names = output.names()
-    if MANIFEST_FILE not in names:
+    recorded = {row["name"]: row for row in read_manifest(plan, output)}
+    if not recorded:
         n_parts = sum(part.name in names for part in plan.parts())
         raise StorageError(f"{output.url} is not finished: {n_parts} parts are there; run the same command again.")
-    recorded = {row["name"]: row for row in output.read_json(MANIFEST_FILE)["parts"]}
     problems = _changed_files(plan.files)
     expected = {part.name for part in plan.parts()}
     problems += [f"{name} belongs to no part" for name in sorted(names) if _is_foreign(name, expected)]
@@ -90,7 +90,7 @@ def _changed_files(files: tuple[RowFile, ...]) -> list[str]:
     problems = []
     for file in files:
         try:
-            if inspect_file(file.path)[0] != file:
+            if file_version(file.path) != file.version:
                 problems.append(f"{file.path} has changed since it was embedded")
         except (Decoder2VecError, OSError) as error:
             problems.append(f"{file.path} cannot be read: {error}")
@@ -104,9 +104,9 @@ def _is_foreign(name: str, expected: set[str]) -> bool:
 def _read_part(part: Part, plan: EmbeddingPlan, output: OutputFolder, recorded: dict[str, Any]) -> Any:
     """The table of a part, if it is as it was written."""
     pyarrow, parquet = import_pyarrow()
-    record = recorded.get(part.name)
+    record = recorded[part.name]
     try:
-        if record is None or output.sha256(part.name) != record["sha256"]:
+        if output.sha256(part.name) != record["sha256"]:
             raise StorageError(f"{part.name} is not as it was written; delete it and run the same command again")
         with output.open(part.name) as handle:
             table = parquet.read_table(io.BytesIO(handle.read()))
@@ -126,8 +126,11 @@ def _compare_rows(stored: Any, part: Part, embedder: PartEmbedder, output: Outpu
     table, _ = embedder.read(part)
     skipped = set[int]()
     if len(stored) < len(table):
-        with output.open(part.skipped_name) as handle:
-            skipped = {json.loads(line)["row"] - part.start for line in handle}
+        try:
+            with output.open(part.skipped_name) as handle:
+                skipped = {json.loads(line)["row"] - part.start for line in handle}
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StorageError(f"{part.skipped_name} is missing or damaged ({error})") from None
     expected = table.take([index for index in range(len(table)) if index not in skipped])
     if not stored.drop_columns([VECTOR_COLUMN]).equals(expected):
         raise StorageError(f"{part.name} has other rows than its range of the input")

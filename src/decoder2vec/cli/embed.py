@@ -37,12 +37,18 @@ Sources = Annotated[
     ),
 ]
 IdColumn = Annotated[str | None, typer.Option(help="Column that names a row; by default id.", rich_help_panel=_FOLDER)]
-Precision = Annotated[str, typer.Option(help="float32, float16, int8 or binary.", rich_help_panel=_FOLDER)]
+Precision = Annotated[
+    str | None, typer.Option(help="float32 (the default), float16, int8 or binary.", rich_help_panel=_FOLDER)
+]
 Dimensions = Annotated[int | None, typer.Option(help="Keep only the first dimensions.", rich_help_panel=_FOLDER)]
-RowsPerPart = Annotated[int, typer.Option(help="Rows of one file.", rich_help_panel=_FOLDER)]
-OnError = Annotated[str, typer.Option(help="stop or skip, for rows that cannot be embedded.", rich_help_panel=_FOLDER)]
+RowsPerPart = Annotated[int | None, typer.Option(help="Rows of one file; by default 10,000.", rich_help_panel=_FOLDER)]
+OnError = Annotated[
+    str | None,
+    typer.Option(help="stop (the default) or skip, for rows that cannot be embedded.", rich_help_panel=_FOLDER),
+]
 Engine = Annotated[
-    str, typer.Option(help="local (this process) or ray (a cluster, or all cores).", rich_help_panel=_FOLDER)
+    str | None,
+    typer.Option(help="local (this process, the default) or ray (a cluster, or all cores).", rich_help_panel=_FOLDER),
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes of the engine ray.", rich_help_panel=_FOLDER)]
 DryRun = Annotated[
@@ -73,11 +79,11 @@ def embed(
     device: Device = None,
     dtype: Dtype = None,
     id_column: IdColumn = None,
-    precision: Precision = "float32",
+    precision: Precision = None,
     dimensions: Dimensions = None,
-    rows_per_part: RowsPerPart = 10_000,
-    on_error: OnError = "stop",
-    engine: Engine = "local",
+    rows_per_part: RowsPerPart = None,
+    on_error: OnError = None,
+    engine: Engine = None,
     workers: Workers = None,
     dry_run: DryRun = False,
     price_per_hour: PricePerHour = None,
@@ -94,44 +100,33 @@ def embed(
         return
     if not sources or out is None:
         raise InputError("Give the files to embed, and --out for the result.")
-    options: dict[str, Any] = {
-        "id_column": id_column,
-        "precision": precision,
-        "dimensions": dimensions,
-        "rows_per_part": rows_per_part,
-        "on_error": on_error,
-        "engine": engine,
-        "workers": workers,
-    }
+    for_vectors = {"precision": precision, "dimensions": dimensions}
+    for_rows = {"id_column": id_column, "rows_per_part": rows_per_part, "on_error": on_error}
+    for_engine = {"engine": engine, "workers": workers}
     if Path(out).suffix:
-        _refuse_folder_options(out, sources, options | {"dry_run": dry_run})
+        given = for_vectors | for_rows | for_engine | {"dry_run": dry_run or None}
+        used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+        if used or len(sources) > 1:
+            what = used[0] if used else "more than one file"
+            raise InputError(f"{out} is a single file; {what} needs a folder, a name without a suffix.")
         _embed_file(sources[0], Path(out), column, load, normalize=normalize)
         return
-    if used := next((name for name, value in (choices | {"exact": exact}).items() if value), None):
-        raise InputError(f"--{used} is for single files; save such an encoder, and name it with --encoder.")
+    if used := [name for name, value in (choices | {"exact": exact}).items() if value]:
+        raise InputError(f"--{used[0]} is for single files; save such an encoder, and name it with --encoder.")
     from decoder2vec.bulk.plan import VectorFormat
 
-    vectors = VectorFormat(options.pop("precision"), options.pop("dimensions"), normalize)
-    options |= {"text_column": column, "vectors": vectors}
-    if dry_run:
-        _estimate(sources, out, load, options, price_per_hour)
-    else:
-        _embed_folder(sources, out, encoder, options | {"device": device, "dtype": dtype})
-
-
-def _refuse_folder_options(out: str, sources: list[str], options: dict[str, Any]) -> None:
-    defaults = {
-        "precision": "float32",
-        "rows_per_part": 10_000,
-        "on_error": "stop",
-        "engine": "local",
-        "dry_run": False,
+    options = _given(for_rows) | {
+        "text_column": column,
+        "vectors": VectorFormat(**_given(for_vectors), normalize=normalize),
     }
-    used = [f"--{name.replace('_', '-')}" for name, value in options.items() if value != defaults.get(name)]
-    if len(sources) > 1:
-        used.append("several files")
-    if used:
-        raise InputError(f"{out} is a single file; {used[0]} needs a folder, a name without a suffix.")
+    if dry_run:
+        _estimate(sources, out, load, options, workers or 1, price_per_hour)
+    else:
+        _embed_folder(sources, out, encoder, options | _given(for_engine) | {"device": device, "dtype": dtype})
+
+
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _embed_folder(sources: list[str], out: str, encoder: str, options: dict[str, Any]) -> None:
@@ -149,11 +144,14 @@ def _embed_folder(sources: list[str], out: str, encoder: str, options: dict[str,
 
 
 def _estimate(
-    sources: list[str], out: str, load: Callable[[], Encoder], options: dict[str, Any], price: float | None
+    sources: list[str],
+    out: str,
+    load: Callable[[], Encoder],
+    options: dict[str, Any],
+    workers: int,
+    price: float | None,
 ) -> None:
     """Print what a run would take."""
-    workers = options.pop("workers") or 1
-    options.pop("engine")
     with show_progress() as progress:
         from decoder2vec.bulk.dataset import estimate, make_plan
         from decoder2vec.bulk.output import OutputFolder

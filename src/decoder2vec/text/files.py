@@ -150,7 +150,7 @@ def read_texts_with_source(
     for line, row in read_rows(source, file_format):
         name = column or _default_column(row)
         _require_columns([name], row, source, hint)
-        if problem := _text_problem(name, row[name]):
+        if problem := text_problem(name, row[name]):
             raise DataFileError(f"{source}, line {line}: {problem}")
         yield row[name], _source_of(row)
 
@@ -213,7 +213,7 @@ def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | Non
         _require_columns(columns, row, source, "Name yours with columns in the configuration.")
         values = tuple(row[name] for name in columns)
         for name, value in zip(columns, values, strict=True):
-            if problem := _text_problem(name, value):
+            if problem := text_problem(name, value):
                 raise DataFileError(f"{source}, line {line}: {problem}")
         rows.append(values)
     if not rows:
@@ -302,7 +302,7 @@ def _pair_or_error(row: dict[str, Any], columns: Sequence[str], source: str | Pa
     _require_columns(columns, row, source, "Name yours with --columns.")
     left, right, score = (row[name] for name in columns)
     for name, text in zip(columns, (left, right), strict=False):
-        if problem := _text_problem(name, text):
+        if problem := text_problem(name, text):
             return problem
     try:
         value = float(score)
@@ -392,13 +392,13 @@ def _source_of(fields: dict[str, Any]) -> str:
 def _text_list(location: str, name: str, value: Any) -> tuple[str, ...]:
     texts = _texts_of(value)
     for text in texts:
-        if problem := _text_problem(name, text):
+        if problem := text_problem(name, text):
             raise DataFileError(f"{location}: {problem}")
     return tuple(texts)
 
 
-def _text_problem(name: str, value: Any) -> str:
-    """Why a field is not a text that can be read; empty if it is one."""
+def text_problem(name: str, value: Any) -> str:
+    """Return why a field is not a text that can be read; nothing if it is one."""
     if not isinstance(value, str):
         return f"{name} is {_type_name(value)}, not a text."
     if (position := half_pair_position(value)) is not None:
