@@ -30,11 +30,11 @@ def test_folder_is_written_resumed_and_verified(folder):
     command = ("embed", "rows.jsonl", "--out", "out", "--rows-per-part", 4, "--precision", "float16", *TINY)
     first = d2v(*command)
     assert first.exit_code == 0, first.output
-    assert "10 vectors of 10 rows in 3 parts, 3 of them computed now" in first.output
+    assert "10 vectors of 10 rows in 3 parts, 3 computed now" in first.output
     Path("out", "part-00000-000000000004.parquet").unlink()
     incomplete = d2v("embed", "--verify", "out", *TINY)
     assert incomplete.exit_code == 1 and "part-00000-000000000004.parquet is missing" in incomplete.output
-    assert "1 of them computed now" in d2v(*command).output
+    assert "3 parts, 1 computed now" in d2v(*command).output
     verified = d2v("embed", "--verify", "out", *TINY)
     assert verified.exit_code == 0 and "10 vectors of 10 rows, each once" in verified.output
 
@@ -54,6 +54,9 @@ def test_dry_run_writes_nothing(folder):
         (("rows.jsonl", "--out", "x.npy", "--dry-run"), "--dry-run needs a folder"),
         (("rows.jsonl", "rows.jsonl", "--out", "x.npy"), "more than one file needs a folder"),
         (("rows.jsonl", "--out", "out", "--layer", "2"), "--layer is for single files"),
+        (("rows.jsonl", "--out", "out", "--engine", "ray", "--workers", "0"), "0 workers compute nothing"),
+        (("rows.jsonl", "--out", "out", "--dry-run", "--workers", "0"), "1 worker or more"),
+        (("rows.jsonl", "--out", "out", "--dry-run", "--price-per-hour", "-1"), "a price of 0 or more"),
         (("rows.jsonl",), "--out for the result"),
         (("--out", "out"), "files to embed"),
         (("--verify", "absent"), "has no plan.json"),

@@ -100,6 +100,8 @@ def embed_dataset(
     """
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
+    if workers is not None and workers < 1:
+        raise InputError(f"{workers} workers compute nothing; give 1 or more.")
     if engine == "ray" and isinstance(encoder, Encoder):
         raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
     model = encoder if isinstance(encoder, Encoder) else Encoder.from_pretrained(encoder, device=device, dtype=dtype)
@@ -211,6 +213,8 @@ def estimate(
         workers: How many processes as fast as this one would share the work.
         price_per_hour: Of one worker.
     """
+    if workers < 1 or (price_per_hour or 0) < 0:
+        raise InputError("Give 1 worker or more, and a price of 0 or more.")
     missing = missing_parts(plan, output)
     n_rows = sum(part.stop - part.start for part in missing)
     sampled = missing[:: max(1, len(missing) // 8)][:8]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
@@ -107,6 +108,8 @@ def import_ray() -> Any:
     Raises:
         MissingExtraError: It is not installed.
     """
+    # its core warns that workers keep their arguments in shared memory, whatever the arguments are
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
     try:
         import ray
         import ray.data

@@ -120,7 +120,7 @@ def embed(
         "vectors": VectorFormat(**_given(for_vectors), normalize=normalize),
     }
     if dry_run:
-        _estimate(sources, out, load, options, workers or 1, price_per_hour)
+        _estimate(sources, out, load, options, 1 if workers is None else workers, price_per_hour)
     else:
         _embed_folder(sources, out, encoder, options | _given(for_engine) | {"device": device, "dtype": dtype})
 
@@ -139,7 +139,7 @@ def _embed_folder(sources: list[str], out: str, encoder: str, options: dict[str,
     skipped = f"; {result.n_skipped:,} were skipped, see skipped-*.jsonl" if result.n_skipped else ""
     info(
         f"{result.folder} has {result.n_rows - result.n_skipped:,} vectors of {result.n_rows:,} rows in "
-        f"{result.n_parts:,} parts, {result.n_computed:,} of them computed now{skipped}"
+        f"{result.n_parts:,} part{'s' * (result.n_parts != 1)}, {result.n_computed:,} computed now{skipped}"
     )
 
 

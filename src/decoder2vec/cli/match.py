@@ -55,7 +55,7 @@ def match(
     with show_progress() as progress:
         from decoder2vec.matching.match import match as match_documents
         from decoder2vec.report.api import match_report
-        from decoder2vec.report.match_page import check_report_path, matching_json
+        from decoder2vec.report.html import check_report_path, json_text
 
         if out:
             check_report_path(out)  # before the work, not after it
@@ -76,7 +76,7 @@ def match(
     for reason in (*matching.left.skipped, *matching.right.skipped):
         info(f"left out: {reason}")
     if as_json:
-        typer.echo(matching_json(matching), nl=False)
+        typer.echo(json_text(matching), nl=False)
     elif out:
         _print_best(matching)
         typer.echo(str(out))

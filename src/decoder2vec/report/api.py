@@ -92,9 +92,10 @@ def match_report(matching: Matching, out: str | os.PathLike[str], *, command: st
         InputError: The file has another ending.
         StorageError: The file cannot be written.
     """
-    from decoder2vec.report.match_page import write_matching
+    from decoder2vec.report.html import write_result
+    from decoder2vec.report.match_page import match_page
 
-    return write_matching(matching, Path(out), command)
+    return write_result(matching, Path(out), lambda: match_page(matching, command))
 
 
 def relation_report(result: RelationResult, out: str | os.PathLike[str], *, command: str = "") -> Path:
@@ -109,6 +110,7 @@ def relation_report(result: RelationResult, out: str | os.PathLike[str], *, comm
         InputError: The file has another ending.
         StorageError: The file cannot be written.
     """
-    from decoder2vec.report.relation_page import write_relations
+    from decoder2vec.report.html import write_result
+    from decoder2vec.report.relation_page import relation_page
 
-    return write_relations(result, Path(out), command)
+    return write_result(result, Path(out), lambda: relation_page(result, command))

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
+from typing import Any, Protocol
 
-from decoder2vec.errors import StorageError
+from decoder2vec.errors import InputError, StorageError
 from decoder2vec.package import __version__
 from decoder2vec.report.figures import COLOURS, Figure
 from decoder2vec.storage import atomic_file
@@ -352,6 +354,33 @@ def _themed(style: str) -> str:
 def _rounded(coordinates: str) -> str:
     shorter = re.sub(r"\d+\.\d{3,}", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), coordinates)
     return " ".join(shorter.split())
+
+
+class _HasJson(Protocol):
+    def to_json(self) -> Any:
+        """The result as a document."""
+
+
+def write_result(result: _HasJson, out: Path, draw: Callable[[], str]) -> Path:
+    """Write a result as a page (.html), which `draw` returns, or as data (.json), and return its path."""
+    text = draw() if check_report_path(out) == ".html" else json_text(result)
+    with output_file(out) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    return out
+
+
+def check_report_path(out: str | Path) -> str:
+    """The ending of a report's path, .html or .json; refuse any other."""
+    ending = Path(out).suffix.lower()
+    if ending not in (".html", ".json"):
+        raise InputError(f"{out} must end in .html (a page to read) or .json (the same as data).")
+    return ending
+
+
+def json_text(result: _HasJson) -> str:
+    """The text of a result as JSON."""
+    text = json.dumps(result.to_json(), ensure_ascii=False, indent=1) + "\n"
+    return text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold half a surrogate pair, UTF-8 cannot
 
 
 @contextmanager

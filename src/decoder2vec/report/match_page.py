@@ -5,13 +5,11 @@ It runs no script.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from decoder2vec.errors import InputError
 from decoder2vec.matching.match import Match, Matching
 from decoder2vec.matching.reasons import Reasons
 from decoder2vec.matching.sides import Side, SideDocument
@@ -24,7 +22,6 @@ from decoder2vec.report.html import (
     bullets,
     folded,
     join,
-    output_file,
     page,
     paragraph,
     table,
@@ -39,28 +36,6 @@ _MATCHES_OF_RIGHT = 3
 """Best left documents that are listed for each right document."""
 _HOT, _WARM = 0.62, 0.47
 """Share of the colour range from which the text of a cell changes its colour to stay readable."""
-
-
-def check_report_path(out: str | Path) -> str:
-    """The ending of a report's path, .html or .json; refuse any other."""
-    ending = Path(out).suffix.lower()
-    if ending not in (".html", ".json"):
-        raise InputError(f"{out} must end in .html (a page to read) or .json (the same as data).")
-    return ending
-
-
-def write_matching(matching: Matching, out: Path, command: str = "") -> Path:
-    """Write a matching as a page (.html) or as data (.json), and return its path."""
-    text = match_page(matching, command) if check_report_path(out) == ".html" else matching_json(matching)
-    with output_file(out) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return out
-
-
-def matching_json(matching: Matching) -> str:
-    """The text of a matching as JSON."""
-    text = json.dumps(matching.to_json(), ensure_ascii=False, indent=1) + "\n"
-    return text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold half a surrogate pair, UTF-8 cannot
 
 
 def match_page(matching: Matching, command: str = "") -> str:

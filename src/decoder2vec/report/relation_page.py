@@ -5,9 +5,7 @@ It runs no script.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 
 from decoder2vec.matching.terms import TextTerms
 from decoder2vec.relations.matcher import PredictedRelation, RelationResult
@@ -20,32 +18,16 @@ from decoder2vec.report.html import (
     Table,
     bar,
     join,
-    output_file,
     page,
     paragraph,
     table,
     tag,
     terms,
 )
-from decoder2vec.report.match_page import check_report_path
 
 _MAX_RELATIONS = 500
 """Relations on the page, the most probable ones; a file of data has all."""
 _MAX_MISSED = 200
-
-
-def write_relations(result: RelationResult, out: Path, command: str = "") -> Path:
-    """Write predicted relations as a page (.html) or as data (.json), and return its path."""
-    text = relation_page(result, command) if check_report_path(out) == ".html" else relations_json(result)
-    with output_file(out) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-    return out
-
-
-def relations_json(result: RelationResult) -> str:
-    """The text of a result as JSON."""
-    text = json.dumps(result.to_json(), ensure_ascii=False, indent=1) + "\n"
-    return text.encode("utf-8", "replace").decode("utf-8")  # JSON may hold half a surrogate pair, UTF-8 cannot
 
 
 def relation_page(result: RelationResult, command: str = "") -> str:
