@@ -37,7 +37,7 @@ def write_one_line(file, size):
 
 @pytest.mark.parametrize(
     ("command", "write"),
-    [("embed", write_lines), ("embed", write_one_line), ("index", write_one_line)],  # an index takes more by document
+    [("embed", write_lines), ("embed", write_one_line), ("index", write_lines), ("index", write_one_line)],
 )
 def test_command_takes_a_multiple_of_its_input(tmp_path, command, write):
     def peak(size):

@@ -32,8 +32,8 @@ for line in sys.stdin:  # the slow imports are done once; each round runs in a c
     child = os.fork()
     if child == 0:
         encoder = WordEncoder(slow=0.004)
-        folder = sys.argv[1]
-        index = Index.open(folder, encoder) if Index.exists(folder) else Index.create(folder, encoder, CHUNKING)
+        place = sys.argv[1]
+        index = Index.open(place, encoder) if Index.exists(place) else Index.create(place, encoder, CHUNKING)
         index.add(toy_documents(int(line)))
         os._exit(0)
     print(child, flush=True)
@@ -58,37 +58,20 @@ def toy_documents(round_: int) -> list[Document]:
 
 
 @contextmanager
-def launcher(folder: Path) -> Iterator[subprocess.Popen[str]]:
+def launcher(location: str) -> Iterator[subprocess.Popen[str]]:
     """Run a process that starts an indexing process for every line it reads."""
     tests = Path(__file__).parent
     path = os.pathsep.join([str(tests), str(tests.parent), *filter(None, sys.path)])
-    command = [sys.executable, "-c", _LAUNCHER, str(folder)]
+    command = [sys.executable, "-c", _LAUNCHER, location]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": path}) as process:
         yield process
         process.stdin.close()
 
 
-def kill_and_continue(folder: Path, kills: int) -> None:
-    rng = random.Random(os.urandom(8))
-    with launcher(folder) as process:
-        for round_ in range(1, kills + 1):
-            print(round_, file=process.stdin, flush=True)
-            child = int(process.stdout.readline())
-            time.sleep(rng.uniform(0, MAX_DELAY))
-            with suppress(ProcessLookupError):  # it has ended already
-                os.kill(child, signal.SIGKILL)
-            assert int(process.stdout.readline()) in (-signal.SIGKILL, 0)
-            if Index.exists(folder):  # else it was killed before the index was created
-                Index.open(folder, WordEncoder()).verify()
+def open_or_create(location: str) -> Index:
     encoder = WordEncoder()
-    index = Index.open(folder, encoder) if Index.exists(folder) else Index.create(folder, encoder, CHUNKING)
-    changes = index.add(toy_documents(kills))
-    index.verify()
-    assert changes.added + changes.updated + changes.unchanged == 150
-    uninterrupted = Index.create(folder.parent / "uninterrupted", WordEncoder(), CHUNKING)
-    uninterrupted.add(toy_documents(kills))
-    assert stored_chunks(index) == stored_chunks(uninterrupted)
+    return Index.open(location, encoder) if Index.exists(location) else Index.create(location, encoder, CHUNKING)
 
 
 def stored_chunks(index):
@@ -97,8 +80,25 @@ def stored_chunks(index):
     return {key: (chunks[key], tuple(vector)) for key, vector in zip(keys, vectors.tolist(), strict=True)}
 
 
-def test_three_kills_lose_and_duplicate_nothing(tmp_path):
-    kill_and_continue(tmp_path / "index", 3)
+def test_three_kills_lose_and_duplicate_nothing(location, closing, tmp_path):
+    rng, kills = random.Random(os.urandom(8)), 3
+    with launcher(location) as process:
+        for round_ in range(1, kills + 1):
+            print(round_, file=process.stdin, flush=True)
+            child = int(process.stdout.readline())
+            time.sleep(rng.uniform(0, MAX_DELAY))
+            with suppress(ProcessLookupError):  # it has ended already
+                os.kill(child, signal.SIGKILL)
+            assert int(process.stdout.readline()) in (-signal.SIGKILL, 0)
+            if Index.exists(location):  # else it was killed before the index was created
+                closing(Index.open(location, WordEncoder())).verify()
+    index = closing(open_or_create(location))
+    changes = index.add(toy_documents(kills))
+    index.verify()
+    assert changes.added + changes.updated + changes.unchanged == 150
+    uninterrupted = Index.create(tmp_path / "uninterrupted", WordEncoder(), CHUNKING)
+    uninterrupted.add(toy_documents(kills))
+    assert stored_chunks(index) == stored_chunks(uninterrupted)
 
 
 def test_creation_killed_before_the_header_can_be_repeated(tmp_path):

@@ -7,7 +7,6 @@ prompts of a batch share is computed once per batch by `SharedPrefix`.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,8 +41,8 @@ Progress = Callable[[int], object]
 
 _WINDOW_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 30
-_PACKED_CHARACTERS = 1 << 20
-"""Characters of a window of packed texts: about as many tokens as a GPU computes at once."""
+_WINDOW_CHARACTERS = 1 << 20
+"""Characters of a window: about as many tokens as a GPU computes at once; each takes about 100 bytes of memory."""
 
 
 @dataclass
@@ -173,8 +172,7 @@ class Extractor:
         shape = (len(self.capture.readings), self.backbone.dim)
         self._prepare()
         width = max(256, min(32_768, _window_bytes(self.backbone.device) // (4 * shape[0] * shape[1])))
-        # packed texts need not be sorted, so that windows may be small: the first one is tokenised before anything runs
-        windows = list(_windows(texts, width, _PACKED_CHARACTERS if self._packs else sys.maxsize))
+        windows = list(_windows(texts, width, _WINDOW_CHARACTERS))
         indices = indices or range(len(texts))
         started = time.perf_counter()
         previous: tuple[slice, torch.Tensor, _DeviceTransfer | None] | None = None
