@@ -355,7 +355,7 @@ def test_refused_text_does_not_split_up_the_others(tmp_path, monkeypatch):
     write_jsonl(tmp_path / "rows.jsonl", rows)
     strict = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", on_overflow="error")
     original, calls = strict.encode, []
-    monkeypatch.setattr(strict, "encode", lambda texts: (calls.append(len(texts)), original(texts))[1])
+    monkeypatch.setattr(strict, "encode", lambda texts, **_: (calls.append(len(texts)), original(texts))[1])
     d2v.embed_dataset(strict, str(tmp_path / "rows.jsonl"), tmp_path / "out", on_error="skip")
     assert [row["text"] for row in read(tmp_path / "out")] == [row["text"] for row in rows if row["text"][0] == "t"]
     assert len(calls) == 13  # 64, then two halves at each of six levels

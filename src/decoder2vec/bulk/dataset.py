@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from decoder2vec.bulk.embedded import read_manifest
 from decoder2vec.bulk.files import common_columns, find_files, import_pyarrow, inspect_file
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, PartResult, read_note
-from decoder2vec.bulk.plan import FORMAT, PLAN_FILE, PRECISIONS, EmbeddingPlan, Part, VectorFormat
+from decoder2vec.bulk.plan import FORMAT, MANIFEST_FILE, PLAN_FILE, PRECISIONS, EmbeddingPlan, Part, VectorFormat
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.progress import current_progress
 
-MANIFEST_FILE = "manifest.json"
 ENGINES = ("local", "ray")
 _SAMPLED_ROWS = 256
 """Rows by which the time of a run is estimated."""
@@ -71,10 +70,12 @@ def embed_dataset(
     vectors: VectorFormat | None = None,
     rows_per_part: int = 10_000,
     on_error: str = "stop",
+    prompt_name: str | None = None,
     engine: str = "local",
     workers: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
+    price_per_hour: float | None = None,
 ) -> DatasetResult:
     """Embed the rows of files into a folder of Parquet files; the same call resumes a run that was interrupted.
 
@@ -89,10 +90,12 @@ def embed_dataset(
         vectors: How vectors are stored; float32 by default.
         rows_per_part: Rows of a part; what a process that dies loses is at most one part.
         on_error: For rows that cannot be embedded: stop with an error, or skip them and write down why.
+        prompt_name: The encoder's prompt to put in front of every text, such as document; none by default.
         engine: local (this process) or ray (the nodes of a Ray cluster, or the cores of this machine).
         workers: Processes of the engine ray; by default one for each GPU, or for each core.
         device: cuda, mps or cpu; by default the best one available.
         dtype: By default the one that suits the device.
+        price_per_hour: Of one worker; the progress then says what the run has cost so far.
 
     Raises:
         StorageError: The folder holds vectors of another encoder, other settings or other rows.
@@ -102,6 +105,8 @@ def embed_dataset(
         raise unknown_name("engine", engine, ENGINES)
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers compute nothing; give 1 or more.")
+    if (price_per_hour or 0) < 0:
+        raise InputError(f"A worker cannot cost {price_per_hour}; give a price of 0 or more.")
     if engine == "ray" and isinstance(encoder, Encoder):
         raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
     model = encoder if isinstance(encoder, Encoder) else Encoder.from_pretrained(encoder, device=device, dtype=dtype)
@@ -113,17 +118,21 @@ def embed_dataset(
         vectors=vectors,
         rows_per_part=rows_per_part,
         on_error=on_error,
+        prompt_name=prompt_name,
     )
     output = OutputFolder(str(out))
     with output.lock():
         missing = missing_parts(plan, output)
         output.write_json(PLAN_FILE, plan.to_json())  # the same one, or one whose files have moved
         run: Callable[[Iterable[Part]], Iterator[PartResult]] = partial(map, PartEmbedder(plan, model, output))
-        if engine == "ray":
+        n_workers = 1
+        if engine == "ray" and missing:
             from decoder2vec.bulk.ray_engine import RayEngine
 
             run = RayEngine(plan, str(encoder), output.url, workers, device, dtype)
-        results = _run(run, missing, counts_itself=engine == "local") if missing else []
+            n_workers = run.workers
+        price = None if price_per_hour is None else n_workers * price_per_hour
+        results = _run(run, missing, price, counts_itself=engine == "local") if missing else []
         return _finish(plan, output, results)
 
 
@@ -136,6 +145,7 @@ def make_plan(
     vectors: VectorFormat | None = None,
     rows_per_part: int = 10_000,
     on_error: str = "stop",
+    prompt_name: str | None = None,
 ) -> EmbeddingPlan:
     """Read all files once, and fix which rows become which part; the arguments are those of `embed_dataset`."""
     vectors = vectors or VectorFormat()
@@ -148,6 +158,8 @@ def make_plan(
         raise InputError(f"A part needs 1 row or more, not {rows_per_part}.")
     if on_error not in ("stop", "skip"):
         raise unknown_name("way to handle errors", on_error, ("stop", "skip"))
+    if prompt_name is not None and prompt_name not in encoder.prompts:
+        raise unknown_name("prompt", prompt_name, encoder.prompts)
     with current_progress().phase("reading"):
         inspected = [inspect_file(path) for path in find_files([sources] if isinstance(sources, str) else sources)]
         columns = common_columns(inspected)
@@ -155,13 +167,7 @@ def make_plan(
     if not any(file.n_rows for file in files):
         raise InputError(f"{files[0].path} holds no row.")
     text_column = text_column or next((name for name in ("text", "sentence") if name in columns), "text")
-    for name in (text_column, id_column):
-        if name is not None and name not in columns:
-            raise InputError(f"There is no column {name!r}; there are: {', '.join(columns)}.")
-    if columns[text_column] not in ("string", "large_string"):
-        raise InputError(f"The column {text_column!r} holds {columns[text_column]} values, not texts.")
-    if VECTOR_COLUMN in columns:
-        raise InputError(f"The rows have a column {VECTOR_COLUMN!r} already; rename it.")
+    _check_columns(columns, text_column, id_column)
     return EmbeddingPlan(
         encoder=encoder.fingerprint,
         compute=str(encoder.backbone.dtype).removeprefix("torch."),
@@ -172,7 +178,18 @@ def make_plan(
         id_column=id_column or ("id" if "id" in columns else None),
         rows_per_part=rows_per_part,
         on_error=on_error,
+        prompt_name=prompt_name,
     )
+
+
+def _check_columns(columns: dict[str, str], text_column: str, id_column: str | None) -> None:
+    for name in (text_column, id_column):
+        if name is not None and name not in columns:
+            raise InputError(f"There is no column {name!r}; there are: {', '.join(columns)}.")
+    if columns[text_column] not in ("string", "large_string"):
+        raise InputError(f"The column {text_column!r} holds {columns[text_column]} values, not texts.")
+    if VECTOR_COLUMN in columns:
+        raise InputError(f"The rows have a column {VECTOR_COLUMN!r} already; rename it.")
 
 
 def missing_parts(plan: EmbeddingPlan, output: OutputFolder) -> list[Part]:
@@ -238,9 +255,13 @@ def _sample_texts(reader: PartEmbedder, part: Part, count: int) -> list[str]:
 
 
 def _run(
-    run: Callable[[Iterable[Part]], Iterator[PartResult]], missing: list[Part], *, counts_itself: bool
+    run: Callable[[Iterable[Part]], Iterator[PartResult]],
+    missing: list[Part],
+    price_per_hour: float | None,
+    *,
+    counts_itself: bool,
 ) -> list[PartResult]:
-    """Compute the missing parts and show how far they are."""
+    """Compute the missing parts and show how far they are, and what they cost."""
     progress, results = current_progress(), list[PartResult]()
     done = n_tokens = 0
     n_rows = sum(part.stop - part.start for part in missing)
@@ -249,8 +270,9 @@ def _run(
         for result in run(missing):
             results.append(result)
             done, n_tokens = done + result.n_rows, n_tokens + result.n_tokens
-            speed = n_tokens / max(time.monotonic() - started, 1e-9)
-            note = f"{done:,} of {n_rows:,} rows, {speed:,.0f} tokens/s"
+            seconds = max(time.monotonic() - started, 1e-9)
+            cost = "" if price_per_hour is None else f", cost {seconds / 3600 * price_per_hour:,.2f} so far"
+            note = f"{done:,} of {n_rows:,} rows, {n_tokens / seconds:,.0f} tokens/s{cost}"
             progress.advance(0 if counts_itself else result.n_rows, note)
     return results
 
@@ -271,17 +293,6 @@ def _finish(plan: EmbeddingPlan, output: OutputFolder, computed: list[PartResult
         n_computed=len(computed),
         n_tokens=sum(result.n_tokens for result in computed),
     )
-
-
-def read_manifest(plan: EmbeddingPlan, output: OutputFolder) -> list[dict[str, Any]]:
-    """Return what is recorded of all parts; nothing if that is absent, damaged or of something else."""
-    try:
-        document = output.read_json(MANIFEST_FILE)
-        parts: list[dict[str, Any]] = document["parts"]
-        is_whole = document["plan"] == plan.key and [row["name"] for row in parts] == [p.name for p in plan.parts()]
-        return parts if is_whole else []
-    except (StorageError, KeyError, TypeError):
-        return []
 
 
 def _read_result(part: Part, output: OutputFolder) -> PartResult:

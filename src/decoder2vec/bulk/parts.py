@@ -82,12 +82,16 @@ class PartEmbedder:
             table = table.add_column(0, "id", pyarrow.array([f"{name}:{row}" for row in range(part.start, part.stop)]))
         return table, problems
 
+    def encode(self, texts: list[str]) -> NDArray[np.float32]:
+        """Vectors of texts, with the prompt of the plan."""
+        return np.asarray(self.encoder.encode(texts, prompt_name=self.plan.prompt_name), np.float32)
+
     def _embed(self, texts: Sequence[str], rows: list[int], part: Part, problems: Problems) -> NDArray[np.float32]:
         """Vectors of rows, in order, without those that the encoder refuses: these are added to the problems."""
         if not rows:
             return np.empty((0, self.encoder.dim), np.float32)
         try:
-            return np.asarray(self.encoder.encode([texts[row] for row in rows]), np.float32)
+            return self.encode([texts[row] for row in rows])
         except Decoder2VecError as error:
             if len(rows) > 1:  # one of them is refused: in halves, the others are encoded together
                 half = len(rows) // 2

@@ -16,7 +16,7 @@ from typing import Any
 from decoder2vec.bulk.files import RowFile
 from decoder2vec.errors import StorageError
 
-PLAN_FILE = "plan.json"
+PLAN_FILE, MANIFEST_FILE = "plan.json", "manifest.json"
 FORMAT = 1
 """Version of the layout of a folder of parts; docs/formats.md has the others."""
 PRECISIONS = ("float32", "float16", "int8", "binary")
@@ -75,6 +75,7 @@ class EmbeddingPlan:
         id_column: The column that names a row; None: file and number of the row.
         rows_per_part: Rows of a part; the last part of a file may have fewer.
         on_error: What happens to rows that cannot be embedded: stop or skip.
+        prompt_name: The encoder's prompt in front of every text; None: no prompt.
     """
 
     encoder: str
@@ -86,6 +87,7 @@ class EmbeddingPlan:
     id_column: str | None
     rows_per_part: int
     on_error: str
+    prompt_name: str | None = None
 
     def parts(self) -> Iterator[Part]:
         """All parts, in the order of the rows."""

@@ -41,7 +41,12 @@ class RayEngine:
         dtype: str | None = None,
     ) -> None:
         self.plan, self.encoder, self.out = plan, encoder, out
-        self.workers, self.device, self.dtype = workers, device, dtype or plan.compute
+        self.dtype = dtype or plan.compute
+        self._ray = start_ray()
+        resources = self._ray.cluster_resources()
+        self._n_gpus = int(resources.get("GPU", 0)) if device in (None, "cuda") else 0
+        self.device = "cuda" if self._n_gpus else device
+        self.workers = workers or self._n_gpus or int(resources.get("CPU", 1))
 
     def __call__(self, parts: Iterable[Part]) -> Iterator[PartResult]:
         """Yield what each part has, in the order in which they are done.
@@ -50,27 +55,14 @@ class RayEngine:
             DataFileError: A row cannot be embedded.
             StorageError: Workers cannot start, load the encoder or write.
         """
-        ray = import_ray()
-        if not ray.is_initialized():
-            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        ray.data.DataContext.get_current().enable_progress_bars = False  # the caller has its own
-        n_gpus = int(ray.cluster_resources().get("GPU", 0)) if self.device in (None, "cuda") else 0
-        workers = self.workers or n_gpus or int(ray.cluster_resources().get("CPU", 1))
-        items = [asdict(part) for part in parts]
+        ray, items = self._ray, [asdict(part) for part in parts]
         results = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
             _Worker,
-            fn_constructor_args=(
-                self.plan.to_json(),
-                self.encoder,
-                self.out,
-                "cuda" if n_gpus else self.device,
-                self.dtype,
-            ),
+            fn_constructor_args=(self.plan.to_json(), self.encoder, self.out, self.device, self.dtype),
             batch_size=1,
             num_cpus=1,
-            num_gpus=1 if n_gpus else None,
-            compute=ray.data.ActorPoolStrategy(size=min(workers, len(items))),
+            num_gpus=1 if self._n_gpus else None,
+            compute=ray.data.ActorPoolStrategy(size=min(self.workers, len(items))),
         )
         try:
             for row in results.iter_rows():
@@ -102,8 +94,8 @@ class _Worker:
         return {"outcome": [json.dumps(outcome)]}
 
 
-def import_ray() -> Any:
-    """Return ray with its data library.
+def start_ray() -> Any:
+    """Return ray with its data library, joined to the cluster that RAY_ADDRESS names, or to a new one of this machine.
 
     Raises:
         MissingExtraError: It is not installed.
@@ -115,4 +107,8 @@ def import_ray() -> Any:
         import ray.data
     except ImportError:
         raise MissingExtraError("ray", "ray") from None
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False  # the caller has its own
     return ray

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import dataclass
 from typing import Any
@@ -10,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.bulk.dataset import read_manifest
-from decoder2vec.bulk.files import RowFile, file_version, import_pyarrow
+from decoder2vec.bulk.embedded import EmbeddedDataset
+from decoder2vec.bulk.files import RowFile, file_version
 from decoder2vec.bulk.output import OutputFolder
-from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, read_note, store_vectors
-from decoder2vec.bulk.plan import PLAN_FILE, EmbeddingPlan, Part
+from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, store_vectors
+from decoder2vec.bulk.plan import Part
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, StorageError
 from decoder2vec.progress import current_progress
@@ -54,18 +53,13 @@ def verify_dataset(out: str, encoder: Encoder) -> Verification:
     Raises:
         StorageError: The folder was never finished, or is of another encoder.
     """
-    output = OutputFolder(str(out))
-    plan = EmbeddingPlan.from_json(output.read_json(PLAN_FILE), f"{output.url}/{PLAN_FILE}")
+    dataset = EmbeddedDataset(out)
+    plan, output = dataset.plan, dataset.output
     if encoder.fingerprint != plan.encoder:
         raise StorageError(f"{output.url} holds vectors of another encoder; name the one that wrote it with --encoder.")
-    names = output.names()
-    recorded = {row["name"]: row for row in read_manifest(plan, output)}
-    if not recorded:
-        n_parts = sum(part.name in names for part in plan.parts())
-        raise StorageError(f"{output.url} is not finished: {n_parts} parts are there; run the same command again.")
     problems = _changed_files(plan.files)
     expected = {part.name for part in plan.parts()}
-    problems += [f"{name} belongs to no part" for name in sorted(names) if _is_foreign(name, expected)]
+    problems += [f"{name} belongs to no part" for name in sorted(output.names()) if _is_foreign(name, expected)]
     embedder = PartEmbedder(plan, encoder, output)
     n_vectors, samples = 0, []
     parts = list(plan.parts())
@@ -73,7 +67,7 @@ def verify_dataset(out: str, encoder: Encoder) -> Verification:
     with current_progress().phase("reading", plan.n_rows):
         for index, part in enumerate(parts):
             try:
-                stored = _read_part(part, plan, output, recorded)
+                stored = dataset.read(part)
                 n_vectors += len(stored)
                 if not problems:  # of a changed input, the rows cannot be compared
                     _compare_rows(stored, part, embedder, output)
@@ -101,26 +95,6 @@ def _is_foreign(name: str, expected: set[str]) -> bool:
     return name.startswith("part-") and name not in expected
 
 
-def _read_part(part: Part, plan: EmbeddingPlan, output: OutputFolder, recorded: dict[str, Any]) -> Any:
-    """The table of a part, if it is as it was written."""
-    pyarrow, parquet = import_pyarrow()
-    record = recorded[part.name]
-    try:
-        if output.sha256(part.name) != record["sha256"]:
-            raise StorageError(f"{part.name} is not as it was written; delete it and run the same command again")
-        with output.open(part.name) as handle:
-            table = parquet.read_table(io.BytesIO(handle.read()))
-    except FileNotFoundError:
-        raise StorageError(f"{part.name} is missing; run the same command again") from None
-    except pyarrow.ArrowException as error:
-        raise StorageError(f"{part.name} is damaged ({error}); delete it and run the same command again") from None
-    if read_note(part, output) != part.note(plan.key):
-        raise StorageError(f"{part.name} is a part of something else; delete it and run the same command again")
-    if len(table) + record["n_skipped"] != part.stop - part.start:
-        raise StorageError(f"{part.name} has {len(table)} rows and {record['n_skipped']} skipped ones of its range")
-    return table
-
-
 def _compare_rows(stored: Any, part: Part, embedder: PartEmbedder, output: OutputFolder) -> None:
     """Raise an error unless a part has the rows of its range, in order, without those that were skipped."""
     table, _ = embedder.read(part)
@@ -143,7 +117,7 @@ def _compare_vectors(samples: list[Any], embedder: PartEmbedder) -> list[str]:
     for table in samples:
         stored = np.stack(table[VECTOR_COLUMN].to_numpy(zero_copy_only=False))
         texts = table[plan.text_column].to_pylist()
-        fresh = store_vectors(embedder.encoder.encode(texts), plan.vectors)
+        fresh = store_vectors(embedder.encode(texts), plan.vectors)
         cosines = _cosines(stored, fresh, plan.vectors.precision)
         ids = table[plan.id_column or "id"].to_pylist()
         problems += [

@@ -55,7 +55,11 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say rows, tokens and time; write nothing.", rich_help_panel=_FOLDER)
 ]
 PricePerHour = Annotated[
-    float | None, typer.Option(help="Of one worker, for the cost in a dry run.", rich_help_panel=_FOLDER)
+    float | None, typer.Option(help="Of one worker; then the cost is shown, too.", rich_help_panel=_FOLDER)
+]
+PromptName = Annotated[
+    str | None,
+    typer.Option(help="The encoder's prompt before every text, such as document.", rich_help_panel=_FOLDER),
 ]
 Verify = Annotated[
     str | None,
@@ -83,6 +87,7 @@ def embed(
     dimensions: Dimensions = None,
     rows_per_part: RowsPerPart = None,
     on_error: OnError = None,
+    prompt_name: PromptName = None,
     engine: Engine = None,
     workers: Workers = None,
     dry_run: DryRun = False,
@@ -101,8 +106,13 @@ def embed(
     if not sources or out is None:
         raise InputError("Give the files to embed, and --out for the result.")
     for_vectors = {"precision": precision, "dimensions": dimensions}
-    for_rows = {"id_column": id_column, "rows_per_part": rows_per_part, "on_error": on_error}
-    for_engine = {"engine": engine, "workers": workers}
+    for_rows = {
+        "id_column": id_column,
+        "rows_per_part": rows_per_part,
+        "on_error": on_error,
+        "prompt_name": prompt_name,
+    }
+    for_engine = {"engine": engine, "workers": workers, "price_per_hour": price_per_hour}
     if Path(out).suffix:
         given = for_vectors | for_rows | for_engine | {"dry_run": dry_run or None}
         used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]

@@ -42,7 +42,9 @@ def index(
     out: Annotated[str, typer.Option(metavar="INDEX", help="Folder, or postgresql://host/database#name.")],
     source: Annotated[
         Path | None,
-        typer.Argument(help="Folder or file to add: .txt .md .rst .html .eml .pdf .docx .pptx .xlsx .csv .tsv .jsonl."),
+        typer.Argument(
+            help="A folder of d2v embed, or: .txt .md .rst .html .eml .pdf .docx .pptx .xlsx .csv .tsv .jsonl."
+        ),
     ] = None,
     encoder: EncoderOption = "",
     column: Annotated[
@@ -157,7 +159,12 @@ def _open_or_create(
     size, overlap = chunking
     size = size or Chunking.size
     overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
-    return Index.create(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices), Chunking(size, overlap))
+    model = open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices)
+    if (source / "plan.json").is_file():
+        from decoder2vec.search.embedded import embedded_documents
+
+        next(embedded_documents(source, model), None)  # refuses vectors of another encoder, too
+    return Index.create(out, model, Chunking(size, overlap))
 
 
 def _delete(opened: Index, ids: list[str]) -> None:

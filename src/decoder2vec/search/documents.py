@@ -13,6 +13,9 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.progress import current_progress
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
@@ -38,6 +41,8 @@ class Document:
     id: str
     text: str
     metadata: dict[str, Any] = field(default_factory=dict)
+    vector: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
+    """The vector of the text where it is known: the text is then one chunk, and is not encoded."""
 
     def digest(self) -> str:
         """Return a hash of text and metadata."""
@@ -89,7 +94,7 @@ def to_documents(
         elif isinstance(item, str):
             yield Document(_text_id(item), storable(item))
         elif isinstance(item, Mapping):
-            yield _row_document(item, columns or ("text",), name=f"document {number}")
+            yield row_document(item, columns or ("text",), name=f"document {number}")
         else:
             raise InputError(f"Document {number} is a {type(item).__name__}; give documents, texts or dicts.")
 
@@ -202,7 +207,7 @@ def _table_documents(path: Path, name: str, columns: Sequence[str], notify: Noti
             else:
                 if is_joined:  # a row need not have all of them
                     row |= {column: "" for column in chosen if row.get(column) is None}
-                yield _row_document(row, chosen, name=row_name, default_id=f"{table_id}:{line}", path=name)
+                yield row_document(row, chosen, name=row_name, default_id=f"{table_id}:{line}", path=name)
 
 
 def _column_names(rows: Sequence[RowOrError]) -> list[str]:
@@ -237,10 +242,25 @@ def _is_address(value: str) -> bool:
     return ("://" in value or "@" in value) and not re.search(r"\s", value)
 
 
-def _row_document(
-    row: Mapping[str, Any], columns: Sequence[str], *, name: str, default_id: str = "", path: str = ""
+def row_document(
+    row: Mapping[str, Any],
+    columns: Sequence[str],
+    *,
+    name: str,
+    default_id: str = "",
+    path: str = "",
+    vector: NDArray[np.float32] | None = None,
 ) -> Document | Skipped:
-    """Return the document of a row of a table or of a dict; `path` is the file it is from, if any."""
+    """Return the document of a row of a table or of a dict.
+
+    Args:
+        row: The row.
+        columns: Its columns that are joined to the text; the others become metadata.
+        name: What it is called if it is skipped.
+        default_id: Its id if it has none; by default a hash of the text.
+        path: The file it is from, if any.
+        vector: The vector of the text, if it is known.
+    """
     texts = [row.get(column) for column in columns]
     missing = [column for column, text in zip(columns, texts, strict=True) if not isinstance(text, str)]
     if missing:
@@ -248,7 +268,7 @@ def _row_document(
     text = "\n".join(text for text in map(str, texts) if text.strip())
     id = next((row[key] for key in _ID_COLUMNS if row.get(key) not in (None, "")), default_id or _text_id(text))
     metadata = {**({"path": path} if path else {}), **_row_metadata(row, {*columns, *_ID_COLUMNS})}
-    return Document(storable(str(id)), storable(text), metadata)
+    return Document(storable(str(id)), storable(text), metadata, vector)
 
 
 def _row_metadata(row: Mapping[str, Any], used: Iterable[str]) -> dict[str, Any]:

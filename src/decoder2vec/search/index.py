@@ -225,7 +225,8 @@ class Index:
         renamed files are moved without being encoded again. Documents that were added otherwise are never removed.
 
         Args:
-            documents: A folder or file (see `read_documents`), or an iterable of `Document`s, texts and dicts with
+            documents: A folder or file (see `read_documents`), a folder that `embed_dataset` wrote (its vectors are
+                taken as they are), or an iterable of `Document`s, texts and dicts with
                 `text`, optionally `id` or `_id`, and metadata.
             columns: Columns of a table, or keys of a dict, that are joined to the text. By default `text`; in a table
                 without it, all columns that hold text.
@@ -237,6 +238,10 @@ class Index:
         """
         if isinstance(self.encoder, QuickEncoder):
             raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
+        if isinstance(documents, str | Path) and Path(documents, "plan.json").is_file():
+            from decoder2vec.search.embedded import embedded_documents
+
+            documents = embedded_documents(documents, self.encoder)
         folder = Path(documents) if isinstance(documents, str | Path) and os.path.isdir(documents) else None
         with self.store.write_lock():
             changes = add_documents(

@@ -7,14 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from decoder2vec.errors import InputError
 from decoder2vec.progress import current_progress
 from decoder2vec.search.chunks import Chunking, LengthFunction, token_lengths
 from decoder2vec.search.documents import Document, Skipped, unusable_reason
 from decoder2vec.search.sources import Origin, SourceRecord
-from decoder2vec.search.store import Chunk, ChunkStore, encode_texts
+from decoder2vec.search.store import Chunk, ChunkStore, Embeddings, encode_texts
 
 _MIN_BATCH_CHUNKS = 64
 """Chunks that are encoded and stored together, at least; a kill loses at most one such batch."""
+_MAX_BATCH_CHUNKS = 4096
+"""Chunks that are stored together, if most of them need not be encoded."""
 _SOURCES_FILE = "sources.json"
 
 
@@ -61,9 +66,12 @@ def add_documents(
         with current_progress().phase("reading"):
             documents = list(documents)
     sources = source_record(store)
+    dim = int((store.header() or {})["dim"])
     adding = _Adding(store.document_digests(), folder, sources.of(folder) if folder else {})
     changes = adding.changes
-    batches: Iterable[list[Chunk]] = _chunk_batches(adding.changed(documents), chunking, token_lengths(encoder))
+    batches: Iterable[list[_ChunkVector]] = _chunk_batches(
+        adding.changed(documents), chunking, token_lengths(encoder), dim
+    )
     n_texts = None
     if read_first:
         with current_progress().phase("tokenising"):
@@ -71,10 +79,9 @@ def add_documents(
         n_texts = sum(map(len, batches))
     with current_progress().phase("encoding", n_texts):
         for batch in batches:
-            vectors = encode_texts(encoder, [chunk.text for chunk in batch], "document")
-            ids = {chunk.document for chunk in batch}
+            ids = {chunk.document for chunk, _ in batch}
             updated = ids & adding.stored.keys()
-            store.write_chunks(batch, vectors, replace=bool(updated))
+            store.write_chunks([chunk for chunk, _ in batch], _vectors(encoder, batch), replace=bool(updated))
             changes.updated += len(updated)
             changes.added += len(ids - updated)
             changes.encoded_chunks += len(batch)
@@ -191,18 +198,36 @@ def _move(store: ChunkStore, moves: Sequence[_Move]) -> None:
     store.write_chunks(moved, vectors, replace=any(move.old_id == move.document.id for move in moves))
 
 
+_ChunkVector = tuple[Chunk, Embeddings | None]
+"""A chunk, and its vector where the document came with one."""
+
+
 def _chunk_batches(
-    documents: Iterable[tuple[Document, str]], chunking: Chunking, lengths_of: LengthFunction
-) -> Iterator[list[Chunk]]:
+    documents: Iterable[tuple[Document, str]], chunking: Chunking, lengths_of: LengthFunction, dim: int
+) -> Iterator[list[_ChunkVector]]:
     """Yield batches of chunks; all chunks of a document are in the same batch, so that they are stored in one step."""
-    batch: list[Chunk] = []
+    batch: list[_ChunkVector] = []
+    n_to_encode = 0
     for document, digest in documents:
-        texts = chunking.split(document.text, lengths_of)
-        batch += [
+        texts = [document.text]
+        if document.vector is None:
+            texts = chunking.split(document.text, lengths_of)
+            n_to_encode += len(texts)
+        elif document.vector.shape != (dim,) or not np.isfinite(document.vector).all():
+            raise InputError(f"{document.id!r} comes with a vector that does not fit; give {dim} finite numbers.")
+        chunks = [
             Chunk(document.id, number, len(texts), text, document.metadata, digest) for number, text in enumerate(texts)
         ]
-        if len(batch) >= _MIN_BATCH_CHUNKS:
+        batch += [(chunk, document.vector) for chunk in chunks]
+        if n_to_encode >= _MIN_BATCH_CHUNKS or len(batch) >= _MAX_BATCH_CHUNKS:
             yield batch
-            batch = []
+            batch, n_to_encode = [], 0
     if batch:
         yield batch
+
+
+def _vectors(encoder: Any, batch: list[_ChunkVector]) -> Embeddings:
+    """The vectors of chunks; those that no document came with are computed."""
+    texts = [chunk.text for chunk, vector in batch if vector is None]
+    computed = iter(encode_texts(encoder, texts, "document") if texts else ())
+    return np.stack([next(computed) if vector is None else vector for _, vector in batch])
