@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.backbone.fingerprint import file_sha256
-from decoder2vec.errors import DataFileError, InputError, MissingExtraError
+from decoder2vec.errors import DataFileError, Decoder2VecError, InputError, MissingExtraError, StorageError
 from decoder2vec.text.files import text_problem
 from decoder2vec.text.tables import RowOrError, format_of, parse_rows
 
@@ -62,12 +62,29 @@ def find_files(sources: Sequence[str]) -> list[str]:
                 found = [name for name in system.find(path) if name.endswith(_SUFFIXES + _GZIPPED)]
             else:
                 found = [path] if system.exists(path) else []
-        except OSError as error:
-            raise InputError(f"Cannot read {source}: {error.strerror or error}.") from None
+        except Exception as error:  # every store has errors of its own
+            raise InputError(f"Cannot read {source}: {_reason(error)}.") from None
         if not found:
             raise InputError(f"{source} names no file; give {', '.join(_SUFFIXES)} files, the text ones also as .gz.")
         paths += [name if _is_local(system) else system.unstrip_protocol(name) for name in sorted(found)]
     return list(dict.fromkeys(paths))
+
+
+def _reason(error: Exception) -> str:
+    """What an error of a store says, as a part of a sentence."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    return " ".join(text.split()).rstrip(".")[:200]
+
+
+@contextmanager
+def store_errors(url: str) -> Iterator[None]:
+    """Raise errors of a remote store, of whatever class, as StorageError."""
+    try:
+        yield
+    except (Decoder2VecError, FileNotFoundError):
+        raise
+    except Exception as error:
+        raise StorageError(f"Cannot use {url}: {_reason(error)}.") from error
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -106,7 +123,12 @@ def inspect_file(path: str) -> tuple[RowFile, dict[str, str]]:
 def file_version(path: str) -> str:
     """Identify the content of a file: by its SHA-256, or by what the store says of a remote one."""
     system, inner = open_filesystem(path)
-    return file_sha256(Path(inner), cache_result=False) if _is_local(system) else str(system.ukey(inner))
+    if _is_local(system):
+        return file_sha256(Path(inner), cache_result=False)
+    about = {name.lower(): value for name, value in system.info(inner).items()}
+    # other fields may depend on how the store was asked
+    tag = next((str(about[name]) for name in ("etag", "md5hash", "sha256", "oid") if about.get(name)), None)
+    return tag or str(system.ukey(inner))
 
 
 class RowReader:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.bulk.files import open_filesystem
+from decoder2vec.bulk.files import open_filesystem, store_errors
 from decoder2vec.errors import StorageError
 from decoder2vec.storage import TEMPORARY_PREFIX, atomic_file, check_writable, write_lock
 
@@ -47,9 +47,10 @@ class OutputFolder:
         if self.local is not None:
             names = {file.name for file in self.local.glob("*")} if self.local.is_dir() else set()
         else:
-            self._system.invalidate_cache()
-            exists = self._system.exists(self.path)
-            names = {name.rsplit("/", 1)[-1] for name in self._system.ls(self.path, detail=False)} if exists else set()
+            with store_errors(self.url):
+                self._system.invalidate_cache()
+                found = self._system.ls(self.path, detail=False) if self._system.exists(self.path) else ()
+            names = {name.rsplit("/", 1)[-1] for name in found}
         return {name for name in names if name and name != _LOCK_FILE and not name.startswith(TEMPORARY_PREFIX)}
 
     @contextmanager
@@ -62,9 +63,11 @@ class OutputFolder:
         with tempfile.TemporaryDirectory(prefix="d2v-") as folder:
             temporary = Path(folder, name)
             yield temporary
-            self._system.put_file(
-                str(temporary), f"{self.path}/{name}"
-            )  # an object appears when its upload is complete
+            try:  # an object appears when its upload is complete
+                with store_errors(self.url):
+                    self._system.put_file(str(temporary), f"{self.path}/{name}")
+            except FileNotFoundError as error:
+                raise StorageError(f"Cannot write to {self.url}: {error}.") from None
 
     def write_json(self, name: str, document: Any) -> None:
         """Write a JSON file."""
