@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from decoder2vec.bulk.embedded import read_manifest
+from decoder2vec.bulk.embedded import EmbeddedDataset, read_manifest
 from decoder2vec.bulk.files import common_columns, find_files, import_pyarrow, inspect_file
+from decoder2vec.bulk.lance_copy import write_lance_copy
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, PartResult, read_note
 from decoder2vec.bulk.plan import FORMAT, MANIFEST_FILE, PLAN_FILE, PRECISIONS, EmbeddingPlan, Part, VectorFormat
@@ -76,6 +77,7 @@ def embed_dataset(
     device: str | None = None,
     dtype: str | None = None,
     price_per_hour: float | None = None,
+    lance: bool = False,
 ) -> DatasetResult:
     """Embed the rows of files into a folder of Parquet files; the same call resumes a run that was interrupted.
 
@@ -83,7 +85,7 @@ def embed_dataset(
 
     Args:
         encoder: The encoder, or its name; with the engine ray a name that every node can load.
-        sources: Parquet, JSONL, CSV, TSV and txt files (the text ones also gzipped), folders, patterns and URLs.
+        sources: Parquet, Lance, JSONL, CSV, TSV and txt files (the text ones also gzipped), folders, patterns and URLs.
         out: The folder to write, a path or URL.
         text_column: The column with the texts; `text` or `sentence` by default.
         id_column: The column that names a row; by default `id`, or file and number of the row where there is none.
@@ -96,6 +98,7 @@ def embed_dataset(
         device: cuda, mps or cpu; by default the best one available.
         dtype: By default the one that suits the device.
         price_per_hour: Of one worker; the progress then says what the run has cost so far.
+        lance: Also write all rows as one table of Lance, `vectors.lance`, beside the parts.
 
     Raises:
         StorageError: The folder holds vectors of another encoder, other settings or other rows.
@@ -109,6 +112,9 @@ def embed_dataset(
         raise InputError(f"A worker cannot cost {price_per_hour}; give a price of 0 or more.")
     if engine == "ray" and isinstance(encoder, Encoder):
         raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
+    output = OutputFolder(str(out))
+    if lance and output.local is None:
+        raise InputError(f"{out} is remote; a table of Lance can be written to a local folder only.")
     model = encoder if isinstance(encoder, Encoder) else Encoder.from_pretrained(encoder, device=device, dtype=dtype)
     plan = make_plan(
         model,
@@ -120,7 +126,6 @@ def embed_dataset(
         on_error=on_error,
         prompt_name=prompt_name,
     )
-    output = OutputFolder(str(out))
     with output.lock():
         missing = missing_parts(plan, output)
         output.write_json(PLAN_FILE, plan.to_json())  # the same one, or one whose files have moved
@@ -133,7 +138,10 @@ def embed_dataset(
             n_workers = run.workers
         price = None if price_per_hour is None else n_workers * price_per_hour
         results = _run(run, missing, price, counts_itself=engine == "local") if missing else []
-        return _finish(plan, output, results)
+        result = _finish(plan, output, results)
+        if lance:
+            write_lance_copy(EmbeddedDataset(out))
+        return result
 
 
 def make_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +17,8 @@ from decoder2vec.errors import DataFileError, Decoder2VecError, InputError, Miss
 from decoder2vec.text.files import text_problem
 from decoder2vec.text.tables import RowOrError, format_of, parse_rows
 
-_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
-_GZIPPED = tuple(f"{suffix}.gz" for suffix in _SUFFIXES[1:])
+_SUFFIXES = (".parquet", ".lance", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+_GZIPPED = tuple(f"{suffix}.gz" for suffix in _SUFFIXES[2:])
 
 Problems = dict[int, str]
 """Why a row has no fields, by its index in a table."""
@@ -38,9 +39,9 @@ class RowFile:
     version: str
 
     @property
-    def is_parquet(self) -> bool:
-        """Whether the rows have types of their own."""
-        return self.path.endswith(".parquet")
+    def has_types(self) -> bool:
+        """Whether the columns have types of their own."""
+        return self.path.endswith((".parquet", ".lance"))
 
 
 def find_files(sources: Sequence[str]) -> list[str]:
@@ -57,9 +58,10 @@ def find_files(sources: Sequence[str]) -> list[str]:
         system, path = open_filesystem(source)
         try:
             if any(character in path for character in "*?[") and not system.exists(path):
-                found = [name for name in system.glob(path) if not system.isdir(name)]
-            elif system.isdir(path):
-                found = [name for name in system.find(path) if name.endswith(_SUFFIXES + _GZIPPED)]
+                found = [name for name in system.glob(path) if name.endswith(".lance") or not system.isdir(name)]
+            elif system.isdir(path) and not path.endswith(".lance"):
+                found = sorted({_lance_table(name) for name in system.find(path)})
+                found = [name for name in found if name.endswith(_SUFFIXES + _GZIPPED)]
             else:
                 found = [path] if system.exists(path) else []
         except Exception as error:  # every store has errors of its own
@@ -68,6 +70,12 @@ def find_files(sources: Sequence[str]) -> list[str]:
             raise InputError(f"{source} names no file; give {', '.join(_SUFFIXES)} files, the text ones also as .gz.")
         paths += [name if _is_local(system) else system.unstrip_protocol(name) for name in sorted(found)]
     return list(dict.fromkeys(paths))
+
+
+def _lance_table(path: str) -> str:
+    """The folder of the table that a file belongs to; any other file as it is."""
+    table, ending, _ = path.partition(".lance/")
+    return f"{table}.lance" if ending else path
 
 
 def _reason(error: Exception) -> str:
@@ -109,6 +117,9 @@ def inspect_file(path: str) -> tuple[RowFile, dict[str, str]]:
         with _open_parquet(path) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
             return RowFile(path, file.metadata.num_rows, version), columns
+    if path.endswith(".lance"):
+        table = open_lance(path)
+        return RowFile(path, table.count_rows(), version), {field.name: str(field.type) for field in table.schema}
     n_rows, kinds = 0, dict[str, str]()
     with _local_copy(path) as local:
         for _, row in _parse(path, local):
@@ -123,6 +134,8 @@ def inspect_file(path: str) -> tuple[RowFile, dict[str, str]]:
 def file_version(path: str) -> str:
     """Identify the content of a file: by its SHA-256, or by what the store says of a remote one."""
     system, inner = open_filesystem(path)
+    if path.endswith(".lance"):
+        return _lance_version(path)
     if _is_local(system):
         return file_sha256(Path(inner), cache_result=False)
     about = {name.lower(): value for name, value in system.info(inner).items()}
@@ -145,11 +158,13 @@ class RowReader:
         self._rows: Iterator[RowOrError] | None = None
         self._next_row = 0
         self._row_group: tuple[int, Any] = (-1, None)
+        self._lance: Any = None
 
     def read(self, start: int, stop: int) -> tuple[Any, Problems]:
         """Return the rows as an Arrow table, and why some of them cannot be read or have no text."""
-        if self.file.is_parquet:
-            table = self._read_parquet(start, stop)
+        if self.file.has_types:
+            is_lance = self.file.path.endswith(".lance")
+            table = self._read_lance(start, stop) if is_lance else self._read_parquet(start, stop)
             texts = table[self._text_column].to_pylist()
             return table, {i: f"{self._text_column} is missing." for i, text in enumerate(texts) if text is None}
         if self._rows is None or self._next_row > start:
@@ -174,6 +189,14 @@ class RowReader:
     def _open_rows(self) -> Iterator[RowOrError]:
         with _local_copy(self.file.path) as local:
             yield from _parse(self.file.path, local)
+
+    def _read_lance(self, start: int, stop: int) -> Any:
+        if self._lance is None:
+            self._lance = open_lance(self.file.path)
+            if _lance_version(self.file.path) != self.file.version:
+                raise DataFileError(f"{self.file.path} has changed since it was counted; run again.")
+        rows = self._lance.search().select(list(self._columns)).offset(start).limit(stop - start).to_arrow()
+        return rows.replace_schema_metadata(None)
 
     def _read_parquet(self, start: int, stop: int) -> Any:
         import pyarrow
@@ -243,6 +266,34 @@ def _open_parquet(path: str) -> Any:
         raise DataFileError(f"{path} is not a whole Parquet file ({error}).") from None
 
 
+def open_lance(path: str) -> Any:
+    """Return the table of Lance at a path or URL.
+
+    Raises:
+        MissingExtraError: lancedb is not installed.
+        DataFileError: It is none.
+    """
+    try:
+        import lancedb
+    except ImportError:
+        raise MissingExtraError("lancedb", "index") from None
+    folder, _, name = path.rpartition("/")
+    try:
+        return lancedb.connect(folder or ".").open_table(name.removesuffix(".lance"))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataFileError(f"{path} is not a whole table of Lance ({_reason(error)}).") from None
+
+
+def _lance_version(path: str) -> str:
+    """The SHA-256 of the list of files that a table consists of: they are never changed, only replaced."""
+    system, inner = open_filesystem(path)
+    version = open_lance(path).version
+    for name in (2**64 - 1 - version, version):  # new tables count backwards
+        if system.exists(file := f"{inner}/_versions/{name}.manifest"):
+            return hashlib.sha256(system.cat_file(file)).hexdigest()
+    raise DataFileError(f"{path} has no version {version}; it is not a whole table of Lance.")
+
+
 # --- types of columns without a schema ------------------------------------------------------------------------------
 
 _PYTHON_TYPES = {"bool": bool, "int64": int, "double": float, "string": str}
@@ -275,13 +326,13 @@ def common_columns(files: Sequence[tuple[RowFile, dict[str, str]]]) -> dict[str,
     """
     columns: dict[str, str] = {}
     for file, own in files:
-        if columns and (file.is_parquet or files[0][0].is_parquet) and own != columns:
+        if columns and (file.has_types or files[0][0].has_types) and own != columns:
             different = next(iter(sorted(set(own.items()) ^ set(columns.items()))))[0]
             raise InputError(
                 f"{file.path} and {files[0][0].path} differ in the column {different!r}; embed them apart."
             )
         for name, kind in own.items():
-            columns[name] = kind if file.is_parquet else _common_kind(columns.get(name, "null"), kind)
+            columns[name] = kind if file.has_types else _common_kind(columns.get(name, "null"), kind)
     return columns
 
 

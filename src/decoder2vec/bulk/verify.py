@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.bulk.embedded import EmbeddedDataset
 from decoder2vec.bulk.files import RowFile, file_version
+from decoder2vec.bulk.lance_copy import compare_lance_copy
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, store_vectors
 from decoder2vec.bulk.plan import Part
@@ -77,6 +78,8 @@ def verify_dataset(out: str, encoder: Encoder) -> Verification:
                 problems.append(str(error))
             current_progress().advance(part.stop - part.start)
     problems += _compare_vectors(samples, embedder)
+    if not problems:
+        problems += compare_lance_copy(dataset)
     return Verification(plan.n_rows, n_vectors, sum(map(len, samples)), tuple(problems))
 
 

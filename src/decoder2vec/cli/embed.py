@@ -33,7 +33,7 @@ Sources = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="FILE...",
-        help="txt, jsonl, csv or tsv file; - for stdin. Into a folder also Parquet files, folders, patterns and URLs.",
+        help="txt, jsonl, csv or tsv file; - for stdin. Into a folder also Parquet, Lance, folders, patterns and URLs.",
     ),
 ]
 IdColumn = Annotated[str | None, typer.Option(help="Column that names a row; by default id.", rich_help_panel=_FOLDER)]
@@ -60,6 +60,9 @@ PricePerHour = Annotated[
 PromptName = Annotated[
     str | None,
     typer.Option(help="The encoder's prompt before every text, such as document.", rich_help_panel=_FOLDER),
+]
+Lance = Annotated[
+    bool, typer.Option("--lance", help="Also write all rows as one table of Lance.", rich_help_panel=_FOLDER)
 ]
 Verify = Annotated[
     str | None,
@@ -92,6 +95,7 @@ def embed(
     workers: Workers = None,
     dry_run: DryRun = False,
     price_per_hour: PricePerHour = None,
+    lance: Lance = False,
     verify: Verify = None,
 ) -> None:
     """Encode texts into a file, or whole data sets into a folder; the same command resumes an interrupted run."""
@@ -112,7 +116,7 @@ def embed(
         "on_error": on_error,
         "prompt_name": prompt_name,
     }
-    for_engine = {"engine": engine, "workers": workers, "price_per_hour": price_per_hour}
+    for_engine = {"engine": engine, "workers": workers, "price_per_hour": price_per_hour, "lance": lance or None}
     if Path(out).suffix:
         given = for_vectors | for_rows | for_engine | {"dry_run": dry_run or None}
         used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]

@@ -55,9 +55,9 @@ def relate(
     """Find relations: retrieve the nearest mentions of the same document, and classify only these pairs."""
     if labels is None and matcher is None:
         raise InputError("Give --labels with known relations to train on, or --matcher with a trained matcher.")
-    if matcher and (save or symmetric or k is not None):
+    if matcher and (save or symmetric or not tune or k is not None):
         raise InputError(
-            "--k, --symmetric and --save belong to the training; a trained --matcher has its own settings."
+            "--k, --symmetric, --no-tune and --save belong to the training; a trained --matcher has its own settings."
         )
     check_output_file(out, ".html", ".json", sources=[mentions, tails, labels])
     options: dict[str, Any] = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}

@@ -1,0 +1,70 @@
+"""All parts of a folder as one table of Lance, beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from decoder2vec.bulk.embedded import EmbeddedDataset
+from decoder2vec.bulk.files import import_pyarrow, open_lance
+from decoder2vec.errors import StorageError
+from decoder2vec.progress import current_progress
+from decoder2vec.storage import atomic_folder
+
+LANCE_TABLE = "vectors.lance"
+_PLAN_KEY = b"decoder2vec.plan"
+"""Where the schema of the table names the plan of its rows."""
+
+
+def write_lance_copy(dataset: EmbeddedDataset) -> None:
+    """Write the table into the folder, which must be local, unless it is there."""
+    pyarrow, _ = import_pyarrow()
+    if has_lance_copy(dataset):
+        return
+    first = next(dataset.tables())
+    schema = first.schema.with_metadata({_PLAN_KEY: dataset.plan.key.encode()})
+
+    def batches() -> Iterator[Any]:
+        for table in dataset.tables():
+            yield from table.replace_schema_metadata(schema.metadata).to_batches()
+            current_progress().advance(len(table))
+
+    import lancedb
+
+    with (
+        current_progress().phase("saving", dataset.plan.n_rows),
+        atomic_folder(Path(dataset.output.path, LANCE_TABLE)) as temporary,
+    ):
+        temporary.rmdir()  # LanceDB makes it
+        reader = pyarrow.RecordBatchReader.from_batches(schema, batches())
+        lancedb.connect(temporary.parent).create_table(temporary.stem, reader, schema=schema)
+
+
+def has_lance_copy(dataset: EmbeddedDataset) -> bool:
+    """Tell whether the table is there.
+
+    Raises:
+        StorageError: It is damaged, or of other rows.
+    """
+    if LANCE_TABLE not in dataset.output.names():
+        return False
+    table = open_lance(f"{dataset.output.path}/{LANCE_TABLE}")
+    if (table.schema.metadata or {}).get(_PLAN_KEY) != dataset.plan.key.encode():
+        raise StorageError(f"{dataset.output.url}/{LANCE_TABLE} has other rows; delete it and run again.")
+    return True
+
+
+def compare_lance_copy(dataset: EmbeddedDataset) -> list[str]:
+    """What differs between the table and the parts, in words; nothing if there is no table."""
+    if not has_lance_copy(dataset):
+        return []
+    copy, start = open_lance(f"{dataset.output.path}/{LANCE_TABLE}"), 0
+    for part, table in zip(dataset.plan.parts(), dataset.tables(), strict=True):
+        rows = copy.search().offset(start).limit(len(table)).to_arrow() if len(table) else table
+        if not rows.select(table.column_names).equals(table):
+            return [f"{LANCE_TABLE} differs from {part.name}; delete it and run the same command again"]
+        start += len(table)
+    if copy.count_rows() != start:
+        return [f"{LANCE_TABLE} has {copy.count_rows()} rows instead of {start}; delete it and run again"]
+    return []
