@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.bulk.dataset import DatasetResult, embed_dataset
     from decoder2vec.bulk.plan import VectorFormat
+    from decoder2vec.bulk.ray_encoder import RayEncoder
     from decoder2vec.bulk.verify import Verification, verify_dataset
     from decoder2vec.calibration import CalibrationResult, calibrate
     from decoder2vec.config import EncoderSpec, Reading
@@ -87,6 +88,7 @@ _MODULES = {
     "backbone.backbone": ("Backbone",),
     "bulk.dataset": ("DatasetResult", "embed_dataset"),
     "bulk.plan": ("VectorFormat",),
+    "bulk.ray_encoder": ("RayEncoder",),
     "bulk.verify": ("Verification", "verify_dataset"),
     "calibration": ("CalibrationResult", "calibrate"),
     "config": ("EncoderSpec", "Reading"),
@@ -177,6 +179,7 @@ __all__ = [
     "Plan",
     "PredictedRelation",
     "Progress",
+    "RayEncoder",
     "Reading",
     "Relation",
     "RelationResult",

@@ -9,6 +9,7 @@ import threading
 import time
 from dataclasses import replace
 
+import numpy as np
 import psutil
 import pytest
 
@@ -109,3 +110,39 @@ def test_other_encoder_on_a_node_is_one_sentence(cluster, data, tmp_path):
 def test_loaded_encoder_is_refused():
     with pytest.raises(InputError, match="give its name"):
         d2v.embed_dataset(d2v.Encoder.from_pretrained("tiny-llama", device="cpu"), "x", "y", engine="ray")
+
+
+@pytest.fixture(scope="module")
+def encoders(cluster):
+    """An encoder in this process, and one in two workers."""
+    options = {"device": "cpu", "dtype": "float32"}
+    return d2v.Encoder.from_pretrained("tiny-llama", **options), d2v.RayEncoder.from_name(
+        "tiny-llama", workers=2, **options
+    )
+
+
+def test_encoder_in_workers_gives_the_same_vectors(encoders):
+    local, shared = encoders
+    texts = [f"sentence {number} " * (1 + number % 9) for number in range(300)]
+    np.testing.assert_allclose(shared.encode(texts), local.encode(texts), atol=1e-6)
+    np.testing.assert_allclose(
+        shared.encode(texts, prompt="Find: ", truncate_dim=8),
+        local.encode(texts, prompt="Find: ", truncate_dim=8),
+        atol=1e-6,
+    )
+    assert shared.stats.texts == 600
+    assert shared.fingerprint == local.fingerprint
+
+
+def test_killed_worker_of_an_encoder_is_started_again(encoders):
+    local, shared = encoders
+    ray.kill(shared._workers[0], no_restart=False)
+    texts = [f"sentence {number}" for number in range(200)]
+    np.testing.assert_allclose(shared.encode(texts), local.encode(texts), atol=1e-6)
+
+
+def test_evaluation_takes_an_encoder_in_workers(encoders, tmp_path):
+    pairs = "".join(f"a cat {n}\ta dog {n % 7}\t{n % 5}\n" for n in range(80))
+    (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
+    scores = [d2v.evaluate(encoder, tmp_path / "pairs.tsv") for encoder in encoders]
+    assert scores[0]["files"][0]["spearman"] == pytest.approx(scores[1]["files"][0]["spearman"], abs=1e-3)

@@ -43,10 +43,8 @@ class RayEngine:
         self.plan, self.encoder, self.out = plan, encoder, out
         self.dtype = dtype or plan.compute
         self._ray = start_ray()
-        resources = self._ray.cluster_resources()
-        self._n_gpus = int(resources.get("GPU", 0)) if device in (None, "cuda") else 0
+        self.workers, self._n_gpus = count_workers(self._ray, workers, device)
         self.device = "cuda" if self._n_gpus else device
-        self.workers = workers or self._n_gpus or int(resources.get("CPU", 1))
 
     def __call__(self, parts: Iterable[Part]) -> Iterator[PartResult]:
         """Yield what each part has, in the order in which they are done.
@@ -92,6 +90,19 @@ class _Worker:
         except (Decoder2VecError, OSError) as error:
             outcome = {"error": str(error), "of_a_row": isinstance(error, DataFileError)}
         return {"outcome": [json.dumps(outcome)]}
+
+
+def count_workers(ray: Any, workers: int | None, device: str | None) -> tuple[int, int]:
+    """Return how many workers there should be, and how many GPUs the cluster has for them.
+
+    Args:
+        ray: What `start_ray` returned.
+        workers: How many are wanted; None: one for each GPU, or for each core.
+        device: Where they compute; None: on GPUs if there are any.
+    """
+    resources = ray.cluster_resources()
+    n_gpus = int(resources.get("GPU", 0)) if device in (None, "cuda") else 0
+    return workers or n_gpus or int(resources.get("CPU", 1)), n_gpus
 
 
 def start_ray() -> Any:
