@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
-from decoder2vec.backbone.machine import FOUR_BIT
+from decoder2vec.backbone.machine import FOUR_BIT, choose_device
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
 from decoder2vec.encoder import Encoder
@@ -46,7 +46,14 @@ from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.defaults import choose_reading
-from decoder2vec.training.distributed import barrier, init_processes, is_main_process
+from decoder2vec.training.distributed import (
+    barrier,
+    failing_together,
+    init_processes,
+    is_main_process,
+    one_process_first,
+    world_size,
+)
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
@@ -167,17 +174,19 @@ def train(
         >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=simcse"]).encoder.dim
         32
     """
-    folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
-    reporting = Reporting(notify, on_progress, command)
-    loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
-    loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
-    _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
-    prepared = (source := DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)).load(loaded, notify)
-    _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
-    with naming_lines(*source.paths()):
-        model = _load_model(backbone, device, dtype, prepared, notify)
-        prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-        return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
+    init_processes(backbone.device if isinstance(backbone, Backbone) else choose_device(device))
+    with failing_together():
+        folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
+        reporting = Reporting(notify, on_progress, command)
+        loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
+        loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
+        _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
+        prepared = (source := DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)).load(loaded, notify)
+        _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
+        with naming_lines(*source.paths()):
+            model = _load_model(backbone, device, dtype, prepared, notify)
+            prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
+            return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
 
 def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n_choices: int) -> None:
@@ -313,7 +322,8 @@ class LoadedModel:
         if isinstance(source, Backbone):
             dtype = FOUR_BIT if source.four_bit else source.dtype
             return cls(source, source.name, device=source.device, dtype=dtype, notify=notify)
-        backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
+        with one_process_first():  # a model is downloaded, converted or merged once
+            backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
         return cls(backbone, source, stands_alone, device, dtype, notify)
 
     def next(self, folder: Path) -> LoadedModel:
@@ -333,7 +343,6 @@ def _train_stages(
     reporting: Reporting,
 ) -> TrainingResult:
     """Train every stage that is not up to date; the last is saved to `out`, the others beside it."""
-    init_processes()
     _check_stages(stages, model.backbone)
     folders = [*(stage_folder(out, i, stage.name) for i, (stage, _) in enumerate(stages[:-1], 1)), out]
     original = model.source
@@ -359,7 +368,8 @@ def _train_stages(
                 about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
                 about |= _describe_place(plan, stages, number, untrained)
                 result = _train_stage(stage, data, model, folder, seeds, extra | about, evaluated, reporting)
-                _remember_trained(key, folder)
+                if is_main_process():
+                    _remember_trained(key, folder)
                 trained = folder
             if number == 1:
                 untrained = best_seed(_read_documents(trained)[0]).get("untrained")
@@ -424,6 +434,7 @@ def _train_stage(
         "backbone": {"name": model.backbone.name, "fingerprint": model.backbone.fingerprint},
         **summarise(seed_results),
         "versions": versions(),
+        **({"processes": world_size()} if world_size() > 1 else {}),
         "best_seed": best.seed,
         "seconds_reading": round(seconds_reading, 2),
         "seconds": round(sum(seed["seconds"] for seed in seed_results), 2),

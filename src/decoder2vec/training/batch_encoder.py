@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.text.batches import collate, pack, plan_batches, plan_rows
 from decoder2vec.text.tokens import Prompt
-from decoder2vec.training.distributed import gather_rows, local_share
+from decoder2vec.training.distributed import gather_rows, local_share, own_random_numbers
 
 log = logging.getLogger(__name__)
 
@@ -72,11 +73,12 @@ class BatchEncoder:
         costs = self.costs[local]
         recompute = bool(training and costs.sum() > self.budget)
         vectors, order = [], []
-        for chunk in self._plan(costs.tolist()):
-            texts = [local[index] for index in chunk]
-            encode = self.encode_chunk
-            vectors.append(checkpoint(encode, texts, use_reentrant=False) if recompute else encode(texts))
-            order += chunk
+        with own_random_numbers(self.device) if training else nullcontext():
+            for chunk in self._plan(costs.tolist()):
+                texts = [local[index] for index in chunk]
+                encode = self.encode_chunk
+                vectors.append(checkpoint(encode, texts, use_reentrant=False) if recompute else encode(texts))
+                order += chunk
         restored = torch.cat(vectors)
         if order != sorted(order):
             restored = restored[move_to_device(torch.from_numpy(np.argsort(order)), self.device)]

@@ -27,7 +27,7 @@ from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import disk_errors_name
 from decoder2vec.training.checkpoint import Checkpoint, random_states
-from decoder2vec.training.distributed import broadcast_score, is_main_process, sum_gradients
+from decoder2vec.training.distributed import average_gradients, broadcast, is_main_process
 from decoder2vec.training.loop_progress import LoopProgress
 
 Rows = NDArray[np.intp]
@@ -255,7 +255,7 @@ class TrainingLoop:
         with self.task.step_context():
             loss = self.task.loss(rows)
             loss.backward()  # type: ignore[no-untyped-call]
-        sum_gradients(self.parameters)
+        average_gradients(self.parameters)
         if self.task.schedule.clip:
             nn.utils.clip_grad_norm_(self.parameters, self.task.schedule.clip)
         with self._consistent_state():
@@ -280,7 +280,7 @@ class TrainingLoop:
 
     def _dev_score(self) -> float:
         with self.progress.evaluation():
-            score = broadcast_score(self.task.dev_metric)
+            score = broadcast(self.task.dev_metric)
         if not math.isfinite(score):
             raise DivergedError(
                 f"The dev score of {self.task.stage} is not finite after step {self.step} of {self.steps.total}; try a "

@@ -47,7 +47,8 @@ def sum_over_texts(context: TokenContext, costs: Sequence[int], sum_of_chunk: Su
         return _sum_chunks(context, costs, range(len(costs)), sum_of_chunk)
     local = [index for index in distributed.local_share(len(costs)) if index < len(costs)]
     # a process without texts still needs a gradient
-    total = _sum_chunks(context, costs, local, sum_of_chunk) if local else 0 * sum_of_chunk([0])
+    with distributed.own_random_numbers(context.device):
+        total = _sum_chunks(context, costs, local, sum_of_chunk) if local else 0 * sum_of_chunk([0])
     return distributed.gather_rows(total[None], distributed.world_size()).sum()
 
 

@@ -30,7 +30,7 @@ from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.batch_encoder import choose_batch_encoder
 from decoder2vec.training.context import InputSpec, Reads, TokenContext
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.distributed import barrier, broadcast_score, is_main_process
+from decoder2vec.training.distributed import barrier, broadcast, is_main_process
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives import OBJECTIVES
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
@@ -267,7 +267,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         if start:
             _interpolate(context.module, start, self.keep)
             task = training_task(corpus.objective, context, self.training, self.choose_by)
-            dev_score = broadcast_score(task.dev_metric)
+            dev_score = broadcast(task.dev_metric)
             result.notes["keep"] = {"share": self.keep, "dev_trained": history.best_score, "dev_kept": dev_score}
         if context.backbone.model is not corpus.backbone.model:
             context.backbone.fingerprint = key  # a trained copy is not the model it was copied from
