@@ -13,6 +13,7 @@ import torch
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import choose_device
+from decoder2vec.backbone.sharding import is_sharded, whole_tensors
 from decoder2vec.errors import OtherProcessError
 from decoder2vec.training import checkpoint, distributed
 from decoder2vec.training.api import train
@@ -28,7 +29,7 @@ from decoder2vec.training.recipes import recipe as recipe_module
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.training.teachers import Teacher
-from toys.texts import plain_data
+from toys.texts import built, plain_data
 from toys.training import attached, small_recipe, toy_data, toy_examples, toy_pairs
 
 MEAN = ReadSettings(pooling="mean")
@@ -58,12 +59,19 @@ CASES = {
     "soft_prompt": lambda: (steps_of("soft_prompt"), triplets()),
     "lora": lambda: (steps_of("lora"), triplets()),
     "full": lambda: (steps_of("full"), triplets()),
-    "GradCache": lambda: (steps_of("lora", chunk=24), triplets()),
+    "GradCache": lambda: (steps_of("lora", chunk=60), triplets()),
     "rerank": lambda: (steps_of("rerank"), triplets()),
     "distill": lambda: (steps_of("lora", batch=5, objective=DistillConfig(teachers=(TEACHER,))), plain_data()),
     "crop": lambda: (steps_of("lora", batch=5, objective=CropConfig(min_words=2), read=MEAN), plain_data()),
     "simcse": lambda: (steps_of("lora", batch=5, objective=SimCSEConfig(temperature=0.5), read=MEAN), plain_data()),
     "mntp": lambda: (steps_of("full", batch=5, objective=MNTPConfig(), attention="bidirectional"), plain_data()),
+    "4bit": lambda: (steps_of("lora"), triplets()),
+    "fsdp lora": lambda: (steps_of("lora", fsdp=True, read=ReadSettings(layer=3)), triplets()),
+    "fsdp full": lambda: (steps_of("full", fsdp=True, chunk=60), triplets()),
+    "fsdp distill": lambda: (
+        steps_of("full", batch=5, fsdp=True, checkpoint_blocks=True, objective=DistillConfig(teachers=(TEACHER,))),
+        plain_data(),
+    ),
     "freeze": lambda: (
         FreezeRecipe(widths=(8,), dropout=0.1, head="sum", pretraining=FREEZE_STEPS, training=FREEZE_STEPS),
         scored_pairs(),
@@ -73,7 +81,7 @@ CASES = {
 # --- what each process runs -----------------------------------------------------------------------------------------
 
 
-def run_case(name, out, on_progress=lambda _: None, case=None, model="tiny-llama", dtype="float32"):
+def run_case(name, out, on_progress=lambda _: None, case=None):
     """Train; returns the histories, and the trained parameters and their gradients after the last step."""
     watched, histories, real_fit = {}, [], recipe_module.fit
 
@@ -84,8 +92,11 @@ def run_case(name, out, on_progress=lambda _: None, case=None, model="tiny-llama
 
     def watch(progress):
         trained = {key: tensor for key, tensor in watched["module"].named_parameters() if tensor.requires_grad}
-        watched["weights"] = {key: tensor.detach().clone() for key, tensor in trained.items()}
-        watched["gradients"] = {key: tensor.grad.clone() for key, tensor in trained.items() if tensor.grad is not None}
+        gradients = {key: tensor.grad for key, tensor in trained.items() if tensor.grad is not None}
+        watched["is_sharded"] = is_sharded(watched["module"])
+        for part, tensors in (("weights", trained), ("gradients", gradients)):
+            whole = whole_tensors(tensors, keep=True)
+            watched[part] = {key: tensor.detach().clone() for key, tensor in whole.items()}
         on_progress(progress)
 
     recipe, data = case or CASES[name]()
@@ -94,14 +105,25 @@ def run_case(name, out, on_progress=lambda _: None, case=None, model="tiny-llama
         patch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
         if name == "simcse":  # dropout differs between processes; it is on only when training is prepared
             patch.setattr(SimCSEObjective, "loss", without_dropout(SimCSEObjective.loss))
-        result = train(recipe, data, Backbone.load(model, device="cpu", dtype=dtype), out, on_progress=watch)
+        model, dtype = (llama_64(), "4bit") if name == "4bit" else ("tiny-llama", "float32")
+        result = train(recipe, data, model, out, device="cpu", dtype=dtype, on_progress=watch)
     return {
         "losses": [loss for history in histories for loss in history.losses],
         "scores": [score for history in histories for score in history.scores],
         "weights": watched["weights"],
         "gradients": watched["gradients"],
+        "is_sharded": watched["is_sharded"],
         "fingerprint": result.model.fingerprint,
     }
+
+
+def llama_64():
+    """A tiny Llama that can be quantised on every CPU: its rows are blocks of 64 values."""
+    folder = Path(os.environ["D2V_CACHE"]) / "llama-64"
+    if not folder.is_dir():
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_key_value_heads": 2}
+        built("llama", folder, **sizes, initializer_range=0.1)
+    return folder
 
 
 def without_dropout(prepare):
@@ -113,27 +135,31 @@ def without_dropout(prepare):
     return loss
 
 
-def train_until_killed(out, step):
+def train_until_killed(out, kind):
     """Kill a run before its first evaluation, which is after the third step; its checkpoint stays."""
 
     def kill(progress):
-        if progress.step == step:
+        if progress.step == 1:
             raise Killed
 
     with pytest.raises((Killed, OtherProcessError)):
-        run_case("crop", out, kill, case=resumed_case())
+        run_case("crop", out, kill, case=RESUMED[kind]())
 
 
-def resume(out):
+def resume(out, kind):
     """Finish a killed run; the result also has the steps that were trained."""
     steps = []
-    result = run_case("crop", out, lambda progress: steps.append(progress.step), case=resumed_case())
+    result = run_case("crop", out, lambda progress: steps.append(progress.step), case=RESUMED[kind]())
     return result | {"steps": steps}
 
 
-def resumed_case():
+def crops(name, **changes):
     """Crops are drawn in every step, so the random numbers must be those of an uninterrupted run, too."""
-    return steps_of("lora", batch=5, every=0, objective=CropConfig(min_words=2), read=MEAN, epochs=2), plain_data()
+    settings = {"batch": 5, "every": 0, "epochs": 2, "objective": CropConfig(min_words=2), "read": MEAN}
+    return steps_of(name, **settings, **changes), plain_data()
+
+
+RESUMED = {"lora": lambda: crops("lora"), "fsdp": lambda: crops("full", fsdp=True)}
 
 
 def vectors_with_dropout():
@@ -151,17 +177,14 @@ def vectors_with_dropout():
 def main(folder):
     torch.set_num_threads(1)
     results = {name: run_case(name, folder / name) for name in CASES}
-    train_until_killed(folder / "two then one", 1)
-    results["one then two"] = resume(folder / "one then two")
-    results["two then two"] = resume_in_two(folder / "two then two")
+    for kind in RESUMED:
+        for after in ("one", "two"):
+            train_until_killed(folder / f"two then {after} {kind}", kind)
+        for before in ("one", "two"):
+            results[f"{before} {kind}"] = resume(folder / f"{before} then two {kind}", kind)
     results["dropout"] = vectors_with_dropout()
     results["rank and size"] = (distributed.rank(), distributed.world_size())
     torch.save(results, folder / f"{distributed.rank()}.pt")
-
-
-def resume_in_two(out):
-    train_until_killed(out, 1)
-    return resume(out)
 
 
 # --- two processes --------------------------------------------------------------------------------------------------
@@ -193,8 +216,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_processes(own_cache, folder):
     """The results of both processes; started once, since that takes as long as the rest of this file."""
-    Backbone.load("tiny-llama")  # else both processes would write it
-    train_until_killed(folder / "one then two", 1)
+    llama_64()
+    for kind in RESUMED:
+        train_until_killed(folder / f"one then two {kind}", kind)
     code, _, errors = launch(TORCHRUN, [__file__, folder], own_cache)
     assert code == 0, errors[-4000:]
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
@@ -209,6 +233,7 @@ def test_two_processes_take_the_same_steps_as_one(name, two_processes, folder, t
     expected = run_case(name, tmp_path / name)
     for results in two_processes:
         assert_same_steps(results[name], expected)
+        assert results[name]["is_sharded"] == (name.startswith("fsdp") and name != "fsdp lora")
     kind = "reranker" if name == "rerank" else "encoder"
     saved = json.loads((folder / name / f"{kind}.json").read_text())["fingerprint"]
     assert {results[name]["fingerprint"] for results in two_processes} == {saved}
@@ -227,10 +252,11 @@ def assert_same_steps(result, expected):
         assert (result["weights"][name] - weight).norm() <= 1e-4 * weight.norm()
 
 
-def test_runs_resume_with_another_number_of_processes(two_processes, folder, tmp_path):
-    expected = run_case("crop", tmp_path / "uninterrupted", case=resumed_case())
-    resumed = [results[name] for results in two_processes for name in ("one then two", "two then two")]
-    for result in (*resumed, resume(folder / "two then one")):
+@pytest.mark.parametrize("kind", RESUMED)
+def test_runs_resume_with_another_number_of_processes(kind, two_processes, folder, tmp_path):
+    expected = run_case("crop", tmp_path / "uninterrupted", case=RESUMED[kind]())
+    resumed = [results[f"{before} {kind}"] for results in two_processes for before in ("one", "two")]
+    for result in (*resumed, resume(folder / f"two then one {kind}", kind)):
         assert result["steps"][0] == 2, "a run resumes from the checkpoint of the first step"
         assert_same_steps(result, expected)
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
-from decoder2vec.backbone.machine import FOUR_BIT, choose_device
+from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
 from decoder2vec.encoder import Encoder
@@ -52,6 +52,7 @@ from decoder2vec.training.distributed import (
     init_processes,
     is_main_process,
     one_process_first,
+    process_device,
     world_size,
 )
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
@@ -208,7 +209,10 @@ def _load_model(
     stages: Sequence[tuple[Stage, TrainingData]],
     notify: Notify,
 ) -> LoadedModel:
-    """Load the model, as a part of the first stage."""
+    """Load the model, as a part of the first stage; on the CPU if it is sharded, since it may not fit a GPU."""
+    if any(isinstance(stage.recipe, AdapterRecipe) and stage.recipe.shards for stage, _ in stages):
+        device = "cpu"
+        dtype = str(choose_dtype(process_device())).removeprefix("torch.") if dtype in (None, "auto") else dtype
     with current_progress().stage(_progress_stage(stages[0][0], stages)):
         return LoadedModel.of(backbone, device, dtype, notify)
 

@@ -1,4 +1,4 @@
-"""Training in several processes (`torchrun`, `accelerate launch`): each encodes its share of a batch, all see all of it.
+"""Training in several processes (`torchrun`, `accelerate launch`): each encodes its share, all see the whole batch.
 
 Vectors are gathered from all processes, so that every text is a negative for every other, each process computes the
 loss of the whole batch, and gradients are averaged: the step is the one that a single process would make.
@@ -18,6 +18,8 @@ from torch import distributed as dist
 
 from decoder2vec.errors import InputError, OtherProcessError
 
+_device: torch.device | None = None
+"""Where this process trains, if it is one of several."""
 _trainings = itertools.count()
 """Numbers the trainings of this process; all processes run the same ones."""
 
@@ -48,6 +50,8 @@ def init_processes(device: torch.device) -> None:
     Raises:
         InputError: This torch cannot connect processes.
     """
+    global _device
+    _device = device
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or world_size() > 1:
         return
     if not dist.is_available():
@@ -58,6 +62,11 @@ def init_processes(device: torch.device) -> None:
         if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count():  # NCCL refuses to share a GPU
             backend = "cpu:gloo,cuda:nccl"
     dist.init_process_group(backend)
+
+
+def process_device() -> torch.device:
+    """The device that this process trains on, also where a model that is too large for it was loaded elsewhere."""
+    return _device or torch.device("cpu")
 
 
 @contextmanager
@@ -102,10 +111,16 @@ def one_process_first() -> Iterator[None]:
         barrier()
 
 
-def local_share(length: int) -> range:
-    """Indices of the items this process computes: equally many on every process, so the last may exceed `length`."""
-    share = -(-length // world_size())
-    return range(rank() * share, (rank() + 1) * share)
+def local_share(length: int, process: int | None = None) -> range:
+    """Indices of the items a process computes: equally many on every process, so the last may exceed `length`.
+
+    Args:
+        length: Number of items.
+        process: Index of the process; by default this one.
+
+    """
+    share, process = -(-length // world_size()), rank() if process is None else process
+    return range(process * share, (process + 1) * share)
 
 
 def gather_rows(local: Tensor, length: int) -> Tensor:
@@ -139,10 +154,12 @@ class _GatherRows(torch.autograd.Function):
 
 
 def average_gradients(parameters: Sequence[Tensor]) -> None:
-    """Replace the gradients of every process by their mean over all processes."""
+    """Replace the gradients of every process by their mean over all processes; FSDP has done that for shards."""
     if world_size() == 1:
         return
     for parameter in parameters:
+        if hasattr(parameter, "device_mesh"):
+            continue
         gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
         dist.all_reduce(gradient)
         parameter.grad = gradient.div_(world_size())
@@ -171,6 +188,15 @@ def own_random_numbers(device: torch.device) -> Iterator[None]:
 
 def _random_state(devices: Sequence[torch.device]) -> Tensor:
     return torch.cat([torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)])
+
+
+def all_agree(condition: bool) -> bool:
+    """Whether a condition holds in every process."""
+    if world_size() == 1:
+        return condition
+    conditions = [condition] * world_size()
+    dist.all_gather_object(conditions, condition)
+    return all(conditions)
 
 
 def broadcast(compute: Callable[[], Value]) -> Value:
