@@ -6,16 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import choose_device
-from decoder2vec.backbone.sharding import is_sharded, whole_tensors
-from decoder2vec.errors import OtherProcessError
-from decoder2vec.training import checkpoint, distributed
+from decoder2vec.backbone.sharding import is_sharded, shard_weights, whole_tensors
+from decoder2vec.errors import InputError, OtherProcessError, StorageError, UnsupportedError
+from decoder2vec.training import checkpoint, distributed, loop
 from decoder2vec.training.api import train
 from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.data import TrainingData
@@ -25,6 +27,7 @@ from decoder2vec.training.objectives.crop import CropConfig
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.mntp import MNTPConfig
 from decoder2vec.training.objectives.simcse import SimCSEConfig, SimCSEObjective
+from decoder2vec.training.objectives.token_states import TokenStates
 from decoder2vec.training.recipes import recipe as recipe_module
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.freeze import FreezeRecipe
@@ -201,7 +204,7 @@ def launch(launcher, command, cache):
         command, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            stdout, stderr = process.communicate(timeout=200)
+            stdout, stderr = process.communicate(timeout=600)
         except subprocess.TimeoutExpired:
             process.terminate()  # not killed, so that the launcher ends its processes
             stdout, stderr = process.communicate()
@@ -354,6 +357,52 @@ def test_single_process_gathers_nothing_and_does_not_wait(monkeypatch):
     assert (distributed.rank(), distributed.world_size()) == (0, 1)
 
 
+def test_single_process_of_accelerate_is_reported(monkeypatch):
+    """As `accelerate launch --cpu --num_processes 2` starts it."""
+    messages = []
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (("MASTER_ADDR", "127.0.0.1"), ("ACCELERATE_USE_CPU", "True")):
+        distributed.init_processes(torch.device("cpu"), messages.append)
+        assert not messages
+        monkeypatch.setenv(name, value)
+    distributed.init_processes(torch.device("cpu"), messages.append)
+    assert len(messages) == 1 and "torchrun starts several" in messages[0]
+
+
+def test_checkpoint_that_not_all_processes_can_read_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(loop, "broadcast", lambda compute: compute() + 3)
+    with pytest.raises(StorageError, match=r"Not all processes can read the checkpoint .*; give an --out on a disk"):
+        run_case("lora", tmp_path / "lora")
+
+
+# --- FSDP -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("soft_prompt", {}, "for lora and full, not for soft_prompt"),
+        ("kv_prefix", {}, "for lora and full, not for kv_prefix"),
+        ("lora", {"compile_blocks": True}, "set one of fsdp and compile_blocks"),
+        ("full", {"keep": 0.5}, "set one of the two, and merge later"),
+    ],
+)
+def test_settings_that_exclude_fsdp_are_refused(name, settings, message):
+    with pytest.raises(InputError, match=message):
+        small_recipe(name, fsdp=True, **settings)
+
+
+def test_models_that_cannot_be_sharded_are_refused(backbone):
+    model = backbone("tiny-llama")
+    with pytest.raises(UnsupportedError, match="does not shard 4-bit weights"):
+        shard_weights(replace(model, four_bit=True), torch.device("cpu"), torch.float32)
+    with pytest.raises(UnsupportedError, match="GPUs with CUDA, or CPUs, not mps"):
+        shard_weights(model, torch.device("mps"), torch.float32)
+    with pytest.raises(UnsupportedError, match="predict tokens do not train with FSDP"):
+        TokenStates(SimpleNamespace(is_sharded=True))
+
+
 @pytest.mark.parametrize(("rank", "device"), [(None, "cuda"), ("0", "cuda:0"), ("1", "cuda:1"), ("2", "cuda:0")])
 def test_each_process_uses_a_gpu_of_its_own(rank, device, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -362,6 +411,7 @@ def test_each_process_uses_a_gpu_of_its_own(rank, device, monkeypatch):
     if rank is not None:
         monkeypatch.setenv("LOCAL_RANK", rank)
     assert choose_device() == torch.device(device)
+    assert choose_device("cuda") == torch.device(device)
     assert choose_device("cuda:1") == torch.device("cuda:1"), "unless one is requested"
 
 

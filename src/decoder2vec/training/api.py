@@ -175,7 +175,7 @@ def train(
         >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=simcse"]).encoder.dim
         32
     """
-    init_processes(backbone.device if isinstance(backbone, Backbone) else choose_device(device))
+    init_processes(backbone.device if isinstance(backbone, Backbone) else choose_device(device), notify)
     with failing_together():
         folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
         reporting = Reporting(notify, on_progress, command)

@@ -41,17 +41,20 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def init_processes(device: torch.device) -> None:
+def init_processes(device: torch.device, notify: Callable[[str], object] = lambda _: None) -> None:
     """Connect to the other processes, if this one was launched together with others.
 
     Args:
         device: Where this process trains.
+        notify: Called with a message if a launcher has started fewer processes than it was told to.
 
     Raises:
         InputError: This torch cannot connect processes.
     """
     global _device
     _device = device
+    if "WORLD_SIZE" not in os.environ and "MASTER_ADDR" in os.environ and "ACCELERATE_USE_CPU" in os.environ:
+        notify("accelerate has started a single process, as it does with --cpu; torchrun starts several")
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or world_size() > 1:
         return
     if not dist.is_available():
