@@ -280,9 +280,12 @@ ACCELERATE = ("accelerate.commands.launch", "--multi_gpu", "--num_processes", "2
 ACCELERATE += ("--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0")
 
 
-def command(data, out, *options):
+STEPS = "training.steps=6"
+
+
+def command(data, out):
     train_options = ["--recipe", "lora", "--backbone", "tiny-llama", "--data", data, "--out", out]
-    return ["-m", "decoder2vec", "train", *train_options, "--set", "training.batch=8", "--device", "cpu", *options]
+    return ["-m", "decoder2vec", "train", *train_options, "--set", STEPS, "--device", "cpu"]
 
 
 @pytest.fixture
@@ -297,7 +300,7 @@ def test_accelerate_launch_trains_like_one_process(own_cache, pairs_file, tmp_pa
     """As a user would start it. With --cpu accelerate starts one process, unless MPI is there to start more."""
     code, output, errors = launch(ACCELERATE, command(pairs_file, tmp_path / "two"), own_cache)
     assert code == 0, errors[-4000:]
-    train("lora", pairs_file, "tiny-llama", tmp_path / "one", settings=["training.batch=8"], device="cpu")
+    train("lora", pairs_file, "tiny-llama", tmp_path / "one", settings=[STEPS], device="cpu")
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
     one, two = (found["seeds"][0]["notes"]["training"] for found in results)
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)

@@ -91,7 +91,7 @@ def shard_like(tensor: Tensor, other: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     mesh, placements = other.device_mesh, other.placements  # type: ignore[attr-defined]
-    return distribute_tensor(tensor.to(other.device), mesh, placements, src_data_rank=None)
+    return distribute_tensor(tensor.to(other.device), mesh, placements)
 
 
 def split_shards(parameters: Sequence[Tensor]) -> list[list[Tensor]]:

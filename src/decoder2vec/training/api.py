@@ -42,19 +42,11 @@ from decoder2vec.text.data_check import (
     read_hashes,
 )
 from decoder2vec.text.files import naming_lines
+from decoder2vec.training import distributed
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.defaults import choose_reading
-from decoder2vec.training.distributed import (
-    barrier,
-    failing_together,
-    init_processes,
-    is_main_process,
-    one_process_first,
-    process_device,
-    world_size,
-)
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
@@ -105,6 +97,7 @@ class Reporting:
     command: str = ""
 
 
+@distributed.failing_together()
 @share_teachers()
 def train(
     plan: Plan | Recipe[Any, Any] | str | Path | None = None,
@@ -134,7 +127,7 @@ def train(
     on_progress: OnProgress = lambda _: None,
     command: str = "",
 ) -> TrainingResult:
-    """Train an encoder and save it; an interrupted run resumes when it is called again.
+    """Train and save an encoder, and return the best seed's with all results; called again, an interrupted run resumes.
 
     Args:
         plan: A recipe or its name (`freeze`, `lora`, `full`, `distill`, ...), a TOML file, or a `Plan`; else FREEZE.
@@ -163,9 +156,6 @@ def train(
         on_progress: Called after every training step.
         command: The command line, for the results file.
 
-    Returns:
-        The encoder of the best seed and the results of all.
-
     Raises:
         InputError: The settings do not fit the data or the model, or `out` holds an encoder already.
 
@@ -175,19 +165,18 @@ def train(
         >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=simcse"]).encoder.dim
         32
     """
-    init_processes(backbone.device if isinstance(backbone, Backbone) else choose_device(device), notify)
-    with failing_together():
-        folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
-        reporting = Reporting(notify, on_progress, command)
-        loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
-        loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
-        _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
-        prepared = (source := DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)).load(loaded, notify)
-        _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
-        with naming_lines(*source.paths()):
-            model = _load_model(backbone, device, dtype, prepared, notify)
-            prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
-            return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
+    distributed.init_processes(backbone.device if isinstance(backbone, Backbone) else choose_device(device), notify)
+    folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
+    reporting = Reporting(notify, on_progress, command)
+    loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
+    loaded = choose_reading(_with_keep(loaded, keep, keep_better=keep_better), backbone, notify)
+    _check_choices(loaded, seeds, chooses_settings=bool(grid or trials))
+    prepared = (source := DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)).load(loaded, notify)
+    _expect_phases(prepared, len(seeds), n_choices=trials + (math.prod(map(len, grid.values())) if grid else 0))
+    with naming_lines(*source.paths()):
+        model = _load_model(backbone, device, dtype, prepared, notify)
+        prepared, extra = _choose_settings(prepared, model.backbone, grid, trials, seeds[0], reporting)
+        return _train_stages(loaded.name, prepared, model, folder, seeds, overwrite, extra, evaluated, reporting)
 
 
 def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n_choices: int) -> None:
@@ -212,7 +201,8 @@ def _load_model(
     """Load the model, as a part of the first stage; on the CPU if it is sharded, since it may not fit a GPU."""
     if any(isinstance(stage.recipe, AdapterRecipe) and stage.recipe.shards for stage, _ in stages):
         device = "cpu"
-        dtype = str(choose_dtype(process_device())).removeprefix("torch.") if dtype in (None, "auto") else dtype
+        if dtype in (None, "auto"):
+            dtype = str(choose_dtype(distributed.process_device())).removeprefix("torch.")
     with current_progress().stage(_progress_stage(stages[0][0], stages)):
         return LoadedModel.of(backbone, device, dtype, notify)
 
@@ -326,7 +316,7 @@ class LoadedModel:
         if isinstance(source, Backbone):
             dtype = FOUR_BIT if source.four_bit else source.dtype
             return cls(source, source.name, device=source.device, dtype=dtype, notify=notify)
-        with one_process_first():  # a model is downloaded, converted or merged once
+        with distributed.one_process_first():  # a model is downloaded, converted or merged once
             backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
         return cls(backbone, source, stands_alone, device, dtype, notify)
 
@@ -372,7 +362,7 @@ def _train_stages(
                 about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
                 about |= _describe_place(plan, stages, number, untrained)
                 result = _train_stage(stage, data, model, folder, seeds, extra | about, evaluated, reporting)
-                if is_main_process():
+                if distributed.is_main_process():
                     _remember_trained(key, folder)
                 trained = folder
             if number == 1:
@@ -438,7 +428,7 @@ def _train_stage(
         "backbone": {"name": model.backbone.name, "fingerprint": model.backbone.fingerprint},
         **summarise(seed_results),
         "versions": versions(),
-        **({"processes": world_size()} if world_size() > 1 else {}),
+        **({"processes": distributed.world_size()} if distributed.world_size() > 1 else {}),
         "best_seed": best.seed,
         "seconds_reading": round(seconds_reading, 2),
         "seconds": round(sum(seed["seconds"] for seed in seed_results), 2),
@@ -460,10 +450,10 @@ def _train_stage(
             **seen,
             "README.md": write_card(exported, stage, results, record).encode(),
         }
-        if is_main_process():
+        if distributed.is_main_process():
             exported.save(out, copy_backbone=has_own_weights or model.stands_alone, extra_files=files)
-        barrier()
-        if is_main_process():
+        distributed.barrier()
+        if distributed.is_main_process():
             shutil.rmtree(work, ignore_errors=True)
         if has_own_weights:
             exported = _load_trained(out, model.backbone.device, model.backbone.dtype)
@@ -635,7 +625,7 @@ def _measure_overlap(data: TrainingData, tasks: Sequence[Task], seen: TextHashes
 
 def _remove_logs(work: Path) -> None:
     """Remove logs of an interrupted run, which may have been another; checkpoints hold the lines that count."""
-    if is_main_process():
+    if distributed.is_main_process():
         for file in work.glob("log-*.jsonl"):
             file.unlink()
 
