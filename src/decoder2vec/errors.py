@@ -44,6 +44,10 @@ class DivergedError(Decoder2VecError, ArithmeticError):
     """Training produced a loss or dev score that is not finite."""
 
 
+class OtherProcessError(Decoder2VecError, RuntimeError):
+    """Another process of the same training has failed, and says why."""
+
+
 class StorageError(Decoder2VecError, RuntimeError):
     """A file cannot be written (full disk, permissions, lock), or stored data is damaged or of something else."""
 

@@ -186,6 +186,7 @@ def test_dropout_is_active_in_training_only(backbone):
 def test_vectors_are_in_the_order_of_rows_in_any_chunks():
     class FakeBackbone:
         device, dim, n_layers = torch.device("cpu"), 1, 1
+        model = torch.nn.Module()
 
     def encode_row_index(rows):
         return torch.tensor(rows, dtype=torch.float32)[:, None]

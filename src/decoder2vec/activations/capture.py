@@ -18,6 +18,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.backbone.packing import packed_attention, packed_inputs
+from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.pooling import POOLINGS, PackedPooler, Pooler
@@ -47,6 +48,8 @@ class Capture:
                 raise unknown_name("pooling", reading.pooling, POOLINGS)
             self._poolings[reading.layer][reading.normed].append(reading.pooling)
         self.last_layer = max(self._poolings)
+        self._is_sharded = is_sharded(backbone.model)
+        """Hooks of FSDP must see the end of every pass."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
         """Return [batch, reading, dim] vectors on the model's device."""
@@ -63,7 +66,7 @@ class Capture:
                 vectors = poolers[names](hidden_states)
                 for name, vector in zip(poolings, vectors.unbind(1), strict=True):
                     pooled[Reading(layer, name, normed)] = vector
-            if layer == self.last_layer:
+            if layer == self.last_layer and not self._is_sharded:
                 raise _StopForward
 
         handles = self._register_hooks(pool)
@@ -76,6 +79,8 @@ class Capture:
         finally:
             for handle in handles:
                 handle.remove()
+        if self._is_sharded and not torch.is_grad_enabled():
+            self.backbone.model.reshard()  # type: ignore[operator]  # FSDP waits for a backward pass
         return torch.stack([pooled[reading] for reading in self.readings], dim=1)
 
     def model_inputs(self, batch: TokenBatch) -> dict[str, Any]:

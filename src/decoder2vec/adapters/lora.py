@@ -3,8 +3,8 @@
 While the adapter is enabled, an update B A is merged into the weight of its layer: once per training step, and for a
 frozen adapter only the first time. So a pass costs as much as one of the plain model, and the model is restored
 afterwards. In some cases the update is instead added to the output of the layer by a hook, as peft does it: if the
-weights are too large to be held twice, quantised, or if dropout is applied to the inputs; and in training on a CPU,
-where it is less work.
+weights are too large to be held twice, quantised or sharded, or if dropout is applied to the inputs; and in training on
+a CPU, where it is less work.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn import functional
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.int8_linear import Int8Linear, QuantisedRows, quantise_rows
+from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 
 _MAX_MERGED = 2_000_000_000
@@ -260,7 +261,8 @@ def _can_be_merged(modules: dict[str, list[nn.Module]]) -> bool:
     layers = [module for members in modules.values() for module in members]
     count = sum(math.prod(_features(layer)) for layer in layers)
     is_known = (isinstance(layer, Int8Linear) or layer.get_parameter("weight").is_floating_point() for layer in layers)
-    return all(is_known) and count <= _MAX_MERGED
+    shards = any(is_sharded(layer) for layer in layers)
+    return all(is_known) and count <= _MAX_MERGED and not shards
 
 
 def _has_state_space(backbone: Backbone) -> bool:

@@ -25,9 +25,11 @@ def choose_device(requested: str | torch.device | None = None) -> torch.device:
     """The requested device, else CUDA, else Apple's MPS, else the CPU; each process of several takes its own GPU."""
     if requested is not None:
         try:
-            return torch.device(requested)
+            device = torch.device(requested)
         except RuntimeError:
             raise InputError(f"Unknown device {requested!r}; give cpu, cuda, cuda:1, mps or the like.") from None
+        if device != torch.device("cuda"):
+            return device
     if torch.cuda.is_available():
         rank = os.environ.get("LOCAL_RANK")
         return torch.device("cuda") if rank is None else torch.device("cuda", int(rank) % torch.cuda.device_count())

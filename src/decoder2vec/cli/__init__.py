@@ -24,7 +24,7 @@ from decoder2vec.cli.index import index
 from decoder2vec.cli.match import match
 from decoder2vec.cli.merge import merge
 from decoder2vec.cli.mteb import mteb
-from decoder2vec.cli.output import start_command
+from decoder2vec.cli.output import is_main_process, start_command
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.relate import relate
@@ -35,7 +35,7 @@ from decoder2vec.cli.serve import serve
 from decoder2vec.cli.similarity import similarity
 from decoder2vec.cli.sweep import sweep
 from decoder2vec.cli.train import train
-from decoder2vec.errors import Decoder2VecError
+from decoder2vec.errors import Decoder2VecError, OtherProcessError
 from decoder2vec.package import __version__
 
 app = typer.Typer(
@@ -78,18 +78,22 @@ for panel, commands in _COMMANDS.items():
 
 def main() -> None:
     """Run the command; an error is one sentence on stderr and exit code 1, never a traceback."""
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
+    level = logging.WARNING if is_main_process() else logging.CRITICAL  # what goes wrong in all is printed once
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
     for noisy in ("transformers", "huggingface_hub", "httpx", "torch", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
     atexit.register(gc.freeze)  # else Python walks all objects of torch and transformers at exit, for a second
     try:
         app()
+    except OtherProcessError:
+        sys.exit(1)  # the other one prints why
     except Decoder2VecError as error:
         sys.exit(f"error: {' '.join(str(error).split())}")
     except (KeyboardInterrupt, SystemExit) as end:  # typer turns Ctrl-C into exit code 130 without a message
         if isinstance(end, SystemExit) and end.code != 130:
             raise
-        typer.echo("interrupted; finished work is kept and reused by the next run", err=True)
+        if is_main_process():
+            typer.echo("interrupted; finished work is kept and reused by the next run", err=True)
         sys.exit(130)
     except OSError as error:
         sys.exit(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "))

@@ -24,14 +24,23 @@ def start_command() -> None:
     _command_start.set(time.monotonic())
 
 
+def is_main_process() -> bool:
+    """Whether this process prints: of several that a launcher such as torchrun has started, the first."""
+    return os.environ.get("RANK", "0") == "0" or os.environ.get("WORLD_SIZE", "1") == "1"
+
+
 def info(message: str) -> None:
     """Print a message on stderr, so that stdout has results only."""
+    if not is_main_process():
+        return
     sys.stderr.write(f"{message}\n")  # not by typer.echo, which may write past the bar into its line
     sys.stderr.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
     """Print a table on stdout."""
+    if not is_main_process():
+        return
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -83,7 +92,7 @@ def format_duration(seconds: float) -> str:
 
 def _can_draw() -> bool:
     """Whether stderr is a terminal on which a line can be drawn again; FORCE_COLOR does not make a log one."""
-    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return is_main_process() and sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 class _ProgressBar:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from decoder2vec.cli.options import Device, Dtype, split_names
-from decoder2vec.cli.output import info, show_progress, table
+from decoder2vec.cli.output import info, is_main_process, show_progress, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_output_file, write_json
 
@@ -95,7 +95,7 @@ def train(
             on_progress=_ResumeMessage(),
             command="d2v " + shlex.join(sys.argv[1:]),
         )
-    if results:
+    if results and is_main_process():
         write_json(results, result.results)
     _print(result, out)
 

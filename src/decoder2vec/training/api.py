@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
-from decoder2vec.backbone.machine import FOUR_BIT
+from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table
 from decoder2vec.encoder import Encoder
@@ -42,11 +42,11 @@ from decoder2vec.text.data_check import (
     read_hashes,
 )
 from decoder2vec.text.files import naming_lines
+from decoder2vec.training import distributed
 from decoder2vec.training.card import find_licence, write_card
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.defaults import choose_reading
-from decoder2vec.training.distributed import barrier, init_processes, is_main_process
 from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_from_grid
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
@@ -97,6 +97,7 @@ class Reporting:
     command: str = ""
 
 
+@distributed.failing_together()
 @share_teachers()
 def train(
     plan: Plan | Recipe[Any, Any] | str | Path | None = None,
@@ -126,7 +127,7 @@ def train(
     on_progress: OnProgress = lambda _: None,
     command: str = "",
 ) -> TrainingResult:
-    """Train an encoder and save it; an interrupted run resumes when it is called again.
+    """Train and save an encoder, and return the best seed's with all results; called again, an interrupted run resumes.
 
     Args:
         plan: A recipe or its name (`freeze`, `lora`, `full`, `distill`, ...), a TOML file, or a `Plan`; else FREEZE.
@@ -155,9 +156,6 @@ def train(
         on_progress: Called after every training step.
         command: The command line, for the results file.
 
-    Returns:
-        The encoder of the best seed and the results of all.
-
     Raises:
         InputError: The settings do not fit the data or the model, or `out` holds an encoder already.
 
@@ -167,6 +165,7 @@ def train(
         >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=simcse"]).encoder.dim
         32
     """
+    distributed.init_processes(backbone.device if isinstance(backbone, Backbone) else choose_device(device), notify)
     folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
     reporting = Reporting(notify, on_progress, command)
     loaded = _with_teachers(load_plan(plan, settings, variant=variant, stages=stages), teachers)
@@ -199,7 +198,11 @@ def _load_model(
     stages: Sequence[tuple[Stage, TrainingData]],
     notify: Notify,
 ) -> LoadedModel:
-    """Load the model, as a part of the first stage."""
+    """Load the model, as a part of the first stage; on the CPU if it is sharded, since it may not fit a GPU."""
+    if any(isinstance(stage.recipe, AdapterRecipe) and stage.recipe.shards for stage, _ in stages):
+        device = "cpu"
+        if dtype in (None, "auto"):
+            dtype = str(choose_dtype(distributed.process_device())).removeprefix("torch.")
     with current_progress().stage(_progress_stage(stages[0][0], stages)):
         return LoadedModel.of(backbone, device, dtype, notify)
 
@@ -313,7 +316,8 @@ class LoadedModel:
         if isinstance(source, Backbone):
             dtype = FOUR_BIT if source.four_bit else source.dtype
             return cls(source, source.name, device=source.device, dtype=dtype, notify=notify)
-        backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
+        with distributed.one_process_first():  # a model is downloaded, converted or merged once
+            backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
         return cls(backbone, source, stands_alone, device, dtype, notify)
 
     def next(self, folder: Path) -> LoadedModel:
@@ -333,7 +337,6 @@ def _train_stages(
     reporting: Reporting,
 ) -> TrainingResult:
     """Train every stage that is not up to date; the last is saved to `out`, the others beside it."""
-    init_processes()
     _check_stages(stages, model.backbone)
     folders = [*(stage_folder(out, i, stage.name) for i, (stage, _) in enumerate(stages[:-1], 1)), out]
     original = model.source
@@ -359,7 +362,8 @@ def _train_stages(
                 about |= describe_base_model(original, model.backbone, is_later_stage=number > 1)
                 about |= _describe_place(plan, stages, number, untrained)
                 result = _train_stage(stage, data, model, folder, seeds, extra | about, evaluated, reporting)
-                _remember_trained(key, folder)
+                if distributed.is_main_process():
+                    _remember_trained(key, folder)
                 trained = folder
             if number == 1:
                 untrained = best_seed(_read_documents(trained)[0]).get("untrained")
@@ -424,6 +428,7 @@ def _train_stage(
         "backbone": {"name": model.backbone.name, "fingerprint": model.backbone.fingerprint},
         **summarise(seed_results),
         "versions": versions(),
+        **({"processes": distributed.world_size()} if distributed.world_size() > 1 else {}),
         "best_seed": best.seed,
         "seconds_reading": round(seconds_reading, 2),
         "seconds": round(sum(seed["seconds"] for seed in seed_results), 2),
@@ -445,10 +450,10 @@ def _train_stage(
             **seen,
             "README.md": write_card(exported, stage, results, record).encode(),
         }
-        if is_main_process():
+        if distributed.is_main_process():
             exported.save(out, copy_backbone=has_own_weights or model.stands_alone, extra_files=files)
-        barrier()
-        if is_main_process():
+        distributed.barrier()
+        if distributed.is_main_process():
             shutil.rmtree(work, ignore_errors=True)
         if has_own_weights:
             exported = _load_trained(out, model.backbone.device, model.backbone.dtype)
@@ -620,7 +625,7 @@ def _measure_overlap(data: TrainingData, tasks: Sequence[Task], seen: TextHashes
 
 def _remove_logs(work: Path) -> None:
     """Remove logs of an interrupted run, which may have been another; checkpoints hold the lines that count."""
-    if is_main_process():
+    if distributed.is_main_process():
         for file in work.glob("log-*.jsonl"):
             file.unlink()
 

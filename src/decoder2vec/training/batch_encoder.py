@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,11 +24,19 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch, move_to_device
 from decoder2vec.backbone.machine import training_batch_overhead, training_token_budget
 from decoder2vec.backbone.packing import longest_packed_text, packing_pays
+from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.text.batches import collate, pack, plan_batches, plan_rows
 from decoder2vec.text.tokens import Prompt
-from decoder2vec.training.distributed import gather_rows, local_share
+from decoder2vec.training.distributed import (
+    broadcast,
+    gather_rows,
+    local_share,
+    own_random_numbers,
+    rank,
+    world_size,
+)
 
 log = logging.getLogger(__name__)
 
@@ -62,29 +72,47 @@ class BatchEncoder:
         self.encode_chunk, self.costs, self.packed = encode_chunk, np.asarray(costs), packed
         self.device = backbone.device
         self.overhead = training_batch_overhead(backbone.device, backbone.dim)
+        self.is_sharded = is_sharded(backbone.model)
         self.budget = budget or training_token_budget(backbone.device, backbone.dim, backbone.n_layers)
+        if self.is_sharded and not budget:  # all processes plan the same passes
+            self.budget = broadcast(lambda: self.budget)
 
     def __call__(self, rows: Sequence[int]) -> Tensor:
         """[texts, dim] vectors; with gradients enabled, each process computes its share and gathers the rest."""
         training = torch.is_grad_enabled()
-        # all processes must gather equally many rows, so the last one may repeat the last row
-        local = [int(rows[min(index, len(rows) - 1)]) for index in local_share(len(rows))] if training else list(rows)
-        costs = self.costs[local]
-        recompute = bool(training and costs.sum() > self.budget)
+        local = _rows_of(rank(), rows) if training else list(rows)
+        chunks = list(self._plan(self.costs[local].tolist()))
+        n_passes, recompute = len(chunks), training and self._recomputes(local)
+        if training and self.is_sharded:  # a pass exchanges weights, so all processes must run equally many
+            shares = [_rows_of(process, rows) for process in range(world_size())]
+            n_passes = max(len(list(self._plan(self.costs[share].tolist()))) for share in shares)
+            recompute = any(map(self._recomputes, shares))
+        encode: EncodeChunk = self.encode_chunk
+        if recompute:
+            encode = partial(checkpoint, self.encode_chunk, use_reentrant=False)
         vectors, order = [], []
-        for chunk in self._plan(costs.tolist()):
-            texts = [local[index] for index in chunk]
-            encode = self.encode_chunk
-            vectors.append(checkpoint(encode, texts, use_reentrant=False) if recompute else encode(texts))
-            order += chunk
+        with own_random_numbers(self.device) if training else nullcontext():
+            for chunk in chunks:
+                vectors.append(encode([local[index] for index in chunk]))
+                order += chunk
+            vectors += [encode(local[:1])[:0] for _ in range(n_passes - len(chunks))]
         restored = torch.cat(vectors)
         if order != sorted(order):
             restored = restored[move_to_device(torch.from_numpy(np.argsort(order)), self.device)]
         return gather_rows(restored, len(rows)) if training else restored
 
+    def _recomputes(self, rows: Sequence[int]) -> bool:
+        """Whether the activations of some rows do not fit into memory together."""
+        return bool(self.costs[rows].sum() > self.budget)
+
     def _plan(self, costs: list[int]) -> Iterator[list[int]]:
         """The texts of each chunk."""
         return plan_rows(costs, self.budget) if self.packed else plan_batches(costs, self.budget, self.overhead)
+
+
+def _rows_of(process: int, rows: Sequence[int]) -> list[int]:
+    """The rows that a process encodes; all gather equally many, so the last one may repeat the last row."""
+    return [int(rows[min(index, len(rows) - 1)]) for index in local_share(len(rows), process)]
 
 
 def choose_batch_encoder(

@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from decoder2vec.backbone.sharding import shard_like, whole_tensors
 from decoder2vec.errors import StorageError
 from decoder2vec.tensor_files import load_tensors, save_tensors
+from decoder2vec.training.distributed import broadcast
 
 _SAVE_EVERY = 10.0
 """Seconds between checkpoints, where writing one is fast; a kill loses at most this much work."""
@@ -22,9 +24,16 @@ _FAST_WRITE = _SAVE_EVERY / 20
 class Checkpoint:
     """Saves and restores a run. Without a file, only the best state is kept, in memory."""
 
-    def __init__(self, file: Path | None, *, writes: bool = True) -> None:
-        """Of several processes all read the file and one `writes` it."""
-        self.file, self.writes = file, writes
+    def __init__(self, file: Path | None, *, writes: bool = True, gathers: bool = False) -> None:
+        """Of several processes all read the file and one `writes` it.
+
+        Args:
+            file: The file; None: nothing is written.
+            writes: Whether this process writes it.
+            gathers: Whether parameters are sharded, so that all processes must take part when it is written.
+
+        """
+        self.file, self.writes, self.gathers = file, writes, gathers
         self.best: dict[str, Tensor] = {}
         self.last_written, self.write_seconds = time.monotonic(), 0.0
 
@@ -42,8 +51,11 @@ class Checkpoint:
 
     def is_due(self) -> bool:
         """Whether it is time to write the file again."""
+        if self.file is None or not (self.writes or self.gathers):
+            return False
         interval = _SAVE_EVERY * max(1.0, self.write_seconds / _FAST_WRITE)
-        return self.file is not None and self.writes and time.monotonic() - self.last_written >= interval
+        is_due = time.monotonic() - self.last_written >= interval
+        return broadcast(lambda: is_due) if self.gathers else is_due
 
     def write(
         self,
@@ -53,7 +65,7 @@ class Checkpoint:
         random: dict[str, Tensor],
     ) -> None:
         """Write everything a run resumes from; the old file stays until the new one is complete."""
-        if self.file is None or not self.writes:
+        if self.file is None or not (self.writes or self.gathers):
             return
         started = time.monotonic()
         tensors = {f"best.{name}": tensor for name, tensor in self.best.items()}
@@ -61,6 +73,9 @@ class Checkpoint:
         tensors |= {f"random.{name}": state for name, state in random.items()}
         for index, state in optimizer.state_dict()["state"].items():
             tensors |= {f"adam.{index}.{name}": value for name, value in state.items()}
+        tensors = whole_tensors(tensors, keep=self.writes)
+        if not self.writes:
+            return
         try:
             save_tensors(tensors, self.file, {"progress": json.dumps(progress)})
         except OSError as error:
@@ -78,18 +93,22 @@ class Checkpoint:
         try:
             tensors, metadata = load_tensors(self.file)
             progress: dict[str, Any] = json.loads(metadata["progress"])
-            current = _with_prefix(tensors, "now.")
-            if _shapes(current) != _shapes(_trained_state(module)):  # loading would fail halfway
+            current, state = _with_prefix(tensors, "now."), _trained_state(module)
+            if _shapes(current) != _shapes(state):  # loading would fail halfway
                 return None
-            module.load_state_dict(current, strict=False)
+            module.load_state_dict(_shards_like(current, state), strict=False)
         except (StorageError, RuntimeError, KeyError, TypeError, ValueError):
             return None
         device = next(module.parameters()).device
-        self.best = {name: tensor.to(device) for name, tensor in _with_prefix(tensors, "best.").items()}
+        best = {name: tensor.to(device) for name, tensor in _with_prefix(tensors, "best.").items()}
+        self.best = _shards_like(best, state)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         states: dict[int, dict[str, Any]] = {}
         for name, tensor in _with_prefix(tensors, "adam.").items():
             index, key = name.split(".", 1)
-            states.setdefault(int(index), {})[key] = tensor
+            parameter = parameters[int(index)]
+            is_moment = tensor.shape == parameter.shape  # and not the number of steps
+            states.setdefault(int(index), {})[key] = shard_like(tensor, parameter) if is_moment else tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
         _set_random_states(_with_prefix(tensors, "random."))
         return progress
@@ -113,6 +132,11 @@ def _trained_state(module: nn.Module) -> dict[str, Tensor]:
     """Trained parameters, and buffers."""
     frozen = {name for name, parameter in module.named_parameters() if not parameter.requires_grad}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in frozen}
+
+
+def _shards_like(tensors: dict[str, Tensor], state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The parts of this process of whole tensors whose counterparts in the state are sharded."""
+    return {name: shard_like(tensor, state[name]) for name, tensor in tensors.items()}
 
 
 def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:

@@ -64,6 +64,11 @@ class TrainingContext(ABC):
     """What is trained: its parameters with `requires_grad`."""
     device: torch.device
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether all processes must run the model at once, since each holds a part of it (FSDP)."""
+        return False
+
     @abstractmethod
     def rows(self, texts: Sequence[str]) -> Rows:
         """Row of each text."""
@@ -154,10 +159,15 @@ class TokenContext(TrainingContext):
         left, right = (np.stack([by_text[text] for text in side]) for side in (pairs.left, pairs.right))
         return correlation(metric, pairwise_cos_sim(left, right), np.asarray(pairs.scores))
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether each process holds a part of the weights."""
+        return self.batch_encoder.is_sharded
+
     @contextmanager
     def forward_context(self) -> Iterator[None]:
         """The adapter is enabled, and weights trained in float32 compute in the model's original dtype."""
-        if self.backbone.dtype == self.compute_dtype:
+        if self.backbone.dtype == self.compute_dtype or self.is_sharded:  # FSDP casts the weights that it gathers
             with self.backbone.adapter_enabled():
                 yield
             return

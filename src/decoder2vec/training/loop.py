@@ -23,11 +23,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from decoder2vec.errors import DivergedError, InputError
+from decoder2vec.backbone.sharding import clip_gradients, is_sharded, local_part, split_shards
+from decoder2vec.errors import DivergedError, InputError, StorageError
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import disk_errors_name
 from decoder2vec.training.checkpoint import Checkpoint, random_states
-from decoder2vec.training.distributed import broadcast_score, is_main_process, sum_gradients
+from decoder2vec.training.distributed import all_agree, average_gradients, broadcast, is_main_process
 from decoder2vec.training.loop_progress import LoopProgress
 
 Rows = NDArray[np.intp]
@@ -114,6 +115,8 @@ class TrainingTask:
     """Splits the shuffled examples of an epoch into batches of about the given size."""
     step_context: Callable[[], AbstractContextManager[Any]] = nullcontext
     """Active during the forward and backward pass of each step."""
+    is_sharded: bool = False
+    """Whether all processes must evaluate, since each holds a part of the model."""
 
 
 @dataclass
@@ -168,7 +171,9 @@ def fit(
         raise InputError(
             f"The stage {task.stage} has {task.n_examples} examples in batches of {task.schedule.batch}: give more."
         )
-    return TrainingLoop(module, task, seed, Checkpoint(checkpoint, writes=is_main_process()), log).run(on_progress)
+    return TrainingLoop(
+        module, task, seed, Checkpoint(checkpoint, writes=is_main_process(), gathers=is_sharded(module)), log
+    ).run(on_progress)
 
 
 class TrainingLoop:
@@ -180,9 +185,8 @@ class TrainingLoop:
         self.module, self.task, self.checkpoint, self.log = module, task, checkpoint, log
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         schedule = task.schedule
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
-        )
+        groups = [{"params": group} for group in split_shards(self.parameters)]
+        self.optimizer = torch.optim.AdamW(groups, lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True)
         self.steps = TrainingSteps(task, seed)
         self.progress = LoopProgress(task.stage, self.steps.total, self.steps.n_evaluations)
         self.history = History()
@@ -207,7 +211,7 @@ class TrainingLoop:
                 self._resume_or_start()
                 self._run_steps(on_progress)
         except KeyboardInterrupt:
-            if self.is_consistent and self.step:
+            if self.is_consistent and self.step and not self.checkpoint.gathers:  # others may be in another step
                 self._save_if_finite()
             raise
         self._save()  # so that a finished stage is not trained again
@@ -219,6 +223,12 @@ class TrainingLoop:
     def _resume_or_start(self) -> None:
         with self._consistent_state():
             saved = self.checkpoint.resume(self.module, self.optimizer)
+            step = saved["step"] if saved else 0
+            if broadcast(lambda: step) != step:
+                raise StorageError(
+                    f"Not all processes can read the checkpoint {self.checkpoint.file}; give an --out on a disk that "
+                    "all machines share."
+                )
             if saved is None:
                 self.history.start = self._dev_score()
                 self.checkpoint.keep_best(self.module)
@@ -255,9 +265,9 @@ class TrainingLoop:
         with self.task.step_context():
             loss = self.task.loss(rows)
             loss.backward()  # type: ignore[no-untyped-call]
-        sum_gradients(self.parameters)
+        average_gradients(self.parameters)
         if self.task.schedule.clip:
-            nn.utils.clip_grad_norm_(self.parameters, self.task.schedule.clip)
+            clip_gradients(self.parameters, self.task.schedule.clip)
         with self._consistent_state():
             self.optimizer.step()
             self.pending_losses.append(loss.detach())
@@ -280,7 +290,7 @@ class TrainingLoop:
 
     def _dev_score(self) -> float:
         with self.progress.evaluation():
-            score = broadcast_score(self.task.dev_metric)
+            score = self.task.dev_metric() if self.task.is_sharded else broadcast(self.task.dev_metric)
         if not math.isfinite(score):
             raise DivergedError(
                 f"The dev score of {self.task.stage} is not finite after step {self.step} of {self.steps.total}; try a "
@@ -321,7 +331,8 @@ class TrainingLoop:
     def _save_if_finite(self) -> None:
         """Skip the checkpoint if a loss or a parameter is not finite: the next evaluation will raise."""
         finite = all(map(math.isfinite, self._all_losses()))
-        if finite and all(bool(parameter.isfinite().all()) for parameter in self.parameters):
+        finite = finite and all(bool(local_part(parameter).isfinite().all()) for parameter in self.parameters)
+        if all_agree(finite) if self.checkpoint.gathers else finite:
             self._save()
 
     def _write_log(self, lines: list[dict[str, Any]], mode: str = "a") -> None:

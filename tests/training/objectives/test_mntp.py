@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from datetime import timedelta
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
 from scipy.special import logsumexp
-from torch import distributed as dist
 from torch.utils.checkpoint import checkpoint
 
-from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.lm_head import LMHead
-from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import InputError
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.template import Template
@@ -26,7 +17,6 @@ from decoder2vec.training import distributed
 from decoder2vec.training.objectives import token_states
 from decoder2vec.training.objectives.masking import ConceptMasking, MaskedText, MaskingConfig, RandomMasking
 from decoder2vec.training.objectives.mntp import MNTPConfig
-from decoder2vec.training.recipes import recipe as recipe_module
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.recipe import Trainer
 from toys.concepts import CONCEPTS, OTHER_WORDS, concept_texts
@@ -465,61 +455,6 @@ def test_concept_as_first_word_is_maskable_behind_bos(backbone):
 # --- several processes ----------------------------------------------------------------------------------------------
 
 
-def train_three_steps():
-    """Train on 18 texts in batches of 7, in one process or together with another; returns history and last state."""
-    watched = {}
-    real_fit = recipe_module.fit
-
-    def fit(module, *args, **options):
-        watched["module"] = module
-        return real_fit(module, *args, **options)
-
-    def copy_state(_):
-        watched["state"] = {name: tensor.detach().clone() for name, tensor in watched["module"].named_parameters()}
-
-    recipe = mntp_recipe("lora", epochs=1, batch=7, every=1, attention="bidirectional")
-    backbone = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recipe_module, "fit", fit)
-        result = Trainer(recipe, plain_data(sentences(20)), backbone).run(0, on_progress=copy_state)
-    return result.notes["training"], watched["state"]
-
-
-def train_as_one_of_two(folder, rank):
-    """Connect to the other process, and train the three steps together with it."""
-    torch.set_num_threads(1)
-    init = f"file://{folder}/init"
-    dist.init_process_group("gloo", init_method=init, rank=rank, world_size=2, timeout=timedelta(seconds=120))
-    try:
-        return train_three_steps()
-    finally:
-        dist.destroy_process_group()
-
-
-def test_two_processes_take_the_same_steps_as_one(own_cache, tmp_path):
-    """This process is one of the two, and starts this file as a script for the other."""
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "D2V_CACHE": own_cache}
-    tiny_folder("tiny-llama")  # else both processes would write it
-    other = subprocess.Popen(
-        [sys.executable, __file__, str(tmp_path)], env=os.environ | environment, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        expected = train_three_steps()  # while the other process starts
-        results = [train_as_one_of_two(tmp_path, 0)]
-        stderr = other.communicate(timeout=120)[1]
-    finally:
-        other.kill()
-    assert other.returncode == 0, stderr
-    results.append(torch.load(tmp_path / "other.pt", weights_only=True))
-    for history, state in results:
-        assert len(history["losses"]) == 3
-        assert history["losses"] == pytest.approx(expected[0]["losses"], rel=1e-5)
-        assert history["scores"] == pytest.approx(expected[0]["scores"], rel=1e-5)
-        assert state.keys() == expected[1].keys()
-        for name, tensor in expected[1].items():
-            torch.testing.assert_close(state[name], tensor, rtol=1e-5, atol=1e-5)
-
-
 def test_shares_of_processes_sum_to_the_whole(prepared, monkeypatch):
     """Three texts on four processes, one of which has none: the gradients sum to those of a single process."""
     module, task, _ = prepared("lora")
@@ -537,7 +472,3 @@ def test_shares_of_processes_sum_to_the_whole(prepared, monkeypatch):
     assert losses[3] == 0 and sum(losses) == pytest.approx(whole, rel=1e-5)
     for name, gradient in expected.items():
         torch.testing.assert_close(sums[name], gradient, rtol=1e-3, atol=2e-5 * float(gradient.abs().max()))
-
-
-if __name__ == "__main__":
-    torch.save(train_as_one_of_two(sys.argv[1], 1), Path(sys.argv[1]) / "other.pt")

@@ -163,7 +163,16 @@ def training_task(
         with context.forward_context(), objective.step_context(context), context.block_modes():
             yield
 
-    return TrainingTask(objective.stage, len(objective), loss, dev_metric, schedule, objective.batches, step_context)
+    return TrainingTask(
+        objective.stage,
+        len(objective),
+        loss,
+        dev_metric,
+        schedule,
+        objective.batches,
+        step_context,
+        is_sharded=context.is_sharded,
+    )
 
 
 def trained_module(objective: Objective[Any, Any], context: TrainingContext) -> nn.Module:

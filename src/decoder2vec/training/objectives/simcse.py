@@ -6,8 +6,7 @@ steps, and the two encodings of a text are checked to differ before training sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,12 +15,11 @@ from torch import Tensor
 
 from decoder2vec.backbone.block_modes import attention_dropout
 from decoder2vec.errors import InputError, UnsupportedError
-from decoder2vec.training import distributed
 from decoder2vec.training.context import TokenContext
 from decoder2vec.training.loop import Rows
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.objective import Loss
-from decoder2vec.training.objectives.two_views import TwoViewsObjective, seeded
+from decoder2vec.training.objectives.two_views import TwoViewsObjective
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,7 @@ class SimCSEObjective(TwoViewsObjective[SimCSEConfig]):
 
         def loss(rows: Rows) -> Tensor:
             texts = rows_of_texts[rows].tolist()
-            with _different_dropout_per_process(context.device):
-                return self.contrast(context.encode([*texts, *texts]))
+            return self.contrast(context.encode([*texts, *texts]))
 
         return loss
 
@@ -77,17 +74,3 @@ class SimCSEObjective(TwoViewsObjective[SimCSEConfig]):
     def step_context(self, context: TokenContext) -> AbstractContextManager[Any]:
         """Attention weights are dropped."""
         return attention_dropout(context.backbone, self.config.dropout)
-
-
-@contextmanager
-def _different_dropout_per_process(device: torch.device) -> Iterator[None]:
-    """Give each process random numbers of its own while they share a batch.
-
-    All processes start from the same random state and would drop the same weights: where one encodes the first copy
-    of a text and another the second, both copies would be equal.
-    """
-    if distributed.world_size() == 1 or not torch.is_grad_enabled():
-        yield
-        return
-    with seeded(int(torch.randint(2**62, ())) + distributed.rank(), device):
-        yield

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.config import Reading
+from decoder2vec.errors import UnsupportedError
 from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training import distributed
@@ -21,6 +22,8 @@ class TokenStates:
     """[texts, tokens, width] states of the top layer, after the final norm; texts are padded on the right."""
 
     def __init__(self, context: TokenContext) -> None:
+        if context.is_sharded:
+            raise UnsupportedError("Objectives that predict tokens do not train with FSDP; leave out fsdp.")
         self.backbone = context.backbone
         self.capture = Capture(context.backbone, [Reading(-1)])
 
@@ -47,7 +50,8 @@ def sum_over_texts(context: TokenContext, costs: Sequence[int], sum_of_chunk: Su
         return _sum_chunks(context, costs, range(len(costs)), sum_of_chunk)
     local = [index for index in distributed.local_share(len(costs)) if index < len(costs)]
     # a process without texts still needs a gradient
-    total = _sum_chunks(context, costs, local, sum_of_chunk) if local else 0 * sum_of_chunk([0])
+    with distributed.own_random_numbers(context.device):
+        total = _sum_chunks(context, costs, local, sum_of_chunk) if local else 0 * sum_of_chunk([0])
     return distributed.gather_rows(total[None], distributed.world_size()).sum()
 
 

@@ -6,8 +6,9 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from decoder2vec.activations.extract import check_texts
 from decoder2vec.backbone.attention import parse_attention
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
@@ -30,7 +32,7 @@ from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.batch_encoder import choose_batch_encoder
 from decoder2vec.training.context import InputSpec, Reads, TokenContext
 from decoder2vec.training.data import TrainingData
-from decoder2vec.training.distributed import barrier, broadcast_score, is_main_process
+from decoder2vec.training.distributed import barrier, broadcast, is_main_process, world_size
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives import OBJECTIVES
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig
@@ -101,6 +103,9 @@ def adapter_schedule(rate: float = 1e-3) -> Schedule:
 class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     """Settings and methods that all of them share."""
 
+    can_shard: ClassVar[bool] = False
+    """Whether it trains with FSDP."""
+
     read: ReadSettings = field(default_factory=ReadSettings)
     objective: ObjectiveConfig = field(default_factory=ContrastiveConfig)
     training: Schedule = field(default_factory=adapter_schedule)
@@ -115,6 +120,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     """Activation checkpointing of the model's blocks: less memory, a third more time."""
     compile_blocks: bool = False
     """Compile the model's blocks: a minute at the start, then faster steps on a GPU."""
+    fsdp: bool = False
+    """FSDP: the weights of the model are sharded over the processes, for models that do not fit one GPU."""
     keep: float = 1.0
     """Share of the change that is kept after training: 0.7 interpolates 70 % trained, 30 % start (LM-Cocktail)."""
     keep_better: bool = False
@@ -128,12 +135,33 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             raise InputError("chunk must be 0 or more tokens.")
         if self.checkpoint_blocks and self.compile_blocks:
             raise InputError("Blocks are either compiled or checkpointed; set one of the two.")
+        if self.fsdp and not self.can_shard:
+            raise InputError(f"FSDP shards models for lora and full, not for {self.name}; leave out fsdp.")
+        if self.fsdp and self.compile_blocks:
+            raise InputError("Blocks that FSDP shards are not compiled; set one of fsdp and compile_blocks.")
+        if self.fsdp and self.keep < 1:
+            raise InputError("keep interpolates whole weights, which FSDP shards; set one of the two, and merge later.")
         if not 0 < self.keep <= 1:
             raise InputError(f"keep must be above 0 and at most 1, not {self.keep}: 0.7 keeps 70 % of the change.")
 
     @abstractmethod
     def adapt(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """The backbone with something new to train in its first `depth` blocks, and the module that is trained."""
+
+    @property
+    def shards(self) -> bool:
+        """Whether the model is sharded: with a single process it is not."""
+        return self.fsdp and world_size() > 1
+
+    def unshard(self, trained: Backbone, original: Backbone) -> Backbone:
+        """A trained backbone that is not sharded, of one that is.
+
+        Args:
+            trained: With weights that are sharded over the processes.
+            original: The model before training.
+
+        """
+        raise NotImplementedError
 
     def start_values(self, module: nn.Module) -> dict[str, Tensor]:
         """Parameters before training, by name, with which the trained ones are interpolated."""
@@ -239,7 +267,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             budget=self.chunk,
             dtype=corpus.backbone.dtype,
         )
-        return TokenContext(
+        context = TokenContext(
             backbone,
             module,
             encoder,
@@ -252,6 +280,9 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             checkpoint_blocks=self.checkpoint_blocks,
             compile_blocks=self.compile_blocks,
         )
+        if context.is_sharded and corpus.data.dev:  # the model is untrained yet, and the original does not fit a GPU
+            self._untrained_scores(corpus, self._sharded_cosines(context))
+        return context
 
     def train(self, context: TokenContext, corpus: TokenCorpus, run: SeedRun) -> SeedResult:
         """Train the adapter on the objective."""
@@ -267,7 +298,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         if start:
             _interpolate(context.module, start, self.keep)
             task = training_task(corpus.objective, context, self.training, self.choose_by)
-            dev_score = broadcast_score(task.dev_metric)
+            dev_score = broadcast(task.dev_metric)
             result.notes["keep"] = {"share": self.keep, "dev_trained": history.best_score, "dev_kept": dev_score}
         if context.backbone.model is not corpus.backbone.model:
             context.backbone.fingerprint = key  # a trained copy is not the model it was copied from
@@ -281,7 +312,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
 
     def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
         """Score dev and test files with the encoder itself."""
-        data, cosines = corpus.data, self._cosines(result.model.backbone, corpus)
+        data, context = corpus.data, result.model
+        cosines = self._sharded_cosines(context) if context.is_sharded else self._cosines(context.backbone, corpus)
         with current_progress().phase("final checks", self._n_final_texts(data)):
             result.dev, result.test = (correlations(files, cosines) for files in (data.dev, data.test))
             result.checks = self._checks(cosines, corpus)
@@ -295,7 +327,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         """Score the untrained model under the same reading, and keep it where it is better and that is wanted."""
         if not corpus.data.dev:
             return
-        result.untrained = self._untrained_scores(corpus)
+        result.untrained = self._untrained_scores(corpus, self._cosines(corpus.backbone, corpus))
         trained = mean_score(result.dev, self.choose_by)
         untrained = mean_score(result.untrained["dev"], self.choose_by)
         if self.keep_better and trained < untrained:
@@ -312,19 +344,20 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def _cosines(self, backbone: Backbone, corpus: TokenCorpus) -> Cosines:
         """Cosines of pairs of texts as the encoder of a backbone gives them."""
         encoder = Encoder(backbone, self._encoder_spec(corpus))
+        return _pair_cosines(partial(encoder.encode, show_progress_bar=False))
 
-        def cosines(pairs: TextPairs) -> NDArray[np.floating[Any]]:
-            texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-            vectors = dict(zip(texts, encoder.encode(texts, show_progress_bar=False), strict=True))
-            left, right = (np.stack([vectors[pair[side]] for pair in pairs]) for side in (0, 1))
-            return pairwise_cos_sim(left, right)
+    def _sharded_cosines(self, context: TokenContext) -> Cosines:
+        """Cosines of pairs of texts by a sharded model, which all processes run in the same batches."""
 
-        return cosines
+        def encode(texts: Sequence[str]) -> NDArray[np.float32]:
+            with torch.no_grad(), context.forward_context():
+                return context.encode_texts(texts).float().cpu().numpy()
 
-    def _untrained_scores(self, corpus: TokenCorpus) -> dict[str, Scores]:
-        """Scores of the model without the adapter on dev and test files."""
+        return _pair_cosines(encode)
+
+    def _untrained_scores(self, corpus: TokenCorpus, cosines: Cosines) -> dict[str, Scores]:
+        """Scores of the model without the adapter on dev and test files, computed once."""
         if not corpus.untrained:
-            cosines = self._cosines(corpus.backbone, corpus)
             with current_progress().phase(SCORING_UNTRAINED, _n_scored_texts(corpus.data)):
                 for part, files in (("dev", corpus.data.dev), ("test", corpus.data.test)):
                     corpus.untrained[part] = correlations(files, cosines)
@@ -332,7 +365,10 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
 
     def export(self, result: SeedResult, corpus: TokenCorpus, work: Path) -> tuple[Encoder, bool]:
         """The encoder; of a trained copy of the model, the weights are written to `work` and must be saved with it."""
-        backbone, has_own_weights = saved_backbone(result.model.backbone, corpus.backbone, work)
+        trained = result.model.backbone
+        if is_sharded(trained.model):
+            trained = self.unshard(trained, corpus.backbone)
+        backbone, has_own_weights = saved_backbone(trained, corpus.backbone, work)
         return Encoder(backbone, self._encoder_spec(corpus)), has_own_weights
 
     def card_rows(self) -> dict[str, str]:
@@ -446,6 +482,18 @@ def _interpolate(module: nn.Module, start: dict[str, Tensor], keep: float) -> No
     parameters = dict(module.named_parameters())
     for name, value in start.items():
         parameters[name].lerp_(value.to(parameters[name].device), 1 - keep)
+
+
+def _pair_cosines(encode: Callable[[list[str]], NDArray[np.floating[Any]]]) -> Cosines:
+    """Cosines of pairs of texts, each of which is encoded once."""
+
+    def cosines(pairs: TextPairs) -> NDArray[np.floating[Any]]:
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        vectors = dict(zip(texts, encode(texts), strict=True))
+        left, right = (np.stack([vectors[pair[side]] for pair in pairs]) for side in (0, 1))
+        return pairwise_cos_sim(left, right)
+
+    return cosines
 
 
 def _n_scored_texts(data: TrainingData) -> int:

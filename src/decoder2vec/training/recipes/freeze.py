@@ -37,6 +37,7 @@ from decoder2vec.text.files import ScoredPairs
 from decoder2vec.text.template import Template
 from decoder2vec.training.context import InputSpec, Reads
 from decoder2vec.training.data import TrainingData
+from decoder2vec.training.distributed import is_main_process, one_process_first
 from decoder2vec.training.loop import Rows, Schedule
 from decoder2vec.training.objectives.autoencoder import AutoencoderConfig, AutoencoderObjective
 from decoder2vec.training.objectives.contrastive import LatentTripletsConfig, LatentTripletsObjective
@@ -350,7 +351,7 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         pairs = augment_pairs(data.train, self.changes, data.scale) if data.train else None
         texts = data.all_texts() + (pairs.texts() if pairs else []) + sanity_texts(data.dev[0].texts())
         fitted_texts = self._training_texts(data, pairs)[:_MAX_FITTED_TEXTS]
-        with current_progress().phase("encoding", len(dict.fromkeys(texts))):
+        with current_progress().phase("encoding", len(dict.fromkeys(texts))), one_process_first():
             table = LatentTable(reader, texts)
         teachers = self.teacher_fingerprints()
         corpus = LatentCorpus(data, backbone, readings, table, pairs, fitted_texts, teachers)
@@ -408,8 +409,9 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         history, _ = run.fit(objective, context, self.pretraining, self.choose_by, checkpoint=checkpoint)
         note = {**stage_note(objective, history, self.choose_by), "seconds": round(time.perf_counter() - started, 1)}
         note |= objective.report(context)
-        save_pretrained(context.net, file, note, with_head=self.pretrain in _TRAINS_HEAD)
-        checkpoint.unlink(missing_ok=True)
+        if is_main_process():
+            save_pretrained(context.net, file, note, with_head=self.pretrain in _TRAINS_HEAD)
+            checkpoint.unlink(missing_ok=True)
         return note
 
     def _pretraining_objective(self, data: TrainingData) -> Objective[Any, Any]:

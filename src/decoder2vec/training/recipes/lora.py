@@ -9,7 +9,9 @@ from torch import Tensor, nn
 
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.sharding import copy_model, shard_weights
 from decoder2vec.errors import InputError
+from decoder2vec.training.distributed import process_device
 from decoder2vec.training.recipes.adapter import AdapterRecipe
 
 
@@ -18,6 +20,7 @@ class LoraRecipe(AdapterRecipe):
     """Train two matrices of that rank beside every linear layer of the blocks that run."""
 
     name = "lora"
+    can_shard = True
     about = "Low-rank changes of the model's weights were trained."
 
     rank: int = 16
@@ -32,9 +35,20 @@ class LoraRecipe(AdapterRecipe):
 
     def adapt(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
         """New matrices, which change nothing yet."""
+        if self.shards:
+            backbone = copy_model(backbone, depth, backbone.dtype)
+            shard_weights(backbone, process_device(), backbone.dtype)
         lora = Lora.initialise(backbone, self.rank, self.alpha, self.dropout, depth)
         lora.compiled = self.compile_blocks
         return backbone.with_adapter(lora.to(backbone.device)), lora
+
+    def unshard(self, trained: Backbone, original: Backbone) -> Backbone:
+        """The original with the trained matrices, which every process has."""
+        sharded = trained.adapter
+        assert isinstance(sharded, Lora)
+        lora = Lora(original, sharded.config).to(original.device)
+        lora.load_state_dict(sharded.state_dict())
+        return original.with_adapter(lora.requires_grad_(False))
 
     def start_values(self, module: nn.Module) -> dict[str, Tensor]:
         """Of one matrix only, which starts at zero: the change of a weight is the product of both."""
