@@ -55,11 +55,27 @@ class Chunk:
         ]
 
 
+@dataclass(frozen=True)
+class StoreStats:
+    """What a store says about itself."""
+
+    size: int
+    """Bytes on disk."""
+    ann: str
+    """Kind of the approximate index that is built, or "none"."""
+    unindexed: int
+    """Chunks that are not yet in it, and are compared one by one."""
+    deleted: int
+    """Rows of deleted chunks that still take space."""
+
+
 class ChunkStore(Protocol):
     """Storage of chunks and vectors. Every change is atomic: complete or absent, even if the process is killed."""
 
     local_folder: Path
     """Folder on this machine for the encoder's description, the BM25 index and a learned reranker."""
+    ann_kinds: tuple[str, ...]
+    """Kinds of approximate index of the vectors, the default first."""
 
     def header(self) -> dict[str, Any] | None:
         """Return what `write_header` wrote, or None if there is no index."""
@@ -101,15 +117,27 @@ class ChunkStore(Protocol):
         """Return key -> chunk for those of the keys that exist."""
 
     def nearest(
-        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None
+        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None, *, exact: bool
     ) -> tuple[list[str], Embeddings]:
-        """Return keys and vectors of approximately the `count` nearest chunks, where exact search is too expensive."""
+        """Return keys and vectors of the `count` nearest chunks: by the approximate index, or of all chunks if `exact`.
+
+        Chunks that were added since the index was built are compared exactly, too.
+        """
 
     def verify_files(self) -> None:
         """Raise StorageError if a file is not as it was written."""
 
-    def optimise(self, approximate_for: str | None) -> None:
-        """Compact after many changes; also build the approximate index for the similarity of that name."""
+    def optimise(self, ann: str, similarity: str, *, rebuild: bool = False) -> None:
+        """Compact after many changes, and bring the approximate index up to date.
+
+        Args:
+            ann: Kind of the approximate index, or "none", which removes it.
+            similarity: What it is for.
+            rebuild: Build it anew, for the vectors that are stored now, even if there is one of this kind.
+        """
+
+    def stats(self) -> StoreStats:
+        """Return size on disk, kind of the approximate index, and what it does not hold."""
 
     def close(self) -> None:
         """Release open files and connections."""
