@@ -68,7 +68,8 @@ def index(
         str, typer.Option(help="Columns of --pairs: two texts and a score.")
     ] = "sentence1,sentence2,score",
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here.")
+        Path | None,
+        typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
     ] = None,
     reset: Annotated[
         bool, typer.Option("--reset", help="With --tune: undo; hybrid search fuses as in a new index.")
@@ -81,7 +82,7 @@ def index(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --ann, --tune, --verify, --stats."""
+    """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --stats."""
     if not (source or delete or tune or verify or ann or stats):
         raise InputError("Give a folder or file to add to the index, or --delete, --ann, --tune, --verify or --stats.")
     _check_tuning_options(tune, reset, queries, qrels, pairs)
@@ -104,8 +105,7 @@ def index(
             changes = _add(opened, source, split_names(column))
             report |= _describe_changes(changes)
             _check_indexed(source, changes, report, json_file)
-        if ann:
-            _build_ann(opened, ann)
+        _build_ann(opened, ann)
         tuned = _tune(opened, reset, pairs, split_names(pair_columns), queries, qrels)
         if source or delete or ann or verify:
             _verify(opened)
@@ -206,9 +206,10 @@ def _print_some(messages: list[str], hint: str = "") -> None:
         info(f"... and {len(messages) - _MAX_NAMED} more{hint}")
 
 
-def _build_ann(opened: Index, kind: str) -> None:
-    with current_progress().phase("building the approximate index"):
-        opened.build_ann(kind)
+def _build_ann(opened: Index, kind: str | None) -> None:
+    if kind:
+        with current_progress().phase("building the approximate index"):
+            opened.build_ann(kind)
 
 
 def _print_stats(opened: Index) -> dict[str, Any]:

@@ -391,8 +391,8 @@ class Index:
         if kind not in kinds:
             raise unknown_name("approximate index", kind, kinds)
         with self.store.write_lock():
-            self._update_header(ann=kind)
-            self._ranker.prepare(rebuild_ann=True)
+            self._ranker.prepare(kind)
+            self._update_header(ann=kind)  # last: it is searched once it is complete
 
     def stats(self) -> IndexStats:
         """Return counts, size on disk, encoder, and the state of the approximate index."""

@@ -60,7 +60,7 @@ _DISTANCES = {"cosine": "cosine", "dot": "dot", "euclidean": "l2"}
 _ANN_TYPES = {"IvfHnswSq": "hnsw", "IvfPq": "ivf_pq", "IvfSq": "ivf_sq", "IvfRq": "ivf_rq"}
 """LanceDB's name of a kind of index -> ours."""
 _ANN_NAME = "vector_idx"
-_PROBES = 20
+_PROBES = 40
 """Partitions that are searched."""
 _REFINE = 4
 """Candidates for each chunk wanted, by their quantised vectors; the chunks are chosen by their vectors in float32."""
@@ -84,8 +84,6 @@ def _reports_damage(method: Callable[Concatenate[LanceStore, P], T]) -> Callable
 
 class LanceStore:
     """A `ChunkStore` in a folder with a LanceDB table."""
-
-    ann_kinds = ("hnsw", "ivf_pq", "ivf_sq", "ivf_rq")
 
     def __init__(self, folder: Path) -> None:
         self.folder = self.local_folder = folder
@@ -195,17 +193,22 @@ class LanceStore:
         chunks = [Chunk(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows.to_pylist()]
         return {chunk.key: chunk for chunk in chunks}
 
+    def ann_kinds(self, dim: int) -> tuple[str, ...]:
+        """Return the kinds for this width: binary and product quantisation take eight dimensions at a time."""
+        return ("ivf_rq", "ivf_pq", "ivf_sq", "hnsw") if dim % 8 == 0 else ("ivf_sq", "hnsw")
+
     @_reports_damage
     def nearest(
         self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None, *, exact: bool
     ) -> tuple[list[str], Embeddings]:
         """Search the index that `optimise` built, or all chunks; those added since are compared exactly."""
         search = self._table.search(vector, vector_column_name="vector").distance_type(_DISTANCES[similarity])
+        search = search.limit(count)
         if exact:
             search = search.bypass_vector_index()
-        else:
-            search = search.nprobes(_PROBES).refine_factor(_REFINE).ef(max(_MIN_EF, 2 * _REFINE * count))
-        search = search.limit(count)
+        else:  # more partitions only if a filter leaves fewer than `count` rows in the nearest ones
+            search = search.minimum_nprobes(_PROBES).maximum_nprobes(0)
+            search = search.refine_factor(_REFINE).ef(max(_MIN_EF, 2 * _REFINE * count))
         if filter:
             search = search.where(_filter_condition(filter), prefilter=True)
         return _keys_and_vectors(search.select(["key", "vector", "_distance"]).to_arrow())

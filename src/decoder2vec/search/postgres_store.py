@@ -22,7 +22,7 @@ from decoder2vec.storage import cache_root
 _OPERATORS = {"cosine": "<=>", "dot": "<#>", "euclidean": "<->"}
 _OPERATOR_CLASSES = {"cosine": "halfvec_cosine_ops", "dot": "halfvec_ip_ops", "euclidean": "halfvec_l2_ops"}
 _MAX_INDEXED_DIM = 4000
-"""pgvector indexes half-precision vectors up to this width; wider ones are searched exactly."""
+"""pgvector indexes half-precision vectors up to this width."""
 _COLUMNS = "document, number, total, text, metadata, digest"
 _FETCH_ROWS = 2000
 """Rows fetched at once."""
@@ -32,8 +32,6 @@ _IDLE = 0
 
 class PostgresStore:
     """A `ChunkStore` in two tables of a database."""
-
-    ann_kinds = ("hnsw",)
 
     def __init__(self, location: str) -> None:
         address, _, name = location.partition("#")
@@ -174,6 +172,10 @@ class PostgresStore:
         rows = self._run(f"SELECT {_COLUMNS} FROM {self.name} WHERE key = ANY(%s)", list(keys))
         return {chunk.key: chunk for chunk in (Chunk(*row) for row in rows)}
 
+    def ann_kinds(self, dim: int) -> tuple[str, ...]:
+        """Return the kinds for this width."""
+        return ("hnsw",) if dim <= _MAX_INDEXED_DIM else ()
+
     def nearest(
         self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None, *, exact: bool
     ) -> tuple[list[str], Embeddings]:
@@ -200,7 +202,7 @@ class PostgresStore:
         with _storage_errors(), self._connection.transaction():
             if ann == "none":
                 self._run(f"DROP INDEX IF EXISTS {self.name}_nearest")
-            elif self._dim() <= _MAX_INDEXED_DIM:
+            else:
                 self._run(
                     f"CREATE INDEX IF NOT EXISTS {self.name}_nearest ON {self.name} "
                     f"USING hnsw ((embedding::halfvec({self._dim():d})) {_OPERATOR_CLASSES[similarity]})"

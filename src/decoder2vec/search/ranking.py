@@ -43,11 +43,15 @@ class DocumentRanker:
     @property
     def ann_kinds(self) -> tuple[str, ...]:
         """Kinds of approximate index that there are for these vectors, the default first."""
-        return () if self.similarity == "manhattan" else self.store.ann_kinds
+        return () if self.similarity == "manhattan" else self.store.ann_kinds(self._dim())
 
-    def prepare(self, *, rebuild_ann: bool = False) -> None:
-        """Optimise the store and build the BM25 index, so that the first search need not."""
-        self.store.optimise(self._ann(), self.similarity, rebuild=rebuild_ann)
+    def prepare(self, new_ann: str | None = None) -> None:
+        """Optimise the store and build the BM25 index, so that the first search need not.
+
+        With `new_ann` the approximate index is built anew, and is of this kind.
+        """
+        ann = self._resolve(new_ann) if new_ann else self._ann()
+        self.store.optimise(ann, self.similarity, rebuild=new_ann is not None)
         self._lexical_search()
 
     def verify_files(self) -> None:
@@ -106,15 +110,20 @@ class DocumentRanker:
         return _best_documents(search(top * _CHUNKS_PER_DOCUMENT), top, self.store.count_chunks(), search)
 
     def _ann(self) -> str:
-        """Kind of the approximate index that the header asks for; "auto" depends on the size."""
-        kind = str((self.store.header() or {}).get("ann", "auto"))
+        """Kind of the approximate index, or "none" if search is exact."""
+        return self._resolve(str((self.store.header() or {}).get("ann", "auto")))
+
+    def _resolve(self, kind: str) -> str:
+        """Return the kind that "auto" stands for, by the size of the vectors; others unchanged."""
         if kind != "auto":
             return kind
         return "none" if self._fits_in_memory() or not self.ann_kinds else self.ann_kinds[0]
 
     def _fits_in_memory(self) -> bool:
-        dim = int((self.store.header() or {}).get("dim", 0))
-        return self.store.count_chunks() * dim * 4 <= MAX_EXACT_BYTES
+        return self.store.count_chunks() * self._dim() * 4 <= MAX_EXACT_BYTES
+
+    def _dim(self) -> int:
+        return int((self.store.header() or {}).get("dim", 0))
 
     def _dense_search(self) -> DenseSearch:
         revision = self.store.revision()

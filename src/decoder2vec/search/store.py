@@ -74,8 +74,6 @@ class ChunkStore(Protocol):
 
     local_folder: Path
     """Folder on this machine for the encoder's description, the BM25 index and a learned reranker."""
-    ann_kinds: tuple[str, ...]
-    """Kinds of approximate index of the vectors, the default first."""
 
     def header(self) -> dict[str, Any] | None:
         """Return what `write_header` wrote, or None if there is no index."""
@@ -115,6 +113,9 @@ class ChunkStore(Protocol):
 
     def read_chunks(self, keys: Sequence[str]) -> dict[str, Chunk]:
         """Return key -> chunk for those of the keys that exist."""
+
+    def ann_kinds(self, dim: int) -> tuple[str, ...]:
+        """Return the kinds of approximate index that there are for vectors of this width, the default first."""
 
     def nearest(
         self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None, *, exact: bool
