@@ -226,7 +226,7 @@ def _print_stats(opened: Index) -> dict[str, Any]:
         ("unindexed rows", f"{stats.unindexed:,}"),
         ("deleted rows", f"{stats.deleted:,}"),
     ]
-    table(("", ""), rows, opened.location)
+    table(("index", opened.location), rows)
     return {"stats": asdict(stats)}
 
 
