@@ -142,7 +142,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
     for args, error, message in (
         (("index", empty, "--encoder", "tiny-llama", "--out", new), DataFileError, "holds no file"),
         (("index", tmp_path / "missing", "--out", new), DataFileError, "does not exist"),
-        (("index", "--out", index), InputError, "Give a folder or file .* --delete, --ann, --tune, --verify or --stats"),
+        (("index", "--out", index), InputError, "Give a folder .* --delete, --ann, --tune, --verify or --stats"),
         (("index", "--out", new), InputError, "Give a folder or file"),
         (("index", "--out", new, "--verify"), InputError, "no index"),
         (("index", folder, "--out", index, "--encoder", "tiny-gpt2"), InputError, "another embedding space"),
