@@ -29,6 +29,7 @@ QUICK = (
     "index create",
     "index add",
     "index delete",
+    "index ann",
     "index tune",
     "calibrate",
     "train soft prompt",

@@ -55,6 +55,20 @@ def test_filter_mode_and_top_are_used(index):
     assert hit["snippet"]["text"][hit["snippet"]["start"] : hit["snippet"]["end"]] == "A kitten naps on the red sofa."
 
 
+def test_approximate_index_is_built_shown_and_removed(index, tmp_path):
+    result = d2v("index", "--out", index, "--ann", "hnsw", "--stats", "--json", tmp_path / "stats.json")
+    assert "4 documents in 4 chunks, verified" in result.output and "approximate index  hnsw" in result.output
+    stats = json.loads((tmp_path / "stats.json").read_text(encoding="utf-8"))["stats"]
+    assert (stats["documents"], stats["chunks"], stats["ann"], stats["encoder"]) == (4, 4, "hnsw", "tiny-llama")
+    for options in ((), ("--exact",)):
+        hits = search_json(index, "stocks", "--mode", "dense", "--where", "year=2024", *options)
+        assert [hit["id"] for hit in hits] == ["n2024"]
+    with pytest.raises(InputError, match="Did you mean hnsw"):
+        d2v("index", "--out", index, "--ann", "hsnw")
+    output = d2v("index", "--out", index, "--ann", "auto", "--stats").output
+    assert "approximate index  none; search is exact" in output
+
+
 def test_reranker_orders_the_documents(index):
     scores = [hit["score"] for hit in search_json(index, "stocks", "--rerank", "tiny-llama")]
     assert len(scores) == 4 and scores == sorted(scores, reverse=True) and max(scores) <= 1
@@ -128,7 +142,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
     for args, error, message in (
         (("index", empty, "--encoder", "tiny-llama", "--out", new), DataFileError, "holds no file"),
         (("index", tmp_path / "missing", "--out", new), DataFileError, "does not exist"),
-        (("index", "--out", index), InputError, "Give a folder or file .* --delete, --tune or --verify"),
+        (("index", "--out", index), InputError, "Give a folder .* --delete, --ann, --tune, --verify or --stats"),
         (("index", "--out", new), InputError, "Give a folder or file"),
         (("index", "--out", new, "--verify"), InputError, "no index"),
         (("index", folder, "--out", index, "--encoder", "tiny-gpt2"), InputError, "another embedding space"),

@@ -555,6 +555,12 @@ WRITERS: dict[str, Writer] = {
         read_index,
         lambda folder: open_index(folder).add(documents(0, 6)),
     ),
+    "index ann": Writer(
+        lambda folder: open_index(folder).build_ann("ivf_rq"),
+        lambda folder: {**read_index(folder), "ann": open_index(folder).header.ann},
+        lambda folder: open_index(folder).add(documents(0, 12)),
+        search_index,
+    ),
     "index tune": Writer(tune_index, read_index, lambda folder: open_index(folder).add(documents(0, 6)), search_index),
     "index folder": Writer(
         lambda folder: index_folder(folder, 1), read_mirror, lambda folder: index_folder(folder, 0), search_index

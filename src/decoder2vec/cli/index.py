@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -54,6 +55,11 @@ def index(
     overlap: Annotated[int | None, typer.Option(help="Tokens that neighbouring chunks share; 32.")] = None,
     delete: Annotated[list[str] | None, typer.Option(help="Remove the document with this id; may be repeated.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check that the index is complete and undamaged.")] = False,
+    ann: Annotated[
+        str | None,
+        typer.Option(help="Build an approximate index of the vectors: auto, none, hnsw, ivf_pq, ivf_sq or ivf_rq."),
+    ] = None,
+    stats: Annotated[bool, typer.Option("--stats", help="Print counts, size and approximate index.")] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="Choose how hybrid search fuses (--queries, --qrels), or learn from --pairs.")
     ] = False,
@@ -64,7 +70,8 @@ def index(
         str, typer.Option(help="Columns of --pairs: two texts and a score.")
     ] = "sentence1,sentence2,score",
     json_file: Annotated[
-        Path | None, typer.Option("--json", help="Write what was added and left out, and the scores of --tune, here.")
+        Path | None,
+        typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
     ] = None,
     reset: Annotated[
         bool, typer.Option("--reset", help="With --tune: undo; hybrid search fuses as in a new index.")
@@ -77,12 +84,14 @@ def index(
     device: Device = None,
     dtype: Dtype = None,
 ) -> None:
-    """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --verify."""
-    if not (source or delete or tune or verify):
-        raise InputError("Give a folder or file to add to the index, or --delete, --tune or --verify.")
+    """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --stats."""
+    if not (source or delete or tune or verify or ann or stats):
+        raise InputError("Give a folder or file to add to the index, or --delete, --ann, --tune, --verify or --stats.")
     _check_tuning_options(tune, reset, queries, qrels, pairs)
-    if json_file and not (source or queries):
-        raise InputError("There is nothing to write to --json; give a folder or file to add, or --tune with --queries.")
+    if json_file and not (source or queries or stats):
+        raise InputError(
+            "There is nothing to write to --json; give a folder or file to add, --tune with --queries, or --stats."
+        )
     check_output_file(json_file, ".json", sources=[source, queries, qrels, pairs])
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     loading = {"device": device, "dtype": dtype}
@@ -98,12 +107,15 @@ def index(
             changes = _add(opened, source, split_names(column))
             report |= _describe_changes(changes)
             _check_indexed(source, changes, report, json_file)
+        _build_ann(opened, ann)
         tuned = _tune(opened, reset, pairs, split_names(pair_columns), queries, qrels)
-        if source or delete or verify:
+        if source or delete or ann or verify:
             _verify(opened)
     if tuned:
         _print_tuning(opened, tuned)
         report |= tuned.to_json()
+    if stats:
+        report |= _print_stats(opened)
     if json_file:
         write_json(json_file, report)
 
@@ -199,6 +211,30 @@ def _print_some(messages: list[str], hint: str = "") -> None:
         info(message)
     if len(messages) > _MAX_NAMED:
         info(f"... and {len(messages) - _MAX_NAMED} more{hint}")
+
+
+def _build_ann(opened: Index, kind: str | None) -> None:
+    if kind:
+        with current_progress().phase("building the approximate index"):
+            opened.build_ann(kind)
+
+
+def _print_stats(opened: Index) -> dict[str, Any]:
+    """Print the statistics of the index; returns them for --json."""
+    stats = opened.stats()
+    rows = [
+        ("documents", f"{stats.documents:,}"),
+        ("chunks", f"{stats.chunks:,}"),
+        ("dimensions", f"{stats.dim:,}"),
+        ("encoder", f"{stats.encoder} {stats.fingerprint}".strip() or "unknown"),
+        ("similarity", stats.similarity),
+        ("size on disk", f"{stats.size / 2**20:,.1f} MB"),
+        ("approximate index", f"{stats.ann}; search is exact" if stats.ann == "none" else stats.ann),
+        ("unindexed rows", f"{stats.unindexed:,}"),
+        ("deleted rows", f"{stats.deleted:,}"),
+    ]
+    table(("index", opened.location), rows)
+    return {"stats": asdict(stats)}
 
 
 @in_phase("verifying")

@@ -26,8 +26,13 @@ def search(
     mode: Annotated[str, typer.Option(help="dense (embeddings), lexical (BM25) or hybrid (both).")] = "hybrid",
     filters: Annotated[
         list[str] | None,
-        typer.Option("--filter", help="key=value required in the metadata; repeat for other keys or further values."),
+        typer.Option(
+            "--filter", "--where", help="key=value required in the metadata; repeat for other keys or further values."
+        ),
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compare with every vector, even if there is an approximate index.")
+    ] = False,
     rerank: Annotated[
         str | None,
         typer.Option(help="Rescore the best 30: a reranker or trained encoder, likelihood:MODEL, or own (--tune)."),
@@ -47,7 +52,8 @@ def search(
         from decoder2vec.search.index import Index
 
         opened = Index.open(index, encoder or None, device=device, dtype=dtype, for_queries=rerank != "own")
-        hits = opened.search(query, top, mode, required, _reranker(opened, rerank, device, dtype))
+        reranker = _reranker(opened, rerank, device, dtype)
+        hits = opened.search(query, top, mode, required, reranker, exact=exact)
     for hit in hits:
         typer.echo(_to_json(hit)) if as_json else _print(hit)
     if not hits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,27 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class IndexStats:
+    """What `Index.stats` returns."""
+
+    documents: int
+    chunks: int
+    dim: int
+    encoder: str
+    """Model of the encoder, if it is known."""
+    fingerprint: str
+    similarity: str
+    size: int
+    """Bytes on disk."""
+    ann: str
+    """Kind of approximate index of the vectors that is built, or "none": then search is exact."""
+    unindexed: int
+    """Chunks that are not in the approximate index yet; search compares them exactly."""
+    deleted: int
+    """Rows of deleted chunks that still take space."""
+
+
+@dataclass(frozen=True)
 class IndexHeader:
     """What is stored about the index itself: `index.json` of a folder, a row in a database."""
 
@@ -89,6 +110,8 @@ class IndexHeader:
     fusion: Fusion = field(default_factory=Fusion)
     tuned: bool = False
     """Whether the fusion was chosen for this index."""
+    ann: str = "auto"
+    """Kind of approximate index of the vectors; "auto" depends on the size."""
     format: int = _FORMAT
 
 
@@ -182,17 +205,7 @@ class Index:
             StorageError: The index is damaged or has the format of another version.
         """
         store, place = open_store(location), without_password(location)
-        table = store.header()
-        if table is None:
-            raise InputError(f"There is no index at {place}; create one with `d2v index`.")
-        if table.get("format") != _FORMAT:
-            raise StorageError(f"The index at {place} is of another version of this package; create it again.")
-        try:
-            header = from_table(IndexHeader, table)
-        except (InputError, TypeError) as error:
-            raise StorageError(f"The header of the index at {place} is damaged: {error}") from None
-        if not table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
-            header = replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
+        header = _read_header(store, place)
         if encoder is None:
             encoder_folder = store.local_folder / "encoder"
             if not is_encoder_folder(encoder_folder):
@@ -273,6 +286,8 @@ class Index:
         mode: str = "hybrid",
         filter: MetadataFilter | None = None,
         reranker: SupportsRerank | None = None,
+        *,
+        exact: bool = False,
     ) -> list[Hit]:
         """Return the documents that answer a query best, best first; each occurs once, by its best chunk.
 
@@ -284,12 +299,13 @@ class Index:
                 its value or one of its values.
             reranker: Rescores the best 30 documents. Anything with `rerank(query, texts)`, such as a
                 `Reranker`, a `PairReranker` or what `load_reranker` returns.
+            exact: Compare the query with every vector, even if there is an approximate index.
 
         Raises:
             InputError: `mode` is unknown, or `top` is less than 1.
         """
         depth = max(top, _MIN_RERANKED) if reranker else top
-        ranked = self.rank([query], depth, mode, filter)[0]
+        ranked = self.rank([query], depth, mode, filter, exact=exact)[0]
         chunks = self.store.read_chunks([document.chunk_key for document in ranked])
         # another process may have deleted a document since it was ranked
         ranked = [document for document in ranked if document.chunk_key in chunks]
@@ -317,7 +333,13 @@ class Index:
         ]
 
     def rank(
-        self, queries: Sequence[str], top: int = 10, mode: str = "hybrid", filter: MetadataFilter | None = None
+        self,
+        queries: Sequence[str],
+        top: int = 10,
+        mode: str = "hybrid",
+        filter: MetadataFilter | None = None,
+        *,
+        exact: bool = False,
     ) -> list[list[RankedDocument]]:
         """Return ids and scores for many queries at once, which is faster than `search`; parameters as there."""
         if mode not in MODES:
@@ -325,8 +347,8 @@ class Index:
         if top < 1:
             raise InputError(f"top is {top}; ask for 1 or more documents.")
         if mode != "hybrid":
-            return self._rank_by(mode, queries, top, filter)
-        candidates = self._candidates(queries, max(top, _MIN_FUSED), filter)
+            return self._rank_by(mode, queries, top, filter, exact)
+        candidates = self._candidates(queries, max(top, _MIN_FUSED), filter, exact)
         return [self.header.fusion(*both)[:top] for both in candidates]
 
     def tune(self, queries: str | Path | Mapping[str, str], qrels: str | Path | Qrels) -> TuningResult:
@@ -353,9 +375,36 @@ class Index:
 
     def set_fusion(self, fusion: Fusion) -> None:
         """Set how hybrid search fuses both rankings from now on, and keep it in the index."""
-        self.header = replace(self.header, fusion=fusion, tuned=fusion != Fusion())
         with self.store.write_lock():
-            self.store.write_header(to_table(self.header))
+            self._update_header(fusion=fusion, tuned=fusion != Fusion())
+
+    def build_ann(self, kind: str = "auto") -> None:
+        """Build the approximate nearest-neighbour index of the vectors anew, and keep the choice in the index.
+
+        Later `add`s keep it up to date. What is not in it yet is compared exactly, so that search finds all documents
+        at any time. It proposes candidates, which are scored by their stored vectors.
+
+        Args:
+            kind: "hnsw", "ivf_pq", "ivf_sq" (int8) or "ivf_rq" (binary); a database has only "hnsw". "none" removes the
+                index: search is exact, with all vectors in memory. "auto", as in a new index, is "none" up to 512 MB of
+                vectors and the store's default beyond.
+
+        Raises:
+            InputError: `kind` is unknown, or the store or the similarity has no such index.
+        """
+        kinds = ("auto", "none", *self._ranker.ann_kinds)
+        if kind not in kinds:
+            raise unknown_name("approximate index", kind, kinds)
+        with self.store.write_lock():
+            self._ranker.prepare(kind)
+            self._update_header(ann=kind)  # last: it is searched once it is complete
+
+    def stats(self) -> IndexStats:
+        """Return counts, size on disk, encoder, and the state of the approximate index."""
+        documents, chunks = self.count()
+        store, space = self.store.stats(), self.header.space
+        model = str(getattr(getattr(self.encoder, "spec", None), "backbone", ""))
+        return IndexStats(documents, chunks, space.dim, model, space.fingerprint, space.similarity, **asdict(store))
 
     def learn_reranker(
         self, pairs: str | Path | ScoredPairs, columns: Sequence[str] = PAIR_COLUMNS
@@ -398,26 +447,33 @@ class Index:
         """Close the connection to a database; an index in a folder need not be closed."""
         self.store.close()
 
+    def _update_header(self, **changes: Any) -> None:
+        """Change fields of the stored header, of which another process may have changed others."""
+        self.header = replace(_read_header(self.store, self.location), **changes)
+        self.store.write_header(to_table(self.header))
+
     @property
     def _reranker_file(self) -> Path:
         return self.store.local_folder / "pair_head.safetensors"
 
     def _rank_by(
-        self, mode: str, queries: Sequence[str], top: int, filter: MetadataFilter | None
+        self, mode: str, queries: Sequence[str], top: int, filter: MetadataFilter | None, exact: bool
     ) -> list[list[RankedDocument]]:
         """Rank by "dense" or "lexical" alone; a blank query finds nothing."""
         searched = [query for query in queries if query.strip()]
         if not searched:
             return [[] for _ in queries]
         if mode == "dense":
-            rankings = iter(self._ranker.dense(self._encode(searched, "query"), top, filter))
+            rankings = iter(self._ranker.dense(self._encode(searched, "query"), top, filter, exact=exact))
         else:
             rankings = iter(self._ranker.lexical(searched, top, filter))
         return [next(rankings) if query.strip() else [] for query in queries]
 
-    def _candidates(self, queries: Sequence[str], depth: int, filter: MetadataFilter | None = None) -> list[Candidates]:
+    def _candidates(
+        self, queries: Sequence[str], depth: int, filter: MetadataFilter | None = None, exact: bool = False
+    ) -> list[Candidates]:
         """Return for each query what a fusion takes: both rankings and the scores of a full match."""
-        dense, lexical = (self._rank_by(mode, queries, depth, filter) for mode in ("dense", "lexical"))
+        dense, lexical = (self._rank_by(mode, queries, depth, filter, exact) for mode in ("dense", "lexical"))
         return list(zip(dense, lexical, self._ranker.full_scores(queries), strict=True))
 
     def _probabilities(self, query: str, ranked: Sequence[RankedDocument]) -> dict[str, Probability]:
@@ -446,6 +502,21 @@ def open_store(location: str | Path) -> ChunkStore:
     from decoder2vec.search.lance_store import LanceStore
 
     return LanceStore(Path(location))
+
+
+def _read_header(store: ChunkStore, place: str) -> IndexHeader:
+    table = store.header()
+    if table is None:
+        raise InputError(f"There is no index at {place}; create one with `d2v index`.")
+    if table.get("format") != _FORMAT:
+        raise StorageError(f"The index at {place} is of another version of this package; create it again.")
+    try:
+        header = from_table(IndexHeader, table)
+    except (InputError, TypeError) as error:
+        raise StorageError(f"The header of the index at {place} is damaged: {error}") from None
+    if table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
+        return replace(header, tuned=True)
+    return replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
 
 
 def _verify(store: ChunkStore, dim: int) -> None:

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from decoder2vec.errors import Decoder2VecError, InputError, MissingExtraError, StorageError
-from decoder2vec.search.store import Chunk, Embeddings, MetadataFilter, required_tags
+from decoder2vec.search.store import Chunk, Embeddings, MetadataFilter, StoreStats, required_tags
 from decoder2vec.storage import (
     CHECKSUMS_FILE,
     atomic_file,
@@ -51,9 +52,20 @@ _ID_KEY = b"decoder2vec.index"
 """Where the schema of the table names the index that it belongs to."""
 _KEEP_VERSIONS = timedelta(minutes=10)
 """Older versions of the table are removed; a running search still finds the version it began with."""
+_COMPACT_EVERY = 1000
+"""Commits of chunks after which files are merged: every commit lists all files, so that many of them make it slow."""
 _PANICS = ("PanicException", "RustPanic")
 """Errors of native code, of which the first is no subclass of Exception; no module has them to import."""
 _DISTANCES = {"cosine": "cosine", "dot": "dot", "euclidean": "l2"}
+_ANN_TYPES = {"IvfHnswSq": "hnsw", "IvfPq": "ivf_pq", "IvfSq": "ivf_sq", "IvfRq": "ivf_rq"}
+"""LanceDB's name of a kind of index -> ours."""
+_ANN_NAME = "vector_idx"
+_PROBES = 40
+"""Partitions that are searched."""
+_REFINE = 4
+"""Candidates for each chunk wanted, by their quantised vectors; the chunks are chosen by their vectors in float32."""
+_MIN_EF = 100
+"""Candidates of a search in a graph, at least."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -76,6 +88,7 @@ class LanceStore:
     def __init__(self, folder: Path) -> None:
         self.folder = self.local_folder = folder
         self._opened_table: Any = None
+        self._commits = 0
 
     def header(self) -> dict[str, Any] | None:
         """Return the header, or None if there is no index."""
@@ -135,6 +148,9 @@ class LanceStore:
     def write_chunks(self, chunks: Sequence[Chunk], vectors: Embeddings, replace: bool) -> None:
         """Add or replace the chunks of whole documents in one commit."""
         rows = _to_arrow(chunks, vectors)
+        self._commits += 1
+        if self._commits % _COMPACT_EVERY == 0:
+            self._compact()
         if not replace:
             with self._undone_if_unreadable(first_row=self._table.count_rows()):
                 self._table.add(rows)
@@ -177,33 +193,69 @@ class LanceStore:
         chunks = [Chunk(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows.to_pylist()]
         return {chunk.key: chunk for chunk in chunks}
 
+    def ann_kinds(self, dim: int) -> tuple[str, ...]:
+        """Return the kinds for this width: binary and product quantisation take eight dimensions at a time."""
+        return ("ivf_rq", "ivf_pq", "ivf_sq", "hnsw") if dim % 8 == 0 else ("ivf_sq", "hnsw")
+
     @_reports_damage
     def nearest(
-        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None
+        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None, *, exact: bool
     ) -> tuple[list[str], Embeddings]:
-        """Search the index that `optimise` built; chunks added since are compared exactly."""
+        """Search the index that `optimise` built, or all chunks; those added since are compared exactly."""
         search = self._table.search(vector, vector_column_name="vector").distance_type(_DISTANCES[similarity])
-        search = search.refine_factor(4).limit(count)
+        search = search.limit(count)
+        if exact:
+            search = search.bypass_vector_index()
+        else:  # more partitions only if a filter leaves fewer than `count` rows in the nearest ones
+            search = search.minimum_nprobes(_PROBES).maximum_nprobes(0)
+            search = search.refine_factor(_REFINE).ef(max(_MIN_EF, 2 * _REFINE * count))
         if filter:
             search = search.where(_filter_condition(filter), prefilter=True)
         return _keys_and_vectors(search.select(["key", "vector", "_distance"]).to_arrow())
 
     @_reports_damage
-    def optimise(self, approximate_for: str | None) -> None:
-        """Merge the small files of many batches, index the keys and, for a similarity, the vectors (HNSW)."""
-        from lancedb.index import BTree, HnswSq
+    def optimise(self, ann: str, similarity: str, *, rebuild: bool = False) -> None:
+        """Merge the small files of many batches, index the keys, and index the vectors as `ann` says."""
+        from lancedb.index import BTree
 
         table = self._table
         if not table.count_rows():
             return
-        indexed = {index.columns[0] for index in table.list_indices()}
+        built, has_keys = self._ann(), any(index.columns[0] == "key" for index in table.list_indices())
+        with self._undone_if_unreadable(with_indices=True):
+            if not has_keys:
+                table.create_index("key", config=BTree())
+            if built != "none" and ann == "none":
+                table.drop_index(_ANN_NAME)
+            elif ann != "none" and (rebuild or built != ann):
+                table.create_index("vector", config=_ann_config(ann, similarity), name=_ANN_NAME)  # replaces another
+        self._compact()
+
+    def _compact(self) -> None:
+        """Merge the small files of many batches, and add their rows to the indices."""
+        table = self._table
         age = datetime.now() - table.list_versions()[-1]["timestamp"]  # of the version that would be restored
         with self._undone_if_unreadable(with_indices=True):
-            if "key" not in indexed:
-                table.create_index("key", config=BTree())
-            if approximate_for and "vector" not in indexed:
-                table.create_index("vector", config=HnswSq(distance_type=_DISTANCES[approximate_for]))
             table.optimize(cleanup_older_than=age + _KEEP_VERSIONS)
+
+    @_reports_damage
+    def stats(self) -> StoreStats:
+        """Return size on disk, kind of the approximate index, and what it does not hold."""
+        os.environ.setdefault("LANCE_INCLUDE_VECTOR_CENTROIDS", "false")  # they are not used; without this, it warns
+        ann, fragments = self._ann(), self._table.stats()["fragment_stats"]
+        # the mean is rounded down
+        rows = max(fragments["num_fragments"] * fragments["lengths"]["mean"], self.count_chunks())
+        return StoreStats(
+            size=sum((self.folder / name).stat().st_size for name in files_below(self.folder)),
+            ann=ann,
+            unindexed=0 if ann == "none" else self._table.index_stats(_ANN_NAME).num_unindexed_rows,
+            deleted=rows - self.count_chunks(),
+        )
+
+    def _ann(self) -> str:
+        """Kind of the approximate index of the table."""
+        types = [index.index_type for index in self._table.list_indices() if index.columns[0] == "vector"]
+        return _ANN_TYPES[types[0]] if types else "none"
 
     def verify_files(self) -> None:
         """Compare the files with their checksums; an index of version 0.1 has none until it is written to."""
@@ -319,6 +371,13 @@ def _connect(folder: Path) -> Any:
     except ImportError:
         raise MissingExtraError("lancedb", "index") from None
     return lancedb.connect(folder, read_consistency_interval=timedelta(0))  # sees what other processes write
+
+
+def _ann_config(kind: str, similarity: str) -> Any:
+    from lancedb.index import HnswSq, IvfPq, IvfRq, IvfSq
+
+    configs = {"hnsw": HnswSq, "ivf_pq": IvfPq, "ivf_sq": IvfSq, "ivf_rq": IvfRq}
+    return configs[kind](distance_type=_DISTANCES[similarity])
 
 
 def _schema(dim: int) -> Any:

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.errors import InputError, MissingExtraError, StorageError
-from decoder2vec.search.store import Chunk, Embeddings, MetadataFilter, required_tags
+from decoder2vec.search.store import Chunk, Embeddings, MetadataFilter, StoreStats, required_tags
 from decoder2vec.storage import cache_root
 
 _OPERATORS = {"cosine": "<=>", "dot": "<#>", "euclidean": "<->"}
 _OPERATOR_CLASSES = {"cosine": "halfvec_cosine_ops", "dot": "halfvec_ip_ops", "euclidean": "halfvec_l2_ops"}
 _MAX_INDEXED_DIM = 4000
-"""pgvector indexes half-precision vectors up to this width; wider ones are searched exactly."""
+"""pgvector indexes half-precision vectors up to this width."""
 _COLUMNS = "document, number, total, text, metadata, digest"
 _FETCH_ROWS = 2000
 """Rows fetched at once."""
@@ -172,31 +172,52 @@ class PostgresStore:
         rows = self._run(f"SELECT {_COLUMNS} FROM {self.name} WHERE key = ANY(%s)", list(keys))
         return {chunk.key: chunk for chunk in (Chunk(*row) for row in rows)}
 
+    def ann_kinds(self, dim: int) -> tuple[str, ...]:
+        """Return the kinds for this width."""
+        return ("hnsw",) if dim <= _MAX_INDEXED_DIM else ()
+
     def nearest(
-        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None
+        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None, *, exact: bool
     ) -> tuple[list[str], Embeddings]:
-        """Search the index that `optimise` built, if there is one."""
+        """Search the index that `optimise` built, if there is one, or all chunks."""
         condition, tags = _filter_condition(filter or {})
-        half = f"halfvec({self._dim():d})"
+        # the index is of half-precision vectors: an order by the vectors themselves does not use it
+        vectors = "vector" if exact else f"halfvec({self._dim():d})"
         with _storage_errors(), self._connection.transaction():
             self._run(f"SET LOCAL hnsw.ef_search = {min(1000, max(100, 2 * count)):d}")
             self._run("SET LOCAL hnsw.iterative_scan = strict_order")  # else a filter leaves fewer than `count` rows
             rows = self._run(
                 f"SELECT key, embedding FROM {self.name} WHERE {condition} "
-                f"ORDER BY embedding::{half} {_OPERATORS[similarity]} %s::vector::{half} LIMIT {count:d}",
+                f"ORDER BY embedding::{vectors} {_OPERATORS[similarity]} %s::vector::{vectors} LIMIT {count:d}",
                 *tags,
                 np.asarray(vector, np.float32),
             )
         return self._keys_and_vectors(rows)
 
-    def optimise(self, approximate_for: str | None) -> None:
-        """Update the planner's statistics and, for a similarity, index the vectors (HNSW)."""
-        if approximate_for and self._dim() <= _MAX_INDEXED_DIM:
-            self._run(
-                f"CREATE INDEX IF NOT EXISTS {self.name}_nearest ON {self.name} "
-                f"USING hnsw ((embedding::halfvec({self._dim():d})) {_OPERATOR_CLASSES[approximate_for]})"
-            )
+    def optimise(self, ann: str, similarity: str, *, rebuild: bool = False) -> None:
+        """Update the planner's statistics, and index the vectors (HNSW) unless `ann` is "none".
+
+        pgvector keeps its graph up to date, so that nothing is gained by a new one.
+        """
+        with _storage_errors(), self._connection.transaction():
+            if ann == "none":
+                self._run(f"DROP INDEX IF EXISTS {self.name}_nearest")
+            else:
+                self._run(
+                    f"CREATE INDEX IF NOT EXISTS {self.name}_nearest ON {self.name} "
+                    f"USING hnsw ((embedding::halfvec({self._dim():d})) {_OPERATOR_CLASSES[similarity]})"
+                )
         self._run(f"ANALYZE {self.name}")
+
+    def stats(self) -> StoreStats:
+        """Return size on disk, kind of the approximate index, and what it does not hold: in a database, nothing."""
+        tables = (self.name, f"{self.name}_header")
+        return StoreStats(
+            size=sum(int(self._run("SELECT pg_total_relation_size(%s::regclass)", table)[0][0]) for table in tables),
+            ann="hnsw" if self._has_table(f"{self.name}_nearest") else "none",
+            unindexed=0,
+            deleted=int(self._run("SELECT pg_stat_get_dead_tuples(%s::regclass)", self.name)[0][0]),
+        )
 
     def verify_files(self) -> None:
         """Do nothing: a database checks its own files."""

@@ -20,7 +20,7 @@ from decoder2vec.storage import atomic_folder, damaged_files, write_checksums
 from decoder2vec.text.bm25 import K1, SETTINGS, new_index, tokenise_queries, tokenise_to_ids
 
 MAX_EXACT_BYTES = 512 * 2**20
-"""Vectors up to this size are kept in memory and searched exactly; beyond it the store's approximate index is used."""
+"""Vectors up to this size are kept in memory and searched exactly; larger ones have an approximate index by default."""
 _CHUNKS_PER_DOCUMENT = 4
 """Chunks retrieved for each document wanted, since a document may have several among the best."""
 _MAX_SCORE_BYTES = 256 * 2**20
@@ -40,9 +40,18 @@ class DocumentRanker:
         self._dense: tuple[str, DenseSearch] | None = None
         self._lexical: tuple[str, LexicalSearch] | None = None
 
-    def prepare(self) -> None:
-        """Optimise the store and build the BM25 index, so that the first search need not."""
-        self.store.optimise(self.similarity if not self._use_exact_search() else None)
+    @property
+    def ann_kinds(self) -> tuple[str, ...]:
+        """Kinds of approximate index that there are for these vectors, the default first."""
+        return () if self.similarity == "manhattan" else self.store.ann_kinds(self._dim())
+
+    def prepare(self, new_ann: str | None = None) -> None:
+        """Optimise the store and build the BM25 index, so that the first search need not.
+
+        With `new_ann` the approximate index is built anew, and is of this kind.
+        """
+        ann = self._resolve(new_ann) if new_ann else self._ann()
+        self.store.optimise(ann, self.similarity, rebuild=new_ann is not None)
         self._lexical_search()
 
     def verify_files(self) -> None:
@@ -54,11 +63,14 @@ class DocumentRanker:
             )
 
     def dense(
-        self, query_vectors: Embeddings, top: int, filter: MetadataFilter | None = None
+        self, query_vectors: Embeddings, top: int, filter: MetadataFilter | None = None, *, exact: bool = False
     ) -> list[list[RankedDocument]]:
-        """Return for each query vector the `top` documents with the most similar chunks."""
-        if not self._use_exact_search():
-            return [self._approximate(vector[None], top, filter) for vector in query_vectors]
+        """Return for each query vector the `top` documents with the most similar chunks.
+
+        They are found by the approximate index, if there is one, unless `exact`.
+        """
+        if self._ann() != "none" and not (exact and self._fits_in_memory()):
+            return [self._nearest(vector[None], top, filter, exact) for vector in query_vectors]
         chunks = self._dense_search()
         allowed = self.store.matching_keys(filter) if filter else None
 
@@ -86,20 +98,32 @@ class DocumentRanker:
         dense = 1.0 if self.similarity == "cosine" else 0.0  # a distance of 0; a dot product has no highest value
         return [FullScores(dense, lexical) for lexical in self._lexical_search().full_scores(queries)]
 
-    def _approximate(self, query_vector: Embeddings, top: int, filter: MetadataFilter | None) -> list[RankedDocument]:
-        """Take candidates from the store's approximate index, and score them exactly."""
+    def _nearest(
+        self, query_vector: Embeddings, top: int, filter: MetadataFilter | None, exact: bool
+    ) -> list[RankedDocument]:
+        """Take candidates from the store, and score them exactly."""
 
         def search(count: int) -> ScoredKeys:
-            keys, vectors = self.store.nearest(query_vector[0], count, self.similarity, filter)
+            keys, vectors = self.store.nearest(query_vector[0], count, self.similarity, filter, exact=exact)
             return DenseSearch(keys, vectors, self.similarity).search(query_vector, count)[0]
 
         return _best_documents(search(top * _CHUNKS_PER_DOCUMENT), top, self.store.count_chunks(), search)
 
-    def _use_exact_search(self) -> bool:
-        if self.similarity == "manhattan":  # no store has an approximate index for it
-            return True
-        dim = int((self.store.header() or {}).get("dim", 0))
-        return self.store.count_chunks() * dim * 4 <= MAX_EXACT_BYTES
+    def _ann(self) -> str:
+        """Kind of the approximate index, or "none" if search is exact."""
+        return self._resolve(str((self.store.header() or {}).get("ann", "auto")))
+
+    def _resolve(self, kind: str) -> str:
+        """Return the kind that "auto" stands for, by the size of the vectors; others unchanged."""
+        if kind != "auto":
+            return kind
+        return "none" if self._fits_in_memory() or not self.ann_kinds else self.ann_kinds[0]
+
+    def _fits_in_memory(self) -> bool:
+        return self.store.count_chunks() * self._dim() * 4 <= MAX_EXACT_BYTES
+
+    def _dim(self) -> int:
+        return int((self.store.header() or {}).get("dim", 0))
 
     def _dense_search(self) -> DenseSearch:
         revision = self.store.revision()

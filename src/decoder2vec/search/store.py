@@ -55,6 +55,20 @@ class Chunk:
         ]
 
 
+@dataclass(frozen=True)
+class StoreStats:
+    """What a store says about itself."""
+
+    size: int
+    """Bytes on disk."""
+    ann: str
+    """Kind of the approximate index that is built, or "none"."""
+    unindexed: int
+    """Chunks that are not yet in it, and are compared one by one."""
+    deleted: int
+    """Rows of deleted chunks that still take space."""
+
+
 class ChunkStore(Protocol):
     """Storage of chunks and vectors. Every change is atomic: complete or absent, even if the process is killed."""
 
@@ -100,16 +114,31 @@ class ChunkStore(Protocol):
     def read_chunks(self, keys: Sequence[str]) -> dict[str, Chunk]:
         """Return key -> chunk for those of the keys that exist."""
 
+    def ann_kinds(self, dim: int) -> tuple[str, ...]:
+        """Return the kinds of approximate index that there are for vectors of this width, the default first."""
+
     def nearest(
-        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None
+        self, vector: Embeddings, count: int, similarity: str, filter: MetadataFilter | None, *, exact: bool
     ) -> tuple[list[str], Embeddings]:
-        """Return keys and vectors of approximately the `count` nearest chunks, where exact search is too expensive."""
+        """Return keys and vectors of the `count` nearest chunks: by the approximate index, or of all chunks if `exact`.
+
+        Chunks that were added since the index was built are compared exactly, too.
+        """
 
     def verify_files(self) -> None:
         """Raise StorageError if a file is not as it was written."""
 
-    def optimise(self, approximate_for: str | None) -> None:
-        """Compact after many changes; also build the approximate index for the similarity of that name."""
+    def optimise(self, ann: str, similarity: str, *, rebuild: bool = False) -> None:
+        """Compact after many changes, and bring the approximate index up to date.
+
+        Args:
+            ann: Kind of the approximate index, or "none", which removes it.
+            similarity: What it is for.
+            rebuild: Build it anew, for the vectors that are stored now, even if there is one of this kind.
+        """
+
+    def stats(self) -> StoreStats:
+        """Return size on disk, kind of the approximate index, and what it does not hold."""
 
     def close(self) -> None:
         """Release open files and connections."""
