@@ -30,6 +30,7 @@ from decoder2vec.search.store import (
     EmbeddingSpace,
     MetadataFilter,
     encode_texts,
+    encoder_folder,
     resolve_encoder,
     without_password,
 )
@@ -79,6 +80,26 @@ class Hit:
 
 
 @dataclass(frozen=True)
+class MappedVectors:
+    """How the vectors of an index came from those of another encoder. Documents added since are encoded."""
+
+    encoder: str
+    """The space that they were mapped from: the fingerprint of its encoder and the number of dimensions."""
+    map: str
+    """procrustes, affine or mlp."""
+    recall: float
+    """Share of the new encoder's ten nearest texts that are among the ten nearest by mapped vectors, as measured."""
+    chunks: int
+    """Number of chunks with mapped vectors at that time."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.chunks} vectors mapped ({self.map}) from {self.encoder}, with {100 * self.recall:.1f} % of the "
+            "new encoder's ten nearest"
+        )
+
+
+@dataclass(frozen=True)
 class IndexHeader:
     """What is stored about the index itself: `index.json` of a folder, a row in a database."""
 
@@ -89,6 +110,10 @@ class IndexHeader:
     fusion: Fusion = field(default_factory=Fusion)
     tuned: bool = False
     """Whether the fusion was chosen for this index."""
+    generation: str = ""
+    """Names the table of chunks and the encoder, after a move to another encoder."""
+    mapped: None | MappedVectors = None
+    """Where the vectors come from, if a map moved them from the space of another encoder."""
     format: int = _FORMAT
 
 
@@ -124,6 +149,7 @@ class Index:
 
     def __init__(self, location: str | Path, store: ChunkStore, header: IndexHeader, encoder: Any) -> None:
         self.store, self.header, self.encoder = store, header, encoder
+        store.generation = header.generation
         self.location = without_password(location)
         """Where it is, for messages: without a password."""
         self._ranker = DocumentRanker(store, header.space.similarity)
@@ -152,7 +178,7 @@ class Index:
             from decoder2vec.encoder import Encoder
 
             if isinstance(encoder, Encoder):
-                encoder.save(store.local_folder / "encoder")
+                encoder.save(encoder_folder(store))
             store.write_header(to_table(header))  # last: a location without a header is not an index
         return cls(location, store, header, encoder)
 
@@ -181,23 +207,12 @@ class Index:
             InputError: There is no index, or the encoder embeds into another space.
             StorageError: The index is damaged or has the format of another version.
         """
-        store, place = open_store(location), without_password(location)
-        table = store.header()
-        if table is None:
-            raise InputError(f"There is no index at {place}; create one with `d2v index`.")
-        if table.get("format") != _FORMAT:
-            raise StorageError(f"The index at {place} is of another version of this package; create it again.")
-        try:
-            header = from_table(IndexHeader, table)
-        except (InputError, TypeError) as error:
-            raise StorageError(f"The header of the index at {place} is damaged: {error}") from None
-        if not table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
-            header = replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
+        store, header = open_with_header(location)
+        place = without_password(location)
         if encoder is None:
-            encoder_folder = store.local_folder / "encoder"
-            if not is_encoder_folder(encoder_folder):
+            encoder = encoder_folder(store)
+            if not is_encoder_folder(encoder):
                 raise InputError(f"The encoder of {place} is not known on this machine; give an encoder.")
-            encoder = encoder_folder
         if for_queries and isinstance(encoder, str | Path):
             encoder = open_for_queries(encoder, device, dtype)
         encoder = resolve_encoder(encoder, device=device, dtype=dtype)
@@ -426,6 +441,29 @@ class Index:
 
     def _encode(self, texts: list[str], role: str) -> Embeddings:
         return encode_texts(self.encoder, texts, role)
+
+
+def open_with_header(location: str | Path) -> tuple[ChunkStore, IndexHeader]:
+    """Return the store and the header of an existing index, without its encoder.
+
+    Raises:
+        InputError: There is no index.
+        StorageError: The index is damaged or has the format of another version.
+    """
+    store, place = open_store(location), without_password(location)
+    table = store.header()
+    if table is None:
+        raise InputError(f"There is no index at {place}; create one with `d2v index`.")
+    if table.get("format") != _FORMAT:
+        raise StorageError(f"The index at {place} is of another version of this package; create it again.")
+    try:
+        header = from_table(IndexHeader, table)
+    except (InputError, TypeError) as error:
+        raise StorageError(f"The header of the index at {place} is damaged: {error}") from None
+    if not table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
+        header = replace(header, fusion=Fusion())  # an index that was not tuned follows today's default
+    store.generation = header.generation
+    return store, header
 
 
 def open_store(location: str | Path) -> ChunkStore:
