@@ -1,14 +1,15 @@
 """Texts of the study of migration, and their vectors: `python experiments/migration/texts.py SET DATA ENCODER...`.
 
-Vectors are kept in the cache of evaluations, so that a stopped run goes on and `evaluate.py` finds them. ENCODER is what
-`decoder2vec.load_encoder` takes; `NAME:POOLING` and `NAME:POOLING:LAYER` choose a reading of a model.
+Vectors are kept in the cache of evaluations, so that a stopped run goes on and `evaluate.py` finds them. ENCODER is
+what `decoder2vec.load_encoder` takes, "untrained" (the mean of smollm2-135m's last layer) or "general-24" (the built-in
+encoder read at layer 24 of 30).
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,13 +68,21 @@ def _read_pool(data: Path) -> Collection:
     )
 
 
+def load(name: str) -> Any:
+    """Return the encoder of that name."""
+    if name == "untrained":
+        return d2v.load_encoder("smollm2-135m", pooling="mean", template="plain")
+    if name == "general-24":
+        general = d2v.Encoder.from_pretrained("smollm2-135m-general")
+        return d2v.Encoder(general.backbone, replace(general.spec, readings=(d2v.Reading(24, "mean"),)))
+    return d2v.load_encoder(name)
+
+
 class Vectors:
     """Vectors of one encoder for documents and queries, from the cache on disk where they are there."""
 
     def __init__(self, name: str) -> None:
-        model, _, reading = name.partition(":")
-        pooling, _, layer = reading.partition(":")
-        self.encoder: Any = d2v.load_encoder(model, pooling=pooling or None, layer=int(layer) if layer else None)
+        self.encoder = load(name)
         self._caches = {
             role: VectorCache(
                 lambda texts, role=role: encode_texts(self.encoder, texts, role),  # type: ignore[misc]

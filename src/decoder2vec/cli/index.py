@@ -199,6 +199,8 @@ def _verify(opened: Index) -> None:
     opened.verify()
     documents, chunks = opened.count()
     info(f"{opened.location}: {documents} documents in {chunks} chunks, verified")
+    if opened.header.mapped:
+        info(f"{opened.location}: {opened.header.mapped}")
 
 
 def _tune(

@@ -112,7 +112,7 @@ class IndexHeader:
     """Whether the fusion was chosen for this index."""
     generation: str = ""
     """Names the table of chunks and the encoder, after a move to another encoder."""
-    mapped: None | MappedVectors = None
+    mapped: MappedVectors | None = None
     """Where the vectors come from, if a map moved them from the space of another encoder."""
     format: int = _FORMAT
 
@@ -153,6 +153,10 @@ class Index:
         self.location = without_password(location)
         """Where it is, for messages: without a password."""
         self._ranker = DocumentRanker(store, header.space.similarity)
+
+    def __repr__(self) -> str:
+        mapped = f", {self.header.mapped}" if self.header.mapped else ""
+        return f"Index({self.location!r}, {self.header.space}{mapped})"
 
     @classmethod
     def create(cls, location: str | Path, encoder: Any, chunking: Chunking | None = None) -> Index:

@@ -307,7 +307,9 @@ class LanceStore:
             yield
         finally:  # a block that failed may have committed before
             try:
-                written = _connect(self.folder).open_table(self._table_name)  # the open one remembers what it has written
+                written = _connect(self.folder).open_table(
+                    self._table_name
+                )  # the open one remembers what it has written
                 _read_some(written, first_row, with_indices)
             except RuntimeError as error:
                 table.restore(version)

@@ -80,8 +80,6 @@ class PostgresStore:
             _execute(connection, "SELECT pg_advisory_unlock_shared(%s)", [_lock_id(f"{self._marked[1]} is used")])
         self._marked = (connection, chunks)
         _execute(connection, "SELECT pg_advisory_lock_shared(%s)", [_lock_id(f"{chunks} is used")])
-        if not self._has_table(chunks):
-            check_generation(self, f"The index {self.name}")
 
     def header(self) -> dict[str, Any] | None:
         """Return the header, or None if there is no index."""
@@ -297,6 +295,8 @@ class PostgresStore:
         except StorageError:
             # the database was restarted since the last statement; within a transaction, what was done is lost
             if in_transaction or not connection.closed:
+                if not in_transaction and not self._has_table(self._chunks):
+                    check_generation(self, f"The index {self.name}")
                 raise
             return _execute(self._connection, statement, values)
 

@@ -198,12 +198,16 @@ class EmbeddingSpace:
     def check_encoder(self, encoder: Any, location: str) -> None:
         """Raise InputError if the encoder embeds into another space than the index at `location`."""
         other = EmbeddingSpace.of(encoder)
-        if self.dim == other.dim and self.fingerprint == other.fingerprint and self._probe_matches(other):
+        if self.matches(other):
             return
         raise InputError(
             f"The vectors in {location} are from another embedding space ({self}; this encoder: {other}); "
             "use the encoder that the index was created with, or create a new index."
         )
+
+    def matches(self, other: EmbeddingSpace) -> bool:
+        """Return whether vectors of both are comparable."""
+        return self.dim == other.dim and self.fingerprint == other.fingerprint and self._probe_matches(other)
 
     def _probe_matches(self, other: EmbeddingSpace) -> bool:
         a, b = np.array(self.probe), np.array(other.probe)
