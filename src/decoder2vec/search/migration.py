@@ -196,7 +196,8 @@ def migrate(
     space = EmbeddingSpace.of(encoder)
     if header.space.matches(space) and (map or not header.mapped):
         if not dry_run:
-            _remove_remains(source, header)
+            with source.migration_lock(), source.write_lock():  # a killed run may not have recorded the checksums
+                _remove_remains(source)
         return Migration(place, str(header.space), str(space), True, 0)
     if (limited := header.chunking.limited_to(encoder)) != header.chunking:
         notify(
@@ -268,17 +269,16 @@ def _write_and_switch(
 def _finish(work: _Work, target: ChunkStore) -> None:
     """Remove the old vectors, unless another process has them open, and index the words anew."""
     work.source.close()
-    target.remove_other_generations(target.generation)
-    (target.local_folder / f"space_map-{target.generation}.safetensors").unlink(missing_ok=True)
     with target.write_lock():
+        _remove_remains(target)
         DocumentRanker(target, work.space.similarity).prepare()
     target.close()
 
 
-def _remove_remains(store: ChunkStore, header: IndexHeader) -> None:
-    """Remove what earlier migrations left because it was in use, or because they were stopped."""
-    with store.migration_lock():
-        store.remove_other_generations(header.generation)
+def _remove_remains(store: ChunkStore) -> None:
+    """Remove the map, and other generations than that of the store unless another process has them open."""
+    store.remove_other_generations(store.generation)
+    _map_file(store, store.generation).unlink(missing_ok=True)
 
 
 def _copy_missing(source: ChunkStore, target: ChunkStore, transform: Transform, at_once: int) -> None:
@@ -397,7 +397,7 @@ def _rank(
 
 def _migrate_by_map(work: _Work, kind: str, sample: int, min_recall: float, dry_run: bool) -> Migration:
     generation = _generation(work, kind)
-    file = work.source.local_folder / f"space_map-{generation}.safetensors"
+    file = _map_file(work.source, generation)
     with work.source.migration_lock():
         saved = _read_map(file)
         if saved is None or dry_run:
@@ -611,6 +611,10 @@ def _shared(before: Sequence[FoundText], after: Sequence[FoundText]) -> float:
 
 def _map_name(learned: SpaceMap) -> str:
     return f"{learned.kind} ({learned.detail})" if learned.detail else learned.kind
+
+
+def _map_file(store: ChunkStore, generation: str) -> Path:
+    return store.local_folder / f"space_map-{generation}.safetensors"
 
 
 def _save_map(learned: SpaceMap, result: Migration, file: Path) -> None:
