@@ -1,6 +1,6 @@
 """Measure what maps between spaces keep of the new encoder's search.
 
-    python experiments/migration/evaluate.py DATA OUT.json OLD:NEW [OLD:NEW ...]
+    python experiments/migration/evaluate.py DATA OUT.json OLD:NEW [OLD:NEW ...] [--documents 12000]
 
 DATA is the folder that holds retrieval/quora-mini; OLD and NEW are encoders of `texts.py`. For each pair the documents
 are indexed with the old encoder, `d2v.migrate` measures every kind of map from 5,000 texts and moves the index by the
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from texts import Collection, Vectors, read_collection
+from texts import DOCUMENTS, Collection, Vectors, read_quora
 
 import decoder2vec as d2v
 from decoder2vec.evaluation.tasks.retrieval import is_dev_query
@@ -59,8 +59,9 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("pairs", nargs="+")
+    parser.add_argument("--documents", type=int, default=DOCUMENTS)
     args = parser.parse_args()
-    collection = read_collection("quora", args.data)
+    collection = read_quora(args.data, args.documents)
     output: dict[str, Any] = {
         "command": shlex.join(["python", "experiments/migration/evaluate.py", "DATA", *sys.argv[2:]]),
         "documents": len(collection.documents),

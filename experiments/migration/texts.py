@@ -1,15 +1,14 @@
-"""Texts of the study of migration, and their vectors: `python experiments/migration/texts.py SET DATA ENCODER...`.
+"""Texts of the study of migration, and their vectors: `python experiments/migration/texts.py DATA ENCODER...`.
 
 Vectors are kept in the cache of evaluations, so that a stopped run goes on and `evaluate.py` finds them. ENCODER is
-what `decoder2vec.load_encoder` takes, "untrained" (the mean of smollm2-135m's last layer) or "general-24" (the built-in
-encoder read at layer 24 of 30).
+what `decoder2vec.load_encoder` takes, or "untrained": the mean of smollm2-135m's last layer.
 """
 
 from __future__ import annotations
 
 import random
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,6 @@ from decoder2vec.search.tuning import read_qrels, read_queries
 from decoder2vec.text.files import read_rows
 
 DOCUMENTS = 12_000
-POOL_QUERIES = 1000
-MAX_POOL_WORDS = 24
 
 
 @dataclass
@@ -36,12 +33,8 @@ class Collection:
     relevant: dict[str, set[str]] = field(default_factory=dict)
 
 
-def read_collection(name: str, data: Path) -> Collection:
-    """Return "quora" (12,000 questions, with judgements) or "pool" (12,000 short texts of ten sources, without)."""
-    return {"quora": _read_quora, "pool": _read_pool}[name](data)
-
-
-def _read_quora(data: Path) -> Collection:
+def read_quora(data: Path, count: int = DOCUMENTS) -> Collection:
+    """Return `count` questions of quora-mini: all that are judged, and others drawn at random."""
     folder = data / "retrieval" / "quora-mini"
     queries, qrels = read_queries(folder / "queries.jsonl.gz"), read_qrels(folder / "qrels-test.tsv")
     corpus = {str(row["_id"]): str(row["text"]) for _, row in read_rows(folder / "corpus.jsonl.gz")}
@@ -49,32 +42,14 @@ def _read_quora(data: Path) -> Collection:
     needed = dict.fromkeys(document for documents in relevant.values() for document in sorted(documents))
     # a query is a document of the corpus, too: it is left out, as it would be the first of its own ranking
     others = sorted(corpus.keys() - needed.keys() - queries.keys())
-    ids = [*needed, *random.Random(0).sample(others, DOCUMENTS - len(needed))]
+    ids = [*needed, *random.Random(0).sample(others, DOCUMENTS - len(needed))][:count]
     return Collection({id: corpus[id] for id in ids}, queries, relevant)
-
-
-def _read_pool(data: Path) -> Collection:
-    rows = (str(row["text"]) for _, row in read_rows(data / "pool" / "texts-1.tsv.gz"))
-    texts: list[str] = []
-    for text in rows:
-        if len(text.split()) <= MAX_POOL_WORDS:
-            texts.append(text)
-        if len(texts) == DOCUMENTS + POOL_QUERIES:
-            break
-    ids = [str(number) for number in range(len(texts))]
-    return Collection(
-        dict(zip(ids[:DOCUMENTS], texts[:DOCUMENTS], strict=True)),
-        dict(zip(ids[DOCUMENTS:], texts[DOCUMENTS:], strict=True)),
-    )
 
 
 def load(name: str) -> Any:
     """Return the encoder of that name."""
     if name == "untrained":
         return d2v.load_encoder("smollm2-135m", pooling="mean", template="plain")
-    if name == "general-24":
-        general = d2v.Encoder.from_pretrained("smollm2-135m-general")
-        return d2v.Encoder(general.backbone, replace(general.spec, readings=(d2v.Reading(24, "mean"),)))
     return d2v.load_encoder(name)
 
 
@@ -99,8 +74,8 @@ class Vectors:
 
 
 if __name__ == "__main__":
-    collection = read_collection(sys.argv[1], Path(sys.argv[2]))
-    for encoder in sys.argv[3:]:
+    collection = read_quora(Path(sys.argv[1]))
+    for encoder in sys.argv[2:]:
         vectors = Vectors(encoder)
         for role, texts in (("query", collection.queries), ("document", collection.documents)):
-            print(sys.argv[1], encoder, role, vectors.of(role, list(texts.values())).shape, flush=True)
+            print(encoder, role, vectors.of(role, list(texts.values())).shape, flush=True)
