@@ -20,8 +20,8 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, StorageError
 from decoder2vec.evaluation.baselines import RandomVectors
 from decoder2vec.report.api import migration_report
-from decoder2vec.search import migration
 from decoder2vec.search.chunks import Chunking
+from decoder2vec.search.comparison import SHOWN_QUERIES
 from decoder2vec.search.documents import Document
 from decoder2vec.search.hybrid import Fusion
 from decoder2vec.search.index import Index
@@ -45,6 +45,17 @@ class RotatedEncoder(WordEncoder):
     def encode(self, texts):
         self.during()
         return np.asarray(super().encode(texts) @ self.rotation, np.float32)
+
+
+class RandomWordsEncoder(WordEncoder):
+    """Counts of words in another space, with noise that no map knows."""
+
+    def __init__(self):
+        super().__init__(dim=40, seed=9)
+        self.fingerprint = "random words"
+
+    def encode(self, texts):
+        return np.asarray(super().encode(texts) + 0.7 * RandomVectors(40).encode(texts), np.float32)
 
 
 def toy_documents(count=260, version=0):
@@ -171,7 +182,7 @@ def test_stopped_migration_goes_on(index, location, closing, tmp_path):
     index.verify()
     migrate(location, second)
     texts = [chunk.text for chunk, _ in fresh_chunks(tmp_path / "fresh", toy_documents()).values()]
-    encoded = stopped.encoded_texts + second.encoded_texts[: -migration._SHOWN_QUERIES]
+    encoded = stopped.encoded_texts + second.encoded_texts[:-SHOWN_QUERIES]
     assert sorted(encoded) == sorted(texts)  # each once: the batch at which it stopped was not encoded
     assert stored_chunks(closing(Index.open(location, RotatedEncoder()))) == fresh_chunks(
         tmp_path / "again", toy_documents()
@@ -321,6 +332,21 @@ def test_recall_of_judged_queries(index, location):
         migrate(location, encoder, map="affine", qrels=qrels)
 
 
+def test_recall_is_at_least_what_was_measured(tmp_path):
+    documents, new = toy_documents(600), RandomWordsEncoder()
+    queries = {f"q{n}": " ".join(document.text.split()[:3]) for n, document in enumerate(documents[:80])}
+    qrels = {f"q{n}": {f"d{n}": 1.0} for n in range(80)}
+    recalls = {}
+    for name, encoder in (("moved", WordEncoder()), ("true", new)):
+        Index.create(tmp_path / name, encoder, Chunking(64, 0)).add(documents)
+    result = migrate(tmp_path / "moved", new, map="affine", sample=250, queries=queries, qrels=qrels, min_recall=0.0)
+    for name in ("moved", "true"):
+        rankings = Index.open(tmp_path / name, new).rank(list(queries.values()), 10, "dense")
+        recalls[name] = np.mean([f"d{n}" in {found.id for found in ranked} for n, ranked in enumerate(rankings)])
+    assert result.quality.texts == 600
+    assert 0 < result.quality.recall <= recalls["moved"] / recalls["true"] + 1e-6
+
+
 def test_few_texts_are_refused(tmp_path):
     Index.create(tmp_path / "index", WordEncoder()).add(["one", "two"])
     with pytest.raises(InputError, match="2 texts are too few"):
@@ -341,7 +367,6 @@ def test_empty_index_migrates(location, closing):
 _LAUNCHER = """
 import os, sys, warnings
 import lancedb
-from decoder2vec.search import migration
 from test_migration import RotatedEncoder
 
 warnings.simplefilter("ignore")

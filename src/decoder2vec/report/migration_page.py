@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decoder2vec.report.html import Cell, Html, Section, Table, folded, join, page, paragraph, table
-from decoder2vec.search.migration import FoundText, Migration, QueryChange
+from decoder2vec.search.comparison import FoundText, QueryChange
+from decoder2vec.search.migration import Migration
 
 
 def migration_page(result: Migration, command: str = "") -> str:

@@ -8,7 +8,6 @@ same call goes on with the documents that the new table does not have yet.
 from __future__ import annotations
 
 import json
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -16,15 +15,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decoder2vec.config import fingerprint, from_table, to_table
-from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, StorageError
-from decoder2vec.maths.bootstrap import mean_scorer, resample
-from decoder2vec.maths.space_map import NEIGHBOURS, Paired, SpaceMap, fit_map, nearest, neighbour_recall
+from decoder2vec.maths.space_map import NEIGHBOURS, Paired, SpaceMap, fit_map
 from decoder2vec.progress import current_progress
-from decoder2vec.search.index import IndexHeader, MappedVectors, open_store, open_with_header
+from decoder2vec.search.comparison import (
+    MAX_MEASURED_QUERIES,
+    SHOWN_QUERIES,
+    FoundText,
+    MapQuality,
+    Move,
+    QueryChange,
+    Sample,
+    Searched,
+    describe_sample,
+    found_text,
+    old_vectors,
+    texts_of,
+)
+from decoder2vec.search.index import MappedVectors, open_store, open_with_header
 from decoder2vec.search.ranking import MAX_EXACT_BYTES, DocumentRanker
 from decoder2vec.search.store import (
     Chunk,
@@ -32,7 +42,6 @@ from decoder2vec.search.store import (
     Embeddings,
     EmbeddingSpace,
     document_id_of,
-    encode_texts,
     encoder_folder,
     resolve_encoder,
     without_password,
@@ -44,71 +53,9 @@ _EMBEDDED_DOCUMENTS, _MAPPED_DOCUMENTS = 64, 2048
 _HELD_OUT, _VALIDATION = 0.2, 0.1
 """Shares of the sample that the recall is measured on, and by which the map is chosen."""
 _MIN_SAMPLE = 200
-_MAX_MEASURED_QUERIES = 500
-_SHOWN_QUERIES = 10
-_SHOWN_CHARACTERS = 200
 
 Transform = Callable[[Sequence[Chunk], Embeddings], Embeddings]
 """From chunks and their old vectors to their new vectors."""
-
-
-@dataclass(frozen=True)
-class MapQuality:
-    """What a map keeps of the new encoder's search, measured on texts that it was not learned from."""
-
-    recall: float
-    """With judged queries: recall@10 by mapped vectors, as a share of that by true vectors. Else the share of the ten
-    nearest texts by true vectors that are among the ten nearest by mapped vectors."""
-    low: float
-    high: float
-    """95 % bootstrap interval over the queries."""
-    old_recall: float | None
-    """The same for the old encoder, whose vectors need no map; None where its vectors of the queries are not known."""
-    is_judged: bool
-    """Whether recall is that of relevant documents."""
-    queries: int
-    texts: int
-    """Number of texts that were searched, each embedded by the new encoder."""
-
-    def __str__(self) -> str:
-        of_what = "recall@10" if self.is_judged else "ten nearest texts"
-        old = "" if self.old_recall is None else f"; the old vectors have {100 * self.old_recall:.1f} %"
-        return (
-            f"{100 * self.recall:.1f} % of the new encoder's {of_what} (95 % interval {100 * self.low:.1f} to "
-            f"{100 * self.high:.1f}), with {self.queries} queries among {self.texts} texts{old}"
-        )
-
-
-@dataclass(frozen=True)
-class FoundText:
-    """A text that a query finds."""
-
-    id: str
-    """Of its document."""
-    text: str
-    """Its beginning."""
-
-
-@dataclass(frozen=True)
-class QueryChange:
-    """The first ten texts for a query, before and after."""
-
-    query: str
-    before: tuple[FoundText, ...] | None
-    """None if the old encoder's vector of the query is not known."""
-    after: tuple[FoundText, ...]
-    embedded_again: tuple[FoundText, ...] | None = None
-    """For a map: what the new encoder's own vectors find."""
-
-    @property
-    def kept(self) -> float | None:
-        """Share of the texts before that are among those after."""
-        return None if self.before is None else _shared(self.before, self.after)
-
-    @property
-    def kept_of_true(self) -> float | None:
-        """For a map: share of the texts that the new encoder's own vectors find."""
-        return None if self.embedded_again is None else _shared(self.embedded_again, self.after)
 
 
 @dataclass(frozen=True)
@@ -206,40 +153,23 @@ def migrate(
         )
     given = read_queries(Path(queries)) if isinstance(queries, str | Path) else dict(queries or {})
     judged = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else dict(qrels or {})
-    work = _Work(index, place, source, header, encoder, space, given, judged, notify)
+    work = Move(index, place, source, header, encoder, space, given, judged, notify)
     if map:
         return _migrate_by_map(work, map, sample, min_recall, dry_run)
     return _embed_again(work, sample, dry_run)
 
 
-@dataclass(frozen=True)
-class _Work:
-    """What is moved where."""
-
-    location: str | Path
-    place: str
-    source: ChunkStore
-    header: IndexHeader
-    encoder: Any
-    space: EmbeddingSpace
-    queries: Mapping[str, str]
-    qrels: Qrels
-    notify: Callable[[str], object]
-
-    def encode(self, texts: Sequence[str], role: str = "document") -> Embeddings:
-        return encode_texts(self.encoder, list(texts), role)
-
-    def result(self, **fields: Any) -> Migration:
-        chunks = fields.pop("chunks", None)
-        count = self.source.count_chunks() if chunks is None else chunks
-        return Migration(self.place, str(self.header.space), str(self.space), chunks=count, **fields)
+def _result(work: Move, **fields: Any) -> Migration:
+    chunks = fields.pop("chunks", None)
+    count = work.source.count_chunks() if chunks is None else chunks
+    return Migration(work.place, str(work.header.space), str(work.space), chunks=count, **fields)
 
 
 # --- both ways ------------------------------------------------------------------------------------------------------
 
 
 def _write_and_switch(
-    work: _Work, generation: str, transform: Transform, at_once: int, mapped: MappedVectors | None
+    work: Move, generation: str, transform: Transform, at_once: int, mapped: MappedVectors | None
 ) -> ChunkStore:
     """Write the new table, switch to it and return its store. The caller holds the migration lock."""
     source, target = work.source, open_store(work.location)
@@ -266,7 +196,7 @@ def _write_and_switch(
     return target
 
 
-def _finish(work: _Work, target: ChunkStore) -> None:
+def _finish(work: Move, target: ChunkStore) -> None:
     """Remove the old vectors, unless another process has them open, and index the words anew."""
     work.source.close()
     with target.write_lock():
@@ -313,7 +243,7 @@ def _whole_documents(chunks: Sequence[Chunk]) -> set[str]:
     }
 
 
-def _generation(work: _Work, map: str) -> str:
+def _generation(work: Move, map: str) -> str:
     """Return the name of the table, the same for every run that does the same."""
     header, space = work.header, work.space
     probe = [round(value, 3) for value in space.probe]
@@ -323,13 +253,13 @@ def _generation(work: _Work, map: str) -> str:
 # --- embed again ----------------------------------------------------------------------------------------------------
 
 
-def _embed_again(work: _Work, sample: int, dry_run: bool) -> Migration:
+def _embed_again(work: Move, sample: int, dry_run: bool) -> Migration:
     if dry_run:
-        drawn = _Sample.draw(work, _texts(work), min(sample, _MAX_MEASURED_QUERIES)).with_true_vectors(work)
-        changes = _Searched.of(work, drawn, None).changes()
-        return work.result(is_switched=False, changes=changes, searched=_sample_name(drawn))
+        drawn = Sample.draw(work, texts_of(work), min(sample, MAX_MEASURED_QUERIES)).with_true_vectors(work)
+        changes = Searched.of(work, drawn, None).changes()
+        return _result(work, is_switched=False, changes=changes, searched=describe_sample(drawn))
     with work.source.migration_lock():
-        shown = _Sample.draw(work, _texts(work), _SHOWN_QUERIES)
+        shown = Sample.draw(work, texts_of(work), SHOWN_QUERIES)
         old = _OldQueries.of(work, shown)
         before = _rank(work.source, work.header.space.similarity, old.vectors, old.own_documents)
         target = _write_and_switch(
@@ -347,7 +277,7 @@ def _embed_again(work: _Work, sample: int, dry_run: bool) -> Migration:
         )
         count = target.count_chunks()
         _finish(work, target)
-    return work.result(is_switched=True, chunks=count, changes=changes, searched=f"all {count} chunks")
+    return _result(work, is_switched=True, chunks=count, changes=changes, searched=f"all {count} chunks")
 
 
 @dataclass(frozen=True)
@@ -360,17 +290,11 @@ class _OldQueries:
     """The document that each query is of, which is left out of what it finds; or nothing."""
 
     @classmethod
-    def of(cls, work: _Work, shown: _Sample) -> _OldQueries:
+    def of(cls, work: Move, shown: Sample) -> _OldQueries:
         if not work.queries:
             return cls(shown.texts, shown.old, [document_id_of(key) for key in shown.keys])
-        texts = list(work.queries.values())[:_SHOWN_QUERIES]
-        return cls(texts, _old_vectors(work, texts), [""] * len(texts))
-
-
-def _old_vectors(work: _Work, texts: list[str]) -> Embeddings | None:
-    """Return the old encoder's vectors of queries, if the index knows its encoder."""
-    folder = encoder_folder(work.source)
-    return encode_texts(resolve_encoder(folder), texts, "query") if is_encoder_folder(folder) else None
+        texts = list(work.queries.values())[:SHOWN_QUERIES]
+        return cls(texts, old_vectors(work, texts), [""] * len(texts))
 
 
 def _rank(
@@ -386,7 +310,9 @@ def _rank(
     chunks = store.read_chunks([document.chunk_key for ranked in others for document in ranked])
     return [
         tuple(
-            _found(document.id, chunks[document.chunk_key].text) for document in ranked if document.chunk_key in chunks
+            found_text(document.id, chunks[document.chunk_key].text)
+            for document in ranked
+            if document.chunk_key in chunks
         )
         for ranked in others
     ]
@@ -395,22 +321,23 @@ def _rank(
 # --- map ------------------------------------------------------------------------------------------------------------
 
 
-def _migrate_by_map(work: _Work, kind: str, sample: int, min_recall: float, dry_run: bool) -> Migration:
+def _migrate_by_map(work: Move, kind: str, sample: int, min_recall: float, dry_run: bool) -> Migration:
     generation = _generation(work, kind)
     file = _map_file(work.source, generation)
     with work.source.migration_lock():
         saved = _read_map(file)
         if saved is None or dry_run:
             learned, held_out = _learn(work, kind, sample)
-            searched = _Searched.of(work, held_out, learned)
-            quality = searched.quality(work)
+            searched = Searched.of(work, held_out, learned)
+            quality = searched.quality(work, learned)
             work.notify(f"{_map_name(learned)} keeps {quality}")
-            result = work.result(
+            result = _result(
+                work,
                 is_switched=False,
                 map=_map_name(learned),
                 quality=quality,
                 changes=searched.changes(),
-                searched=_sample_name(held_out),
+                searched=describe_sample(held_out),
             )
             if dry_run:
                 return result
@@ -432,19 +359,19 @@ def _migrate_by_map(work: _Work, kind: str, sample: int, min_recall: float, dry_
     return replace(result, is_switched=True, chunks=count)
 
 
-def _learn(work: _Work, kind: str, sample: int) -> tuple[SpaceMap, _Sample]:
+def _learn(work: Move, kind: str, sample: int) -> tuple[SpaceMap, Sample]:
     """Learn a map from a part of a sample; return it with the texts that are held out, which have true vectors.
 
     All judged documents are held out.
     """
-    text_of, judged_ids = _texts(work), {id for row in work.qrels.values() for id in row}
+    text_of, judged_ids = texts_of(work), {id for row in work.qrels.values() for id in row}
     judged_texts = {key: text for key, text in text_of.items() if document_id_of(key) in judged_ids}
-    drawn = _Sample.draw(work, {key: text for key, text in text_of.items() if key not in judged_texts}, sample)
+    drawn = Sample.draw(work, {key: text for key, text in text_of.items() if key not in judged_texts}, sample)
     if len(drawn) < _MIN_SAMPLE:
         raise InputError(
             f"{len(drawn)} texts are too few to learn and measure a map; it needs {_MIN_SAMPLE}: embed them again."
         )
-    judged = _Sample.draw(work, judged_texts)
+    judged = Sample.draw(work, judged_texts)
     with current_progress().phase("encoding", len(drawn) + len(judged)):
         drawn, judged = drawn.with_true_vectors(work), judged.with_true_vectors(work)
     n_held_out, n_validation = round(_HELD_OUT * len(drawn)), round(_VALIDATION * len(drawn))
@@ -452,161 +379,6 @@ def _learn(work: _Work, kind: str, sample: int) -> tuple[SpaceMap, _Sample]:
     with current_progress().phase("learning the map"):
         learned = fit_map(kind, rest[n_validation:], rest[:n_validation])
     return learned, drawn.first(n_held_out).joined(judged)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """Some chunks of the index, with their old vectors and perhaps their true new ones."""
-
-    keys: list[str]
-    texts: list[str]
-    old: Embeddings
-    new: Embeddings
-
-    @classmethod
-    def draw(cls, work: _Work, text_of: Mapping[str, str], count: int | None = None) -> _Sample:
-        """Draw chunks at random, the same in every run.
-
-        Args:
-            work: Names the index.
-            text_of: Texts of chunks by their keys.
-            count: Number of chunks; None takes all.
-        """
-        order = sorted(text_of)
-        np.random.default_rng(0).shuffle(order)
-        keys = order[:count]
-        documents = sorted({document_id_of(key) for key in keys})
-        vector_of = dict(zip(*work.source.read_vectors(documents), strict=True)) if documents else {}
-        keys = [key for key in keys if key in vector_of]  # another process may have deleted one since
-        old = np.array([vector_of[key] for key in keys], np.float32).reshape(len(keys), work.header.dim)
-        return cls(keys, [text_of[key] for key in keys], old, np.empty((0, work.space.dim), np.float32))
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    def first(self, count: int) -> _Sample:
-        """Return the first of these chunks."""
-        return _Sample(self.keys[:count], self.texts[:count], self.old[:count], self.new[:count])
-
-    def joined(self, other: _Sample) -> _Sample:
-        """Return these chunks and others."""
-        old, new = np.concatenate([self.old, other.old]), np.concatenate([self.new, other.new])
-        return _Sample(self.keys + other.keys, self.texts + other.texts, old, new)
-
-    def with_true_vectors(self, work: _Work) -> _Sample:
-        """Return the same chunks, embedded by the new encoder."""
-        return replace(self, new=work.encode(self.texts)) if self.texts else self
-
-
-@dataclass(frozen=True)
-class _Searched:
-    """What queries find in a sample: the indices of the nearest chunks, by each kind of vectors."""
-
-    sample: _Sample
-    ids: list[str]
-    """Of the queries; empty where they are the first chunks of the sample."""
-    queries: list[str]
-    old: NDArray[np.intp] | None
-    true: NDArray[np.intp]
-    mapped: NDArray[np.intp] | None
-
-    @classmethod
-    def of(cls, work: _Work, sample: _Sample, learned: SpaceMap | None) -> _Searched:
-        """Search a sample with the given queries, or with its own texts."""
-        old_queries: Embeddings | None
-        stored = {document_id_of(key) for key in sample.keys}
-        ids = [id for id in work.queries if not work.qrels or _relevant(work, id) & stored][:_MAX_MEASURED_QUERIES]
-        if work.qrels and not ids:
-            raise InputError(f"No query has a relevant document in {work.place}; check the ids of the judgements.")
-        if ids:
-            queries = [work.queries[id] for id in ids]
-            row_of = {document_id_of(key): row for row, key in enumerate(sample.keys)}
-            # a query that is a document, too, does not look for itself, as in `Index.tune`
-            own = np.array([row_of.get(id, -1) if id not in work.qrels.get(id, {}) else -1 for id in ids], np.intp)
-            old_queries = _old_vectors(work, queries)
-        else:
-            queries = sample.texts[:_MAX_MEASURED_QUERIES]
-            own, old_queries = np.arange(len(queries)), sample.old[: len(queries)]
-        vectors, similarity = work.encode(queries, "query"), work.space.similarity
-        return cls(
-            sample,
-            ids,
-            queries,
-            None if old_queries is None else nearest(old_queries, sample.old, work.header.space.similarity, own),
-            nearest(vectors, sample.new, similarity, own),
-            None if learned is None else nearest(vectors, learned(sample.old), similarity, own),
-        )
-
-    def quality(self, work: _Work) -> MapQuality:
-        """Measure what mapped vectors keep, with its interval over the queries."""
-
-        def recall(found: NDArray[np.intp]) -> NDArray[np.float64]:
-            kept = self._judged_recall(work, found) if work.qrels else neighbour_recall(self.true, found)
-            return np.asarray(kept, np.float64)
-
-        mapped, true = recall(self.true if self.mapped is None else self.mapped), recall(self.true)
-        scores, samples = resample(mean_scorer(np.stack([mapped, true])), len(true))
-        low, high = np.quantile(samples[0] / np.maximum(samples[1], 1e-12), [0.025, 0.975])
-        best = max(float(scores[1]), 1e-12)
-        return MapQuality(
-            recall=float(scores[0]) / best,
-            low=float(low),
-            high=float(high),
-            old_recall=None if self.old is None else float(recall(self.old).mean()) / best,
-            is_judged=bool(work.qrels),
-            queries=len(self.queries),
-            texts=len(self.sample),
-        )
-
-    def _judged_recall(self, work: _Work, found: NDArray[np.intp]) -> list[float]:
-        """[queries] share of the relevant documents that are among the first ten chunks."""
-        documents = [document_id_of(key) for key in self.sample.keys]
-        stored, recalls = set(documents), []
-        for id, rows in zip(self.ids, found, strict=True):
-            relevant = _relevant(work, id) & stored
-            recalls.append(len(relevant & {documents[row] for row in rows}) / len(relevant))
-        return recalls
-
-    def changes(self) -> tuple[QueryChange, ...]:
-        """Return the first queries with what they find before and after."""
-
-        def texts(found: NDArray[np.intp] | None, row: int) -> tuple[FoundText, ...] | None:
-            sample = self.sample
-            if found is None:
-                return None
-            return tuple(_found(document_id_of(sample.keys[at]), sample.texts[at]) for at in found[row])
-
-        return tuple(
-            QueryChange(
-                query,
-                texts(self.old, row),
-                texts(self.true if self.mapped is None else self.mapped, row) or (),
-                None if self.mapped is None else texts(self.true, row),
-            )
-            for row, query in enumerate(self.queries[:_SHOWN_QUERIES])
-        )
-
-
-def _texts(work: _Work) -> dict[str, str]:
-    """Return chunk key -> text for all chunks that have one."""
-    return {key: text for key, text in zip(*work.source.read_texts(), strict=True) if text.strip()}
-
-
-def _relevant(work: _Work, query_id: str) -> set[str]:
-    return {document for document, value in work.qrels.get(query_id, {}).items() if value > 0}
-
-
-def _sample_name(sample: _Sample) -> str:
-    return f"a sample of {len(sample)} chunks that both encoders have embedded"
-
-
-def _found(id: str, text: str) -> FoundText:
-    return FoundText(id, textwrap.shorten(text, _SHOWN_CHARACTERS, placeholder=" ..."))
-
-
-def _shared(before: Sequence[FoundText], after: Sequence[FoundText]) -> float:
-    ids = {found.id for found in before}
-    return len(ids & {found.id for found in after}) / len(ids) if ids else 1.0
 
 
 def _map_name(learned: SpaceMap) -> str:
