@@ -275,7 +275,7 @@ def test_map_of_a_rotation_is_exact(index, location, closing, tmp_path, kind):
         and moved.header.mapped.encoder == "words-32-0, 32 dimensions"
     )
     assert moved.header.mapped.chunks == len(stored)
-    assert "mapped (procrustes) from words-32-0" in repr(moved) or kind == "auto"
+    assert "vectors mapped by " in repr(moved) and " from words-32-0, 32 dimensions, keeping " in repr(moved)
     moved.add([Document("new", "katar gul")])
     vectors = moved.store.read_vectors(["new"])[1]
     assert vectors[0] == pytest.approx(RotatedEncoder().encode(["katar gul"])[0])  # not mapped
@@ -345,6 +345,15 @@ def test_recall_is_at_least_what_was_measured(tmp_path):
         recalls[name] = np.mean([f"d{n}" in {found.id for found in ranked} for n, ranked in enumerate(rankings)])
     assert result.quality.texts == 600
     assert 0 < result.quality.recall <= recalls["moved"] / recalls["true"] + 1e-6
+
+
+def test_unknown_map_is_refused_before_any_work(index, location):
+    encoder = RotatedEncoder()
+    with pytest.raises(InputError, match="Did you mean procrustes"):
+        migrate(location, encoder, map="procrustus")
+    with pytest.raises(InputError, match="from 0 to 1"):
+        migrate(location, encoder, map="auto", min_recall=95)
+    assert encoder.encoded_texts == []
 
 
 def test_few_texts_are_refused(tmp_path):

@@ -5,11 +5,15 @@ It runs no script.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from decoder2vec.report.html import Cell, Html, Section, Table, folded, join, page, paragraph, table
 from decoder2vec.search.comparison import FoundText, QueryChange
 from decoder2vec.search.migration import Migration
+
+_TITLE_CHARACTERS = 120
+"""Of a query that are shown: a text of the index may be long."""
 
 
 def migration_page(result: Migration, command: str = "") -> str:
@@ -49,11 +53,15 @@ def _overview(result: Migration) -> Html:
         true = [_share(change.kept_of_true)] if is_mapped else []
         first = change.before[:1] == change.after[:1] if change.before else None
         stays = Cell("not known" if first is None else "yes" if first else "no")
-        rows.append([Cell(change.query, link=f"#query-{number}"), _share(change.kept), *true, stays])
+        rows.append([Cell(_title(change), link=f"#query-{number}"), _share(change.kept), *true, stays])
     note = "What the old encoder finds is not known, because the index does not hold that encoder."
     is_known = all(change.before is not None for change in result.changes)
     data = Table("Sample queries", "share of the first ten texts", headings, rows)
     return join(table(data, with_title=False), paragraph("" if is_known else note, muted=True))
+
+
+def _title(change: QueryChange) -> str:
+    return textwrap.shorten(change.query, _TITLE_CHARACTERS, placeholder=" ...")
 
 
 def _share(share: float | None) -> Cell:
@@ -74,8 +82,8 @@ def _query(number: int, change: QueryChange) -> Html:
         cells = [_text(found[rank] if rank < len(found) else None, name, known) for name, found in columns]
         rows.append([Cell(str(rank + 1)), *cells])
     headings = ["#", *(name for name, _ in columns)]
-    data = Table(change.query, "", headings, rows, text_columns=range(1, len(headings)))
-    return folded(change.query, table(data, with_title=False), is_open=True, id=f"query-{number}")
+    data = Table(_title(change), "", headings, rows, text_columns=range(1, len(headings)))
+    return folded(_title(change), table(data, with_title=False), is_open=True, id=f"query-{number}")
 
 
 def _text(found: FoundText | None, column: str, known: set[str] | None) -> Cell:

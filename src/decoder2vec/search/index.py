@@ -88,14 +88,14 @@ class MappedVectors:
     map: str
     """procrustes, affine or mlp."""
     recall: float
-    """Share of the new encoder's ten nearest texts that are among the ten nearest by mapped vectors, as measured."""
+    """Share of the new encoder's recall@10 that they keep, as measured by `migrate` (`MapQuality.recall`)."""
     chunks: int
     """Number of chunks with mapped vectors at that time."""
 
     def __str__(self) -> str:
         return (
-            f"{self.chunks} vectors mapped ({self.map}) from {self.encoder}, with {100 * self.recall:.1f} % of the "
-            "new encoder's ten nearest"
+            f"{self.chunks} vectors mapped by {self.map} from {self.encoder}, keeping {100 * self.recall:.1f} % of the "
+            "new encoder's recall@10"
         )
 
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.config import fingerprint, from_table, to_table
-from decoder2vec.errors import InputError, StorageError
-from decoder2vec.maths.space_map import NEIGHBOURS, Paired, SpaceMap, fit_map
+from decoder2vec.errors import InputError, StorageError, unknown_name
+from decoder2vec.maths.space_map import MAPS, NEIGHBOURS, Paired, SpaceMap, fit_map
 from decoder2vec.progress import current_progress
 from decoder2vec.search.comparison import (
     MAX_MEASURED_QUERIES,
@@ -133,6 +133,8 @@ def migrate(
         >>> len(d2v.Index.open("library").search("kitten"))
         2
     """
+    if map is not None and map not in ("auto", *MAPS):
+        raise unknown_name("map", map, ("auto", *MAPS))
     if not 0 <= min_recall <= 1:
         raise InputError(f"min_recall is {min_recall}; give a share from 0 to 1.")
     if qrels is not None and queries is None:
