@@ -376,6 +376,7 @@ def test_empty_index_migrates(location, closing):
 _LAUNCHER = """
 import os, sys, warnings
 import lancedb
+from decoder2vec.search import migration
 from test_migration import RotatedEncoder
 
 warnings.simplefilter("ignore")
