@@ -31,6 +31,7 @@ QUICK = (
     "index delete",
     "index ann",
     "index tune",
+    "index migrate by map",
     "calibrate",
     "train soft prompt",
     "match page",
@@ -49,6 +50,7 @@ SLOW = (
     "index create with encoder",
     "index fill",
     "index folder",
+    "index migrate",
     "calibrate copy",
     "calibrate index",
     "train lora",
@@ -66,7 +68,7 @@ SLOW = (
     "d2v index",
     "d2v data mine",
 )
-KILLED = {"embed .npy": 1000, "embed folder": 1000, "index add": 1000, "train lora": 400}
+KILLED = {"embed .npy": 1000, "embed folder": 1000, "index add": 1000, "index migrate by map": 400, "train lora": 400}
 """Writers that are killed, and how often by `make soak`."""
 
 
@@ -148,7 +150,17 @@ def damageable_files(children, name, folder, count):
 
 @pytest.mark.parametrize(
     "name",
-    ["encoder", "embed .npy", "embed folder", "latents", "index add", "index tune", "matcher", "train soft prompt"],
+    [
+        "encoder",
+        "embed .npy",
+        "embed folder",
+        "latents",
+        "index add",
+        "index tune",
+        "index migrate by map",
+        "matcher",
+        "train soft prompt",
+    ],
 )
 def test_damaged_file_is_refused_or_written_again(children, prepared, name):
     files = some(damageable_files(children, name, *prepared(name)), 6)

@@ -52,13 +52,14 @@ if TYPE_CHECKING:
     from decoder2vec.relations.matcher import PairMatcher, PredictedRelation, RelationResult
     from decoder2vec.relations.mentions import Mention, Relation, read_mentions, read_relations
     from decoder2vec.relations.metrics import RelationScores
-    from decoder2vec.report.api import match_report, relation_report, report
+    from decoder2vec.report.api import match_report, migration_report, relation_report, report
     from decoder2vec.report.sweep import sweep
     from decoder2vec.reranker import Reranker, RerankerSpec
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import Document
     from decoder2vec.search.hybrid import Fusion
     from decoder2vec.search.index import Hit, Index
+    from decoder2vec.search.migration import Migration, migrate
     from decoder2vec.search.rerank import PairReranker
     from decoder2vec.serving.app import ServerConfig, create_app
     from decoder2vec.serving.limits import Limits
@@ -116,13 +117,14 @@ _MODULES = {
     "relations.matcher": ("PairMatcher", "PredictedRelation", "RelationResult"),
     "relations.mentions": ("Mention", "Relation", "read_mentions", "read_relations"),
     "relations.metrics": ("RelationScores",),
-    "report.api": ("match_report", "relation_report", "report"),
+    "report.api": ("match_report", "migration_report", "relation_report", "report"),
     "report.sweep": ("sweep",),
     "reranker": ("Reranker", "RerankerSpec"),
     "search.chunks": ("Chunking",),
     "search.documents": ("Document",),
     "search.hybrid": ("Fusion",),
     "search.index": ("Hit", "Index"),
+    "search.migration": ("Migration", "migrate"),
     "search.rerank": ("PairReranker",),
     "serving.app": ("ServerConfig", "create_app"),
     "serving.limits": ("Limits",),
@@ -173,6 +175,7 @@ __all__ = [
     "MatchConfig",
     "Matching",
     "Mention",
+    "Migration",
     "MissingExtraError",
     "PairMatcher",
     "PairReranker",
@@ -221,6 +224,8 @@ __all__ = [
     "measure_dimension",
     "measure_geometry",
     "merge",
+    "migrate",
+    "migration_report",
     "mine_hard_negatives",
     "prune",
     "read_contrastive_examples",

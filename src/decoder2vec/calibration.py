@@ -27,8 +27,8 @@ from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.maths.probability import CurveQuality, Floats, ProbabilityCurve, cross_validate
 from decoder2vec.maths.similarity import pairwise_similarity
 from decoder2vec.progress import current_progress
-from decoder2vec.search.index import Index, open_store
-from decoder2vec.search.store import without_password
+from decoder2vec.search.index import Index, open_with_header
+from decoder2vec.search.store import encoder_folder, without_password
 from decoder2vec.storage import atomic_folder
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs, read_rows
 
@@ -189,7 +189,7 @@ def _saved_folder(encoder: Encoder | str | Path) -> Path | None:
         return None
     if not Index.exists(encoder):
         return saved_encoder_folder(encoder)
-    folder = open_store(encoder).local_folder / "encoder"
+    folder = encoder_folder(open_with_header(encoder)[0])
     if not is_encoder_folder(folder):
         raise InputError(f"The encoder of {without_password(encoder)} is not known on this machine.")
     return folder
@@ -214,5 +214,5 @@ def _save(model: Encoder, source: Path | None, target: Path) -> None:
             write_probabilities(temporary, model.probabilities)
     else:
         is_in_index = Index.exists(target.parent)  # which has a checksum of every file
-        with open_store(target.parent).write_lock() if is_in_index else nullcontext():
+        with open_with_header(target.parent)[0].write_lock() if is_in_index else nullcontext():
             write_probabilities(target, model.probabilities)

@@ -223,6 +223,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 def _convert_to_union(hints: tuple[Any, ...], value: Any, where: str) -> Any:
     """The value as the first type of a union that fits."""
     for hint in hints:
+        if is_dataclass(hint) and isinstance(value, Mapping):
+            return _convert(hint, value, where)
         origin = get_origin(hint) or hint
         if origin is tuple and isinstance(value, list | tuple):
             return _convert(hint, value, where)

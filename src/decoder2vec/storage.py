@@ -10,7 +10,8 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
@@ -155,6 +156,34 @@ def _lock_folder(folder: Path) -> int | None:
         return handle
     os.close(handle)
     return None
+
+
+def mark_as_used(folder: Path, user: object) -> Callable[[], object]:
+    """Lock a folder for reading, so that `unused_folder` knows of it; returns a function that releases it.
+
+    It is also released when `user` is deleted, and when the process ends in any way.
+    """
+    handle = _lock_folder(folder)
+    return weakref.finalize(user, os.close, handle) if handle else lambda: None
+
+
+@contextmanager
+def unused_folder(folder: Path) -> Iterator[bool]:
+    """Yield whether no process has marked a folder as used; none can until the block ends."""
+    if fcntl is None:
+        yield False
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        is_unused = False
+    else:
+        is_unused = True
+    try:
+        yield is_unused
+    finally:
+        os.close(handle)
 
 
 @cache

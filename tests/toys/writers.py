@@ -48,11 +48,12 @@ from decoder2vec.relations.mentions import Mention, Relation
 from decoder2vec.report.api import match_report, report
 from decoder2vec.report.sweep import write_sweep
 from decoder2vec.reranker import Reranker, RerankerSpec
-from decoder2vec.search import indexing
+from decoder2vec.search import indexing, migration
 from decoder2vec.search.chunks import Chunking
 from decoder2vec.search.documents import Document
 from decoder2vec.search.hybrid import Fusion
 from decoder2vec.search.index import Index
+from decoder2vec.search.migration import migrate
 from decoder2vec.search.sources import SourceRecord
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.files import ScoredPairs
@@ -360,6 +361,27 @@ def tune_index(folder: Path) -> None:
     index.learn_reranker(PAIRS)
 
 
+migration._EMBEDDED_DOCUMENTS = migration._MAPPED_DOCUMENTS = 8
+migration._MIN_SAMPLE = 100
+
+
+def move_index(folder: Path, encoder: Any, map: str | None = None) -> None:
+    migrate(folder / "index", encoder, map=map, min_recall=0.0)
+
+
+def read_moved(folder: Path) -> Content:
+    """The whole index as one part, read with the encoder that its header names."""
+    header = json.loads((folder / "index" / "index.json").read_text())
+    names = {"words-32-0": WordEncoder(), "words-24-1": WordEncoder(24, seed=1)}
+    index = Index.open(folder / "index", names.get(header["space"]["fingerprint"]))
+    index.verify()
+    keys, vectors = index.store.read_vectors()
+    chunks = index.store.read_chunks(keys)
+    rows = [[chunks[key].text, vector] for key, vector in sorted(zip(keys, rounded(vectors), strict=True))]
+    hits = sorted(hit.id for hit in index.search("word3 version0", 100, mode="lexical"))
+    return {"index": [header["space"]["fingerprint"], rows, hits]}
+
+
 MIRRORED = Path(tempfile.mkdtemp()) / "texts"
 
 
@@ -562,6 +584,16 @@ WRITERS: dict[str, Writer] = {
         search_index,
     ),
     "index tune": Writer(tune_index, read_index, lambda folder: open_index(folder).add(documents(0, 6)), search_index),
+    "index migrate": Writer(
+        lambda folder: move_index(folder, UNTRAINED),
+        read_moved,
+        lambda folder: open_index(folder).add(documents(0, 30)),
+    ),
+    "index migrate by map": Writer(
+        lambda folder: move_index(folder, WordEncoder(24, seed=1), "procrustes"),
+        read_moved,
+        lambda folder: open_index(folder).add(documents(0, 80)),
+    ),
     "index folder": Writer(
         lambda folder: index_folder(folder, 1), read_mirror, lambda folder: index_folder(folder, 0), search_index
     ),

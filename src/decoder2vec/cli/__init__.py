@@ -23,6 +23,7 @@ from decoder2vec.cli.export import export
 from decoder2vec.cli.index import index
 from decoder2vec.cli.match import match
 from decoder2vec.cli.merge import merge
+from decoder2vec.cli.migrate import migrate
 from decoder2vec.cli.mteb import mteb
 from decoder2vec.cli.output import is_main_process, start_command
 from decoder2vec.cli.prune import prune
@@ -48,7 +49,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Look": (doctor, sweep, analyze, report),
     "Make": (train, merge, prune, calibrate, export),
     "Measure": (evaluate, mteb),
-    "Use": (similarity, embed, index, search, rerank, match, relate, serve),
+    "Use": (similarity, embed, index, search, migrate, rerank, match, relate, serve),
 }
 
 

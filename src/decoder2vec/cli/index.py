@@ -232,6 +232,7 @@ def _print_stats(opened: Index) -> dict[str, Any]:
         ("approximate index", f"{stats.ann}; search is exact" if stats.ann == "none" else stats.ann),
         ("unindexed rows", f"{stats.unindexed:,}"),
         ("deleted rows", f"{stats.deleted:,}"),
+        *([("vectors", str(opened.header.mapped))] if opened.header.mapped else []),
     ]
     table(("index", opened.location), rows)
     return {"stats": asdict(stats)}
@@ -242,6 +243,8 @@ def _verify(opened: Index) -> None:
     opened.verify()
     documents, chunks = opened.count()
     info(f"{opened.location}: {documents} documents in {chunks} chunks, verified")
+    if opened.header.mapped:
+        info(f"{opened.location}: {opened.header.mapped}")
 
 
 def _tune(

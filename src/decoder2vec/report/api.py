@@ -1,4 +1,4 @@
-"""Write reports: `report` for results of other commands, `match_report` and `relation_report` for one result."""
+"""Write reports: `report` for results of other commands, `match_report` and others of its kind for one result."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from decoder2vec.errors import InputError
 if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
     from decoder2vec.relations.matcher import RelationResult
+    from decoder2vec.search.migration import Migration
 
 
 def report(
@@ -114,3 +115,21 @@ def relation_report(result: RelationResult, out: str | os.PathLike[str], *, comm
     from decoder2vec.report.relation_page import relation_page
 
     return write_result(result, Path(out), lambda: relation_page(result, command))
+
+
+def migration_report(result: Migration, out: str | os.PathLike[str], *, command: str = "") -> Path:
+    """Write what changes with another encoder as a page (.html) or as data (.json), and return its path.
+
+    Args:
+        result: What `migrate` returned.
+        out: The file to write; its ending decides the format.
+        command: The command that makes the page, for its footer.
+
+    Raises:
+        InputError: The file has another ending.
+        StorageError: The file cannot be written.
+    """
+    from decoder2vec.report.html import write_result
+    from decoder2vec.report.migration_page import migration_page
+
+    return write_result(result, Path(out), lambda: migration_page(result, command))

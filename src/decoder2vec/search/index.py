@@ -30,6 +30,7 @@ from decoder2vec.search.store import (
     EmbeddingSpace,
     MetadataFilter,
     encode_texts,
+    encoder_folder,
     resolve_encoder,
     without_password,
 )
@@ -100,6 +101,26 @@ class IndexStats:
 
 
 @dataclass(frozen=True)
+class MappedVectors:
+    """How the vectors of an index came from those of another encoder. Documents added since are encoded."""
+
+    encoder: str
+    """The space that they were mapped from: the fingerprint of its encoder and the number of dimensions."""
+    map: str
+    """procrustes, affine or mlp."""
+    recall: float
+    """Share of the new encoder's recall@10 that they keep, as measured by `migrate` (`MapQuality.recall`)."""
+    chunks: int
+    """Number of chunks with mapped vectors at that time."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.chunks} vectors mapped by {self.map} from {self.encoder}, keeping {100 * self.recall:.1f} % of the "
+            "new encoder's recall@10"
+        )
+
+
+@dataclass(frozen=True)
 class IndexHeader:
     """What is stored about the index itself: `index.json` of a folder, a row in a database."""
 
@@ -112,6 +133,10 @@ class IndexHeader:
     """Whether the fusion was chosen for this index."""
     ann: str = "auto"
     """Kind of approximate index of the vectors; "auto" depends on the size."""
+    generation: str = ""
+    """Names the table of chunks and the encoder, after a move to another encoder."""
+    mapped: MappedVectors | None = None
+    """Where the vectors come from, if a map moved them from the space of another encoder."""
     format: int = _FORMAT
 
 
@@ -147,9 +172,14 @@ class Index:
 
     def __init__(self, location: str | Path, store: ChunkStore, header: IndexHeader, encoder: Any) -> None:
         self.store, self.header, self.encoder = store, header, encoder
+        store.generation = header.generation
         self.location = without_password(location)
         """Where it is, for messages: without a password."""
         self._ranker = DocumentRanker(store, header.space.similarity)
+
+    def __repr__(self) -> str:
+        mapped = f", {self.header.mapped}" if self.header.mapped else ""
+        return f"Index({self.location!r}, {self.header.space}{mapped})"
 
     @classmethod
     def create(cls, location: str | Path, encoder: Any, chunking: Chunking | None = None) -> Index:
@@ -175,7 +205,7 @@ class Index:
             from decoder2vec.encoder import Encoder
 
             if isinstance(encoder, Encoder):
-                encoder.save(store.local_folder / "encoder")
+                encoder.save(encoder_folder(store))
             store.write_header(to_table(header))  # last: a location without a header is not an index
         return cls(location, store, header, encoder)
 
@@ -204,13 +234,12 @@ class Index:
             InputError: There is no index, or the encoder embeds into another space.
             StorageError: The index is damaged or has the format of another version.
         """
-        store, place = open_store(location), without_password(location)
-        header = _read_header(store, place)
+        store, header = open_with_header(location)
+        place = without_password(location)
         if encoder is None:
-            encoder_folder = store.local_folder / "encoder"
-            if not is_encoder_folder(encoder_folder):
+            encoder = encoder_folder(store)
+            if not is_encoder_folder(encoder):
                 raise InputError(f"The encoder of {place} is not known on this machine; give an encoder.")
-            encoder = encoder_folder
         if for_queries and isinstance(encoder, str | Path):
             encoder = open_for_queries(encoder, device, dtype)
         encoder = resolve_encoder(encoder, device=device, dtype=dtype)
@@ -487,6 +516,19 @@ class Index:
 
     def _encode(self, texts: list[str], role: str) -> Embeddings:
         return encode_texts(self.encoder, texts, role)
+
+
+def open_with_header(location: str | Path) -> tuple[ChunkStore, IndexHeader]:
+    """Return the store and the header of an existing index, without its encoder.
+
+    Raises:
+        InputError: There is no index.
+        StorageError: The index is damaged or has the format of another version.
+    """
+    store, place = open_store(location), without_password(location)
+    header = _read_header(store, place)
+    store.generation = header.generation
+    return store, header
 
 
 def open_store(location: str | Path) -> ChunkStore:

@@ -3,6 +3,8 @@
 - `index.json`: header of the index (embedding space, chunking, fusion); written last when an index is created
 - `chunks.lance/`: chunks and vectors
 - `encoder/`: description of the encoder, without its model
+- `chunks-1a2b3c4d.lance/`, `encoder-1a2b3c4d/`: the same of an index that was moved to another encoder, whose header
+  names that generation; `space_map-1a2b3c4d.safetensors` is there while vectors are mapped
 - `lexical/`: BM25 index of the chunks, rebuilt when they change
 - `pair_head.safetensors`: a reranker learned for this index
 - `sources.json`: the folders that documents came from
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,14 +28,24 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 
 from decoder2vec.errors import Decoder2VecError, InputError, MissingExtraError, StorageError
-from decoder2vec.search.store import Chunk, Embeddings, MetadataFilter, StoreStats, required_tags
+from decoder2vec.search.store import (
+    Chunk,
+    Embeddings,
+    MetadataFilter,
+    StoreStats,
+    check_generation,
+    generation_suffix,
+    required_tags,
+)
 from decoder2vec.storage import (
     CHECKSUMS_FILE,
     atomic_file,
     check_replaceable,
     damaged_files,
     files_below,
+    mark_as_used,
     read_checksums,
+    unused_folder,
     write_checksums,
     write_lock,
 )
@@ -40,11 +53,15 @@ from decoder2vec.storage import (
 _HEADER_FILE = "index.json"
 _TABLE_NAME = "chunks"
 _TABLE_FOLDER = f"{_TABLE_NAME}.lance"
-_LOCK_FILE = ".writing"
-_VERIFIED_FILES = (_HEADER_FILE, f"{_TABLE_FOLDER}/*", "encoder/*", "pair_head.safetensors", "sources.json")
+_LOCK_FILE, _MIGRATION_LOCK_FILE = ".writing", ".migrating"
+_VERIFIED_FILES = (_HEADER_FILE, "pair_head.safetensors", "sources.json")
+"""Also verified are the table and the encoder of the generation that the header names."""
 _UNFINISHED_FILES = (_LOCK_FILE, CHECKSUMS_FILE, _TABLE_FOLDER, f"{_TABLE_FOLDER}/*", "encoder/*")
 """What a killed `Index.create` leaves: the lock file is the first, and the header would have been the last."""
-INDEX_FILES = (*_VERIFIED_FILES, "lexical/*", _LOCK_FILE, CHECKSUMS_FILE)
+INDEX_FILES = (
+    *(*_VERIFIED_FILES, f"{_TABLE_NAME}*.lance/*", "encoder*/*", "lexical/*", "space_map-*.safetensors"),
+    *(_LOCK_FILE, _MIGRATION_LOCK_FILE, CHECKSUMS_FILE),
+)
 """Patterns of everything that is written into the folder of an index."""
 _VERSION_HINT = "latest_version_hint.json"
 """The one file of a table that changes; all others are written once."""
@@ -87,8 +104,10 @@ class LanceStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = self.local_folder = folder
+        self.generation = ""
         self._opened_table: Any = None
         self._commits = 0
+        self._release_table: Callable[[], object] = lambda: None
 
     def header(self) -> dict[str, Any] | None:
         """Return the header, or None if there is no index."""
@@ -112,16 +131,21 @@ class LanceStore:
     @_reports_damage
     def create(self, index_id: str, dim: int) -> None:
         """Create an empty table; raises StorageError if there is one with documents."""
-        database, remains = _connect(self.folder), self.folder / _TABLE_FOLDER
-        is_committed = any(remains.glob("_versions/*.manifest"))
-        if is_committed and database.open_table(_TABLE_NAME).count_rows():
+        database, remains = _connect(self.folder), self.folder / f"{self._table_name}.lance"
+        if self.is_created() and database.open_table(self._table_name).count_rows():
             raise StorageError(
                 f"{self.folder} holds documents, but {_HEADER_FILE} is gone; restore it or delete the folder."
             )
         shutil.rmtree(remains, ignore_errors=True)
-        (self.folder / CHECKSUMS_FILE).unlink(missing_ok=True)  # the new table has files of the same names
+        if not self.generation:
+            (self.folder / CHECKSUMS_FILE).unlink(missing_ok=True)  # the new table has files of the same names
         schema = _schema(dim).with_metadata({_ID_KEY: index_id.encode()})
-        self._opened_table = database.create_table(_TABLE_NAME, schema=schema)
+        self._opened_table = database.create_table(self._table_name, schema=schema)
+        self._mark_table()
+
+    def is_created(self) -> bool:
+        """Return whether `create` has created the table."""
+        return any((self.folder / f"{self._table_name}.lance").glob("_versions/*.manifest"))
 
     def write_header(self, header: dict[str, Any]) -> None:
         """Write the header atomically."""
@@ -131,7 +155,7 @@ class LanceStore:
     @_reports_damage
     def revision(self) -> str:
         """Return the id of the index and the number of its last commit."""
-        return f"{(self.header() or {}).get('id')}-{self._table.version}"
+        return "-".join(filter(None, (str((self.header() or {}).get("id")), self.generation, str(self._table.version))))
 
     @_reports_damage
     def count_chunks(self) -> int:
@@ -269,6 +293,7 @@ class LanceStore:
     def close(self) -> None:
         """Release the table."""
         self._opened_table = None
+        self._release_table()
 
     @contextmanager
     def write_lock(self) -> Iterator[None]:
@@ -277,12 +302,42 @@ class LanceStore:
         Meanwhile files that change have none, so that a kill leaves no wrong ones; the next writer records them.
         """
         with write_lock(self.folder / _LOCK_FILE, str(self.folder)):
+            check_generation(self, self.folder)
             known = self._known_checksums()
             write_checksums(self.folder, known, known)
             yield
+            suffix = generation_suffix((self.header() or {}).get("generation", ""))
+            table_files, encoder_files = f"{_TABLE_NAME}{suffix}.lance/*", f"encoder{suffix}/*"
+            patterns = (*_VERIFIED_FILES, table_files, encoder_files)
             files = files_below(self.folder)
-            verified = [name for name in files if any(fnmatchcase(name, pattern) for pattern in _VERIFIED_FILES)]
+            verified = [name for name in files if any(fnmatchcase(name, pattern) for pattern in patterns)]
             write_checksums(self.folder, verified, self._known_checksums())
+
+    @contextmanager
+    def migration_lock(self) -> Iterator[None]:
+        """Hold the lock of the one process that moves the index to another encoder."""
+        lock = self.folder / _MIGRATION_LOCK_FILE
+        with write_lock(lock, f"{self.folder} to move it to another encoder"):
+            try:
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
+
+    def remove_other_generations(self, *kept: str) -> None:
+        """Remove the files of all generations but some; those of a table that a process has open stay."""
+        for path in self.folder.iterdir():
+            generation = _generation_of(path.name)
+            if generation is None or generation in kept:
+                continue
+            table = self.folder / f"{_TABLE_NAME}{generation_suffix(generation)}.lance"
+            if path.is_file():
+                path.unlink()
+            elif not table.is_dir():
+                shutil.rmtree(path)
+            else:
+                with unused_folder(table) as is_unused:
+                    if is_unused:
+                        shutil.rmtree(path)
 
     def _known_checksums(self) -> dict[str, str]:
         """Recorded checksums of the files that never change."""
@@ -305,7 +360,9 @@ class LanceStore:
             yield
         finally:  # a block that failed may have committed before
             try:
-                written = _connect(self.folder).open_table(_TABLE_NAME)  # the open one remembers what it has written
+                written = _connect(self.folder).open_table(
+                    self._table_name
+                )  # the open one remembers what it has written
                 _read_some(written, first_row, with_indices)
             except RuntimeError as error:
                 table.restore(version)
@@ -316,14 +373,27 @@ class LanceStore:
                 ) from error
 
     @property
+    def _table_name(self) -> str:
+        return f"{_TABLE_NAME}{generation_suffix(self.generation)}"
+
+    @property
     def _table(self) -> Any:
         if self._opened_table is None:
-            table = _connect(self.folder).open_table(_TABLE_NAME)
+            folder = self.folder / f"{self._table_name}.lance"
+            self._mark_table()
+            if not folder.is_dir():
+                check_generation(self, self.folder)
+            table = _connect(self.folder).open_table(self._table_name)
             header, index_id = self.header() or {}, (table.schema.metadata or {}).get(_ID_KEY)
             if index_id not in (None, str(header.get("id")).encode()):  # None: it was made by version 0.1
-                raise StorageError(f"{self.folder / _TABLE_FOLDER} is of another index; create the index again.")
+                raise StorageError(f"{folder} is of another index; create the index again.")
             self._opened_table = table
         return self._opened_table
+
+    def _mark_table(self) -> None:
+        """Let other processes know that this one has the table open."""
+        self._release_table()
+        self._release_table = mark_as_used(self.folder / f"{self._table_name}.lance", self)
 
     def _read(self, columns: list[str], condition: str | None = None) -> Any:
         search = self._table.search().select(columns)
@@ -362,7 +432,13 @@ def _storage_errors(folder: Path) -> Iterator[None]:
 
 def _is_immutable(name: str) -> bool:
     """Whether a file is written once: those of the table are."""
-    return name.startswith(f"{_TABLE_FOLDER}/") and not name.endswith(_VERSION_HINT)
+    return bool(re.match(rf"{_TABLE_NAME}(-\w+)?\.lance/", name)) and not name.endswith(_VERSION_HINT)
+
+
+def _generation_of(name: str) -> str | None:
+    """Return the generation that a file or folder in the folder of an index belongs to; None if it is of all."""
+    match = re.fullmatch(rf"(?:{_TABLE_NAME}(?:-(\w+))?\.lance|encoder(?:-(\w+))?|space_map-(\w+)\.safetensors)", name)
+    return next(filter(None, match.groups()), "") if match else None
 
 
 def _connect(folder: Path) -> Any:

@@ -114,10 +114,7 @@ class DocumentRanker:
         return self._resolve(str((self.store.header() or {}).get("ann", "auto")))
 
     def _resolve(self, kind: str) -> str:
-        """Return the kind that "auto" stands for, by the size of the vectors; others unchanged."""
-        if kind != "auto":
-            return kind
-        return "none" if self._fits_in_memory() or not self.ann_kinds else self.ann_kinds[0]
+        return choose_ann(kind, self.ann_kinds, self.store.count_chunks(), self._dim())
 
     def _fits_in_memory(self) -> bool:
         return self.store.count_chunks() * self._dim() * 4 <= MAX_EXACT_BYTES
@@ -141,6 +138,13 @@ class DocumentRanker:
                 search.save(folder, revision)
             self._lexical = (revision, search)
         return self._lexical[1]
+
+
+def choose_ann(kind: str, kinds: Sequence[str], n_chunks: int, dim: int) -> str:
+    """Return the kind of approximate index that "auto" stands for, by the size of the vectors; others unchanged."""
+    if kind != "auto":
+        return kind
+    return "none" if n_chunks * dim * 4 <= MAX_EXACT_BYTES or not kinds else kinds[0]
 
 
 class DenseSearch:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.errors import InputError, StorageError, UnsupportedError
 from decoder2vec.maths.similarity import SIMILARITIES, check_finite
 
 Embeddings = NDArray[np.float32]
@@ -74,6 +74,9 @@ class ChunkStore(Protocol):
 
     local_folder: Path
     """Folder on this machine for the encoder's description, the BM25 index and a learned reranker."""
+    generation: str
+    """Which table of chunks is read and written: the one that the header named when the index was opened. Every move to
+    another encoder writes a new table; a process that has the old one open goes on with it."""
 
     def header(self) -> dict[str, Any] | None:
         """Return what `write_header` wrote, or None if there is no index."""
@@ -83,6 +86,9 @@ class ChunkStore(Protocol):
 
     def create(self, index_id: str, dim: int) -> None:
         """Create empty storage for vectors of width `dim`, replacing the remains of an unfinished attempt."""
+
+    def is_created(self) -> bool:
+        """Return whether there is the storage that `create` makes."""
 
     def write_header(self, header: dict[str, Any]) -> None:
         """Write the header, which turns the storage that `create` made into an index."""
@@ -146,6 +152,29 @@ class ChunkStore(Protocol):
     def write_lock(self) -> AbstractContextManager[None]:
         """Lock for the one process that changes the store; raises StorageError while another process holds it."""
 
+    def migration_lock(self) -> AbstractContextManager[None]:
+        """Lock for the one process that moves the index to another encoder, while others may change it."""
+
+    def remove_other_generations(self, *kept: str) -> None:
+        """Remove what is stored of all generations but some; what another process has open stays."""
+
+
+def generation_suffix(generation: str) -> str:
+    """Return what ends the names of the files of a generation; nothing for the first."""
+    return f"-{generation}" if generation else ""
+
+
+def encoder_folder(store: ChunkStore) -> Path:
+    """Return the folder for the description of the encoder whose vectors a store holds."""
+    return store.local_folder / f"encoder{generation_suffix(store.generation)}"
+
+
+def check_generation(store: ChunkStore, location: str | Path) -> None:
+    """Raise StorageError if the index has been moved to another encoder since it was opened."""
+    header = store.header()
+    if header is not None and header.get("generation", "") != store.generation:
+        raise StorageError(f"{location} was moved to another encoder meanwhile; open it again.")
+
 
 def without_password(location: str | Path) -> str:
     """Return the location of an index as it may be printed."""
@@ -198,12 +227,16 @@ class EmbeddingSpace:
     def check_encoder(self, encoder: Any, location: str) -> None:
         """Raise InputError if the encoder embeds into another space than the index at `location`."""
         other = EmbeddingSpace.of(encoder)
-        if self.dim == other.dim and self.fingerprint == other.fingerprint and self._probe_matches(other):
+        if self.matches(other):
             return
         raise InputError(
             f"The vectors in {location} are from another embedding space ({self}; this encoder: {other}); "
             "use the encoder that the index was created with, or create a new index."
         )
+
+    def matches(self, other: EmbeddingSpace) -> bool:
+        """Return whether vectors of both are comparable."""
+        return self.dim == other.dim and self.fingerprint == other.fingerprint and self._probe_matches(other)
 
     def _probe_matches(self, other: EmbeddingSpace) -> bool:
         a, b = np.array(self.probe), np.array(other.probe)
