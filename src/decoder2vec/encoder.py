@@ -69,7 +69,7 @@ log = logging.getLogger(__name__)
 
 AnyHead = AffineHead | LayerwiseHead
 
-_DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
 """Names of the prompt for documents; the first that an encoder has is used."""
 _TOKENS_PER_TEXT = 64
 """`batch_size` counts texts, but batches are cut by tokens: this many per text."""
@@ -241,7 +241,7 @@ class Encoder:
             inputs: A document or a list of documents.
             **kwargs: Arguments of `encode`; an explicit `prompt` or `prompt_name` takes precedence.
         """
-        return self.encode(inputs, **self._with_default_prompt(kwargs, *_DOCUMENT_PROMPTS))
+        return self.encode(inputs, **self._with_default_prompt(kwargs, *DOCUMENT_PROMPTS))
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Compute the similarity of all embeddings with all others.
@@ -516,11 +516,6 @@ class Encoder:
 
     def _pair_head(self) -> LayerwiseHead | None:
         return self.head if isinstance(self.head, LayerwiseHead) and self.head.has_pair_similarity else None
-
-    @property
-    def document_prompt(self) -> str | None:
-        """Name of the prompt that `encode_document` puts in front of a text; None if there is none."""
-        return next((name for name in _DOCUMENT_PROMPTS if name in self.prompts), None)
 
     def _with_default_prompt(self, kwargs: Mapping[str, Any], *names: str) -> dict[str, Any]:
         """Arguments of `encode` with the first of `names` that is a prompt, unless the caller chose a prompt."""

@@ -104,12 +104,7 @@ def embed_dataset(
         StorageError: The folder holds vectors of another encoder, other settings or other rows.
         DataFileError: A row cannot be embedded.
     """
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
-    if workers is not None and workers < 1:
-        raise InputError(f"{workers} workers compute nothing; give 1 or more.")
-    if (price_per_hour or 0) < 0:
-        raise InputError(f"A worker cannot cost {price_per_hour}; give a price of 0 or more.")
+    _check_engine(engine, workers, price_per_hour)
     if engine == "ray" and isinstance(encoder, Encoder):
         raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
     output = OutputFolder(str(out))
@@ -142,6 +137,15 @@ def embed_dataset(
         if lance:
             write_lance_copy(EmbeddedDataset(out))
         return result
+
+
+def _check_engine(engine: str, workers: int | None, price_per_hour: float | None) -> None:
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if workers is not None and workers < 1:
+        raise InputError(f"{workers} workers compute nothing; give 1 or more.")
+    if (price_per_hour or 0) < 0:
+        raise InputError(f"A worker cannot cost {price_per_hour}; give a price of 0 or more.")
 
 
 def make_plan(

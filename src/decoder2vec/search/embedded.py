@@ -11,7 +11,7 @@ import numpy as np
 from decoder2vec.bulk.embedded import EmbeddedDataset
 from decoder2vec.bulk.parts import VECTOR_COLUMN
 from decoder2vec.bulk.plan import EmbeddingPlan
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import DOCUMENT_PROMPTS
 from decoder2vec.errors import InputError
 from decoder2vec.search.documents import Document, Skipped, row_document
 from decoder2vec.search.store import EmbeddingSpace
@@ -47,7 +47,7 @@ def _check_comparable(plan: EmbeddingPlan, encoder: Any, folder: str) -> None:
         raise InputError(f"{folder} holds reduced vectors; embed it with all dimensions, as float32 or float16.")
     if how.normalize and space.similarity != "cosine":
         raise InputError(f"{folder} holds vectors of length 1; embed it without --normalize.")
-    prompt = encoder.document_prompt if isinstance(encoder, Encoder) else None
+    prompt = next((name for name in DOCUMENT_PROMPTS if name in getattr(encoder, "prompts", ())), None)
     if plan.prompt_name != prompt:
         wanted = f"with --prompt-name {prompt}" if prompt else "without --prompt-name"
         raise InputError(f"{folder} was embedded with another prompt than documents have; embed it {wanted}.")
