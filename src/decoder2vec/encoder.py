@@ -69,8 +69,7 @@ log = logging.getLogger(__name__)
 
 AnyHead = AffineHead | LayerwiseHead
 
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")
-"""Names of the prompt for documents; the first that an encoder has is used."""
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first that an encoder has is used
 _TOKENS_PER_TEXT = 64
 """`batch_size` counts texts, but batches are cut by tokens: this many per text."""
 
