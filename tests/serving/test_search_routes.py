@@ -107,6 +107,26 @@ def reranker(own_cache):
     return Reranker.from_pretrained("tiny-mamba", device="cpu", dtype="float32")
 
 
+def test_search_reranks_and_says_the_rank_before(serving, index_folder, offline, reranker):
+    found = Index.open(index_folder, offline).search("bread in the oven", 30)
+    scores = np.exp(reranker.score("bread in the oven", [hit.text for hit in found]))
+    order = np.argsort(-scores).tolist()
+    with serving(reranker=reranker, index=index_folder) as url, httpx.Client(base_url=url, timeout=30) as client:
+        assert client.get("/health").json()["reranker"] == "reranker"
+        body = {"query": "bread in the oven", "top": 2, "rerank": True}
+        hits = client.post("/search", json=body).json()["hits"]
+        assert [hit["id"] for hit in hits] == [found[index].id for index in order[:2]]
+        assert [hit["rank_before"] for hit in hits] == [index + 1 for index in order[:2]]
+        assert [hit["score"] for hit in hits] == pytest.approx(scores[order[:2]], abs=1e-5)
+        assert client.post("/search", json={"query": " ", "rerank": True}).json() == {"hits": []}
+
+
+def test_search_without_a_reranker_says_how_to_get_one(client):
+    response = client.post("/search", json={"query": "bread", "rerank": True})
+    assert response.status_code == 400 and "--reranker" in response.json()["error"]["message"]
+    assert "reranker" not in client.get("/health").json()
+
+
 @pytest.mark.parametrize("route", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_a_reranker_is_served_in_the_shapes_of_cohere_and_tei(serving, offline, reranker, route):
     documents, query = ["a dog", "bread", "the cat sleeps"], "bread"

@@ -153,6 +153,7 @@ class StubServer:
         self.requests, self.compare_delay, self.delayed_responses = [], 0.0, 0
         self.responses = {
             "/v1/models": MODELS_RESPONSE,
+            "/health": {"status": "ok", "model": "tiny"},
             "/compare": COMPARE_RESPONSE,
             "/search": SEARCH_RESPONSE,
             "/match": match_response,

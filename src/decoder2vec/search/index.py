@@ -46,7 +46,7 @@ _DEFAULT_FUSION_OF_0_1 = Fusion("rrf", 0.5)
 """Indexes of version 0.1 do not say whether they were tuned; one with this fusion was not."""
 _MIN_FUSED = 100
 """Documents of each ranking that are fused, at least."""
-_MIN_RERANKED = 30
+MIN_RERANKED = 30
 """Documents that are rescored by a reranker, at least."""
 _VERIFIED_AT_ONCE = 1000
 """Chunks that `verify` reads at once."""
@@ -333,7 +333,7 @@ class Index:
         Raises:
             InputError: `mode` is unknown, or `top` is less than 1.
         """
-        depth = max(top, _MIN_RERANKED) if reranker else top
+        depth = max(top, MIN_RERANKED) if reranker else top
         ranked = self.rank([query], depth, mode, filter, exact=exact)[0]
         chunks = self.store.read_chunks([document.chunk_key for document in ranked])
         # another process may have deleted a document since it was ranked

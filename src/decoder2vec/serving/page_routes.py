@@ -38,8 +38,10 @@ async def theme() -> FileResponse:
 
 @router.get("/health")
 async def health(request: Request) -> dict[str, str]:
-    """Report that the server runs."""
-    return {"status": "ok", "model": get_service(request).models[None].id}
+    """Report that the server runs, and what it serves."""
+    service = get_service(request)
+    reranker = {"reranker": service.reranker_name} if service.reranker else {}
+    return {"status": "ok", "model": service.models[None].id, **reranker}
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})

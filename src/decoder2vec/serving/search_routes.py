@@ -14,9 +14,9 @@ from decoder2vec.matching.reasons import Reasons
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.maths.probability import Probability
 from decoder2vec.maths.similarity import pairwise_similarity
-from decoder2vec.search.index import Hit
+from decoder2vec.search.index import MIN_RERANKED, Hit
 from decoder2vec.search.rerank import PairReranker
-from decoder2vec.serving.api_errors import ERROR_RESPONSES
+from decoder2vec.serving.api_errors import ERROR_RESPONSES, APIError
 from decoder2vec.serving.openai_routes import ModelName, Usage
 from decoder2vec.serving.service import LAYERS, ServedModel, Service, get_service
 from decoder2vec.serving.similarity_scale import pair_similarities
@@ -104,6 +104,9 @@ class SearchRequest(_StrictRequest):
         dict[FilterText, FilterText | list[FilterText]] | None,
         Field(description="Required metadata: a value, or a list of allowed values, for each key."),
     ] = None
+    rerank: Annotated[
+        bool, Field(description="Sort the best 30 documents, or `top` if more, by the server's reranker.")
+    ] = False
 
 
 class SearchSnippet(BaseModel):
@@ -130,6 +133,7 @@ class SearchHit(BaseModel):
     metadata: dict[str, Any]
     snippet: SearchSnippet
     probability: ProbabilityInterval | None = None
+    rank_before: Annotated[int | None, Field(description="Its rank before it was reranked, from 1.")] = None
 
 
 class SearchResponse(BaseModel):
@@ -275,13 +279,23 @@ async def search(body: SearchRequest, request: Request) -> JSONResponse:
     """Return the documents of the index that answer a query best."""
     service = get_service(request)
     index = service.index
-    hits = await service.run_job(
+    if body.rerank and service.reranker is None:
+        raise APIError(400, "This server has no reranker; start it with --reranker.", code="no_reranker")
+    count = max(body.top, MIN_RERANKED) if body.rerank else body.top
+    found = await service.run_job(
         request,
         service.models[None],
         [body.query],
-        lambda: index.search(body.query, body.top, body.mode, body.filter or None),
+        lambda: index.search(body.query, count, body.mode, body.filter or None),
     )
-    return JSONResponse({"hits": [_hit_json(hit) for hit in hits]})
+    hits = [_hit_json(hit) for hit in found]
+    if body.rerank and hits:
+        assert service.reranker is not None
+        raw, _ = await service.rerank(request, body.query, [hit.text for hit in found])
+        scores = service.reranker.unit_scores(raw).tolist()
+        reranked = [hit | {"score": scores[rank], "rank_before": rank + 1} for rank, hit in enumerate(hits)]
+        hits = sorted(reranked, key=lambda hit: -hit["score"])[: body.top]
+    return JSONResponse({"hits": hits})
 
 
 @router.post("/match", response_model=MatchResponse)

@@ -103,7 +103,7 @@ def test_empty_fields_get_the_focus_and_nothing_is_sent(user, stub):
     user.click("#tab-match")
     user.click("#match button[type=submit]")
     assert error_message(user, "match").startswith("Add a job first")
-    assert {path for path, _, _ in stub.requests} == {"/v1/models"}
+    assert {path for path, _, _ in stub.requests} == {"/v1/models", "/health"}
 
 
 def test_markup_in_data_is_shown_as_text(user, stub):

@@ -105,6 +105,24 @@ def test_search_sends_mode_top_and_filter(user, stub):
     assert stub.bodies("/search")[1] == {**body, "mode": "dense"}
 
 
+def test_search_offers_a_reranker_and_shows_the_ranks_before(user, stub):
+    assert not user.find("#search-rerank").is_displayed()  # this server has none
+    stub.responses["/health"] = {"status": "ok", "model": "tiny", "reranker": "rr"}
+    user.open()
+    user.click("#tab-search")
+    user.wait_until(lambda: user.find("#search-rerank").is_displayed())
+    user.find("#search-query").send_keys("ferry\n")
+    user.wait_until(lambda: user.find_all(".hits li"))
+    assert user.texts(".hits .before") == []
+    hits = [
+        {**hit, "rank_before": rank} for hit, rank in zip(page_stub.SEARCH_RESPONSE["hits"], (7, 1, 2), strict=True)
+    ]
+    stub.responses["/search"] = {"hits": hits}
+    user.click("#search-rerank")  # repeats the search
+    user.wait_until(lambda: user.texts(".hits .before") == ["before: 7", "before: 1", "before: 2"])
+    assert stub.bodies("/search")[1] == {"query": "ferry", "top": 10, "mode": "hybrid", "rerank": True}
+
+
 def test_empty_search_result_is_reported(user, stub):
     stub.responses["/search"] = {"hits": []}
     user.click("#tab-search")

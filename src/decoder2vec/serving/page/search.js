@@ -1,5 +1,6 @@
 /** The tab Search: a query, search options, and the hits with their best sentence highlighted. */
 
+import { request } from "./api.js";
 import { create, formatScore, plural } from "./elements.js";
 import { onSubmit, panelRequest, showError } from "./requests.js";
 
@@ -7,7 +8,7 @@ const NO_INDEX = "This server has no index to search. Make one with `d2v index`,
 
 export function startSearch(panel) {
   const form = panel.querySelector("form");
-  const [query, top, filter] = ["query", "top", "filter"].map((name) => panel.querySelector(`#search-${name}`));
+  const [query, top, filter, rerank] = ["query", "top", "filter", "rerank"].map((name) => panel.querySelector(`#search-${name}`));
   let lastQuery = "";
   const send = panelRequest(panel, "search", (output, response) => show(output, response, lastQuery), NO_INDEX);
 
@@ -20,13 +21,21 @@ export function startSearch(panel) {
       return;
     }
     const body = { query: lastQuery, top: Number(top.value), mode: form.querySelector("[name=mode]:checked").value };
+    if (rerank.checked) body.rerank = true;
     send(Object.keys(conditions).length ? { ...body, filter: conditions } : body, "Searching …");
   }
 
   onSubmit(form, submit);
   // a changed option repeats the last search
-  form.addEventListener("change", (event) => lastQuery && event.target.matches("[name=mode], select") && submit());
+  form.addEventListener("change", (event) => lastQuery && event.target.matches("[name=mode], select, [type=checkbox]") && submit());
+  offerReranker(rerank);
   return {};
+}
+
+/** Show the option if the server has a reranker. */
+async function offerReranker(checkbox) {
+  const { reranker } = await request("health").catch(() => ({}));
+  checkbox.parentElement.hidden = !reranker;
 }
 
 /** "kind=note, year=2025" -> { kind: ["note"], year: ["2025"] }; a repeated key allows either value; null if invalid. */
@@ -52,8 +61,9 @@ function hitContent(hit) {
     create("div", {}, create("dt", {}, key), create("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value))));
   const hasMore = hit.text && hit.text.trim() !== hit.snippet.text.trim();
   return [
-    create("div", { class: "hit-head" }, create("h3", {}, hit.id), create("span", { class: "score" },
-      create("span", { class: "visually-hidden" }, "score "), formatScore(hit.score))),
+    create("div", { class: "hit-head" }, create("h3", {}, hit.id),
+      hit.rank_before ? create("span", { class: "before" }, `before: ${hit.rank_before}`) : null,
+      create("span", { class: "score" }, create("span", { class: "visually-hidden" }, "score "), formatScore(hit.score))),
     create("p", { class: "snippet" }, ...highlighted(hit.snippet)),
     metadata.length ? create("dl", { class: "metadata" }, ...metadata) : null,
     hasMore ? create("details", {}, create("summary", {}, "More of the text"), create("p", { class: "full-text" }, hit.text)) : null,
