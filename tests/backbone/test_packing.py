@@ -167,7 +167,7 @@ def test_extracted_latents_are_the_same(llama, packed_on_cpu, monkeypatch, gap, 
     texts = [*sentences(40), " ".join(sentences(6)), "", "a"]
     readings = [Reading(layer, "mean") for layer in range(llama.n_layers + 1)]
     extractor = Extractor(llama, readings, max_length=24, on_overflow=on_overflow, budget=100)
-    monkeypatch.setattr(extract, "_PACKED_CHARACTERS", 300)  # several windows
+    monkeypatch.setattr(extract, "_WINDOW_CHARACTERS", 300)  # several windows
     packed = extractor(texts)
     assert extractor.stats.padding == 0 and extractor.stats.texts == len(texts)
     monkeypatch.setattr(extract, "packing_pays", lambda _: False)

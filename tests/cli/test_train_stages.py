@@ -167,9 +167,9 @@ import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from decoder2vec.cli import main
 from decoder2vec.training import loop
-assert callable(loop.sum_gradients)
+assert callable(loop.average_gradients)
 steps = []
-loop.sum_gradients = lambda _: steps.append(1) or (len(steps) == 4 and os.kill(os.getpid(), signal.SIGINT))
+loop.average_gradients = lambda _: steps.append(1) or (len(steps) == 4 and os.kill(os.getpid(), signal.SIGINT))
 main()
 """
 

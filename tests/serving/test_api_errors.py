@@ -21,6 +21,7 @@ from decoder2vec.errors import (
     EncoderError,
     InputError,
     MissingExtraError,
+    OtherProcessError,
     StorageError,
     TextError,
     UnknownNameError,
@@ -45,6 +46,7 @@ STATUSES = {
     BackboneError: 500,
     EncoderError: 500,
     DivergedError: 500,
+    OtherProcessError: 500,
     Decoder2VecError: 500,
 }
 BUGS = {KeyError: 500, ValueError: 500, TypeError: 500, RuntimeError: 500, MemoryError: 500, OSError: 500}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -172,7 +173,7 @@ def _open_or_create(
     size = size or Chunking.size
     overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
     model = open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices)
-    if (source / "plan.json").is_file():
+    if os.path.isfile(source / "plan.json"):
         from decoder2vec.search.embedded import embedded_documents
 
         next(embedded_documents(source, model), None)  # refuses vectors of another encoder, too

@@ -280,7 +280,7 @@ class Index:
         """
         if isinstance(self.encoder, QuickEncoder):
             raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
-        if isinstance(documents, str | Path) and Path(documents, "plan.json").is_file():
+        if isinstance(documents, str | Path) and os.path.isfile(os.path.join(documents, "plan.json")):
             from decoder2vec.search.embedded import embedded_documents
 
             documents = embedded_documents(documents, self.encoder)

@@ -26,6 +26,7 @@ from decoder2vec.errors import (
     EncoderError,
     InputError,
     MissingExtraError,
+    OtherProcessError,
     StorageError,
     UnsupportedError,
 )
@@ -113,6 +114,7 @@ _RULES: dict[type[Exception], _Rule] = {
     BackboneError: _Rule(500, "backbone_error", "The language model of the server failed; its log says where."),
     EncoderError: _Rule(500, "encoder_error", "The encoder of the server is broken; its log says where."),
     DivergedError: _SERVER_FAULT,
+    OtherProcessError: _SERVER_FAULT,
     Exception: _SERVER_FAULT,
 }
 """Status, code and message by class of exception; a class without an entry has that of its nearest base class."""
