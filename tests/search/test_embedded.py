@@ -106,3 +106,16 @@ def test_damaged_part_is_refused_and_what_was_added_stays(tmp_path, folder, enco
     with pytest.raises(StorageError, match="not as it was written"):
         index.add(vectors)
     index.verify()
+
+
+def test_plan_of_the_user_is_no_folder_of_vectors(tmp_path):
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "plan.json").write_text('{"goals": ["sail"]}', encoding="utf-8")
+    (tmp_path / "papers" / "boat.txt").write_text("A red boat.", encoding="utf-8")
+    assert Index.create(tmp_path / "index", WordEncoder()).add(tmp_path / "papers").added == 1
+
+
+def test_prompt_that_an_encoder_lacks_is_named(tmp_path):
+    (tmp_path / "rows.txt").write_text("one\n", encoding="utf-8")
+    with pytest.raises(InputError, match="this encoder has no prompts"):
+        embed_dataset("tiny-llama", str(tmp_path / "rows.txt"), tmp_path / "out", prompt_name="document", device="cpu")

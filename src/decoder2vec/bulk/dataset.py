@@ -14,7 +14,7 @@ from decoder2vec.bulk.lance_copy import write_lance_copy
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, PartResult, read_note
 from decoder2vec.bulk.plan import FORMAT, MANIFEST_FILE, PLAN_FILE, PRECISIONS, EmbeddingPlan, Part, VectorFormat
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import Encoder, resolve_prompt
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.progress import current_progress
 
@@ -170,8 +170,7 @@ def make_plan(
         raise InputError(f"A part needs 1 row or more, not {rows_per_part}.")
     if on_error not in ("stop", "skip"):
         raise unknown_name("way to handle errors", on_error, ("stop", "skip"))
-    if prompt_name is not None and prompt_name not in encoder.prompts:
-        raise unknown_name("prompt", prompt_name, encoder.prompts)
+    resolve_prompt(encoder.prompts, prompt_name, None)  # an unknown one is an error now
     with current_progress().phase("reading"):
         inspected = [inspect_file(path) for path in find_files([sources] if isinstance(sources, str) else sources)]
         columns = common_columns(inspected)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from decoder2vec.bulk.ray_engine import count_workers, start_ray
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import StorageError
+from decoder2vec.progress import current_progress
 
 _MIN_TEXTS = 64
 """Texts of one request to a worker, at least; fewer are computed here."""
@@ -70,6 +71,7 @@ class RayEncoder(Encoder):
         answers = pool.map(lambda worker, rows: worker.compute.remote(texts[rows], prompt, batch_size), slices)
         for rows, (part, n_tokens) in zip(slices, answers, strict=True):
             vectors[rows] = part
+            current_progress().advance(len(part))
             self.stats.texts += len(part)
             self.stats.tokens += n_tokens
         return vectors

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -154,7 +153,7 @@ def _open_or_create(
     chunking: tuple[int | None, int | None],
 ) -> Index:
     from decoder2vec.search.chunks import Chunking
-    from decoder2vec.search.documents import read_documents
+    from decoder2vec.search.documents import is_embedded_folder, read_documents
     from decoder2vec.search.index import Index
     from decoder2vec.search.store import without_password
 
@@ -173,7 +172,7 @@ def _open_or_create(
     size = size or Chunking.size
     overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
     model = open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices)
-    if os.path.isfile(source / "plan.json"):
+    if is_embedded_folder(source):
         from decoder2vec.search.embedded import embedded_documents
 
         next(embedded_documents(source, model), None)  # refuses vectors of another encoder, too

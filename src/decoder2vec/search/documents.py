@@ -138,6 +138,15 @@ def read_documents(
         raise DataFileError(f"{source} holds no file; documents are {', '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)} files.")
 
 
+def is_embedded_folder(source: str | Path) -> bool:
+    """Tell whether `embed_dataset` has written to a folder; a user's own plan.json is another one."""
+    try:
+        plan = json.loads(Path(source, "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(plan, dict) and plan.keys() >= {"format", "encoder", "rows_per_part"}
+
+
 def source_bytes(source: Path) -> int:
     """Size of the visible files of a folder, or of a file; 0 if there is none."""
     files = [source] if source.is_file() else [path for path in _visible_files(source) if isinstance(path, Path)]

@@ -18,7 +18,7 @@ from decoder2vec.maths.probability import Probability
 from decoder2vec.progress import current_progress
 from decoder2vec.quick_encoder import QuickEncoder, open_for_queries
 from decoder2vec.search.chunks import Chunking
-from decoder2vec.search.documents import DocumentSource, source_bytes, to_documents
+from decoder2vec.search.documents import DocumentSource, is_embedded_folder, source_bytes, to_documents
 from decoder2vec.search.hybrid import Candidates, Fusion, RankedDocument
 from decoder2vec.search.indexing import IndexChanges, add_documents, source_record
 from decoder2vec.search.ranking import DenseSearch, DocumentRanker
@@ -280,7 +280,7 @@ class Index:
         """
         if isinstance(self.encoder, QuickEncoder):
             raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
-        if isinstance(documents, str | Path) and os.path.isfile(os.path.join(documents, "plan.json")):
+        if isinstance(documents, str | Path) and is_embedded_folder(documents):
             from decoder2vec.search.embedded import embedded_documents
 
             documents = embedded_documents(documents, self.encoder)

@@ -136,7 +136,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         if self.checkpoint_blocks and self.compile_blocks:
             raise InputError("Blocks are either compiled or checkpointed; set one of the two.")
         if self.fsdp and not self.can_shard:
-            raise InputError(f"FSDP shards models for lora and full, not for {self.name}; leave out fsdp.")
+            raise self._no_sharding()
         if self.fsdp and self.compile_blocks:
             raise InputError("Blocks that FSDP shards are not compiled; set one of fsdp and compile_blocks.")
         if self.fsdp and self.keep < 1:
@@ -160,8 +160,13 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             trained: With weights that are sharded over the processes.
             original: The model before training.
 
+        Raises:
+            InputError: The recipe does not shard models.
         """
-        raise NotImplementedError
+        raise self._no_sharding()
+
+    def _no_sharding(self) -> InputError:
+        return InputError(f"FSDP shards models for lora and full, not for {self.name}; leave out fsdp.")
 
     def start_values(self, module: nn.Module) -> dict[str, Tensor]:
         """Parameters before training, by name, with which the trained ones are interpolated."""
