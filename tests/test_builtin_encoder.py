@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 
 import decoder2vec
@@ -19,6 +20,8 @@ from decoder2vec.encoder_folder import BUILTIN_ENCODERS
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.gold import GOLD_FILE
+from decoder2vec.reranker import Reranker, RerankerSpec
+from decoder2vec.search.rerank import open_reranker
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, count_overlap, hash_pairs
 from decoder2vec.training.card import find_licence
 from toys.command import d2v
@@ -181,3 +184,37 @@ def test_doctor_finds_changed_vectors(tiny_builtin, tmp_path):
     file.write_text(json.dumps(gold), encoding="utf-8")
     result = d2v("doctor", DEFAULT_ENCODER)
     assert result.exit_code == 1 and "gold vectors" in result.stderr
+
+
+# --- the reranker ----------------------------------------------------------------------------------------------------
+
+
+def test_shipped_reranker_is_small_and_names_its_model():
+    folder = BUILTIN_ENCODERS / "smollm2-135m-reranker"
+    description = json.loads((folder / "reranker.json").read_text(encoding="utf-8"))
+    assert description["spec"]["backbone"] == "smollm2-135m" and description["spec"]["method"] == "linear"
+    shipped = json.loads((SHIPPED / "encoder.json").read_text(encoding="utf-8"))
+    assert description["backbone_fingerprint"] == shipped["backbone_fingerprint"]
+    assert (folder / "adapter" / "adapter.safetensors").stat().st_size <= 20_000_000
+    assert (folder / "README.md").read_text(encoding="utf-8").startswith("---\nlicense: apache-2.0\n")
+
+
+def test_reranker_is_found_by_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoder_folder, "BUILTIN_ENCODERS", tmp_path)
+    backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
+    lora = Lora.initialise(backbone, 2, 4)
+    for matrix in lora.upper.values():
+        torch.nn.init.normal_(matrix, std=0.05, generator=torch.Generator().manual_seed(0))
+    head = torch.linspace(-1, 1, backbone.dim)
+    reranker = Reranker(backbone.with_adapter(lora), RerankerSpec("tiny-llama", method="linear"), head)
+    reranker.save(tmp_path / "toy-reranker", lora_dtype="int8")
+    file = tmp_path / "toy-reranker" / "adapter" / "adapter.safetensors"
+    assert file.is_file()  # not in peft's format, which has no int8
+
+    exact, expected = reranker.score("a cat", TEXTS), Reranker.load("toy-reranker", device="cpu").score("a cat", TEXTS)
+    assert not np.array_equal(exact, expected) and np.allclose(exact, expected, atol=0.1)
+    for load in (Reranker.from_pretrained, open_reranker):
+        assert np.array_equal(load("toy-reranker", device="cpu").rerank("a cat", TEXTS), expected.tolist())
+    assert all(check.passed for check in decoder2vec.doctor("toy-reranker", device="cpu"))
+    with pytest.raises(InputError, match="saved reranker with its own settings"):
+        Reranker.from_pretrained("toy-reranker", method="likelihood")

@@ -13,20 +13,23 @@ train, and all tokens and all vectors of the teachers are in memory.
 
 `smollm2-135m-general` and the encoder with all weights were made from SmolLM2-135M with the teachers all-mpnet-base-v2
 and bge-small-en-v1.5, on 1,866,891 texts (those of the pairs and of `forum_posts.py` included), 294,429 pairs and
-89,996 long documents, in the runs below. Runs 1 and 3 had 1,288,102 of the texts and 49,997 of the documents.
+89,996 long documents, in the runs below. Runs 1 and 3 had 1,288,102 of the texts and 49,997 of the documents; run 5 had
+the texts and pairs of `documents.py` as well, 2,162,031 and 437,163, and 19,997 long documents.
 
 | run | what is trained | starts from | steps | seconds on one H200 |
 |---|---|---|---|---|
 | 1 | LoRA of rank 32, rate 2.5e-3 | the model | 2,800 | 367 |
-| 2 | LoRA of rank 64, rate 2e-3: `smollm2-135m-general` | 1, and 950 steps more at 1.5e-3 | 3,100 | 401 |
+| 2 | LoRA of rank 64, rate 2e-3 | 1, and 950 steps more at 1.5e-3 | 3,100 | 401 |
 | 3 | all weights, rate 3e-4 | 1, merged | 3,200 | 471, the GPU shared with another process |
 | 4 | all weights, rate 4e-4, by Muon | 3 | 2,300 | 370, shared as well |
+| 5 | LoRA of rank 64, rate 1.5e-3, pair_share 0.25: `smollm2-135m-general` | 2, in int8 | 4,855 | 616 |
 
-They are those of a predecessor of this script, which computed the teachers in 16 bits, let norms decay in runs 1 and 3,
-and drew its random numbers in another order: expect a similar encoder, not the same one. Muon is not here: after 150
-steps its loss was 0.5 % below that of AdamW. This version has been run on a CPU only, with tiny models.
+Runs 1 to 4 are those of a predecessor of this script, which computed the teachers in 16 bits, let norms decay in runs 1
+and 3, and drew its random numbers in another order: expect a similar encoder, not the same one. Muon is not here: after
+150 steps its loss was 0.5 % below that of AdamW. Run 5 used the functions of this file, with maps fitted by ridge
+regression first, and as many steps as fit into ten minutes.
 
-Run: python experiments/general/forum_posts.py REDDIT --out DIR
+Run: python experiments/general/forum_posts.py REDDIT --out DIR; python experiments/general/documents.py ... --out DIR
      python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA
      python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA64 --grow LORA \
          --set rank=64 alpha=128 rate=2e-3 steps=3100

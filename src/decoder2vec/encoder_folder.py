@@ -39,7 +39,7 @@ _LATER_FILES = ("report/*.html", "report/*.png", "report/*.svg")
 _PROBABILITIES = "probabilities"
 """Where the description of an encoder has its calibration."""
 BUILTIN_ENCODERS = Path(__file__).parent / "encoders"
-"""Folder of the encoders that ship with the package."""
+"""Folder of the encoders and rerankers that ship with the package."""
 
 
 def is_encoder_folder(folder: str | Path) -> bool:
@@ -56,6 +56,12 @@ def saved_encoder_folder(name: str | Path) -> Path | None:
     """The folder of the saved encoder of that name: a path, or an encoder that ships with the package; else None."""
     candidates = (Path(name).expanduser(), BUILTIN_ENCODERS / name)
     return next((folder for folder in candidates if is_encoder_folder(folder)), None)
+
+
+def saved_reranker_folder(name: str | Path) -> Path | None:
+    """The folder of the saved reranker of that name: a path, or one that ships with the package; else None."""
+    candidates = (Path(name).expanduser(), BUILTIN_ENCODERS / name)
+    return next((folder for folder in candidates if is_reranker_folder(folder)), None)
 
 
 def encoder_path(name: str | Path) -> Path:

@@ -23,7 +23,7 @@ from torch import Tensor
 from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.extract import EncodingStats, Extractor, check_texts
 from decoder2vec.activations.shared_beginning import SharedBeginning
-from decoder2vec.adapters.saving import load_adapter, save_adapter
+from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import any_shape_attention, batch_overhead, token_budget
@@ -35,8 +35,8 @@ from decoder2vec.encoder_folder import (
     HEAD_FILE,
     RERANKER_FILE,
     check_output_folder,
-    is_reranker_folder,
     saved_encoder_folder,
+    saved_reranker_folder,
 )
 from decoder2vec.errors import BackboneError, EncoderError, InputError, StorageError, unknown_name
 from decoder2vec.gold import GoldVectors
@@ -131,8 +131,9 @@ class Reranker:
         """Load a saved reranker, or any decoder as a reranker that needs no training.
 
         Args:
-            name: The folder of a saved reranker, which has its own settings, or a model: a built-in name, a folder, a
-                .gguf file or a hub id. `likelihood:MODEL` and `yes_no:MODEL` name the method, too.
+            name: `smollm2-135m-reranker`, which ships with this package, or the folder of a saved reranker, which has
+                its own settings; or a model: a built-in name, a folder, a .gguf file or a hub id. `likelihood:MODEL`
+                and `yes_no:MODEL` name the method, too.
             method: "likelihood" (default), the mean log-likelihood of the query given the document, or "yes_no", the
                 logit of "yes" minus that of "no" when the model is asked whether the document is relevant.
             template: The name of a template, or a string that contains {document} and {query}; by default the one that
@@ -152,7 +153,7 @@ class Reranker:
             name, method = model, prefix
         options = {"method": method, "template": template, "max_length": max_length}
         options = {key: value for key, value in options.items() if value is not None}
-        if is_reranker_folder(name):
+        if saved_reranker_folder(name):
             if options:
                 raise InputError(f"{name} is a saved reranker with its own settings; leave out {', '.join(options)}.")
             return cls.load(name, device=device, dtype=dtype)
@@ -257,7 +258,12 @@ class Reranker:
         return np.asarray(np.exp(values) if self.spec.method == "likelihood" else expit(values))
 
     def save(
-        self, folder: str | Path, *, copy_backbone: bool = False, extra_files: Mapping[str, bytes] | None = None
+        self,
+        folder: str | Path,
+        *,
+        copy_backbone: bool = False,
+        lora_dtype: str = "float32",
+        extra_files: Mapping[str, bytes] | None = None,
     ) -> Path:
         """Save the reranker to a folder; one that is already there is replaced.
 
@@ -267,12 +273,16 @@ class Reranker:
         Args:
             folder: The folder to write.
             copy_backbone: Copy the weights of the backbone too, for a folder that is self-contained.
+            lora_dtype: How a LoRA is stored: "float32", "bfloat16" for half the size or "int8" for a quarter, which
+                only this package reads. The saved reranker is then the rounded one, which differs slightly from this.
             extra_files: Further files to write, by name: the model card and the record of a training run.
 
         Returns:
             The path of the folder.
         """
-        target, backbone = real_path(Path(folder)), self.backbone
+        target = real_path(Path(folder))
+        backbone = self.backbone.with_adapter(round_adapter(self.backbone.adapter, self.backbone, lora_dtype))
+        saved = Reranker(backbone, self.spec, self.head)
         check_output_folder(target)
         weights = resolve_model_folder(backbone.name)
         copies = copy_backbone or real_path(weights).is_relative_to(target)  # saved over itself: keep its weights
@@ -282,15 +292,15 @@ class Reranker:
             for name, content in (extra_files or {}).items():
                 (temporary / name).write_bytes(content)
             if backbone.adapter:
-                save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone)
+                save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone, lora_dtype)
             if copies:
                 shutil.copytree(weights, temporary / BACKBONE_FOLDER)
-            self.write_gold_scores(temporary)
+            saved.write_gold_scores(temporary)
             files = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
             description = {
                 "decoder2vec": __version__,
                 "format": RERANKER_FORMAT,
-                "fingerprint": self.fingerprint,
+                "fingerprint": saved.fingerprint,
                 "backbone_fingerprint": backbone.fingerprint,
                 "spec": asdict(replace(self.spec, backbone=backbone.name)),
                 "files": [RERANKER_FILE, *files],
@@ -311,7 +321,7 @@ class Reranker:
         """Load a reranker that `save` wrote.
 
         Args:
-            folder: The folder of the reranker.
+            folder: The folder of the reranker, or the name of one that ships with this package.
             device: Device such as "cuda" or "cpu"; by default the best one available.
             dtype: Dtype such as "float32", "bfloat16" or "int8"; by default the one that suits the device.
 
@@ -319,7 +329,7 @@ class Reranker:
             BackboneError: The weights of the backbone have changed since the reranker was saved.
             EncoderError: The folder is damaged, or of a later version.
         """
-        path = Path(folder).expanduser()
+        path = saved_reranker_folder(folder) or Path(folder).expanduser()
         spec, description = _read_description(path)
         head = _read_head(path / HEAD_FILE) if spec.method == "linear" else None
         copied = path / BACKBONE_FOLDER

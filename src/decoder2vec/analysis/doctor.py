@@ -19,7 +19,7 @@ from decoder2vec.backbone.attention import attention_mismatch
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import is_encoder_folder, is_reranker_folder, saved_encoder_folder
+from decoder2vec.encoder_folder import is_encoder_folder, saved_encoder_folder, saved_reranker_folder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
 from decoder2vec.evaluation.baselines import is_sentence_transformers_folder, load_encoder
 from decoder2vec.evaluation.onnx_encoder import onnx_file
@@ -77,10 +77,10 @@ def doctor(
     Returns:
         The results of all checks, failed ones included.
     """
-    if is_reranker_folder(model):
-        reranker = Reranker.load(model, device=device, dtype=dtype)
+    if reranker_folder := saved_reranker_folder(model):
+        reranker = Reranker.load(reranker_folder, device=device, dtype=dtype)
         notify(f"{model}: {reranker}, {reranker.backbone.dtype_name}, {reranker.device}")
-        return [*run_checks(reranker.backbone.with_adapter(None)), _gold_scores_check(reranker, Path(model))]
+        return [*run_checks(reranker.backbone.with_adapter(None)), _gold_scores_check(reranker, reranker_folder)]
     folder = saved_encoder_folder(model) or _exported_folder(model)
     if folder and onnx_file(folder):  # it has no layers to look at
         return [_gold_check(lambda: load_encoder(folder, device=device), folder)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def rerank(
     reranker: Annotated[
-        str, typer.Argument(help="Folder of a trained reranker, or any model: then it needs no training, see --method.")
+        str, typer.Argument(help="smollm2-135m-reranker, the folder of a reranker, or any model, see --method.")
     ],
     query: Annotated[str | None, typer.Option(help="The query.")] = None,
     documents: Annotated[

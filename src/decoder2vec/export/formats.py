@@ -11,7 +11,7 @@ import torch
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.saving import save_adapter
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import is_reranker_folder
+from decoder2vec.encoder_folder import saved_reranker_folder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.export.cross_encoder import export_cross_encoder
 from decoder2vec.export.model_cards import base_model_name, peft_card
@@ -70,7 +70,7 @@ def export(
     target = Path(out)
     check_new_folder(target)
     if isinstance(encoder, str | Path):
-        load = Reranker.load if is_reranker_folder(encoder) else Encoder.load
+        load = Reranker.load if saved_reranker_folder(encoder) else Encoder.load
         encoder = load(encoder, device=device, dtype="float32")
     if isinstance(encoder, Reranker) != (format == "cross-encoder"):
         what, formats = (

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import expit
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from decoder2vec.encoder_folder import is_reranker_folder
+from decoder2vec.encoder_folder import saved_reranker_folder
 from decoder2vec.errors import DataFileError, InputError, StorageError
 from decoder2vec.maths.similarity import normalise
 from decoder2vec.reranker import TRAINING_FREE, Reranker
@@ -51,12 +51,13 @@ def open_reranker(name: str | Path, device: str | None = None, dtype: str | None
     """Return the reranker of a name.
 
     Args:
-        name: The folder of a saved reranker; `likelihood:MODEL` or `yes_no:MODEL`, which need no training; or an
-            encoder, which scores pairs by its vectors.
+        name: A saved reranker: its folder, or `smollm2-135m-reranker`, which ships with this package;
+            `likelihood:MODEL` or `yes_no:MODEL`, which need no training; or an encoder, which scores pairs by its
+            vectors.
         device: cuda, mps or cpu; by default the best one available.
         dtype: By default the one that suits the device.
     """
-    if is_reranker_folder(name) or str(name).startswith(tuple(f"{method}:" for method in TRAINING_FREE)):
+    if saved_reranker_folder(name) or str(name).startswith(tuple(f"{method}:" for method in TRAINING_FREE)):
         return Reranker.from_pretrained(name, device=device, dtype=dtype)
     return PairReranker(resolve_encoder(name, device=device, dtype=dtype))
 
