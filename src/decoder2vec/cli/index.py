@@ -37,6 +37,9 @@ _MAX_NAMED = 10
 _KEPT = ("added", "updated", "unchanged", "moved")
 """Counts of documents that are in the index after `_add`."""
 _COUNTS = (*_KEPT, "removed")
+_Late = Annotated[
+    bool | None, typer.Option("--late/--early", help="Encode chunks with the text around them, or each alone; --early.")
+]
 _PHASES = ("loading the model", "reading", "tokenising", "encoding", "saving", "verifying")
 
 
@@ -54,10 +57,7 @@ def index(
     ] = "",
     chunk: Annotated[int | None, typer.Option(help="Maximum tokens of a chunk of a long document; 256.")] = None,
     overlap: Annotated[int | None, typer.Option(help="Tokens that neighbouring chunks share; 32.")] = None,
-    late: Annotated[
-        bool | None,
-        typer.Option("--late/--early", help="Encode chunks with the text around them, or each alone; --early."),
-    ] = None,
+    late: _Late = None,
     window: Annotated[int | None, typer.Option(help="With --late: tokens that are read at once; max_length.")] = None,
     delete: Annotated[list[str] | None, typer.Option(help="Remove the document with this id; may be repeated.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check that the index is complete and undamaged.")] = False,
@@ -79,9 +79,7 @@ def index(
         Path | None,
         typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
     ] = None,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="With --tune: undo; hybrid search fuses as in a new index.")
-    ] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="With --tune: undo; fuse as in a new index.")] = False,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,

@@ -39,7 +39,7 @@ def pack(prompts: Sequence[Prompt]) -> TokenBatch:
     """Put prompts into one row, one after the other."""
     lengths = [len(prompt.ids) for prompt in prompts]
     ids = np.fromiter(chain.from_iterable(prompt.ids for prompt in prompts), np.int64, sum(lengths))[None]
-    begins = np.cumsum(lengths) - lengths
+    begins = (np.cumsum(lengths) - lengths).tolist()
     spans = np.array([(prompt.start, prompt.end) for prompt in prompts]).T + begins
     start, end = torch.from_numpy(spans)
     row = torch.from_numpy(ids)

@@ -155,7 +155,8 @@ class WindowTokeniser:
             spare: Tokens to leave free.
         """
         first = max(0, int(np.searchsorted(starts, waiting[0].begin, "right")) - 1)
-        last, n_tokens, parts, ends = first, len(starts), [], {length}
+        last, n_tokens, ends = first, len(starts), {length}
+        parts: list[_Part] = []
         for part in waiting:
             stop = max(last, int(np.searchsorted(starts, part.end, "left")))
             needed = stop - first + min(self._context, first) + min(self._context, n_tokens - stop)
