@@ -169,7 +169,9 @@ def test_command(tmp_path):
     (tmp_path / "docs" / "long.txt").write_text(LONG)
     options = ("--encoder", "tiny-llama", "--layer", "3", "--pooling", "mean", "--template", "plain", "--device", "cpu")
     late = ("index", tmp_path / "docs", "--out", tmp_path / "late")
-    assert "added 1" in d2v(*late, "--late", "--chunk", "24", *options).stderr
+    created = d2v(*late, "--late", "--chunk", "24", *options).stderr
+    assert "added 1" in created
+    assert "warning" not in created
     index = Index.open(tmp_path / "late", device="cpu", dtype="float32")
     assert index.header.chunking == Chunking(24, 0, True, 256)
     expected = expected_vectors(tiny(prompts={"document": ""}), chunk_texts(index, "long.txt"))
@@ -181,6 +183,9 @@ def test_command(tmp_path):
         d2v(*late, "--early")
     with pytest.raises(InputError, match="With --late chunks do not overlap"):
         d2v("index", tmp_path / "docs", "--out", tmp_path / "new", "--late", "--overlap", "8", *options)
+    last_token = (*options[:5], "lasttoken", *options[6:])
+    created = d2v("index", tmp_path / "docs", "--out", tmp_path / "last", "--late", *last_token).stderr
+    assert "warning: with causal attention and last token pooling, --early finds chunks better" in created
     early = ("index", tmp_path / "docs", "--out", tmp_path / "early")
     d2v(*early, *options)
     with pytest.raises(InputError, match=r"were encoded each alone \(--early\)"):

@@ -209,7 +209,17 @@ def _open_or_create(
         from decoder2vec.search.embedded import embedded_documents
 
         next(embedded_documents(source, model), None)  # refuses vectors of another encoder, too
+    if chosen.late and _pools_last_token(model):
+        info(
+            "warning: with causal attention and last token pooling, --early finds chunks better; see the guide on chunks"
+        )
     return Index.create(out, model, chosen)
+
+
+def _pools_last_token(encoder: Any) -> bool:
+    """Whether a vector is the last token of a causal model, which sums up all that precedes it, not the chunk."""
+    spec = getattr(encoder, "spec", None)
+    return spec is not None and spec.attention == "causal" and any(r.pooling == "lasttoken" for r in spec.readings)
 
 
 def _delete(opened: Index, ids: list[str]) -> None:
