@@ -210,9 +210,7 @@ def _open_or_create(
 
         next(embedded_documents(source, model), None)  # refuses vectors of another encoder, too
     if chosen.late and _pools_last_token(model):
-        info(
-            "warning: with causal attention and last token pooling, --early finds chunks better; see the guide on chunks"
-        )
+        info("warning: with causal attention and last token pooling, --early finds chunks better")
     return Index.create(out, model, chosen)
 
 
