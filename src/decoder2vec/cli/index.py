@@ -215,7 +215,7 @@ def _open_or_create(
 
 
 def _pools_last_token(encoder: Any) -> bool:
-    """Whether a vector is the last token of a causal model, which sums up all that precedes it, not the chunk."""
+    """Whether a vector is the last token of a causal model, which has seen all chunks before, too."""
     spec = getattr(encoder, "spec", None)
     return spec is not None and spec.attention == "causal" and any(r.pooling == "lasttoken" for r in spec.readings)
 
