@@ -26,6 +26,7 @@ LEVELS = [
     {"heads"},
     {"encoder_folder"},
     {"gold"},
+    {"saved_encoder"},
     {"encoder"},
     {"reranker"},
     {"quick_encoder"},

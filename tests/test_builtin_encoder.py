@@ -15,12 +15,13 @@ from decoder2vec import encoder_folder
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import DEFAULT_ENCODER
-from decoder2vec.encoder import Encoder, read_encoder_folder
+from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import BUILTIN_ENCODERS
 from decoder2vec.errors import InputError
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.gold import GOLD_FILE
 from decoder2vec.reranker import Reranker, RerankerSpec
+from decoder2vec.saved_encoder import read_encoder_folder
 from decoder2vec.search.rerank import open_reranker
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, count_overlap, hash_pairs
 from decoder2vec.training.card import find_licence

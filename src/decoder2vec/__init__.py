@@ -14,6 +14,7 @@ from decoder2vec.package import __version__, limit_spinning
 limit_spinning()
 
 if TYPE_CHECKING:
+    from decoder2vec.activations.chunks import SentenceVectors
     from decoder2vec.activations.extract import Extractor
     from decoder2vec.activations.store import Store, text_key
     from decoder2vec.analysis.doctor import doctor
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
 
 _MODULES = {
+    "activations.chunks": ("SentenceVectors",),
     "activations.extract": ("Extractor",),
     "activations.store": ("Store", "text_key"),
     "analysis.doctor": ("doctor",),
@@ -192,6 +194,7 @@ __all__ = [
     "RerankerSpec",
     "Schedule",
     "ScoredPairs",
+    "SentenceVectors",
     "ServerConfig",
     "Side",
     "SideDocument",

@@ -1,15 +1,13 @@
 """The encoder: a decoder that turns texts into vectors, with saving and loading.
 
-`Encoder` comes first, then the folder in which it is saved, then the helpers that check and complete its arguments.
+`Encoder` comes first, then the helpers that check and complete its arguments.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import operator
 import re
-import shutil
 from collections.abc import Container, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -20,31 +18,26 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from decoder2vec.activations.chunks import SentenceVectors, read_chunks
 from decoder2vec.activations.extract import EncodingStats, Reader, check_texts, without_truncation_warnings
 from decoder2vec.activations.rerouting import reroute
-from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapter
+from decoder2vec.adapters.saving import load_adapter, round_adapter
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import EncoderSpec, Reading, fingerprint
 from decoder2vec.encoder_folder import (
     ADAPTER_FOLDER,
     BACKBONE_FOLDER,
-    DESCRIPTION_FILE,
-    HEAD_FILE,
-    NAMED_ADAPTERS_FOLDER,
-    check_output_folder,
     encoder_path,
     probabilities_json,
     read_probabilities,
     saved_encoder_folder,
 )
-from decoder2vec.errors import BackboneError, EncoderError, InputError, unknown_name
+from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.gold import GoldVectors
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
@@ -62,12 +55,18 @@ from decoder2vec.maths.similarity import (
 )
 from decoder2vec.package import __version__
 from decoder2vec.progress import Progress
-from decoder2vec.storage import atomic_folder, real_path
+from decoder2vec.saved_encoder import (
+    AnyHead,
+    adapter_digests,
+    read_encoder_folder,
+    restore_adapters,
+    write_encoder_folder,
+)
+from decoder2vec.storage import real_path
+from decoder2vec.text.sentences import sentence_spans
 from decoder2vec.text.template import Template
 
 log = logging.getLogger(__name__)
-
-AnyHead = AffineHead | LayerwiseHead
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first that an encoder has is used
 _TOKENS_PER_TEXT = 64
@@ -242,6 +241,72 @@ class Encoder:
         """
         return self.encode(inputs, **self._with_default_prompt(kwargs, *DOCUMENT_PROMPTS))
 
+    def encode_chunks(
+        self,
+        text: str | Sequence[str],
+        spans: Sequence[Any],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        window: int | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        normalize_embeddings: bool = False,
+    ) -> Any:
+        """Compute an embedding for each chunk of a text from states that have seen the rest of the text.
+
+        The text is read once ("late chunking"), instead of each chunk alone. A text that is longer than `window` is
+        read in windows that overlap, so that every chunk has context on both sides. A span of the whole text gives the
+        embedding of `encode`.
+
+        Args:
+            text: A text or a list of texts.
+            spans: Begin and end of each chunk in characters; for a list of texts, a list of spans for each. Chunks may
+                overlap. One that is longer than a window is treated as `on_overflow` says.
+            prompt_name: The name of one of `prompts`, as in `encode`.
+            prompt: A prompt in front of the text, as in `encode`; it is read once for a window.
+            window: Tokens that are read at once, prompt and template included; by default `max_seq_length`.
+            batch_size: Texts per batch, counted as 64 tokens each; by default what suits the device.
+            show_progress_bar: Show a progress bar; by default only if the log level is INFO or lower.
+            normalize_embeddings: Scale the embeddings to unit length.
+
+        Returns:
+            [m, dim] for a text with m spans; a list of these for a list of texts.
+
+        Raises:
+            InputError: A span is empty or outside its text.
+            UnsupportedError: The encoder pools its soft prompt, or only the BOS token, which all chunks share.
+        """
+        texts, all_spans = ([text], [spans]) if isinstance(text, str) else (to_text_list(text), spans)
+        reader = self._reader(resolve_prompt(self.prompts, prompt_name, prompt), batch_size)
+        hidden = log.getEffectiveLevel() > logging.INFO if show_progress_bar is None else not show_progress_bar
+        with tqdm(desc="Windows", disable=hidden) as bar, THREADS.fixed_to_one() if self.exact else nullcontext():
+            latents = read_chunks(reader, texts, all_spans, window, bar.update)
+            vectors = self._apply_head(latents.reshape(len(latents), len(self.spec.readings) * self.backbone.dim))
+        self.stats += reader.stats
+        chunk_texts = [text[begin:end] for text, chunks in zip(texts, all_spans, strict=True) for begin, end in chunks]
+        check_finite(vectors, chunk_texts)
+        vectors = normalise(vectors, normalize_embeddings or self.spec.normalize)
+        ends = np.cumsum([len(chunks) for chunks in all_spans], dtype=int)
+        return vectors if isinstance(text, str) else np.split(vectors, ends[:-1]) if texts else []
+
+    def encode_sentences(self, text: str | Sequence[str], **kwargs: Any) -> Any:
+        """Compute an embedding for each sentence of a text in one pass, from states that have seen the other sentences.
+
+        Args:
+            text: A text or a list of texts.
+            **kwargs: Arguments of `encode_chunks`.
+
+        Returns:
+            `SentenceVectors` with [m, dim] vectors and the m spans in characters; a list of these for a list of texts.
+        """
+        if isinstance(text, str):
+            spans = sentence_spans(text)
+            return SentenceVectors(self.encode_chunks(text, spans, **kwargs), spans)
+        texts = list(check_texts(to_text_list(text)))
+        all_spans = [sentence_spans(each) for each in texts]
+        return [*map(SentenceVectors, self.encode_chunks(texts, all_spans, **kwargs), all_spans)]
+
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Compute the similarity of all embeddings with all others.
 
@@ -373,11 +438,20 @@ class Encoder:
             "dim": self.dim,
             "spec": replace(self.spec, backbone=backbone.name).to_json(),
             "head": self.head.kind if self.head else None,
-            "adapters": _digests(backbone.adapters),
+            "adapters": adapter_digests(backbone.adapters),
             **probabilities_json(self.probabilities),
         }
         weights = source if copy_backbone or inside else None
-        _write_folder(target, description, encoder, weights, lora_dtype, extra_files or {})
+        write_encoder_folder(
+            target,
+            description,
+            backbone,
+            self.head,
+            weights,
+            lora_dtype,
+            extra_files or {},
+            encoder.write_gold_vectors,
+        )
         return target
 
     save_pretrained = save
@@ -408,7 +482,7 @@ class Encoder:
         spec = EncoderSpec.from_json(description["spec"])
         source = copied if (copied := path / BACKBONE_FOLDER).is_dir() else spec.backbone
         backbone = Backbone.load(source, attention=spec.attention, device=device, dtype=dtype)
-        backbone = _restore_adapters(backbone, path, description["backbone_fingerprint"])
+        backbone = restore_adapters(backbone, path, description["backbone_fingerprint"])
         encoder = cls(backbone, spec, head, exact=exact)
         _check_fingerprint(encoder, description, path)
         encoder.probabilities = read_probabilities(description, path)
@@ -507,7 +581,8 @@ class Encoder:
         if self.head is None:
             return latents
         # the last bits of a matrix product depend on its number of rows
-        return np.concatenate([self.head(row[None]) for row in latents]) if self.exact else self.head(latents)
+        one_by_one = self.exact and len(latents) > 1
+        return np.concatenate([self.head(row[None]) for row in latents]) if one_by_one else self.head(latents)
 
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:
         budget = 1 if self.exact else batch_size and batch_size * _TOKENS_PER_TEXT  # of 1: every text is a batch
@@ -523,89 +598,12 @@ class Encoder:
         return dict(kwargs) if chosen or default is None else {**kwargs, "prompt_name": default}
 
 
-# --- saving and loading ---------------------------------------------------------------------------------------------
-
-
-def _write_folder(
-    target: Path,
-    description: dict[str, Any],
-    encoder: Encoder,
-    weights: Path | None,
-    lora_dtype: str,
-    extra_files: Mapping[str, bytes],
-) -> None:
-    """Write everything next to the target, then put it in its place; a kill leaves the old encoder or the new one.
-
-    `weights` is the folder of the backbone, if it is to be copied.
-    """
-    target = real_path(target)  # a link to another disk stays a link
-    check_output_folder(target)
-    backbone, head = encoder.backbone, encoder.head
-    with atomic_folder(target, replace=True) as temporary:
-        if head:
-            head.save(temporary / HEAD_FILE)
-        for name, content in extra_files.items():
-            (temporary / name).write_bytes(content)
-        if backbone.adapter:
-            save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone, lora_dtype)
-        for name, adapter in backbone.adapters.items():
-            save_adapter(adapter, temporary / NAMED_ADAPTERS_FOLDER / name, backbone)
-        if weights:
-            shutil.copytree(weights, temporary / BACKBONE_FOLDER)
-        encoder.write_gold_vectors(temporary)
-        files = sorted(file.relative_to(temporary).as_posix() for file in temporary.rglob("*") if file.is_file())
-        description = {**description, "files": [DESCRIPTION_FILE, *files]}
-        (temporary / DESCRIPTION_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
-
-
-def read_encoder_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
-    """The description and the head of a saved encoder."""
-    try:
-        description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
-        kind = description["head"]
-        for key in ("spec", "backbone_fingerprint"):
-            description[key]
-        if not isinstance(kind, str | None):
-            raise TypeError(f"head is {kind!r}")
-    except OSError as error:
-        raise InputError(f"{folder} is not the folder of a saved encoder: it has no {DESCRIPTION_FILE}.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise EncoderError(f"{folder} is not a saved encoder: {error}") from error
-    return description, _read_head(folder / HEAD_FILE, kind)
-
-
-def _read_head(file: Path, kind: str | None) -> AnyHead | None:
-    if kind is None:
-        return None
-    try:
-        return LayerwiseHead.load(file) if kind == LayerwiseHead.kind else AffineHead.load(file, kind)
-    except (SafetensorError, OSError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise EncoderError(f"The head in {file} cannot be read ({error}); train or save the encoder again.") from error
-
-
-def _restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: str) -> Backbone:
-    """The backbone with the adapters of a saved encoder; raises an error if its weights have changed."""
-    if backbone.fingerprint != expected_fingerprint:
-        raise BackboneError(
-            f"The weights of {backbone.name} are not those this encoder was made with "
-            f"({backbone.fingerprint}, expected {expected_fingerprint})."
-        )
-    for adapter_folder in sorted((folder / NAMED_ADAPTERS_FOLDER).glob("*/")):
-        backbone.adapters[adapter_folder.name] = load_adapter(adapter_folder, backbone)
-    active = folder / ADAPTER_FOLDER
-    return backbone.with_adapter(load_adapter(active, backbone)) if active.is_dir() else backbone
-
-
-def _digests(adapters: Mapping[str, Adapter]) -> dict[str, str]:
-    return {name: adapter.digest() for name, adapter in adapters.items()}
-
-
 def _check_fingerprint(encoder: Encoder, description: Mapping[str, Any], folder: Path) -> None:
     """Raise EncoderError if settings, adapter or head are not those that were saved, such as after one was deleted."""
     saved, saved_adapters = description.get("fingerprint"), description.get("adapters")  # None: not recorded by 0.1
     encoders = (Encoder(backbone, encoder.spec, encoder.head) for backbone in encoder.backbone.variants())
     is_same = any(saved in (None, variant.fingerprint) for variant in encoders)
-    if is_same and saved_adapters in (None, _digests(encoder.backbone.adapters)):
+    if is_same and saved_adapters in (None, adapter_digests(encoder.backbone.adapters)):
         return
     raise EncoderError(
         f"The encoder in {folder} is not the one that was saved: its adapter, head or settings were changed or are "

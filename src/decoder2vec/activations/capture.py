@@ -9,6 +9,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from decoder2vec.backbone.packing import packed_attention, packed_inputs
 from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.maths.pooling import POOLINGS, PackedPooler, Pooler
+from decoder2vec.maths.pooling import POOLINGS, ChunkPooler, PackedPooler, Pooler
 
 
 class _StopForward(Exception):
@@ -30,6 +31,8 @@ class _StopForward(Exception):
 
 class Capture:
     """Runs a backbone on a batch and returns one float32 vector per text and reading, in a single forward pass.
+
+    A batch with chunks gives one per chunk and reading.
 
     Args:
         backbone: The model.
@@ -52,8 +55,8 @@ class Capture:
         """Hooks of FSDP must see the end of every pass."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
-        """Return [batch, reading, dim] vectors on the model's device."""
-        batch = self.backbone.adapt(batch)
+        """Return [batch, reading, dim] vectors on the model's device; [chunk, reading, dim] of a batch with chunks."""
+        batch = self._adapt(batch)
         pooled: dict[Reading, Tensor] = {}
         poolers: dict[tuple[str, ...], Pooler | PackedPooler] = {}
 
@@ -82,6 +85,13 @@ class Capture:
         if self._is_sharded and not torch.is_grad_enabled():
             self.backbone.model.reshard()  # type: ignore[operator]  # FSDP waits for a backward pass
         return torch.stack([pooled[reading] for reading in self.readings], dim=1)
+
+    def _adapt(self, batch: TokenBatch) -> TokenBatch:
+        """The batch that the model reads, with chunks where their tokens are in it."""
+        adapted = self.backbone.adapt(batch)
+        if batch.chunks is None or adapted is batch:
+            return adapted
+        return replace(adapted, chunks=batch.chunks.shifted(adapted.start - batch.start))
 
     def model_inputs(self, batch: TokenBatch) -> dict[str, Any]:
         """Return the keyword arguments of the model's forward for a batch.
@@ -122,6 +132,8 @@ class Capture:
 
 
 def _pooler(batch: TokenBatch, poolings: Sequence[str]) -> Pooler | PackedPooler:
+    if chunks := batch.chunks:
+        return ChunkPooler(chunks.rows, chunks.positions, chunks.boundaries, poolings)
     if batch.packing:
         return PackedPooler(batch.start, batch.end, batch.packing.boundaries, batch.width, poolings)
     return Pooler(batch.start, batch.end, batch.width, poolings)

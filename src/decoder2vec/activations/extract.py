@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -142,14 +143,18 @@ class Extractor:
         row_of = {text: row for row, text in enumerate(unique)}
         return np.asarray(result.numpy()[[row_of[text] for text in texts]])
 
-    def encode_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
-        """Return [prompt, reading, dim] float32 vectors of prompts that were tokenised elsewhere."""
+    def encode_prompts(self, prompts: list[Prompt], progress: Progress = lambda _: None) -> NDArray[np.float32]:
+        """Return [prompt, reading, dim] float32 vectors of prompts that were tokenised elsewhere.
+
+        Prompts with chunks give one row for each chunk, in their order.
+        """
         self._prepare()
-        result = torch.empty(len(prompts), len(self.capture.readings), self.backbone.dim)
+        n_vectors = sum(len(prompt.chunks) or 1 for prompt in prompts)
+        result = torch.empty(n_vectors, len(self.capture.readings), self.backbone.dim)
         started = time.perf_counter()
         with self.backbone.lock:
             window = self._plan(Tokenised(prompts, list(range(len(prompts)))))
-            if (transfer := self._compute(window, result, lambda _: None)) is not None:
+            if (transfer := self._compute(window, result, progress)) is not None:
                 transfer.finish()
         self.stats += EncodingStats(len(prompts), seconds=time.perf_counter() - started)
         return np.asarray(result.numpy())
@@ -252,7 +257,7 @@ class Extractor:
             vectors = self._forward([prompts[row] for row in rows], batch)
             if transfer is not None:  # the previous batch is copied while the device computes this one
                 transfer.finish()
-            transfer = _DeviceTransfer(vectors, latents, rows)
+            transfer = _DeviceTransfer(vectors, latents, window.vector_rows(rows))
             progress(0 if chunked else len(rows))
             current_progress().advance(self.work * len(rows) * len(out) / len(prompts))
             n_tokens = sum(lengths[row] for row in rows)
@@ -310,6 +315,17 @@ class _Window:
     """Tokens of each prompt."""
     packed: list[tuple[list[int], TokenBatch]] = field(default_factory=list)
     """The indices of the prompts of each batch, and the batch; empty if batches are padded."""
+
+    def __post_init__(self) -> None:
+        counts = [len(prompt.chunks) or 1 for prompt in self.tokenised.prompts]
+        self._ends = None if max(counts, default=1) == 1 else list(accumulate(counts))
+
+    def vector_rows(self, prompts: list[int]) -> list[int]:
+        """Return the rows of the vectors of some prompts: one for each, or for each of its chunks."""
+        if self._ends is None:
+            return prompts
+        ends, all_prompts = self._ends, self.tokenised.prompts
+        return [row for index in prompts for row in range(ends[index] - len(all_prompts[index].chunks), ends[index])]
 
 
 class Reader:
@@ -423,8 +439,7 @@ class SharedPrefix:
         layers = self._keys_values(prompts[0].ids[:length]) if pays else []
         if not layers:
             return collate(prompts, self._backbone.pad_token_id)
-        suffixes = [Prompt(prompt.ids[length:], prompt.start - length, prompt.end - length) for prompt in prompts]
-        batch = collate(suffixes, self._backbone.pad_token_id)
+        batch = collate([prompt.without_first(length) for prompt in prompts], self._backbone.pad_token_id)
         rows = len(prompts)
         cache = read_only_cache([(k.expand(rows, -1, -1, -1), v.expand(rows, -1, -1, -1)) for k, v in layers])
         positions = torch.arange(length, length + batch.width).expand(rows, -1)

@@ -77,6 +77,11 @@ class SoftPrompt(Adapter):
         """One position for each vector."""
         return len(self.vectors)
 
+    @property
+    def pools_text(self) -> bool:
+        """False if the prompt is pooled instead, which reads a text as a whole."""
+        return self.output == "text"
+
     def settings(self) -> dict[str, Any]:
         """Position of the prompt (`place`) and pooled positions (`output`)."""
         return {"place": self.position, "output": self.output}

@@ -34,6 +34,8 @@ class TokenBatch:
     """Keys and values that precede the first token."""
     packing: Packing | None = None
     """Where the prompts are, if they are packed."""
+    chunks: PooledChunks | None = None
+    """What is pooled instead of the spans, where prompts have several chunks each."""
 
     @property
     def width(self) -> int:
@@ -46,7 +48,31 @@ class TokenBatch:
             move_to_device(tensor, device) for tensor in (self.ids, self.mask, self.start, self.end)
         )
         packing = self.packing.to(device) if self.packing else None
-        return replace(self, ids=ids, mask=mask, start=start, end=end, packing=packing)
+        chunks = self.chunks.to(device) if self.chunks else None
+        return replace(self, ids=ids, mask=mask, start=start, end=end, packing=packing, chunks=chunks)
+
+
+@dataclass(frozen=True)
+class PooledChunks:
+    """The tokens of all chunks of a batch, one chunk after the other."""
+
+    rows: Tensor
+    """[token] row of the batch that the token is in."""
+    positions: Tensor
+    """[token] position in the row."""
+    boundaries: Tensor
+    """[chunks + 1] places between chunks among the tokens."""
+
+    def to(self, device: torch.device) -> PooledChunks:
+        """The same chunks on another device."""
+        rows, positions, boundaries = (
+            move_to_device(tensor, device) for tensor in (self.rows, self.positions, self.boundaries)
+        )
+        return PooledChunks(rows, positions, boundaries)
+
+    def shifted(self, shift: Tensor) -> PooledChunks:
+        """Return the chunks after as many tokens as `shift` [batch] says were put in front of each row's text."""
+        return replace(self, positions=self.positions + shift[self.rows])
 
 
 @dataclass(frozen=True)
@@ -159,6 +185,11 @@ class Adapter(nn.Module, ABC):
     def extra_tokens(self) -> int:
         """Positions of the model's context that the adapter uses."""
         return 0
+
+    @property
+    def pools_text(self) -> bool:
+        """Whether tokens of the text are pooled, so that a part of a text has a vector of its own."""
+        return True
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:

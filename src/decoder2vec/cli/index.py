@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -27,6 +27,7 @@ from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.storage import check_output_file, write_json
 
 if TYPE_CHECKING:
+    from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.index import Index
     from decoder2vec.search.indexing import IndexChanges
     from decoder2vec.search.tuning import TuningResult
@@ -36,6 +37,9 @@ _MAX_NAMED = 10
 _KEPT = ("added", "updated", "unchanged", "moved")
 """Counts of documents that are in the index after `_add`."""
 _COUNTS = (*_KEPT, "removed")
+_Late = Annotated[
+    bool | None, typer.Option("--late/--early", help="Encode chunks with the text around them, or each alone; --early.")
+]
 _PHASES = ("loading the model", "reading", "tokenising", "encoding", "saving", "verifying")
 
 
@@ -53,6 +57,8 @@ def index(
     ] = "",
     chunk: Annotated[int | None, typer.Option(help="Maximum tokens of a chunk of a long document; 256.")] = None,
     overlap: Annotated[int | None, typer.Option(help="Tokens that neighbouring chunks share; 32.")] = None,
+    late: _Late = None,
+    window: Annotated[int | None, typer.Option(help="With --late: tokens that are read at once; max_length.")] = None,
     delete: Annotated[list[str] | None, typer.Option(help="Remove the document with this id; may be repeated.")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Check that the index is complete and undamaged.")] = False,
     ann: Annotated[
@@ -73,9 +79,7 @@ def index(
         Path | None,
         typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
     ] = None,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="With --tune: undo; hybrid search fuses as in a new index.")
-    ] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="With --tune: undo; fuse as in a new index.")] = False,
     layer: Layer = None,
     pooling: PoolingOption = None,
     template: TemplateOption = None,
@@ -99,7 +103,7 @@ def index(
     with show_progress() as progress:
         for phase in _PHASES if source else ():
             progress.expect(phase)
-        opened = _open_or_create(out, source, encoder, choices, loading, (chunk, overlap))
+        opened = _open_or_create(out, source, encoder, choices, loading, _ChunkOptions(chunk, overlap, late, window))
         opened.encoder.exact = exact
         if delete:
             _delete(opened, delete)
@@ -118,6 +122,39 @@ def index(
         report |= _print_stats(opened)
     if json_file:
         write_json(json_file, report)
+
+
+class _ChunkOptions(NamedTuple):
+    """The options that say how documents are split; None where one is not given."""
+
+    size: int | None
+    overlap: int | None
+    late: bool | None
+    window: int | None
+
+    def to_chunking(self) -> Chunking:
+        """The chunking of a new index."""
+        from decoder2vec.search.chunks import Chunking
+
+        if self.late and self.overlap:
+            raise InputError("With --late chunks do not overlap: each has seen its neighbours; leave out --overlap.")
+        size = self.size or Chunking.size
+        overlap = min(Chunking.overlap, size // 4) if self.overlap is None else self.overlap
+        return Chunking(size, overlap, bool(self.late), self.window or 0)
+
+    def check_existing(self, location: str) -> None:
+        """Refuse options that an index would ignore; --late may be repeated, to continue after a stop."""
+        from decoder2vec.search.index import open_with_header
+
+        if (self.size, self.overlap) != (None, None):
+            raise InputError("The chunks of an index are set when it is created; leave out --chunk and --overlap.")
+        chunking = open_with_header(location)[1].chunking
+        if self.late not in (None, chunking.late) or self.window not in (None, chunking.window):
+            how = f"together (--late, --window {chunking.window})" if chunking.late else "each alone (--early)"
+            raise InputError(
+                f"The chunks of this index were encoded {how}, and vectors of both kinds do not mix; leave out --late, "
+                "--early and --window, or create a new index."
+            )
 
 
 def _check_tuning_options(
@@ -150,9 +187,8 @@ def _open_or_create(
     encoder: str,
     choices: dict[str, Any],
     loading: dict[str, str | None],
-    chunking: tuple[int | None, int | None],
+    chunking: _ChunkOptions,
 ) -> Index:
-    from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import is_embedded_folder, read_documents
     from decoder2vec.search.index import Index
     from decoder2vec.search.store import without_password
@@ -160,23 +196,28 @@ def _open_or_create(
     if source and not source.exists():
         raise DataFileError(f"{source} does not exist.")
     if Index.exists(out):
-        if chunking != (None, None):
-            raise InputError("The chunks of an index are set when it is created; leave out --chunk and --overlap.")
+        chunking.check_existing(out)
         if encoder or any(value is not None for value in choices.values()):
             return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices))
         return Index.open(out, device=loading["device"], dtype=loading["dtype"])
     if not source:
         raise InputError(f"There is no index at {without_password(out)}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
-    size, overlap = chunking
-    size = size or Chunking.size
-    overlap = min(Chunking.overlap, size // 4) if overlap is None else overlap
+    chosen = chunking.to_chunking()
     model = open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices)
     if is_embedded_folder(source):
         from decoder2vec.search.embedded import embedded_documents
 
         next(embedded_documents(source, model), None)  # refuses vectors of another encoder, too
-    return Index.create(out, model, Chunking(size, overlap))
+    if chosen.late and _pools_last_token(model):
+        info("warning: with causal attention and last token pooling, --early finds chunks better")
+    return Index.create(out, model, chosen)
+
+
+def _pools_last_token(encoder: Any) -> bool:
+    """Whether a vector is the last token of a causal model, which has seen all chunks before, too."""
+    spec = getattr(encoder, "spec", None)
+    return spec is not None and spec.attention == "causal" and any(r.pooling == "lasttoken" for r in spec.readings)
 
 
 def _delete(opened: Index, ids: list[str]) -> None:

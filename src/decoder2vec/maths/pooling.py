@@ -100,6 +100,26 @@ class PackedPooler:
         return weights / self._reduce("sum", weights)[text_of]
 
 
+class ChunkPooler(PackedPooler):
+    """Pools every layer of chunks, each a set of tokens in a row of the batch, like `Pooler`.
+
+    Args:
+        rows: [token] row of each token of each chunk, one chunk after the other.
+        positions: [token] position in the row.
+        boundaries: [chunks + 1] places between chunks among the tokens.
+        poolings: Names from POOLINGS, in the order of the output.
+
+    """
+
+    def __init__(self, rows: Tensor, positions: Tensor, boundaries: Tensor, poolings: Sequence[str]) -> None:
+        super().__init__(boundaries[:-1], boundaries[1:], boundaries, len(rows), poolings)
+        self._rows, self._positions = rows, positions
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[batch, token, dim] states to [chunk, pooling, dim] float32 vectors."""
+        return super().__call__(states[self._rows, self._positions][None])
+
+
 def pool(states: Tensor, start: Tensor, end: Tensor, poolings: Sequence[str]) -> Tensor:
     """[batch, token, dim] states and [batch] span bounds to [batch, pooling, dim] float32 vectors."""
     return Pooler(start, end, states.shape[1], poolings)(states)

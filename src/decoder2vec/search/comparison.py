@@ -15,9 +15,11 @@ from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError
 from decoder2vec.maths.bootstrap import mean_scorer, resample
 from decoder2vec.maths.space_map import NEIGHBOURS, SpaceMap, nearest, neighbour_recall
+from decoder2vec.search.chunks import Chunking, encode_together
 from decoder2vec.search.index import IndexHeader
 from decoder2vec.search.ranking import MAX_EXACT_BYTES, DenseSearch
 from decoder2vec.search.store import (
+    Chunk,
     ChunkStore,
     Embeddings,
     EmbeddingSpace,
@@ -43,6 +45,8 @@ class Move:
     header: IndexHeader
     encoder: Any
     space: EmbeddingSpace
+    chunking: Chunking
+    """How the new encoder reads chunks."""
     queries: Mapping[str, str]
     qrels: Qrels
     notify: Callable[[str], object]
@@ -50,6 +54,19 @@ class Move:
     def encode(self, texts: Sequence[str], role: str = "document") -> Embeddings:
         """Return vectors of the new encoder."""
         return encode_texts(self.encoder, list(texts), role)
+
+    def encode_chunks(self, chunks: Sequence[Chunk]) -> Embeddings:
+        """Return vectors of the new encoder for all chunks of some documents."""
+        if self.chunking.late:
+            return encode_together(self.encoder, self.chunking, chunks)
+        return self.encode([chunk.text for chunk in chunks])
+
+    def encode_keys(self, keys: Sequence[str], texts: Sequence[str]) -> Embeddings:
+        """Return vectors of the new encoder for some chunks of the index, given their texts."""
+        if not self.chunking.late:
+            return self.encode(texts)
+        stored, _ = self.source.read_vectors(sorted(set(map(document_id_of, keys))))
+        return encode_together(self.encoder, self.chunking, list(self.source.read_chunks(stored).values()), keys)
 
 
 @dataclass(frozen=True)
@@ -159,7 +176,7 @@ class Sample:
 
     def with_true_vectors(self, work: Move) -> Sample:
         """Return the same chunks, embedded by the new encoder."""
-        return replace(self, new=work.encode(self.texts)) if self.texts else self
+        return replace(self, new=work.encode_keys(self.keys, self.texts)) if self.texts else self
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decoder2vec.config import from_table, to_table
+from decoder2vec.config import fingerprint, from_table, to_table
 from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.maths.probability import Probability
@@ -89,6 +89,7 @@ class IndexStats:
     encoder: str
     """Model of the encoder, if it is known."""
     fingerprint: str
+    """That of the encoder; another one if chunks are encoded together."""
     similarity: str
     size: int
     """Bytes on disk."""
@@ -139,6 +140,12 @@ class IndexHeader:
     """Where the vectors come from, if a map moved them from the space of another encoder."""
     format: int = _FORMAT
 
+    @property
+    def fingerprint(self) -> str:
+        """Identifies how the vectors are made: the encoder, and whether chunks are encoded together."""
+        encoder, chunking = self.space.fingerprint, self.chunking
+        return fingerprint(encoder, "late", chunking.window) if encoder and chunking.late else encoder
+
 
 class Index:
     """A searchable collection of documents in a folder (LanceDB) or a PostgreSQL database (pgvector).
@@ -179,7 +186,8 @@ class Index:
 
     def __repr__(self) -> str:
         mapped = f", {self.header.mapped}" if self.header.mapped else ""
-        return f"Index({self.location!r}, {self.header.space}{mapped})"
+        late = ", late chunks" if self.header.chunking.late else ""
+        return f"Index({self.location!r}, {self.header.space}{late}{mapped})"
 
     @classmethod
     def create(cls, location: str | Path, encoder: Any, chunking: Chunking | None = None) -> Index:
@@ -189,7 +197,8 @@ class Index:
             location: A new folder, or `postgresql://user@host/database#name`.
             encoder: An `Encoder`, anything with `encode`, a model name or the folder of a saved encoder. The index
                 keeps the description of an `Encoder`, so that `open` needs only the location.
-            chunking: Length and overlap of chunks; by default 256 and 32 tokens. Shortened to what the encoder reads.
+            chunking: Length and overlap of chunks, by default 256 and 32 tokens, shortened to what the encoder reads;
+                and whether chunks are encoded together (`late`), which needs an `Encoder`.
 
         Raises:
             InputError: There is an index already, or the folder holds other files.
@@ -349,7 +358,7 @@ class Index:
             Hit(
                 document.id,
                 document.score,
-                chunk.text,
+                chunk.text.rstrip(),  # chunks that are encoded together have the white space between them
                 chunk.metadata,
                 snippet,
                 chunk.number,
@@ -433,7 +442,8 @@ class Index:
         documents, chunks = self.count()
         store, space = self.store.stats(), self.header.space
         model = str(getattr(getattr(self.encoder, "spec", None), "backbone", ""))
-        return IndexStats(documents, chunks, space.dim, model, space.fingerprint, space.similarity, **asdict(store))
+        made_by = self.header.fingerprint
+        return IndexStats(documents, chunks, space.dim, model, made_by, space.similarity, **asdict(store))
 
     def learn_reranker(
         self, pairs: str | Path | ScoredPairs, columns: Sequence[str] = PAIR_COLUMNS

@@ -11,7 +11,7 @@ import numpy as np
 
 from decoder2vec.errors import InputError
 from decoder2vec.progress import current_progress
-from decoder2vec.search.chunks import Chunking, LengthFunction, token_lengths
+from decoder2vec.search.chunks import Chunking, LengthFunction, encode_together, token_lengths
 from decoder2vec.search.documents import Document, Skipped, unusable_reason
 from decoder2vec.search.sources import Origin, SourceRecord
 from decoder2vec.search.store import Chunk, ChunkStore, Embeddings, encode_texts
@@ -81,7 +81,8 @@ def add_documents(
         for batch in batches:
             ids = {chunk.document for chunk, _ in batch}
             updated = ids & adding.stored.keys()
-            store.write_chunks([chunk for chunk, _ in batch], _vectors(encoder, batch), replace=bool(updated))
+            vectors = _vectors(encoder, chunking, batch)
+            store.write_chunks([chunk for chunk, _ in batch], vectors, replace=bool(updated))
             changes.updated += len(updated)
             changes.added += len(ids - updated)
             changes.encoded_chunks += len(batch)
@@ -213,6 +214,11 @@ def _chunk_batches(
         if document.vector is None:
             texts = chunking.split(document.text, lengths_of)
             n_to_encode += len(texts)
+        elif chunking.late:
+            raise InputError(
+                f"{document.id!r} comes with a vector, but the chunks of this index are encoded together; create an "
+                "index without late, or add the text alone."
+            )
         elif document.vector.shape != (dim,) or not np.isfinite(document.vector).all():
             raise InputError(f"{document.id!r} comes with a vector that does not fit; give {dim} finite numbers.")
         chunks = [
@@ -226,8 +232,10 @@ def _chunk_batches(
         yield batch
 
 
-def _vectors(encoder: Any, batch: list[_ChunkVector]) -> Embeddings:
+def _vectors(encoder: Any, chunking: Chunking, batch: list[_ChunkVector]) -> Embeddings:
     """The vectors of chunks; those that no document came with are computed."""
+    if chunking.late:
+        return encode_together(encoder, chunking, [chunk for chunk, _ in batch])
     texts = [chunk.text for chunk, vector in batch if vector is None]
     computed = iter(encode_texts(encoder, texts, "document") if texts else ())
     return np.stack([next(computed) if vector is None else vector for _, vector in batch])

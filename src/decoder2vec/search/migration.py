@@ -148,14 +148,16 @@ def migrate(
             with source.migration_lock(), source.write_lock():  # a killed run may not have recorded the checksums
                 _remove_remains(source)
         return Migration(place, str(header.space), str(space), True, 0)
-    if (limited := header.chunking.limited_to(encoder)) != header.chunking:
+    limited = replace(header.chunking, window=0).limited_to(encoder)  # the new encoder has a context of its own
+    if limited.size < header.chunking.size:
         notify(
             f"warning: chunks of {place} have up to {header.chunking.size} tokens, and the new encoder reads "
             f"{limited.size}: the end of longer ones is ignored, unless the documents are indexed again"
         )
     given = read_queries(Path(queries)) if isinstance(queries, str | Path) else dict(queries or {})
     judged = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else dict(qrels or {})
-    work = Move(index, place, source, header, encoder, space, given, judged, notify)
+    chunking = replace(header.chunking, window=limited.window)
+    work = Move(index, place, source, header, encoder, space, chunking, given, judged, notify)
     if map:
         return _migrate_by_map(work, map, sample, min_recall, dry_run)
     return _embed_again(work, sample, dry_run)
@@ -193,7 +195,15 @@ def _write_and_switch(
         _copy_missing(source, target, transform, at_once)  # what was added since
         if mapped:
             mapped = replace(mapped, chunks=target.count_chunks())
-        header = replace(work.header, dim=dim, space=work.space, ann=ann, generation=generation, mapped=mapped)
+        header = replace(
+            work.header,
+            dim=dim,
+            space=work.space,
+            chunking=work.chunking,
+            ann=ann,
+            generation=generation,
+            mapped=mapped,
+        )
         source.write_header(to_table(header))  # from now on, it is the new index
     if work.header.tuned:
         work.notify("hybrid search was tuned with the old encoder; tune it again: d2v index --tune")
@@ -269,7 +279,7 @@ def _embed_again(work: Move, sample: int, dry_run: bool) -> Migration:
         target = _write_and_switch(
             work,
             _generation(work, ""),
-            lambda chunks, _: work.encode([chunk.text for chunk in chunks]),
+            lambda chunks, _: work.encode_chunks(chunks),
             _EMBEDDED_DOCUMENTS,
             None,
         )

@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from decoder2vec.backbone.batch import Packing, TokenBatch
+from decoder2vec.backbone.batch import Packing, PooledChunks, TokenBatch
 from decoder2vec.text.tokens import Prompt
 
 
@@ -24,24 +24,42 @@ def collate(prompts: Sequence[Prompt], pad_token_id: int, *, side: str = "right"
     ids = np.full((len(prompts), width), pad_token_id, dtype=np.int64)
     mask = np.zeros_like(ids)
     spans = np.zeros((2, len(prompts)), dtype=np.int64)
-    for row, prompt in enumerate(prompts):
-        shift = width - len(prompt.ids) if side == "left" else 0
+    shifts = [width - len(prompt.ids) if side == "left" else 0 for prompt in prompts]
+    for row, (prompt, shift) in enumerate(zip(prompts, shifts, strict=True)):
         ids[row, shift : shift + len(prompt.ids)] = prompt.ids
         mask[row, shift : shift + len(prompt.ids)] = 1
         spans[:, row] = prompt.start + shift, prompt.end + shift
     start, end = torch.from_numpy(spans)
-    return TokenBatch(torch.from_numpy(ids), torch.from_numpy(mask), start, end, "" if mask.all() else side)
+    chunks = _pooled_chunks(prompts, range(len(prompts)), shifts)
+    padding = "" if mask.all() else side
+    return TokenBatch(torch.from_numpy(ids), torch.from_numpy(mask), start, end, padding, chunks=chunks)
 
 
 def pack(prompts: Sequence[Prompt]) -> TokenBatch:
     """Put prompts into one row, one after the other."""
     lengths = [len(prompt.ids) for prompt in prompts]
     ids = np.fromiter(chain.from_iterable(prompt.ids for prompt in prompts), np.int64, sum(lengths))[None]
-    begins = np.cumsum(lengths) - lengths
+    begins = (np.cumsum(lengths) - lengths).tolist()
     spans = np.array([(prompt.start, prompt.end) for prompt in prompts]).T + begins
     start, end = torch.from_numpy(spans)
     row = torch.from_numpy(ids)
-    return TokenBatch(row, torch.ones_like(row), start, end, packing=Packing.of(lengths))
+    chunks = _pooled_chunks(prompts, [0] * len(prompts), begins)
+    return TokenBatch(row, torch.ones_like(row), start, end, packing=Packing.of(lengths), chunks=chunks)
+
+
+def _pooled_chunks(prompts: Sequence[Prompt], rows: Sequence[int], shifts: Sequence[int]) -> PooledChunks | None:
+    """Where the chunks of the prompts are in a batch, given the row of each prompt and where it begins in the row."""
+    if not any(prompt.chunks for prompt in prompts):
+        return None
+    tokens = [
+        (row, shift + position)
+        for prompt, row, shift in zip(prompts, rows, shifts, strict=True)
+        for chunk in prompt.chunks
+        for position in chunk
+    ]
+    lengths = [len(chunk) for prompt in prompts for chunk in prompt.chunks]
+    row_of, position = torch.tensor(tokens).T
+    return PooledChunks(row_of, position, torch.tensor([0, *lengths]).cumsum(0))
 
 
 def plan_rows(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:

@@ -35,6 +35,13 @@ class Prompt:
     ids: list[int]
     start: int
     end: int
+    chunks: tuple[tuple[int, ...], ...] = ()
+    """Positions of the tokens of each chunk of the text, which are pooled one by one instead of [start, end)."""
+
+    def without_first(self, count: int) -> Prompt:
+        """Return what follows the first `count` tokens, none of which is pooled."""
+        chunks = tuple(tuple(position - count for position in chunk) for chunk in self.chunks)
+        return Prompt(self.ids[count:], self.start - count, self.end - count, chunks)
 
 
 @dataclass
@@ -156,7 +163,7 @@ class Tokeniser:
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         rendered = [self.template.render(text)[0] for text in texts]
-        return list(_plain_backend(self.backbone).encode_batch(rendered))
+        return list(plain_backend(self.backbone).encode_batch(rendered))
 
     def _prompt(self, encoding: Any, text: str) -> Prompt:
         """Ids and pooled span: the tokens that reach beyond the first pooled character."""
@@ -254,7 +261,7 @@ def token_positions(
         completely within the kept part are listed. A span that the tokenizer drops has no tokens.
     """
     shift = int(backbone.missing_bos_token_id is not None)
-    encodings = _plain_backend(backbone).encode_batch(list(texts))
+    encodings = plain_backend(backbone).encode_batch(list(texts))
     positions: list[list[list[int]]] = []
     for text, prompt, encoding in zip(texts, prompts, encodings, strict=True):
         offsets, n_kept = encoding.offsets, _common_prefix(prompt.ids[shift:], encoding.ids)
@@ -270,7 +277,7 @@ def token_positions(
     return positions
 
 
-def _plain_backend(backbone: TokenSource) -> Any:
+def plain_backend(backbone: TokenSource) -> Any:
     """The fast tokenizer with padding and truncation off: a call of the tokenizer that uses them leaves them on."""
     backend = backbone.tokenizer.backend_tokenizer
     if backend.padding is not None:  # a change while another thread tokenises is an error

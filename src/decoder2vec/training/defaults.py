@@ -11,8 +11,8 @@ from typing import Any
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import EncoderSpec, with_settings
-from decoder2vec.encoder import read_encoder_folder
 from decoder2vec.encoder_folder import saved_encoder_folder
+from decoder2vec.saved_encoder import read_encoder_folder
 from decoder2vec.text.template import TEMPLATES
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Schedule
