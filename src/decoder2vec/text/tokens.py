@@ -224,7 +224,7 @@ class Tokeniser:
         return 1, self._prompt(self._encode([""])[0], "")
 
 
-def tokenising_batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def tokenising_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield consecutive texts that are tokenised at a time; a text of more than `CHARACTERS_AT_ONCE` is alone."""
     batch: list[str] = []
     n_characters = 0
