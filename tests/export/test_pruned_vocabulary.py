@@ -46,8 +46,7 @@ def test_states_and_logits_equal_those_of_the_whole_model(name, tmp_path, one_th
         assert [result.kept[id] for id in new_ids[0]] == old_ids[0].tolist()
         with torch.no_grad():
             expected, output = (
-                model(input_ids=ids, output_hidden_states=True)
-                for model, ids in ((whole, old_ids), (small, new_ids))
+                model(input_ids=ids, output_hidden_states=True) for model, ids in ((whole, old_ids), (small, new_ids))
             )
         assert all(torch.equal(a, b) for a, b in zip(expected.hidden_states, output.hidden_states, strict=True))
         torch.testing.assert_close(output.logits, expected.logits[..., result.kept], rtol=1e-5, atol=1e-5)
@@ -151,11 +150,14 @@ def small_folder(own_cache, tmp_path_factory):
 
 
 @pytest.mark.parametrize("recipe", ADAPTER_RECIPES)
-def test_every_recipe_trains_to_the_same_vectors(recipe, small_folder, backbone, tmp_path):
+def test_every_recipe_trains_a_pruned_model(recipe, small_folder, backbone, tmp_path):
     plan = Plan.of(small_recipe(recipe, epochs=1), "toy")
-    whole = train(plan, toy_data(), backbone("tiny-llama"), tmp_path / "whole").encoder
     small = train(plan, toy_data(), Backbone.load(small_folder, **CPU), tmp_path / "small").encoder
     texts = [example.anchor for example in toy_examples()]
+    assert np.isfinite(small.encode(texts)).all()
+    if recipe in ("soft_prompt", "kv_prefix"):
+        return  # they start from tokens at random, of another vocabulary
+    whole = train(plan, toy_data(), backbone("tiny-llama"), tmp_path / "whole").encoder
     np.testing.assert_allclose(small.encode(texts), whole.encode(texts), rtol=1e-4, atol=1e-5)
 
 

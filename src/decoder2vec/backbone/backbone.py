@@ -226,7 +226,7 @@ class Backbone:
     @cached_property
     def vocabulary_size(self) -> int:
         """Number of tokens that the model has an embedding for; its tokenizer may have more."""
-        return len(self.model.get_input_embeddings().weight)  # type: ignore[operator]
+        return int(self.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
 
     @cached_property
     def pad_token_id(self) -> int:

@@ -254,9 +254,9 @@ def draw_vocabulary(document: dict[str, Any], file: Path) -> None:
         )
         by_size.set_xlabel("tokens kept, the most frequent ones")
         if document["held_out"]["count"]:
-            for axes, numbers, rows in ((by_texts, numbers, texts), (by_size, [row["rows"] for row in sizes], sizes)):
+            for axes, rows, key in ((by_texts, texts, "texts"), (by_size, sizes, "rows")):
                 shares = [row["held_out_covered"] for row in rows]
-                axes.plot(numbers, shares, label="held-out texts unchanged", **curve_style(1))
+                axes.plot([row[key] for row in rows], shares, label="held-out texts unchanged", **curve_style(1))
         for axes in (by_texts, by_size):
             axes.set_ylim(0, 1.02)
             axes.legend()

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,8 @@ class Vocabulary:
         symbols = list(token)
         path = {token, *symbols}
         while len(symbols) > 1:
-            pairs = zip(symbols, symbols[1:], strict=False)
-            possible = [(self._ranks[pair], start) for start, pair in enumerate(pairs) if pair in self._ranks]
+            ranks = [(self._ranks.get(pair), start) for start, pair in enumerate(pairwise(symbols))]
+            possible = [(rank, start) for rank, start in ranks if rank is not None]
             if not possible:
                 return {token}  # no merge makes it: it is special, a byte, or looked up as a whole word
             _, start = min(possible)
@@ -232,7 +233,9 @@ class Vocabulary:
 
     def read(self, texts: Sequence[str], template: Template) -> TextTokens:
         """Return the tokens of the texts that have any."""
-        rows = [np.array(ids, np.int64) for batch in encode_texts(self._tokenizer, texts, template) for ids in batch if ids]
+        rows = [
+            np.array(ids, np.int64) for batch in encode_texts(self._tokenizer, texts, template) for ids in batch if ids
+        ]
         lengths = np.array([len(row) for row in rows], np.int64)
         return TextTokens(np.concatenate([np.empty(0, np.int64), *rows]), np.cumsum(lengths) - lengths)
 
