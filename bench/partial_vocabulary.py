@@ -1,7 +1,8 @@
 """Peak memory of training all weights with the whole and with a partial vocabulary, measured on a GPU.
 
 Each run is a process of its own, since an allocator keeps what it has had. Texts are random words of 10 to 30, or the
-lines of a file. On a CPU the peak of the process is reported instead.
+lines of a file. A folder with config and tokenizer, but without weights, gets random ones: memory does not depend on
+them. On a CPU the peak of the process is reported instead.
 Run: python bench/partial_vocabulary.py [--backbone gemma3-270m] [--texts FILE] [--batch 64] [--steps 20]
 """
 
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from measure import peak_megabytes, report
@@ -47,6 +50,18 @@ def train(backbone_name: str, texts: list[str], batch: int, steps: int, recipe_n
     }
 
 
+def with_weights(name: str, scratch: Path) -> str:
+    """Return the name, or a folder with random weights if it is a folder without any."""
+    if not Path(name).is_dir() or list(Path(name).glob("*.safetensors")):
+        return name
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shutil.copytree(name, scratch / "model")
+    config = AutoConfig.from_pretrained(name)
+    AutoModelForCausalLM.from_config(config).save_pretrained(scratch / "model")
+    return str(scratch / "model")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backbone", default="gemma3-270m")
@@ -57,9 +72,8 @@ def main() -> None:
     parser.add_argument("--one", nargs=2, metavar=("RECIPE", "PARTIAL"), help="run one training and print its result")
     args = parser.parse_args()
     if args.texts:
-        texts = list(
-            dict.fromkeys(line for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip())
-        )
+        lines = args.texts.read_text(encoding="utf-8").splitlines()
+        texts = list(dict.fromkeys(line for line in lines if line.strip()))
     else:
         from gpu_training import random_sentences
 
@@ -69,13 +83,17 @@ def main() -> None:
         print(json.dumps(train(args.backbone, texts, args.batch, args.steps, args.one[0], args.one[1] == "partial")))
         return
     rows = []
-    for recipe in args.recipes.split(","):
-        for vocabulary in ("whole", "partial"):
-            command = [sys.executable, __file__, *sys.argv[1:], "--one", recipe, vocabulary]
-            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            result = json.loads(output.splitlines()[-1])
-            rows.append((recipe, vocabulary, result["tokens"], f"{result['peak']:.0f}"))
-            print(*rows[-1], flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        backbone = with_weights(args.backbone, Path(scratch))
+        for recipe in args.recipes.split(","):
+            for vocabulary in ("whole", "partial"):
+                options = ["--backbone", backbone, "--one", recipe, vocabulary]
+                output = subprocess.run(
+                    [sys.executable, __file__, *sys.argv[1:], *options], check=True, stdout=subprocess.PIPE, text=True
+                )
+                result = json.loads(output.stdout.splitlines()[-1])
+                rows.append((recipe, vocabulary, result["tokens"], f"{result['peak']:.0f}"))
+                print(*rows[-1], flush=True)
     columns = ("trained", "vocabulary", "tokens held", "peak MB")
     report("partial_vocabulary", columns, rows, backbone=args.backbone, batch=args.batch, steps=args.steps)
 

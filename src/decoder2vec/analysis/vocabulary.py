@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.analysis.layer_embeddings import Document, load_texts, sample_texts, write_documents
 from decoder2vec.backbone.backbone import Backbone, load_tokenizer
-from decoder2vec.backbone.blocks import count_parameters, text_config
+from decoder2vec.backbone.blocks import count_parameters
 from decoder2vec.backbone.machine import FOUR_BIT, INT8, quiet_transformers
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading
@@ -113,7 +113,7 @@ def prune_vocabulary(
     backbone = encoder.backbone if encoder else Backbone.load(model, device=device, dtype=dtype, notify=notify)
     templates = _templates(template, encoder.spec if encoder else None)
     vocabulary = Vocabulary(backbone.tokenizer)
-    with progress.phase(_TOKENISING, len(chosen)):
+    with progress.phase(_TOKENISING, len(templates) * (3 * len(chosen) + 2 * len(others))):
         counts = _count(vocabulary, chosen, templates)
         needed = vocabulary.rows_needed(counts, config_token_ids(resolve_model_folder(backbone.name)))
         kept = vocabulary.select(needed, backbone.vocabulary_size, size)
@@ -263,7 +263,7 @@ def measure_vocabulary(
     folder, spec = _model_folder(model)
     templates = _templates(template, spec)
     vocabulary = Vocabulary(load_tokenizer(folder))
-    with current_progress().phase(_TOKENISING, len(chosen)):
+    with current_progress().phase(_TOKENISING, len(templates) * len(chosen) + len(others)):
         counts = _count(vocabulary, chosen, templates)
         tokens = vocabulary.read(others, templates[0])
     n_rows, n_parameters, width = _sizes(folder)
@@ -341,5 +341,4 @@ def _sizes(folder: Path) -> tuple[int, int, int]:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         model = AutoModel.from_config(config, trust_remote_code=False)
     rows, width = model.get_input_embeddings().weight.shape
-    assert rows == text_config(config).vocab_size
     return rows, count_parameters(model), width

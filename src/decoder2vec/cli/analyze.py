@@ -144,12 +144,12 @@ def vocabulary(
 
 def _print_vocabulary(document: Document) -> None:
     title = f"{document['model']}: {document['rows']:,} tokens, {document['parameters']:,} parameters"
-    rows = [
+    by_texts = [
         (f"{row['texts']:,}", f"{row['rows']:,}", f"{row['rows'] / document['rows']:.1%}", _percent(row))
         for row in document["by_texts"]
     ]
-    table(("texts", "tokens kept", "share", "held-out texts unchanged"), rows, title)
-    rows = [
+    table(("texts", "tokens kept", "share", "held-out texts unchanged"), by_texts, title)
+    by_size = [
         (
             f"{row['rows']:,}",
             f"{row['tokens_covered']:.2%}",
@@ -160,7 +160,7 @@ def _print_vocabulary(document: Document) -> None:
         for row in document["by_size"]
     ]
     columns = ("tokens kept", "of all occurrences", "held-out texts unchanged", "parameters", "saved")
-    table(columns, rows, f"the most frequent tokens of {document['texts']['count']:,} texts")
+    table(columns, by_size, f"the most frequent tokens of {document['texts']['count']:,} texts")
 
 
 def _percent(row: Document) -> str:

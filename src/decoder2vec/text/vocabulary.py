@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.errors import InputError, UnsupportedError
+from decoder2vec.progress import current_progress
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import tokenising_batches
 
@@ -245,6 +246,7 @@ def encode_texts(tokenizer: Any, texts: Iterable[str], template: Template) -> It
     for batch in tokenising_batches(texts):
         prompts = [template.render(text)[0] for text in batch]
         encodings = tokenizer.backend_tokenizer.encode_batch_fast(prompts, add_special_tokens=False)
+        current_progress().advance(len(batch))
         yield [encoding.ids for encoding in encodings]
 
 
