@@ -225,3 +225,11 @@ def test_other_tokenizers_are_refused():
     suffixed = Tokenizer(models.BPE(vocab={"a</w>": 0}, merges=[], end_of_word_suffix="</w>"))
     with pytest.raises(UnsupportedError, match="marks parts of words"):
         Vocabulary(PreTrainedTokenizerFast(tokenizer_object=suffixed))
+
+
+def test_padding_and_truncation_of_the_file_are_ignored():
+    tokenizer = byte_level()
+    expected = ids_of(tokenizer, TEXTS)
+    tokenizer.backend_tokenizer.enable_truncation(3)
+    tokenizer.backend_tokenizer.enable_padding(length=40)
+    assert ids_of(tokenizer, TEXTS) == expected

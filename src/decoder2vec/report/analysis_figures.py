@@ -24,6 +24,7 @@ from decoder2vec.report.figures import (
     layer_axis,
     legend_below,
     legend_label,
+    log_axis,
     panels,
     shorten,
     unique_labels,
@@ -245,7 +246,7 @@ def draw_vocabulary(document: dict[str, Any], file: Path) -> None:
         numbers = [row["texts"] for row in texts]
         by_texts.plot(numbers, [row["rows"] / document["rows"] for row in texts], label="tokens kept", **curve_style(0))
         by_texts.set_xlabel("texts")
-        by_texts.set_xscale("log")
+        log_axis(by_texts, "x")
         by_size.plot(
             [row["rows"] for row in sizes],
             [row["parameters"] / document["parameters"] for row in sizes],

@@ -156,7 +156,7 @@ class Tokeniser:
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         rendered = [self.template.render(text)[0] for text in texts]
-        return list(_plain_backend(self.backbone).encode_batch(rendered))
+        return list(plain_backend(self.backbone.tokenizer).encode_batch(rendered))
 
     def _prompt(self, encoding: Any, text: str) -> Prompt:
         """Ids and pooled span: the tokens that reach beyond the first pooled character."""
@@ -254,7 +254,7 @@ def token_positions(
         completely within the kept part are listed. A span that the tokenizer drops has no tokens.
     """
     shift = int(backbone.missing_bos_token_id is not None)
-    encodings = _plain_backend(backbone).encode_batch(list(texts))
+    encodings = plain_backend(backbone.tokenizer).encode_batch(list(texts))
     positions: list[list[list[int]]] = []
     for text, prompt, encoding in zip(texts, prompts, encodings, strict=True):
         offsets, n_kept = encoding.offsets, _common_prefix(prompt.ids[shift:], encoding.ids)
@@ -270,9 +270,9 @@ def token_positions(
     return positions
 
 
-def _plain_backend(backbone: TokenSource) -> Any:
+def plain_backend(tokenizer: Any) -> Any:
     """The fast tokenizer with padding and truncation off: a call of the tokenizer that uses them leaves them on."""
-    backend = backbone.tokenizer.backend_tokenizer
+    backend = tokenizer.backend_tokenizer
     if backend.padding is not None:  # a change while another thread tokenises is an error
         backend.no_padding()
     if backend.truncation is not None:

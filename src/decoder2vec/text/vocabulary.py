@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.progress import current_progress
 from decoder2vec.text.template import Template
-from decoder2vec.text.tokens import tokenising_batches
+from decoder2vec.text.tokens import plain_backend, tokenising_batches
 
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 """Tokens that a tokenizer falls back to for characters that it does not have."""
@@ -200,11 +200,9 @@ class Vocabulary:
         from tokenizers import Tokenizer
 
         new_ids = {self.tokens[old]: new for new, old in enumerate(kept)}
-        model = {
-            **self._document["model"],
-            "vocab": {token: new for token, new in new_ids.items() if token in self.ids},
-            "merges": [pair for pair in self._merges if {*pair, "".join(pair)} <= new_ids.keys()],
-        }
+        vocab = {token: new for token, new in new_ids.items() if token in self.ids}
+        merges = [(a, b) for a, b in self._merges if a in vocab and b in vocab and a + b in vocab]
+        model = {**self._document["model"], "vocab": vocab, "merges": merges}
         added = [{**token, "id": new_ids[content]} for content, token in self._added.items() if content in new_ids]
         document = {
             **self._document,
@@ -245,7 +243,7 @@ def encode_texts(tokenizer: Any, texts: Iterable[str], template: Template) -> It
     """Yield the token ids of texts in a template, some texts at a time; special tokens are not added."""
     for batch in tokenising_batches(texts):
         prompts = [template.render(text)[0] for text in batch]
-        encodings = tokenizer.backend_tokenizer.encode_batch_fast(prompts, add_special_tokens=False)
+        encodings = plain_backend(tokenizer).encode_batch_fast(prompts, add_special_tokens=False)
         current_progress().advance(len(batch))
         yield [encoding.ids for encoding in encodings]
 
