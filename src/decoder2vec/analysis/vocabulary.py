@@ -68,7 +68,7 @@ def prune_vocabulary(
     template: str | None = None,
     device: str | None = None,
     dtype: str | None = None,
-    notify: Callable[[str], object] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> VocabularyPruning:
     """Remove the tokens that texts do not use from a model or an encoder.
 
@@ -222,13 +222,13 @@ def _vector_difference(
 
 def measure_vocabulary(
     model: str | Path,
-    texts: Texts,
+    texts: Texts | None,
     *,
     held_out: Texts | None = None,
     out: str | Path | None = None,
     template: str | None = None,
     limit: int | None = None,
-    notify: Callable[[str], object] = lambda _: None,
+    notify: Callable[[str], None] = lambda _: None,
 ) -> Document:
     """Measure which tokens texts use, and what pruning the others would save; no weights are loaded.
 

@@ -114,7 +114,8 @@ def keep_tokens(model: Any, kept: Sequence[int]) -> None:
         setattr(setting, name, _with_new_ids(value, new_ids))
     embeddings.weight = nn.Parameter(embeddings.weight[rows], requires_grad=False)
     embeddings.num_embeddings = len(rows)
-    embeddings.padding_idx = new_ids.get(getattr(embeddings, "padding_idx", None))
+    if getattr(embeddings, "padding_idx", None) is not None:
+        embeddings.padding_idx = new_ids.get(embeddings.padding_idx)
     if head is not None:
         head.weight = embeddings.weight if is_tied else nn.Parameter(head.weight[rows], requires_grad=False)
         head.out_features = len(rows)
