@@ -17,6 +17,7 @@ from decoder2vec.export.pruned import write_pruned
 from decoder2vec.text.batches import collate
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Tokeniser
+from decoder2vec.training import checkpoint
 from decoder2vec.training.api import train
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives.mntp import MNTPConfig
@@ -25,6 +26,7 @@ from decoder2vec.training.plan import Plan
 from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.training.recipes.full import FullRecipe
 from decoder2vec.training.recipes.lora import LoraRecipe
+from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.recipes.rerank import RerankRecipe
 from toys.texts import sentences
 from toys.training import ADAPTER_RECIPES, small_recipe, toy_data, toy_examples
@@ -113,10 +115,9 @@ def partial_recipe(name, *, partial, clip=0.0, decay=0.01, **changes):
     return replace(recipe, training=schedule)
 
 
-def trained(recipe, backbone, folder):
-    """The encoder, and the losses and dev scores of a training."""
-    result = train(Plan.of(recipe, "toy"), toy_data(), backbone, folder)
-    return result.encoder, (folder / "log-0.jsonl").read_text() if (folder / "log-0.jsonl").is_file() else ""
+def trained(recipe, backbone, folder, **options):
+    """The encoder that a training saves."""
+    return train(Plan.of(recipe, "toy"), toy_data(), backbone, folder, **options).encoder
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.01])
@@ -128,7 +129,7 @@ def test_every_recipe_trains_the_same_encoder(recipe, decay, backbone, tmp_path,
     vectors = []
     for partial in (False, True):
         chosen = partial_recipe(recipe, partial=partial, decay=decay, epochs=1)
-        encoder, _ = trained(chosen, model, tmp_path / f"{partial}")
+        encoder = trained(chosen, model, tmp_path / f"{partial}")
         assert encoder.backbone.model.get_input_embeddings().weight.shape == before.shape
         vectors.append(Encoder.load(tmp_path / f"{partial}", **CPU).encode(texts))
     assert np.array_equal(*vectors)
@@ -138,9 +139,7 @@ def test_every_recipe_trains_the_same_encoder(recipe, decay, backbone, tmp_path,
 def test_clip_and_keep_train_the_same_encoder_up_to_rounding(backbone, tmp_path, one_thread):
     texts = [example.anchor for example in toy_examples()]
     encoders = [
-        trained(partial_recipe("full", partial=partial, clip=0.5, keep=0.7), backbone("tiny-llama"), tmp_path / str(n))[
-            0
-        ]
+        trained(partial_recipe("full", partial=partial, clip=0.5, keep=0.7), backbone("tiny-llama"), tmp_path / str(n))
         for n, partial in enumerate((False, True))
     ]
     np.testing.assert_allclose(encoders[0].encode(texts), encoders[1].encode(texts), rtol=1e-3, atol=1e-4)
@@ -152,7 +151,7 @@ def test_pruned_model_trains_with_a_partial_vocabulary(tmp_path, one_thread):
     model = Backbone.load(tmp_path / "small", **CPU)
     texts = [example.anchor for example in toy_examples()]
     encoders = [
-        trained(partial_recipe("full", partial=partial), model, tmp_path / str(n))[0]
+        trained(partial_recipe("full", partial=partial), model, tmp_path / str(n))
         for n, partial in enumerate((False, True))
     ]
     assert np.array_equal(*(encoder.encode(texts) for encoder in encoders))
@@ -183,11 +182,31 @@ def test_second_context_is_refused(backbone):
         again.__enter__()
 
 
-def test_result_says_how_many_tokens_were_held(backbone, tmp_path):
-    recipe = partial_recipe("full", partial=True, epochs=1)
-    result = train(Plan.of(recipe, "toy"), toy_data(), backbone("tiny-llama"), tmp_path / "enc")
-    notes = result.seeds[0].notes["partial vocabulary"] if hasattr(result, "seeds") else None
-    assert notes is None or (notes["of"] == 512 and 0 < notes["tokens"] < 512)
+def test_result_says_how_many_tokens_were_held(backbone):
+    model = backbone("tiny-llama")
+    result = Trainer(partial_recipe("full", partial=True, epochs=1), toy_data(), model).run(0)
+    notes = result.notes["partial vocabulary"]
+    assert notes["of"] == 512 and notes["parameters_saved"] == 32 * (512 - notes["tokens"]) > 0
+    assert result.n_trained == sum(weight.numel() for weight in model.model.parameters()) - notes["parameters_saved"]
+    assert "partial vocabulary" not in Trainer(small_recipe("lora", epochs=1), toy_data(), model).run(0).notes
+
+
+@pytest.mark.parametrize("recipe", ["full", "lora"])
+def test_interrupted_run_resumes_with_the_same_encoder(recipe, backbone, tmp_path, monkeypatch, one_thread):
+    monkeypatch.setattr(checkpoint, "_SAVE_EVERY", 0.0)
+    model, chosen, steps = backbone("tiny-gpt2"), partial_recipe(recipe, partial=True), []
+
+    def interrupt(progress):
+        if progress.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(chosen, model, tmp_path / "resumed", on_progress=interrupt)
+    assert model.model.get_input_embeddings().weight.shape[0] == 512
+    resumed = trained(chosen, model, tmp_path / "resumed", on_progress=lambda progress: steps.append(progress.step))
+    assert min(steps) > 1, "it resumes"
+    texts = [example.anchor for example in toy_examples()]
+    assert np.array_equal(resumed.encode(texts), trained(chosen, model, tmp_path / "whole").encode(texts))
 
 
 @pytest.mark.parametrize(
