@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from decoder2vec.analysis.geometry import measure_geometry
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, estimate_dimension, measure_dimension
     from decoder2vec.analysis.pruning import prune
+    from decoder2vec.analysis.vocabulary import VocabularyPruning, measure_vocabulary, prune_vocabulary
     from decoder2vec.backbone.backbone import Backbone
     from decoder2vec.bulk.dataset import DatasetResult, embed_dataset
     from decoder2vec.bulk.plan import VectorFormat
@@ -88,6 +89,7 @@ _MODULES = {
     "analysis.geometry": ("measure_geometry",),
     "analysis.intrinsic_dimension": ("DimensionPlan", "estimate_dimension", "measure_dimension"),
     "analysis.pruning": ("prune",),
+    "analysis.vocabulary": ("VocabularyPruning", "measure_vocabulary", "prune_vocabulary"),
     "backbone.backbone": ("Backbone",),
     "bulk.dataset": ("DatasetResult", "embed_dataset"),
     "bulk.plan": ("VectorFormat",),
@@ -209,6 +211,7 @@ __all__ = [
     "UnsupportedError",
     "VectorFormat",
     "Verification",
+    "VocabularyPruning",
     "__version__",
     "as_mteb_model",
     "calibrate",
@@ -226,11 +229,13 @@ __all__ = [
     "match_report",
     "measure_dimension",
     "measure_geometry",
+    "measure_vocabulary",
     "merge",
     "migrate",
     "migration_report",
     "mine_hard_negatives",
     "prune",
+    "prune_vocabulary",
     "read_contrastive_examples",
     "read_mentions",
     "read_pairs",

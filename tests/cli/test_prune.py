@@ -112,3 +112,44 @@ def test_encoder_with_a_soft_prompt_is_refused():
     run("train", *options, "--out", "enc", *quick)
     with pytest.raises(UnsupportedError, match="cannot be merged"):
         d2v("prune", "enc", "--layers", "2", "--out", "cut")
+
+
+# --- vocabulary -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def texts():
+    texts = [example.anchor for example in toy_examples()]
+    Path("texts.txt").write_text("\n".join(texts) + "\n", encoding="utf-8")
+    Path("others.txt").write_text("Quantum zebras\n" + texts[0] + "\n", encoding="utf-8")
+    return texts
+
+
+def test_vocabulary_is_pruned_and_counted(texts):
+    output = run("prune", "tiny-gpt2", "--vocabulary", "texts.txt", "--held-out", "others.txt", "--out", "small")
+    assert "of 512 tokens" in output and "24 of 24 texts keep their tokens" in output
+    assert "of 2 held-out texts 1 fall back" in output
+    whole, small = (Encoder.from_pretrained(name, device="cpu", dtype="float32") for name in ("tiny-gpt2", "small"))
+    assert np.array_equal(whole.encode(texts), small.encode(texts))
+    assert json.loads(Path("small/pruning.json").read_text())["vocabulary"]["off"] == 0
+
+
+def test_vocabulary_size_is_a_limit(texts):
+    run("prune", "tiny-llama", "--vocabulary", "texts.txt", "--vocabulary-size", "280", "--out", "small")
+    assert Backbone.load("small").vocabulary_size <= 280
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--vocabulary", "texts.txt", "--layers", "2"], "one after the other"),
+        (["--vocabulary", "texts.txt", "--keep", "50%"], "one after the other"),
+        (["--vocabulary-size", "300", "--layers", "2"], "--vocabulary FILE"),
+        (["--held-out", "others.txt", "--layers", "2"], "--vocabulary FILE"),
+        (["--vocabulary", "texts.txt", "--vocabulary-size", "20"], "always kept"),
+    ],
+)
+def test_mistakes_about_the_vocabulary_are_one_sentence(options, message, texts):
+    with pytest.raises(InputError, match=message):
+        d2v("prune", "tiny-llama", *options, "--out", "small")
+    assert not Path("small").exists()

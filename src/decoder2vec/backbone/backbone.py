@@ -95,7 +95,7 @@ class Backbone:
             raise UnsupportedError(f"int8 is for CPUs; on {device.type} use bfloat16 or 4bit.")
         if dtype in (None, "auto") and device.type == "cpu":
             model, reason = load_in_fastest_dtype(
-                partial(_load_model, folder), lambda: _load_tokenizer(folder)(_PROBE)["input_ids"], folder
+                partial(_load_model, folder), lambda: load_tokenizer(folder)(_PROBE)["input_ids"], folder
             )
         else:
             compute_dtype = torch.float32 if int8 else choose_dtype(device, None if four_bit else dtype)
@@ -113,7 +113,7 @@ class Backbone:
         attention = attention or attention_from_config(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name
-        tokenizer = _load_tokenizer(folder)
+        tokenizer = load_tokenizer(folder)
         return cls(
             str(name),
             model,
@@ -226,7 +226,7 @@ class Backbone:
     @cached_property
     def vocabulary_size(self) -> int:
         """Number of tokens that the model has an embedding for; its tokenizer may have more."""
-        return len(self.model.get_input_embeddings().weight)  # type: ignore[operator]
+        return int(self.model.get_input_embeddings().num_embeddings)  # type: ignore[operator]
 
     @cached_property
     def pad_token_id(self) -> int:
@@ -303,7 +303,8 @@ def _load_model(folder: Path, dtype: torch.dtype, **options: Any) -> nn.Module:
     return model.eval()  # type: ignore[no-any-return]
 
 
-def _load_tokenizer(folder: Path) -> Any:
+def load_tokenizer(folder: Path) -> Any:
+    """Load the fast tokenizer of a model folder; raise BackboneError if it has none."""
     from transformers import AutoTokenizer
 
     try:

@@ -1,4 +1,4 @@
-"""`d2v analyze`: measure the vectors of every layer, without labels."""
+"""`d2v analyze`: measure the vectors of every layer, without labels, and the use of the vocabulary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from decoder2vec.storage import check_output_file
 Document = dict[str, Any]
 
 analyze = typer.Typer(
-    name="analyze", help="Measure the vectors of every layer on texts without labels.", no_args_is_help=True
+    name="analyze",
+    help="Measure the vectors of every layer, or the tokens in use, on texts without labels.",
+    no_args_is_help=True,
 )
 
 Texts = Annotated[Path | None, typer.Option(help="Texts: a .txt file, or any data file, of which all texts are taken.")]
@@ -110,6 +112,59 @@ def geometry(
         draw_geometry(documents, plot)
         info(f"wrote {plot}")
     _print_geometry(documents)
+
+
+@analyze.command("vocabulary")
+def vocabulary(
+    model: Annotated[str, typer.Argument(help="Built-in name, model folder (config and tokenizer), or an encoder.")],
+    texts: Texts,
+    out: Out,
+    held_out: Annotated[
+        Path | None, typer.Option(help="Other texts, to measure how many would change; by default every tenth text.")
+    ] = None,
+    plot: Plot = None,
+    limit: TextLimit = None,
+    template: TemplateOption = None,
+) -> None:
+    """Which tokens texts use, and what `d2v prune --vocabulary` would save; no weights are loaded."""
+    from decoder2vec.analysis.vocabulary import measure_vocabulary
+    from decoder2vec.report.analysis_figures import draw_vocabulary
+
+    check_output_file(plot, ".png")
+    with show_progress():
+        document = measure_vocabulary(
+            model, texts, held_out=held_out, out=out, template=template, limit=limit, notify=info
+        )
+    info(f"wrote {out}")
+    if plot:
+        draw_vocabulary(document, plot)
+        info(f"wrote {plot}")
+    _print_vocabulary(document)
+
+
+def _print_vocabulary(document: Document) -> None:
+    title = f"{document['model']}: {document['rows']:,} tokens, {document['parameters']:,} parameters"
+    by_texts = [
+        (f"{row['texts']:,}", f"{row['rows']:,}", f"{row['rows'] / document['rows']:.1%}", _percent(row))
+        for row in document["by_texts"]
+    ]
+    table(("texts", "tokens kept", "share", "held-out texts unchanged"), by_texts, title)
+    by_size = [
+        (
+            f"{row['rows']:,}",
+            f"{row['tokens_covered']:.2%}",
+            _percent(row),
+            f"{row['parameters']:,}",
+            f"{row['parameters_saved']:.1%}",
+        )
+        for row in document["by_size"]
+    ]
+    columns = ("tokens kept", "of all occurrences", "held-out texts unchanged", "parameters", "saved")
+    table(columns, by_size, f"the most frequent tokens of {document['texts']['count']:,} texts")
+
+
+def _percent(row: Document) -> str:
+    return "-" if row["held_out_covered"] is None else f"{row['held_out_covered']:.1%}"
 
 
 def _print_dimension(curves: list[Document], differences: list[Document]) -> None:

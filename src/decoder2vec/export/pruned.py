@@ -108,7 +108,7 @@ def check_new_folder(target: Path) -> None:
 
 def _write_first_blocks(backbone: Backbone, depth: int, folder: Path) -> None:
     """Write the first blocks with the weights and dtype of the files on disk, not those of the loaded backbone."""
-    model = _load_full_model(backbone)
+    model = load_full_model(backbone)
     keep_first_blocks(model, depth)
     model.config.is_causal = backbone.attention == "causal"
     with quiet_transformers():
@@ -116,7 +116,7 @@ def _write_first_blocks(backbone: Backbone, depth: int, folder: Path) -> None:
     copy_tokenizer(backbone, folder)
 
 
-def _load_full_model(backbone: Backbone) -> Any:
+def load_full_model(backbone: Backbone) -> Any:
     """Load the model with its language-model head if it has one: training that predicts tokens needs it."""
     from transformers import AutoModel, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING

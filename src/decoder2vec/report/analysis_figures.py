@@ -24,6 +24,7 @@ from decoder2vec.report.figures import (
     layer_axis,
     legend_below,
     legend_label,
+    log_axis,
     panels,
     shorten,
     unique_labels,
@@ -230,6 +231,36 @@ def _draw_minimum(axes: Any, curve: LossCurve, name: str, depth: int, inside: bo
         linestyle="none",
         label=f"{name}: {depth} layers, {share:.0%} of the parameters{'' if inside else ' (no local minimum)'}",
     )
+
+
+def draw_vocabulary(document: dict[str, Any], file: Path) -> None:
+    """Draw the tokens that texts use by their number, and what pruning the others leaves of the model.
+
+    Args:
+        document: The result of `d2v analyze vocabulary`.
+        file: Where to write the PNG.
+    """
+    texts, sizes = document["by_texts"], document["by_size"]
+    title = f"Vocabulary of {Path(document['model']).name} on {document['texts']['count']:,} texts"
+    with panels(file, title, 1, 2, (9.4, 3.9)) as (_, ((by_texts, by_size),)):
+        numbers = [row["texts"] for row in texts]
+        by_texts.plot(numbers, [row["rows"] / document["rows"] for row in texts], label="tokens kept", **curve_style(0))
+        by_texts.set_xlabel("texts")
+        log_axis(by_texts, "x")
+        by_size.plot(
+            [row["rows"] for row in sizes],
+            [row["parameters"] / document["parameters"] for row in sizes],
+            label="parameters left",
+            **curve_style(0),
+        )
+        by_size.set_xlabel("tokens kept, the most frequent ones")
+        if document["held_out"]["count"]:
+            for axes, rows, key in ((by_texts, texts, "texts"), (by_size, sizes, "rows")):
+                shares = [row["held_out_covered"] for row in rows]
+                axes.plot([row[key] for row in rows], shares, label="held-out texts unchanged", **curve_style(1))
+        for axes in (by_texts, by_size):
+            axes.set_ylim(0, 1.02)
+            axes.legend()
 
 
 def draw_explanation(explanation: Explanation, file: Path, texts: tuple[str, str] | None = None) -> None:

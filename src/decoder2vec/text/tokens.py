@@ -163,7 +163,7 @@ class Tokeniser:
 
     def _encode(self, texts: Sequence[str]) -> list[Any]:
         rendered = [self.template.render(text)[0] for text in texts]
-        return list(plain_backend(self.backbone).encode_batch(rendered))
+        return list(plain_backend(self.backbone.tokenizer).encode_batch(rendered))
 
     def _prompt(self, encoding: Any, text: str) -> Prompt:
         """Ids and pooled span: the tokens that reach beyond the first pooled character."""
@@ -231,7 +231,7 @@ class Tokeniser:
         return 1, self._prompt(self._encode([""])[0], "")
 
 
-def tokenising_batches(texts: Sequence[str]) -> Iterator[list[str]]:
+def tokenising_batches(texts: Iterable[str]) -> Iterator[list[str]]:
     """Yield consecutive texts that are tokenised at a time; a text of more than `CHARACTERS_AT_ONCE` is alone."""
     batch: list[str] = []
     n_characters = 0
@@ -261,7 +261,7 @@ def token_positions(
         completely within the kept part are listed. A span that the tokenizer drops has no tokens.
     """
     shift = int(backbone.missing_bos_token_id is not None)
-    encodings = plain_backend(backbone).encode_batch(list(texts))
+    encodings = plain_backend(backbone.tokenizer).encode_batch(list(texts))
     positions: list[list[list[int]]] = []
     for text, prompt, encoding in zip(texts, prompts, encodings, strict=True):
         offsets, n_kept = encoding.offsets, _common_prefix(prompt.ids[shift:], encoding.ids)
@@ -277,9 +277,9 @@ def token_positions(
     return positions
 
 
-def plain_backend(backbone: TokenSource) -> Any:
+def plain_backend(tokenizer: Any) -> Any:
     """The fast tokenizer with padding and truncation off: a call of the tokenizer that uses them leaves them on."""
-    backend = backbone.tokenizer.backend_tokenizer
+    backend = tokenizer.backend_tokenizer
     if backend.padding is not None:  # a change while another thread tokenises is an error
         backend.no_padding()
     if backend.truncation is not None:

@@ -70,13 +70,13 @@ class WindowTokeniser:
         self.backbone, self.max_length, self.on_overflow = backbone, max_length, on_overflow
         self._slots = template.slots
         self._before, self._after = template.string.rsplit(SLOT, 1)
-        probe = plain_backend(backbone).encode(template.render("a")[0])
+        probe = plain_backend(backbone.tokenizer).encode(template.render("a")[0])
         content = np.flatnonzero(np.array(probe.special_tokens_mask) == 0)
         self._trailing: list[int] = probe.ids[content[-1] + 1 :]
         """Special tokens that the tokenizer puts behind a text."""
         self._missing_bos = [] if backbone.missing_bos_token_id is None else [backbone.missing_bos_token_id]
         self._n_leading = int(content[0]) + len(self._missing_bos)
-        around = plain_backend(backbone).encode(template.string.replace(SLOT, ""))
+        around = plain_backend(backbone.tokenizer).encode(template.string.replace(SLOT, ""))
         self._n_template = len(around.ids) + len(self._missing_bos)
         self._n_after = len(self._text_tokens(self._after)) + len(self._trailing)
         self._context = max_length // _CONTEXT_SHARE
@@ -130,7 +130,7 @@ class WindowTokeniser:
         pieces = []
         for begin in range(0, len(text), CHARACTERS_AT_ONCE):
             piece = text[begin : begin + CHARACTERS_AT_ONCE]
-            offsets = plain_backend(self.backbone).encode(piece, add_special_tokens=False).offsets
+            offsets = plain_backend(self.backbone.tokenizer).encode(piece, add_special_tokens=False).offsets
             pieces.append(begin + np.array([start for start, _ in offsets], np.int64))
         return np.maximum.accumulate(np.concatenate(pieces)) if pieces else np.empty(0, np.int64)
 
@@ -196,7 +196,7 @@ class WindowTokeniser:
             strings += [text[position:end], self._after]
             length += end - position + len(self._after)
             position = end
-        encoding = plain_backend(self.backbone).encode("".join(strings))
+        encoding = plain_backend(self.backbone.tokenizer).encode("".join(strings))
         tokens = _Tokens.of(encoding)
         behind = {
             end: tokens.between(at + end - begin, at + end - begin + len(self._after)) for begin, end, at in pieces

@@ -58,6 +58,8 @@ class Schedule:
     """Steps between evaluations on dev; 0: evaluate at the end of each epoch."""
     clip: float = 0.0
     """Maximum norm of the gradient; 0: no clipping."""
+    partial_vocabulary: bool = False
+    """Hold and train only the embeddings of tokens that the data use (PEMA): the same result in less memory."""
 
     def __post_init__(self) -> None:
         minimum = {

@@ -37,6 +37,7 @@ class MNTPObjective(CorpusObjective[MNTPConfig]):
     """Plain texts, by the cross-entropy of their masked tokens."""
 
     names = ("mntp",)
+    predicts_tokens = True
     config_class = MNTPConfig
     stage = "masked texts"
     unreadable = NEEDS_TOKEN_STATES

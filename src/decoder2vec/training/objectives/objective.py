@@ -69,6 +69,8 @@ class Objective(ABC, Generic[Config, Context]):
     """Which kinds of recipes can learn it."""
     unreadable: ClassVar[str] = "learns vectors of texts; use a recipe that makes an encoder, such as lora"
     """Why other recipes cannot, for the error message."""
+    predicts_tokens: ClassVar[bool] = False
+    """Whether it needs the language-model head, and with it the whole vocabulary."""
     needs_dev: ClassVar[bool] = True
     """Whether states are selected on dev pairs; else there is a metric on held-out examples."""
 

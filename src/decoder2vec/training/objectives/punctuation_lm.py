@@ -48,6 +48,7 @@ class PunctuationLMObjective(ClearedTextObjective[PunctuationLMConfig]):
     """The cross-entropy of the original text's tokens behind the cleared text."""
 
     names = ("punctuation_lm",)
+    predicts_tokens = True
     config_class = PunctuationLMConfig
 
     def __init__(self, config: PunctuationLMConfig, data: TrainingData, spec: InputSpec) -> None:

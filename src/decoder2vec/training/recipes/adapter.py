@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,7 @@ from decoder2vec.training.objectives.contrastive import ContrastiveConfig
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig, training_task
+from decoder2vec.training.partial_vocabulary import PartialVocabulary, partial_vocabulary, used_token_ids
 from decoder2vec.training.recipes.recipe import SCORING_UNTRAINED, Recipe, SeedRun, stage_note
 from decoder2vec.training.results import Scores, SeedResult, TextPairs, correlations, mean_score, sanity_checks
 from decoder2vec.training.teachers import Teacher
@@ -141,8 +143,20 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             raise InputError("Blocks that FSDP shards are not compiled; set one of fsdp and compile_blocks.")
         if self.fsdp and self.keep < 1:
             raise InputError("keep interpolates whole weights, which FSDP shards; set one of the two, and merge later.")
+        self._check_partial_vocabulary()
         if not 0 < self.keep <= 1:
             raise InputError(f"keep must be above 0 and at most 1, not {self.keep}: 0.7 keeps 70 % of the change.")
+
+    def _check_partial_vocabulary(self) -> None:
+        if not self.training.partial_vocabulary:
+            return
+        if self.fsdp:
+            raise InputError("FSDP shards the whole embeddings; set one of fsdp and training.partial_vocabulary.")
+        if OBJECTIVES[self.objective.name].predicts_tokens:
+            raise InputError(
+                f"The objective {self.objective.name} predicts tokens of the whole vocabulary, so every embedding is "
+                "needed; leave out training.partial_vocabulary."
+            )
 
     @abstractmethod
     def adapt(self, backbone: Backbone, depth: int) -> tuple[Backbone, nn.Module]:
@@ -292,19 +306,22 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
     def train(self, context: TokenContext, corpus: TokenCorpus, run: SeedRun) -> SeedResult:
         """Train the adapter on the objective."""
         key = self._resume_key(corpus, run.seed)
-        start = self.start_values(context.module) if self.keep < 1 else {}
-        history, module = run.fit(corpus.objective, context, self.training, self.choose_by, **run.files(key))
-        note = stage_note(corpus.objective, history, self.choose_by)
-        result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
-        # maps to the vectors of teachers and the like are trained besides, and are no part of the encoder
-        result.n_trained = sum(tensor.numel() for tensor in context.module.parameters() if tensor.requires_grad)
-        module.requires_grad_(False)
-        dev_score = history.best_score
-        if start:
-            _interpolate(context.module, start, self.keep)
-            task = training_task(corpus.objective, context, self.training, self.choose_by)
-            dev_score = broadcast(task.dev_metric)
-            result.notes["keep"] = {"share": self.keep, "dev_trained": history.best_score, "dev_kept": dev_score}
+        with self._vocabulary(context) as partial:
+            start = self.start_values(context.module) if self.keep < 1 else {}
+            history, module = run.fit(corpus.objective, context, self.training, self.choose_by, **run.files(key))
+            note = stage_note(corpus.objective, history, self.choose_by)
+            result = SeedResult(seed=run.seed, notes={"training": note}, model=context)
+            # maps to the vectors of teachers and the like are trained besides, and are no part of the encoder
+            result.n_trained = sum(tensor.numel() for tensor in context.module.parameters() if tensor.requires_grad)
+            module.requires_grad_(False)
+            dev_score = history.best_score
+            if start:
+                _interpolate(context.module, start, self.keep)
+                task = training_task(corpus.objective, context, self.training, self.choose_by)
+                dev_score = broadcast(task.dev_metric)
+                result.notes["keep"] = {"share": self.keep, "dev_trained": history.best_score, "dev_kept": dev_score}
+        if partial:
+            result.notes["partial vocabulary"] = partial.to_json()
         if context.backbone.model is not corpus.backbone.model:
             context.backbone.fingerprint = key  # a trained copy is not the model it was copied from
         with torch.no_grad(), context.forward_context():
@@ -314,6 +331,12 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         if corpus.n_truncated:
             result.notes["texts cut"] = corpus.n_truncated
         return result
+
+    def _vocabulary(self, context: TokenContext) -> AbstractContextManager[PartialVocabulary | None]:
+        """During training, the model may have only the embeddings of the tokens in the data."""
+        if not self.training.partial_vocabulary:
+            return nullcontext()
+        return partial_vocabulary(context.backbone, used_token_ids(context.backbone, context.prompts))
 
     def evaluate(self, result: SeedResult, corpus: TokenCorpus) -> None:
         """Score dev and test files with the encoder itself."""

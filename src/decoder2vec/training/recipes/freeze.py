@@ -210,6 +210,10 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
             self.loss == "none" and self.pretrain not in _TRAINS_HEAD and (has_codes or self.pretrain != "none")
         )
         return [
+            (
+                self.training.partial_vocabulary or self.pretraining.partial_vocabulary,
+                "freeze trains on cached states and no embedding; leave out partial_vocabulary.",
+            ),
             (not self.widths, "widths is empty; give a width for the codes, or 0 for none."),
             (
                 trains_nothing,

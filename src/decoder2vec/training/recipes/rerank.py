@@ -101,6 +101,8 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
             raise unknown_name("weights", self.weights, _TRAINED)
         if self.choose_by not in METRICS:
             raise unknown_name("metric", self.choose_by, METRICS)
+        if self.training.partial_vocabulary:
+            raise InputError("rerank trains with the whole vocabulary; leave out training.partial_vocabulary.")
         PairTemplate.of(self.template)
         self._adapter_recipe()  # which checks its settings
 
