@@ -59,6 +59,8 @@ class TaskScore:
     flags: tuple[str, ...] = ()
     """Warnings about this score."""
     items: ItemResults | None = None
+    constant: float = math.nan
+    """The score of a constant prediction; NaN if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,19 @@ def find_results(paths: Sequence[Path]) -> ReportInputs:
     inputs.evaluations = _with_unique_names(_join_evaluations(inputs.evaluations))
     inputs.sweeps, inputs.dimensions = _with_unique_names(inputs.sweeps), _with_unique_names(inputs.dimensions)
     return inputs
+
+
+def before_and_after(inputs: ReportInputs, paths: Sequence[Path]) -> list[Evaluation]:
+    """The evaluations in the order of `paths` if there are two paths or more with exactly one each, else none."""
+    chosen = []
+    for path in paths:
+        parent = real_path(path)
+        files = [(one, real_path(one.path)) for one in inputs.evaluations]
+        inside = [one for one, file in files if file == parent or parent in file.parents]
+        if len(inside) != 1:
+            return []
+        chosen += inside
+    return chosen if len(chosen) > 1 and len(chosen) == len({one.name for one in chosen}) else []
 
 
 def _json_files(folder: Path, depth: int) -> Iterator[Path]:
@@ -317,8 +332,20 @@ def _task_score(name: str, task: Any, items: Any) -> TaskScore:
         low,
         high,
         tuple(map(str, task.get("flags") or ())),
-        _item_results(items),
+        (results := _item_results(items)),
+        _constant_score(task, results),
     )
+
+
+def _constant_score(task: Any, items: ItemResults | None) -> float:
+    """The recorded score of a constant prediction; in files of older versions what follows from the metric."""
+    if "constant_score" in task:
+        return _float_or_nan(task["constant_score"])
+    if task["kind"] in ("sts", "clustering"):
+        return 0.0
+    if task["kind"] == "pair_classification" and items is not None and items.gold is not None and items.usable:
+        return 100 * float((items.gold > 0).mean())
+    return math.nan
 
 
 def _item_results(items: Any) -> ItemResults | None:
