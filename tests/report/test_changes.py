@@ -52,9 +52,7 @@ def test_intervals_equal_scipys_paired_bootstrap(load):
     tasks = {"stsb-test": "sts"}
     evaluations = [make_evaluation("before", 1.0, 1, tasks), make_evaluation("after", 0.6, 2, tasks)]
     (change,) = measure_changes([load(*each) for each in evaluations])
-    (old, gold), (new, _) = (
-        (items["stsb-test"]["predicted"], items["stsb-test"]["gold"]) for _, items in evaluations
-    )
+    (old, gold), (new, _) = ((items["stsb-test"]["predicted"], items["stsb-test"]["gold"]) for _, items in evaluations)
 
     def spearman(a, b):
         return 100 * stats.spearmanr(a, b).statistic
@@ -69,7 +67,9 @@ def test_intervals_equal_scipys_paired_bootstrap(load):
     gain = bootstrap(lambda a, b, g: spearman(b, g) - spearman(a, g))
     ratio = bootstrap(lambda a, b, g: spearman(b, g) / spearman(a, g) - 1)
     (task,) = change.tasks
-    assert [task.interval.low, task.interval.high] == pytest.approx([gain.low, gain.high], abs=0.1 * (gain.high - gain.low))
+    assert [task.interval.low, task.interval.high] == pytest.approx(
+        [gain.low, gain.high], abs=0.1 * (gain.high - gain.low)
+    )
     assert change.item_interval == pytest.approx([ratio.low, ratio.high], abs=0.1 * (ratio.high - ratio.low))
 
 
@@ -90,7 +90,7 @@ def test_tasks_that_were_trained_on_or_score_nearly_nothing_are_no_part_of_the_m
 def test_everything_trained_on_leaves_no_mean(before_after):
     (change,) = measure_changes(before_after, list(KINDS))
     assert change.mean_ratio is None and "no task is left" in describe_change(change)
-    with pytest.raises(UnknownNameError, match="Unknown task 'stbs-test'. Did you mean stsb-test"):
+    with pytest.raises(UnknownNameError, match=r"Unknown task 'stbs-test'\. Did you mean stsb-test"):
         measure_changes(before_after, ["stbs-test"])
 
 

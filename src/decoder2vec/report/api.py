@@ -97,8 +97,10 @@ def report(
         "sweep": len(inputs.sweeps),
         "intrinsic dimension": len(inputs.dimensions),
         "training run": len(runs),
+        "trajectory": len(inputs.trajectories),
     }
-    notify(", ".join(plural(count, noun) for noun, count in counts.items() if count))
+    plurals = {"trajectory": "trajectories"}
+    notify(", ".join(plural(count, noun, plurals.get(noun, "")) for noun, count in counts.items() if count))
     evaluations = before_and_after(inputs, sources)
     if trained_on and not evaluations:
         raise InputError("trained_on needs two paths or more with one evaluation each, the one before training first.")

@@ -58,6 +58,13 @@ from decoder2vec.report.run_page import PAGE, training_section
 from decoder2vec.report.runs import TrainingRun
 from decoder2vec.report.sweep_figures import describe_sweep_row, draw_depths, draw_heat_map, draw_layers
 from decoder2vec.report.training_figures import draw_overview, draw_run
+from decoder2vec.report.trajectory import (
+    TrajectoryResult,
+    describe_trajectory,
+    draw_trajectory,
+    trajectory_section,
+    trajectory_table,
+)
 from decoder2vec.storage import write_json
 
 MARKDOWN = "report.md"
@@ -98,6 +105,7 @@ class Comparison:
     formats: Sequence[Change] = ()
     """From an encoder without an instruction to the same with it."""
     change_figure: Figure | None = None
+    trajectories: list[tuple[TrajectoryResult, list[Figure]]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -105,6 +113,8 @@ class Comparison:
         if self.rows:
             n_encoders = len(self.rows)
             return f"Comparison of {n_encoders} encoders" if n_encoders > 1 else f"Evaluation of {self.rows[0].name}"
+        if self.trajectories:
+            return f"Trajectory of {self.trajectories[0][0].model}"
         return f"Sweep of {self.inputs.sweeps[0].model}" if len(self.inputs.sweeps) == 1 else "Analysis of layers"
 
     @property
@@ -175,8 +185,13 @@ def build_comparison(inputs: ReportInputs, out: Path) -> Comparison:
     full_names = {new.name: old.name for new, old in zip(named, evaluations, strict=True) if new.name != old.name}
     rows = rank_encoders(named)
     comparison = Comparison(inputs, rows, Differences([row.evaluation for row in rows]), full_names)
+    results = [TrajectoryResult.load(file) for file in inputs.trajectories]
     with progress.phase(_DRAWING):
         _draw(comparison, out)
+        stems = file_stems([f"trajectory {result.model}" for result in results])
+        comparison.trajectories = [
+            (result, draw_trajectory(result, out, stem)) for result, stem in zip(results, stems, strict=True)
+        ]
     return comparison
 
 
@@ -256,6 +271,7 @@ def comparison_page(comparison: Comparison, training: Html | None = None, comman
     """
     sections = [
         Section("standings", "Leaderboard", _leaderboard_section(comparison)),
+        Section("trajectory", "Trajectory", _trajectory_part(comparison)),
         Section("changes", "What changed elsewhere?", _changes_part(comparison)),
         Section("formats", "With and without an instruction", format_section(comparison.formats)),
         Section("differences", "Is A really better than B?", _differences_section(comparison)),
@@ -311,6 +327,13 @@ def _differences_section(comparison: Comparison) -> Html:
         *(folded(data.title, table(data, with_title=False), is_open=n == 0) for n, data in enumerate(tables)),
         paragraph(_METHOD, muted=True),
     )
+
+
+def _trajectory_part(comparison: Comparison) -> Html:
+    parts = [(result, trajectory_section(result, figures)) for result, figures in comparison.trajectories]
+    if len(parts) == 1:
+        return parts[0][1]
+    return join(*(subsection(result.model, section) for result, section in parts))
 
 
 def _changes_part(comparison: Comparison) -> Html:
@@ -387,6 +410,9 @@ def comparison_markdown(comparison: Comparison) -> str:
         legend = _escape(_LEGEND) if len(rows) > 1 else ""
         warnings = [_list(score_warnings(rows)), _list(data_warnings(rows))]
         parts += [_markdown_table(leaderboard(rows, differences)), legend, *warnings]
+    for result, figures in comparison.trajectories:
+        parts += [f"## Trajectory of {_escape(result.model)}", _list(describe_trajectory(result))]
+        parts += [*map(_markdown_figure, figures), _markdown_table(trajectory_table(result))]
     if comparison.change_figure is not None:
         parts += ["## What changed elsewhere?", _list([describe_change(change) for change in comparison.changes])]
         parts += [_markdown_figure(comparison.change_figure)]

@@ -1,4 +1,4 @@
-"""Find and read the JSON results that a report compares: evaluations, sweeps and intrinsic dimensions.
+"""Find and read the JSON results that a report shows: evaluations, sweeps, intrinsic dimensions and trajectories.
 
 Files are recognised by their content, not by their names. Files of older versions stay readable.
 """
@@ -26,6 +26,8 @@ COSTS = {"parameters": False, "tokens_per_second": True, "peak_megabytes": False
 """The kinds of cost of an encoder, and whether a larger value is better."""
 _ITEMS = ".items.json"
 """Ending of the file with per-item results next to an evaluation."""
+TRAJECTORY_FILE = "trajectory.json"
+"""The result of a trajectory; the evaluations in its folder belong to it."""
 _SEARCH_DEPTH = 2
 
 
@@ -138,13 +140,15 @@ class ReportInputs:
     dimensions: list[DimensionCurve] = field(default_factory=list)
     training_results: list[Path] = field(default_factory=list)
     """Result files of training runs; `runs.py` reads them."""
+    trajectories: list[Path] = field(default_factory=list)
+    """Results of trajectories; `trajectory.py` reads them."""
     skipped: list[str] = field(default_factory=list)
     """One sentence for each path that adds nothing."""
 
     @property
     def has_comparison(self) -> bool:
         """Whether there is more to report on than training runs."""
-        return bool(self.evaluations or self.sweeps or self.dimensions)
+        return bool(self.evaluations or self.sweeps or self.dimensions or self.trajectories)
 
 
 def find_results(paths: Sequence[Path]) -> ReportInputs:
@@ -189,6 +193,9 @@ def _json_files(folder: Path, depth: int) -> Iterator[Path]:
             f"{folder} is neither a file nor a folder; "
             "give an encoder made by `d2v train`, or a result written by `d2v eval --json`."
         )
+    if (folder / TRAJECTORY_FILE).is_file():
+        yield folder / TRAJECTORY_FILE
+        return
     visible = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     yield from (child for child in visible if child.name.endswith(".json") and child.is_file())
     for child in visible if depth else ():
@@ -226,6 +233,8 @@ def _add_document(inputs: ReportInputs, document: Any, file: Path) -> bool:
         inputs.dimensions += _parse(file, lambda: _dimension_curves(document, file))
     elif isinstance(document, dict) and {"config", "seeds"} <= document.keys():
         inputs.training_results.append(file)
+    elif isinstance(document, dict) and document.get("kind") == "trajectory":
+        inputs.trajectories.append(file)
     else:
         return False
     return True
