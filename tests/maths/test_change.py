@@ -1,4 +1,4 @@
-"""Gain, mean ratio of change and learned-when against the authors' numbers, pandas, scipy and plain loops."""
+"""Gains, mean ratio of change and learned-when against the authors' numbers, pandas, scipy and plain loops."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ def draw_changes(changes: Sequence[Change], file: Path) -> Figure:
         return Figure("Gain by task", "no task has a score before and after.")
     size = (1.6 + 2.6 * len(shown), 1.2 + 0.22 * len(names))
     title = f"Gain by task over {shorten(changes[0].before, 50)}"
-    with panels(file, title, 1, len(shown), size, with_svg=True, sharey=True) as (_, grid):
+    with panels(file, title, 1, len(shown), size, with_svg=True, sharex=True, sharey=True) as (_, grid):
         for axes, change, label in zip(grid[0], shown, unique_labels([one.after for one in shown]), strict=True):
             axes.axvline(0, color=GREY, linewidth=1)
             for task in change.tasks:
