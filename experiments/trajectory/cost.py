@@ -1,10 +1,12 @@
 """What adaptation cost on tasks it was not for, from evaluations that are there: no model is loaded.
 
-`python experiments/trajectory/cost.py --data DATA --out results/trajectory` compares the encoders of results/evaluation
-that were made from SmolLM2-135M with the same model before training, read in two ways: its last token of plain text
-(`untrained`), and the best layer and prompt of a sweep (`training_free`). STS and MRPC are left out of the mean ratio
-of change: the triplets and the scored pairs that were trained on are of that kind, and FREEZE has seen pairs of MRPC.
-DATA is a folder of tasks as for `d2v eval`; the scores of constant predictions are computed from its labels.
+The encoders of results/evaluation that were made from SmolLM2-135M are compared with the same model before training,
+read in two ways: its last token of plain text (`untrained`), and the best layer and prompt of a sweep (`training_free`).
+STS and MRPC are left out of the mean ratio of change: the triplets and the scored pairs that were trained on are of that
+kind, and FREEZE has seen pairs of MRPC. DATA is a folder of tasks as for `d2v eval`; the scores of constant predictions
+are computed from its labels.
+
+Run: python experiments/trajectory/cost.py --data DATA --out results/trajectory/cost.json
 """
 
 from __future__ import annotations
@@ -40,23 +42,24 @@ def load(stem: str, name: str, constants: dict[str, float]) -> Evaluation:
 
 
 def main() -> None:
-    """Write cost.json and a figure for each reading before training."""
+    """Write the changes by reading before training, and a figure of those from the best of the sweep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--out", type=Path, default=Path("results/trajectory"))
+    parser.add_argument("--out", type=Path, default=Path("results/trajectory/cost.json"))
+    parser.add_argument("--figure", type=Path, help="A PNG; an SVG is written beside it.")
     arguments = parser.parse_args()
     constants = {task.name: task.constant_score() for task in find_tasks(arguments.data)}
     document = {}
     for before in BEFORE:
         evaluations = [load(before, before, constants), *(load(*names, constants) for names in AFTER.items())]
         changes = measure_changes(evaluations, TRAINED_ON)
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        draw_changes(changes, arguments.out / f"cost-{before}.png")
+        if arguments.figure and before == BEFORE[-1]:
+            draw_changes(changes, arguments.figure)
         document[before] = [change.to_json() for change in changes]
         for change in changes:
             sys.stdout.write(f"{before} -> {describe_change(change)}\n")
-    command = "python experiments/trajectory/cost.py --data DATA --out results/trajectory"
-    write_json(arguments.out / "cost.json", {"command": command, "before": document}, allow_nan=False)
+    command = "python experiments/trajectory/cost.py --data DATA --out results/trajectory/cost.json"
+    write_json(arguments.out, {"command": command, "before": document}, allow_nan=False)
 
 
 if __name__ == "__main__":
