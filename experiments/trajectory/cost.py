@@ -1,10 +1,10 @@
 """What adaptation cost on tasks it was not for, from evaluations that are there: no model is loaded.
 
 The encoders of results/evaluation that were made from SmolLM2-135M are compared with the same model before training,
-read in two ways: its last token of plain text (`untrained`), and the best layer and prompt of a sweep (`training_free`).
-STS and MRPC are left out of the mean ratio of change: the triplets and the scored pairs that were trained on are of that
-kind, and FREEZE has seen pairs of MRPC. DATA is a folder of tasks as for `d2v eval`; the scores of constant predictions
-are computed from its labels.
+read in two ways: its last token of plain text, and the best layer and prompt of a sweep. STS and MRPC are left out of
+the mean ratio of change: the triplets and the scored pairs that were trained on are of that kind, and FREEZE has seen
+pairs of MRPC. DATA is a folder of tasks as for `d2v eval`; the scores of constant predictions are computed from its
+labels.
 
 Run: python experiments/trajectory/cost.py --data DATA --out results/trajectory/cost.json
 """

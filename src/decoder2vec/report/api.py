@@ -14,6 +14,8 @@ from decoder2vec.errors import InputError
 if TYPE_CHECKING:
     from decoder2vec.matching.match import Matching
     from decoder2vec.relations.matcher import RelationResult
+    from decoder2vec.report.result_files import ReportInputs
+    from decoder2vec.report.runs import TrainingRun
     from decoder2vec.search.migration import Migration
 
 
@@ -40,12 +42,12 @@ def report(
         paths: Encoders made by `d2v train`, JSON files of `d2v eval`, `d2v sweep` or `d2v analyze id`, or folders of
             them, which are searched two levels deep. With `data` encoders by name, the one before training first.
         out: Folder for the page and its figures; by default `report` in the folder of the first path.
-        data: Folder of tasks: every encoder in `paths` is scored on them first. A second call continues.
+        data: Folder of tasks to score every encoder in `paths` on first; a second call continues.
         tasks: Tasks of that folder, "all" by default.
         trained_on: Tasks and kinds of tasks that the training was for: the mean ratio of change leaves them out.
         instruction: With `data`, also score every encoder with this text before each text but documents.
         limit: With `data`, use at most this many pairs, texts or queries of each task.
-        device: With `data`, cuda, mps or cpu.
+        device: With `data`, cuda, mps or cpu; by default the best there is.
         paper_examples: Also show the example pairs of the FREEZE paper, which runs of that recipe have scored.
         notify: Called with sentences on what was found and what was left out.
 
@@ -84,29 +86,34 @@ def report(
     elif given := [name for name, value in options.items() if name != "out" and value is not None]:
         raise InputError(f"{', '.join(given)}: only with data, the folder of tasks to score the encoders on.")
     inputs = find_results(sources)
-    runs = runs_of_results(inputs.training_results, sources) if inputs.has_comparison else find_runs(*sources)
-    if not paper_examples:
-        runs = [replace(run, examples=()) for run in runs]
-    if not inputs.has_comparison:
-        notify(f"{plural(len(runs), 'run')}: {', '.join(run.name for run in runs)}")
-        return write_run_page(runs, folder, command=command)
-    for reason in inputs.skipped:
-        notify(f"left out: {reason}")
-    counts = {
-        "encoder": len(inputs.evaluations),
-        "sweep": len(inputs.sweeps),
-        "intrinsic dimension": len(inputs.dimensions),
-        "training run": len(runs),
-        "trajectory": len(inputs.trajectories),
-    }
-    plurals = {"trajectory": "trajectories"}
-    notify(", ".join(plural(count, noun, plurals.get(noun, "")) for noun, count in counts.items() if count))
     evaluations = before_and_after(inputs, sources)
     if trained_on and not evaluations:
         raise InputError("trained_on needs two paths or more with one evaluation each, the one before training first.")
+    runs = runs_of_results(inputs.training_results, sources) if inputs.has_comparison else find_runs(*sources)
+    runs = runs if paper_examples else [replace(run, examples=()) for run in runs]
+    if not inputs.has_comparison:
+        notify(f"{plural(len(runs), 'run')}: {', '.join(run.name for run in runs)}")
+        return write_run_page(runs, folder, command=command)
+    for sentence in _describe_inputs(inputs, runs):
+        notify(sentence)
     changes = measure_changes(evaluations, trained_on) if evaluations else []
     formats = [measure_changes(pair)[0] for pair in scored.formats()] if scored else []
     return write_comparison(inputs, runs, folder, changes=changes, formats=formats, command=command)
+
+
+def _describe_inputs(inputs: ReportInputs, runs: Sequence[TrainingRun]) -> list[str]:
+    """What was left out, and how many results were found of each kind."""
+    from decoder2vec.report.figures import plural
+
+    counts = {
+        ("encoder", ""): len(inputs.evaluations),
+        ("sweep", ""): len(inputs.sweeps),
+        ("intrinsic dimension", ""): len(inputs.dimensions),
+        ("training run", ""): len(runs),
+        ("trajectory", "trajectories"): len(inputs.trajectories),
+    }
+    found = ", ".join(plural(count, *nouns) for nouns, count in counts.items() if count)
+    return [*(f"left out: {reason}" for reason in inputs.skipped), found]
 
 
 def _default_folder(source: Path) -> Path:
