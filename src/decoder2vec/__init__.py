@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from decoder2vec.relations.metrics import RelationScores
     from decoder2vec.report.api import match_report, migration_report, relation_report, report
     from decoder2vec.report.sweep import sweep
+    from decoder2vec.report.trajectory import TrajectoryResult
     from decoder2vec.reranker import Reranker, RerankerSpec
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.documents import Document
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from decoder2vec.training.recipes.lora import LoraRecipe
     from decoder2vec.training.recipes.rerank import RerankRecipe
     from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
+    from decoder2vec.training.trajectory import Trajectory
 
 _MODULES = {
     "activations.chunks": ("SentenceVectors",),
@@ -123,6 +125,7 @@ _MODULES = {
     "relations.metrics": ("RelationScores",),
     "report.api": ("match_report", "migration_report", "relation_report", "report"),
     "report.sweep": ("sweep",),
+    "report.trajectory": ("TrajectoryResult",),
     "reranker": ("Reranker", "RerankerSpec"),
     "search.chunks": ("Chunking",),
     "search.documents": ("Document",),
@@ -146,6 +149,7 @@ _MODULES = {
     "training.recipes.lora": ("LoraRecipe",),
     "training.recipes.rerank": ("RerankRecipe",),
     "training.recipes.soft_prompt": ("SoftPromptRecipe",),
+    "training.trajectory": ("Trajectory",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
 
@@ -206,6 +210,8 @@ __all__ = [
     "Template",
     "TrainingData",
     "TrainingResult",
+    "Trajectory",
+    "TrajectoryResult",
     "Triplets",
     "UnknownNameError",
     "UnsupportedError",

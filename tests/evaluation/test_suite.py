@@ -105,7 +105,9 @@ def test_encoder_is_described_scored_and_written(tasks, backbone, tmp_path):
     assert cost["tokens_per_second"] == pytest.approx(cost["tokens"] / cost["seconds"], rel=0.1)
     assert cost["parameters"] == weights and cost["peak_megabytes"] > 50
     for name, result in document["tasks"].items():
-        assert {"kind", "metric", "score", "interval", "scores", "texts", "seconds"} <= set(result), name
+        assert {"kind", "metric", "score", "interval", "constant_score", "scores", "texts", "seconds"} <= set(result), (
+            name
+        )
         assert result["score"] == result["scores"][result["metric"]]
     assert json.loads((tmp_path / "out.json").read_text(encoding="utf-8")) == document
     items = json.loads((tmp_path / "out.items.json").read_text(encoding="utf-8"))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import sparse, stats
 from sklearn.cluster import MiniBatchKMeans
+from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, ndcg_score, v_measure_score
 
+from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.tasks import classification, clustering
 from decoder2vec.evaluation.tasks.classification import Classification
 from decoder2vec.evaluation.tasks.clustering import Clustering
@@ -17,7 +21,7 @@ from decoder2vec.evaluation.tasks.pair_classification import PairClassification
 from decoder2vec.evaluation.tasks.reranking import Reranking
 from decoder2vec.evaluation.tasks.retrieval import Retrieval
 from decoder2vec.evaluation.tasks.task import TaskVectors
-from toys.tasks import LABELLED, ConstantEncoder, RandomEncoder, TopicEncoder, write_toy_tasks
+from toys.tasks import LABELLED, ConstantEncoder, RandomEncoder, TopicEncoder, write_table, write_toy_tasks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -256,6 +260,27 @@ def test_ties_in_reranking_do_not_favour_positives():
     assert score(task, ConstantEncoder()).score == pytest.approx(
         100 * sum(1 / rank for rank in range(1, 11)) / 10, abs=4
     )
+
+
+@pytest.mark.parametrize("name", ["few", "groups", "mine", "mini", "mini-reranking", "same"])
+def test_constant_score_is_that_of_equal_vectors(tasks, name):
+    assert tasks[name].constant_score() == pytest.approx(score(tasks[name], ConstantEncoder()).score, abs=1e-3)
+
+
+def test_constant_score_of_classification_is_that_of_the_most_frequent_label(tasks):
+    labels = ["a", "b", "b", "b", "c"]
+    task = replace(tasks["topics"], test=[f"text {n}" for n in range(5)], test_labels=labels)
+    dummy = DummyClassifier(strategy="most_frequent").fit(np.zeros((5, 1)), labels)
+    assert task.constant_score() == pytest.approx(100 * dummy.score(np.zeros((5, 1)), labels)) == 60
+
+
+@pytest.mark.parametrize("file", ["train", "test"])
+def test_hidden_labels_of_classification_are_refused(tmp_path, file):
+    for split in ("train", "test"):
+        labels = ("-1", "-1") if split == file else ("a", "b")
+        write_table(tmp_path / f"{split}.tsv", ("label", "text"), [(label, "x") for label in labels])
+    with pytest.raises(DataFileError, match=rf"{file}\.tsv: every label is '-1', so the labels .* are hidden"):
+        Classification.read(tmp_path / "train.tsv", tmp_path / "test.tsv", "x")
 
 
 @pytest.mark.parametrize("name", ["few", "groups", "mine", "mini", "same", "topics"])

@@ -202,14 +202,24 @@ def download_if_it_has(name: str, file: str) -> Path | None:
     return _download_from_hub(name, None)
 
 
-def _download_from_hub(name: str, revision: str | None) -> Path:
+def download_checkpoint(name: str, revision: str, folder: Path) -> Path:
+    """Download a revision of a model on the hub into a folder of its own, not into the hub's cache; returns the folder.
+
+    What a killed process has downloaded there is not downloaded again.
+    """
+    return _download_from_hub(name, revision, folder)
+
+
+def _download_from_hub(name: str, revision: str | None, folder: Path | None = None) -> Path:
     error = unknown_name("model", name, [*BUILTIN_MODELS, DEFAULT_ENCODER, *TINY])
     if not _HUB_ID.fullmatch(name):
         raise BackboneError(f"{error} It is not a folder or .gguf file either.")
     from huggingface_hub import snapshot_download
 
     try:
-        return _check_model_folder(Path(snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES))))
+        target = {} if folder is None else {"local_dir": str(folder)}
+        downloaded = snapshot_download(name, revision=revision, allow_patterns=list(_HUB_FILES), **target)
+        return _check_model_folder(Path(downloaded))
     except BackboneError:
         raise
     except Exception as cause:  # the hub client raises a dozen classes; all mean the same here

@@ -101,14 +101,15 @@ def _print_tasks(document: dict[str, Any]) -> None:
     rows = []
     for name, result in document["tasks"].items():
         low, high = result["interval"]
-        score = (result["metric"], f"{result['score']:.2f}", f"{low:.1f}-{high:.1f}")
+        constant = f"{result['constant_score']:.1f}" if "constant_score" in result else "-"
+        score = (result["metric"], f"{result['score']:.2f}", f"{low:.1f}-{high:.1f}", constant)
         rows.append((name, result["kind"].replace("_", " "), *score, f"{result['seconds']:.1f}"))
     for kind, mean in document["summary"].items():
         label = "mean of four kinds" if kind == "average" else f"mean {kind.replace('_', ' ')}"
-        rows.append((label, "", "", f"{mean:.2f}", "", ""))
+        rows.append((label, "", "", f"{mean:.2f}", "", "", ""))
     encoder = document["encoder"]
     title = _title(encoder["name"], encoder.get("spec"))
-    table(("task", "kind", "metric", "score", "95 %", "seconds"), rows, title)
+    table(("task", "kind", "metric", "score", "95 %", "constant", "seconds"), rows, title)
     for name, result in document["tasks"].items():
         for flag in result.get("flags", []):
             info(f"{name}: {flag}")

@@ -15,7 +15,7 @@ from decoder2vec.errors import EncoderError, InputError
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load_pairs
 from decoder2vec.evaluation.suite import Document, Estimate, Suite, encoder_fingerprint
-from decoder2vec.evaluation.tasks.layout import find_tasks
+from decoder2vec.evaluation.tasks.layout import KINDS, find_tasks
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import check_output_file, versions, write_json
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, PairHashes, count_overlap, read_hashes
@@ -97,6 +97,11 @@ def evaluate(
     if target:
         write_json(target, document)
     return document
+
+
+def instruction_prompts(instruction: str) -> dict[str, str]:
+    """Prompts for `evaluate` that put an instruction before every text but documents, which usually have none."""
+    return {f"{kind}-query" if kind in ("retrieval", "reranking") else kind: instruction for kind in KINDS}
 
 
 def _load(encoder: SupportsEncode | str | Path, device: str | None, choices: Mapping[str, Any]) -> Any:

@@ -193,6 +193,7 @@ class Suite:
                 "metric": scored.metric,
                 "score": scored.score,
                 "interval": list(scored.interval),
+                "constant_score": task.constant_score(),
                 "scores": scored.scores,
                 "texts": sum(map(len, self._texts[task.name].values())),
                 "seconds": round(time.perf_counter() - started, 2),

@@ -7,10 +7,20 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from decoder2vec.maths.bootstrap import SAMPLES
 from decoder2vec.progress import current_progress
 from decoder2vec.report.analysis_figures import draw_dimension_comparison
+from decoder2vec.report.changes import (
+    Change,
+    change_table,
+    changes_section,
+    describe_change,
+    describe_format,
+    draw_changes,
+    format_section,
+)
 from decoder2vec.report.differences import COMPARING, Differences
 from decoder2vec.report.figures import Figure, file_stems, plural, unique_labels
 from decoder2vec.report.html import (
@@ -48,8 +58,17 @@ from decoder2vec.report.run_page import PAGE, training_section
 from decoder2vec.report.runs import TrainingRun
 from decoder2vec.report.sweep_figures import describe_sweep_row, draw_depths, draw_heat_map, draw_layers
 from decoder2vec.report.training_figures import draw_overview, draw_run
+from decoder2vec.report.trajectory import (
+    TrajectoryResult,
+    describe_trajectory,
+    draw_trajectory,
+    trajectory_section,
+    trajectory_table,
+)
+from decoder2vec.storage import write_json
 
 MARKDOWN = "report.md"
+CHANGES = "changes.json"
 _DRAWING = "drawing"
 """A phase of progress."""
 _MAX_NAME = 60
@@ -81,6 +100,12 @@ class Comparison:
     cost: list[Figure] = field(default_factory=list)
     layers: list[Figure] = field(default_factory=list)
     dimensions: list[Figure] = field(default_factory=list)
+    changes: Sequence[Change] = ()
+    """From the first encoder to each of the others."""
+    formats: Sequence[Change] = ()
+    """From an encoder without an instruction to the same with it."""
+    change_figure: Figure | None = None
+    trajectories: list[tuple[TrajectoryResult, list[Figure]]] = field(default_factory=list)
 
     @property
     def title(self) -> str:
@@ -88,6 +113,8 @@ class Comparison:
         if self.rows:
             n_encoders = len(self.rows)
             return f"Comparison of {n_encoders} encoders" if n_encoders > 1 else f"Evaluation of {self.rows[0].name}"
+        if self.trajectories:
+            return f"Trajectory of {self.trajectories[0][0].model}"
         return f"Sweep of {self.inputs.sweeps[0].model}" if len(self.inputs.sweeps) == 1 else "Analysis of layers"
 
     @property
@@ -101,6 +128,8 @@ def write_comparison(
     runs: Sequence[TrainingRun],
     out: Path,
     *,
+    changes: Sequence[Change] = (),
+    formats: Sequence[Change] = (),
     command: str = "",
 ) -> Path:
     """Compare and draw all inputs, write the page and the same as Markdown, and return the path of the page.
@@ -108,7 +137,9 @@ def write_comparison(
     Args:
         inputs: Evaluations, sweeps and intrinsic dimensions.
         runs: Training runs, for a section of the page.
-        out: Folder for the page, its Markdown and the figures.
+        out: Folder for the page, its Markdown, the figures, and `changes.json` if there are changes.
+        changes: What changed from the first encoder to each of the others, for a section of the page.
+        formats: What an instruction changes, for each encoder that was scored with one.
         command: The command that makes the page, for its footer.
 
     Raises:
@@ -116,11 +147,23 @@ def write_comparison(
     """
     with output_file(out / PAGE) as html_file, output_file(out / MARKDOWN) as markdown_file:
         comparison = build_comparison(inputs, out)
+        if changes:
+            comparison.changes, comparison.formats = changes, formats
+            comparison.change_figure = draw_changes(changes, out / "changes.png")
+            write_json(out / CHANGES, _changes_document(comparison, command), allow_nan=False)
         training = _draw_training(runs, out)
         html_file.write_text(comparison_page(comparison, training, command), encoding="utf-8")
         markdown = comparison_markdown(comparison).encode("utf-8", "replace")
         markdown_file.write_bytes(markdown)
     return out / PAGE
+
+
+def _changes_document(comparison: Comparison, command: str) -> dict[str, Any]:
+    return {
+        "changes": [change.to_json() for change in comparison.changes],
+        "formats": [change.to_json() for change in comparison.formats],
+        "command": command,
+    }
 
 
 def build_comparison(inputs: ReportInputs, out: Path) -> Comparison:
@@ -142,8 +185,13 @@ def build_comparison(inputs: ReportInputs, out: Path) -> Comparison:
     full_names = {new.name: old.name for new, old in zip(named, evaluations, strict=True) if new.name != old.name}
     rows = rank_encoders(named)
     comparison = Comparison(inputs, rows, Differences([row.evaluation for row in rows]), full_names)
+    results = [TrajectoryResult.load(file) for file in inputs.trajectories]
     with progress.phase(_DRAWING):
         _draw(comparison, out)
+        stems = file_stems([f"trajectory {result.model}" for result in results])
+        comparison.trajectories = [
+            (result, draw_trajectory(result, out, stem)) for result, stem in zip(results, stems, strict=True)
+        ]
     return comparison
 
 
@@ -223,6 +271,9 @@ def comparison_page(comparison: Comparison, training: Html | None = None, comman
     """
     sections = [
         Section("standings", "Leaderboard", _leaderboard_section(comparison)),
+        Section("trajectory", "Trajectory", _trajectory_part(comparison)),
+        Section("changes", "What changed elsewhere?", _changes_part(comparison)),
+        Section("formats", "With and without an instruction", format_section(comparison.formats)),
         Section("differences", "Is A really better than B?", _differences_section(comparison)),
         Section("cost", "Quality against cost", _cost_section(comparison)),
         Section("tasks", "Scores by task", _tasks_section(comparison)),
@@ -276,6 +327,19 @@ def _differences_section(comparison: Comparison) -> Html:
         *(folded(data.title, table(data, with_title=False), is_open=n == 0) for n, data in enumerate(tables)),
         paragraph(_METHOD, muted=True),
     )
+
+
+def _trajectory_part(comparison: Comparison) -> Html:
+    parts = [(result, trajectory_section(result, figures)) for result, figures in comparison.trajectories]
+    if len(parts) == 1:
+        return parts[0][1]
+    return join(*(subsection(result.model, section) for result, section in parts))
+
+
+def _changes_part(comparison: Comparison) -> Html:
+    if comparison.change_figure is None:
+        return Html()
+    return changes_section(comparison.changes, comparison.change_figure)
 
 
 def _cost_section(comparison: Comparison) -> Html:
@@ -346,6 +410,16 @@ def comparison_markdown(comparison: Comparison) -> str:
         legend = _escape(_LEGEND) if len(rows) > 1 else ""
         warnings = [_list(score_warnings(rows)), _list(data_warnings(rows))]
         parts += [_markdown_table(leaderboard(rows, differences)), legend, *warnings]
+    for result, figures in comparison.trajectories:
+        parts += [f"## Trajectory of {_escape(result.model)}", _list(describe_trajectory(result))]
+        parts += [*map(_markdown_figure, figures), _markdown_table(trajectory_table(result))]
+    if comparison.change_figure is not None:
+        parts += ["## What changed elsewhere?", _list([describe_change(change) for change in comparison.changes])]
+        parts += [_markdown_figure(comparison.change_figure)]
+        parts += [_markdown_table(change_table(change)) for change in comparison.changes]
+    if comparison.formats:
+        parts += ["## With and without an instruction"]
+        parts += [_list([describe_format(change) for change in comparison.formats])]
     if len(rows) > 1:
         parts += ["## Is A really better than B?", _list(best_against_others(rows, differences))]
         parts += [*map(_markdown_table, difference_tables(rows, differences)), _escape(_METHOD)]

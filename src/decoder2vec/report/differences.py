@@ -70,13 +70,19 @@ class Differences:
         value = float(np.mean([value for value, _ in pairs]))
         return difference(value, np.mean([samples for _, samples in pairs], axis=0))
 
+    def samples(self, a: int, b: int, task: str) -> tuple[Floats, Floats] | None:
+        """[samples] scores of both encoders on the same bootstrap samples of a task; None without common items."""
+        if not self._same_items(a, b, task):
+            return None
+        return self._resampled[task][a].samples, self._resampled[task][b].samples
+
     def tasks(self, a: int, b: int, family: str = OVERALL) -> list[str]:
         """The tasks that the difference between two encoders is computed over."""
         families = self._families if family == OVERALL else {family: self._families[family]}
         return [name for names in families.values() for name in names if self._same_items(a, b, name)]
 
     def _same_items(self, a: int, b: int, task: str) -> bool:
-        scores = self._resampled[task]
+        scores = self._resampled.get(task, {})
         return a in scores and b in scores and scores[a].group == scores[b].group
 
     def _family_difference(self, a: int, b: int, family: str) -> tuple[float, Floats] | None:

@@ -1,4 +1,4 @@
-"""Find and read the JSON results that a report compares: evaluations, sweeps and intrinsic dimensions.
+"""Find and read the JSON results that a report shows: evaluations, sweeps, intrinsic dimensions and trajectories.
 
 Files are recognised by their content, not by their names. Files of older versions stay readable.
 """
@@ -26,6 +26,8 @@ COSTS = {"parameters": False, "tokens_per_second": True, "peak_megabytes": False
 """The kinds of cost of an encoder, and whether a larger value is better."""
 _ITEMS = ".items.json"
 """Ending of the file with per-item results next to an evaluation."""
+TRAJECTORY_FILE = "trajectory.json"
+"""The result of a trajectory; the evaluations in its folder belong to it."""
 _SEARCH_DEPTH = 2
 
 
@@ -59,6 +61,8 @@ class TaskScore:
     flags: tuple[str, ...] = ()
     """Warnings about this score."""
     items: ItemResults | None = None
+    constant: float = math.nan
+    """The score of a constant prediction; NaN if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -136,13 +140,15 @@ class ReportInputs:
     dimensions: list[DimensionCurve] = field(default_factory=list)
     training_results: list[Path] = field(default_factory=list)
     """Result files of training runs; `runs.py` reads them."""
+    trajectories: list[Path] = field(default_factory=list)
+    """Results of trajectories; `trajectory.py` reads them."""
     skipped: list[str] = field(default_factory=list)
     """One sentence for each path that adds nothing."""
 
     @property
     def has_comparison(self) -> bool:
         """Whether there is more to report on than training runs."""
-        return bool(self.evaluations or self.sweeps or self.dimensions)
+        return bool(self.evaluations or self.sweeps or self.dimensions or self.trajectories)
 
 
 def find_results(paths: Sequence[Path]) -> ReportInputs:
@@ -168,12 +174,28 @@ def find_results(paths: Sequence[Path]) -> ReportInputs:
     return inputs
 
 
+def before_and_after(inputs: ReportInputs, paths: Sequence[Path]) -> list[Evaluation]:
+    """The evaluations in the order of `paths` if there are two paths or more with exactly one each, else none."""
+    chosen = []
+    for path in paths:
+        parent = real_path(path)
+        files = [(one, real_path(one.path)) for one in inputs.evaluations]
+        inside = [one for one, file in files if file == parent or parent in file.parents]
+        if len(inside) != 1:
+            return []
+        chosen += inside
+    return chosen if len(chosen) > 1 and len(chosen) == len({one.name for one in chosen}) else []
+
+
 def _json_files(folder: Path, depth: int) -> Iterator[Path]:
     if not folder.is_dir():
         raise DataFileError(
             f"{folder} is neither a file nor a folder; "
             "give an encoder made by `d2v train`, or a result written by `d2v eval --json`."
         )
+    if (folder / TRAJECTORY_FILE).is_file():
+        yield folder / TRAJECTORY_FILE
+        return
     visible = sorted(child for child in folder.iterdir() if not child.name.startswith("."))
     yield from (child for child in visible if child.name.endswith(".json") and child.is_file())
     for child in visible if depth else ():
@@ -211,6 +233,8 @@ def _add_document(inputs: ReportInputs, document: Any, file: Path) -> bool:
         inputs.dimensions += _parse(file, lambda: _dimension_curves(document, file))
     elif isinstance(document, dict) and {"config", "seeds"} <= document.keys():
         inputs.training_results.append(file)
+    elif isinstance(document, dict) and document.get("kind") == "trajectory":
+        inputs.trajectories.append(file)
     else:
         return False
     return True
@@ -317,8 +341,20 @@ def _task_score(name: str, task: Any, items: Any) -> TaskScore:
         low,
         high,
         tuple(map(str, task.get("flags") or ())),
-        _item_results(items),
+        (results := _item_results(items)),
+        _constant_score(task, results),
     )
+
+
+def _constant_score(task: Any, items: ItemResults | None) -> float:
+    """The recorded score of a constant prediction; in files of older versions what follows from the metric."""
+    if "constant_score" in task:
+        return _float_or_nan(task["constant_score"])
+    if task["kind"] in ("sts", "clustering"):
+        return 0.0
+    if task["kind"] == "pair_classification" and items is not None and items.gold is not None and items.usable:
+        return 100 * float((items.gold > 0).mean())
+    return math.nan
 
 
 def _item_results(items: Any) -> ItemResults | None:

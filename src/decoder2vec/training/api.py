@@ -534,7 +534,7 @@ def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequ
     parts = [
         stage.recipe.name,
         to_table(stage.recipe),
-        _data_key(data),
+        data_key(data),
         backbone.effective_fingerprint,
         str(backbone.dtype),
     ]
@@ -545,7 +545,7 @@ def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequ
     return fingerprint(*parts, list(seeds))
 
 
-def _data_key(data: TrainingData) -> list[Any]:
+def data_key(data: TrainingData) -> list[Any]:
     """Everything that is learned from, selected on or evaluated."""
     pairs = [[vars(file) for file in files if file] for files in ([data.train], data.dev, data.test)]
     parts: list[Any] = [data.texts, pairs, data.triplets, data.nli, list(data.scale)]

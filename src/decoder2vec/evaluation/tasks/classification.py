@@ -21,6 +21,7 @@ from decoder2vec.evaluation.tasks.task import (
     Task,
     TaskResult,
     TaskVectors,
+    check_not_hidden,
     evenly_spaced,
     evenly_spaced_by_label,
     limit_flags,
@@ -54,6 +55,7 @@ class Classification(Task):
         train_rows = [values for _, values in read_text_rows(train, ("text", "label"))]
         test_rows = [values for _, values in read_text_rows(test, ("text", "label"))]
         for file, rows in ((train, train_rows), (test, test_rows)):
+            check_not_hidden((label for _, label in rows), file)
             if len({label for _, label in rows}) < 2:
                 raise DataFileError(f"{file}: every text has the label {rows[0][1]!r}; two labels or more are needed.")
         per_label = _PER_LABEL.get(name, _DEFAULT_PER_LABEL)
@@ -97,6 +99,10 @@ class Classification(Task):
     def texts(self) -> dict[Role, list[str]]:
         """The test texts and the training texts that are used in an experiment."""
         return {"plain": unique(self.test, [self.train[row] for rows in self.training_samples() for row in rows])}
+
+    def constant_score(self) -> float:
+        """The share of the most frequent test label: the accuracy of always predicting it."""
+        return to_points(max(Counter(self.test_labels).values()) / len(self.test_labels))
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """Accuracy (main score) and macro F1, the means over the experiments."""

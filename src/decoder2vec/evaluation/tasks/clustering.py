@@ -21,6 +21,7 @@ from decoder2vec.evaluation.tasks.task import (
     Task,
     TaskResult,
     TaskVectors,
+    check_not_hidden,
     evenly_spaced_by_label,
     limit_flags,
     read_text_rows,
@@ -49,6 +50,7 @@ class Clustering(Task):
         _, first_row = next(read_rows(file), (0, {"text": "", "label": ""}))
         column = next((column for column in _TEXT_COLUMNS if column in first_row), "text")
         rows = [values for _, values in read_text_rows(file, (column, "label"))]
+        check_not_hidden((label for _, label in rows), file)
         n_labels = len({label for _, label in rows})
         if n_labels < 2:
             raise DataFileError(
@@ -80,6 +82,10 @@ class Clustering(Task):
             rng.shuffle(rows)
             subsets.append(rows)
         return subsets
+
+    def constant_score(self) -> float:
+        """0: the V-measure of one cluster."""
+        return 0.0
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """V-measure, the mean over the subsets."""

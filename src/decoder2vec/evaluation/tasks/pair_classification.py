@@ -13,6 +13,7 @@ from decoder2vec.evaluation.tasks.task import (
     PairTask,
     TaskResult,
     TaskVectors,
+    check_not_hidden,
     evenly_spaced,
     limit_flags,
     read_text_rows,
@@ -32,6 +33,7 @@ class PairClassification(PairTask):
     def read(cls, file: Path, name: str, limit: int | None = None) -> PairClassification:
         """Read a file with the columns sentence1, sentence2 and label."""
         rows = read_text_rows(file, ("sentence1", "sentence2", "label"))
+        check_not_hidden((label for _, (_, _, label) in rows), file)
         for line, (_, _, label) in rows:
             if label not in ("0", "1"):
                 raise DataFileError(f"{file}, line {line}: the label {label!r} is neither 0 nor 1.")
@@ -43,6 +45,10 @@ class PairClassification(PairTask):
         left, right, labels = zip(*(values for _, values in chosen), strict=True)
         flags = limit_flags(limit, len(rows), "pairs")
         return cls(name=name, left=list(left), right=list(right), gold=[int(label) for label in labels], flags=flags)
+
+    def constant_score(self) -> float:
+        """The share of positive pairs: the average precision of equal similarities."""
+        return to_points(float(np.mean(self.gold)))
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """Average precision (main score), and accuracy and F1 at the best threshold."""

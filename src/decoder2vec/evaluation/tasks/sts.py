@@ -10,7 +10,14 @@ import numpy as np
 
 from decoder2vec.errors import DataFileError
 from decoder2vec.evaluation.similarity import pairwise_similarities
-from decoder2vec.evaluation.tasks.task import PairTask, TaskResult, TaskVectors, limit_flags, to_points
+from decoder2vec.evaluation.tasks.task import (
+    PairTask,
+    TaskResult,
+    TaskVectors,
+    check_not_hidden,
+    limit_flags,
+    to_points,
+)
 from decoder2vec.maths.metrics import pearson, spearman, spearman_interval
 from decoder2vec.text.files import read_pairs
 
@@ -26,11 +33,16 @@ class STS(PairTask):
     def read(cls, file: Path, name: str, limit: int | None = None) -> STS:
         """Read a file with the columns sentence1, sentence2 and score."""
         pairs = read_pairs(file)
+        check_not_hidden((f"{score:g}" for score in pairs.scores), file)
         if len(set(pairs.scores)) < 2:
             raise DataFileError(f"{file}: every score is {pairs.scores[0]:g}; a correlation needs different scores.")
         flags = limit_flags(limit, len(pairs), "pairs")
         pairs = pairs.limit(limit)
         return cls(name=name, left=pairs.left, right=pairs.right, gold=pairs.scores, flags=flags)
+
+    def constant_score(self) -> float:
+        """0: a constant has no rank correlation."""
+        return 0.0
 
     def score(self, vectors: TaskVectors) -> TaskResult:
         """Spearman (main score) and Pearson by the encoder's own similarity, and both by the plain cosine."""

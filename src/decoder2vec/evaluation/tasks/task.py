@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,9 @@ Role = Literal["plain", "query", "document"]
 """Texts of pairs, classes and clusters are plain; an encoder may have separate prompts for queries and documents."""
 
 Item = TypeVar("Item")
+
+_HIDDEN_LABELS = frozenset({"-1", "-1.0", "", "?", "nan", "none", "null", "hidden", "unknown"})
+"""What stands for a label that is not published."""
 
 SEED = 42
 """MTEB's seed, so that samples and clusters are those of MTEB."""
@@ -103,6 +106,13 @@ class Task(ABC):
     def score(self, vectors: TaskVectors) -> TaskResult:
         """Score the vectors of the task's texts."""
 
+    def constant_score(self) -> float:
+        """The main score of a constant prediction, which knows nothing of the texts: what a score must beat."""
+        equal: dict[Role, tuple[Sequence[str], Matrix]] = {
+            role: (texts, np.ones((len(texts), 1), np.float32)) for role, texts in self.texts().items()
+        }
+        return self.score(TaskVectors(equal)).score
+
     def digest(self) -> str:
         """Hash of the data and the protocol; a result stays valid as long as it does not change.
 
@@ -176,6 +186,19 @@ def read_text_rows(file: Path, columns: Sequence[str]) -> list[tuple[int, tuple[
     if not rows:
         raise DataFileError(f"{file} has no usable row.")
     return rows
+
+
+def check_not_hidden(labels: Iterable[object], file: Path) -> None:
+    """Raise if every label is a placeholder, as in public copies of test splits whose labels are kept secret.
+
+    A score on them would be the share of one answer: a model that always gives it would have 100 points.
+    """
+    values = {str(label).strip().lower() for label in labels}
+    if values and values <= _HIDDEN_LABELS:
+        raise DataFileError(
+            f"{file}: every label is {min(values)!r}, so the labels of this split are hidden and a score would mean "
+            "nothing; use a split that has labels, such as dev."
+        )
 
 
 def to_points(value: float) -> float:
