@@ -15,6 +15,7 @@ limit_spinning()
 
 if TYPE_CHECKING:
     from decoder2vec.activations.extract import Extractor
+    from decoder2vec.activations.spans import TextSpan
     from decoder2vec.activations.store import Store, text_key
     from decoder2vec.analysis.doctor import doctor
     from decoder2vec.analysis.engines import compare_engines
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from decoder2vec.bulk.ray_encoder import RayEncoder
     from decoder2vec.bulk.verify import Verification, verify_dataset
     from decoder2vec.calibration import CalibrationResult, calibrate
+    from decoder2vec.choosing.probe import ProbeConfig
+    from decoder2vec.choosing.search import Choice
+    from decoder2vec.choosing.tasks import Example, TargetTask, read_task
     from decoder2vec.config import EncoderSpec, Reading
     from decoder2vec.encoder import Encoder
     from decoder2vec.errors import (
@@ -53,6 +57,7 @@ if TYPE_CHECKING:
     from decoder2vec.relations.mentions import Mention, Relation, read_mentions, read_relations
     from decoder2vec.relations.metrics import RelationScores
     from decoder2vec.report.api import match_report, migration_report, relation_report, report
+    from decoder2vec.report.choose import choose
     from decoder2vec.report.sweep import sweep
     from decoder2vec.reranker import Reranker, RerankerSpec
     from decoder2vec.search.chunks import Chunking
@@ -80,6 +85,7 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "activations.extract": ("Extractor",),
+    "activations.spans": ("TextSpan",),
     "activations.store": ("Store", "text_key"),
     "analysis.doctor": ("doctor",),
     "analysis.engines": ("compare_engines",),
@@ -92,6 +98,9 @@ _MODULES = {
     "bulk.ray_encoder": ("RayEncoder",),
     "bulk.verify": ("Verification", "verify_dataset"),
     "calibration": ("CalibrationResult", "calibrate"),
+    "choosing.probe": ("ProbeConfig",),
+    "choosing.search": ("Choice",),
+    "choosing.tasks": ("Example", "TargetTask", "read_task"),
     "config": ("EncoderSpec", "Reading"),
     "encoder": ("Encoder",),
     "errors": (
@@ -118,6 +127,7 @@ _MODULES = {
     "relations.mentions": ("Mention", "Relation", "read_mentions", "read_relations"),
     "relations.metrics": ("RelationScores",),
     "report.api": ("match_report", "migration_report", "relation_report", "report"),
+    "report.choose": ("choose",),
     "report.sweep": ("sweep",),
     "reranker": ("Reranker", "RerankerSpec"),
     "search.chunks": ("Chunking",),
@@ -149,6 +159,7 @@ __all__ = [
     "Backbone",
     "BackboneError",
     "CalibrationResult",
+    "Choice",
     "Chunking",
     "ContrastiveExamples",
     "DataFileError",
@@ -160,6 +171,7 @@ __all__ = [
     "Encoder",
     "EncoderError",
     "EncoderSpec",
+    "Example",
     "Extractor",
     "FreezeRecipe",
     "FullRecipe",
@@ -181,6 +193,7 @@ __all__ = [
     "PairReranker",
     "Plan",
     "PredictedRelation",
+    "ProbeConfig",
     "Progress",
     "RayEncoder",
     "Reading",
@@ -198,7 +211,9 @@ __all__ = [
     "SoftPromptRecipe",
     "StorageError",
     "Store",
+    "TargetTask",
     "Template",
+    "TextSpan",
     "TrainingData",
     "TrainingResult",
     "Triplets",
@@ -209,6 +224,7 @@ __all__ = [
     "__version__",
     "as_mteb_model",
     "calibrate",
+    "choose",
     "compare_engines",
     "create_app",
     "doctor",
@@ -232,6 +248,7 @@ __all__ = [
     "read_mentions",
     "read_pairs",
     "read_relations",
+    "read_task",
     "read_triplets",
     "read_variants",
     "relation_report",

@@ -21,7 +21,7 @@ from decoder2vec.backbone.packing import packed_attention, packed_inputs
 from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.config import Reading
 from decoder2vec.errors import InputError, unknown_name
-from decoder2vec.maths.pooling import POOLINGS, PackedPooler, Pooler
+from decoder2vec.maths.pooling import POOLINGS, PackedPooler, Pooler, SpanPooler
 
 
 class _StopForward(Exception):
@@ -52,10 +52,10 @@ class Capture:
         """Hooks of FSDP must see the end of every pass."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
-        """Return [batch, reading, dim] vectors on the model's device."""
+        """Return [batch, reading, dim] vectors on the model's device; [span, reading, dim] if the batch has spans."""
         batch = self.backbone.adapt(batch)
         pooled: dict[Reading, Tensor] = {}
-        poolers: dict[tuple[str, ...], Pooler | PackedPooler] = {}
+        poolers: dict[tuple[str, ...], Pooler | PackedPooler | SpanPooler] = {}
 
         def pool(layer: int, states: Tensor) -> None:
             for normed, poolings in self._poolings.get(layer, {}).items():
@@ -121,7 +121,11 @@ class Capture:
         return handles
 
 
-def _pooler(batch: TokenBatch, poolings: Sequence[str]) -> Pooler | PackedPooler:
+def _pooler(batch: TokenBatch, poolings: Sequence[str]) -> Pooler | PackedPooler | SpanPooler:
+    if batch.spans is not None:
+        rows, begins, ends = batch.spans.unbind(dim=1)
+        origin = batch.start[rows]  # an adapter may have put tokens in front
+        return SpanPooler(rows, origin + begins, origin + ends, batch.width, poolings)
     if batch.packing:
         return PackedPooler(batch.start, batch.end, batch.packing.boundaries, batch.width, poolings)
     return Pooler(batch.start, batch.end, batch.width, poolings)

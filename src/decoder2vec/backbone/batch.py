@@ -34,6 +34,8 @@ class TokenBatch:
     """Keys and values that precede the first token."""
     packing: Packing | None = None
     """Where the prompts are, if they are packed."""
+    spans: Tensor | None = None
+    """[span, 3] row, begin and end of each pooled span, counted from `start`; None: one span, [start, end)."""
 
     @property
     def width(self) -> int:
@@ -46,7 +48,8 @@ class TokenBatch:
             move_to_device(tensor, device) for tensor in (self.ids, self.mask, self.start, self.end)
         )
         packing = self.packing.to(device) if self.packing else None
-        return replace(self, ids=ids, mask=mask, start=start, end=end, packing=packing)
+        spans = None if self.spans is None else move_to_device(self.spans, device)
+        return replace(self, ids=ids, mask=mask, start=start, end=end, packing=packing, spans=spans)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,31 @@ class PackedPooler:
         return weights / self._reduce("sum", weights)[text_of]
 
 
+class SpanPooler:
+    """Pools any number of spans of each row of a padded batch, like `Pooler`.
+
+    Args:
+        rows: [span] row of each span.
+        start: [span] its first position.
+        end: [span] the position after its last one; spans may overlap, and none is empty.
+        width: Number of positions in a row.
+        poolings: Names from POOLINGS, in the order of the output.
+
+    """
+
+    def __init__(self, rows: Tensor, start: Tensor, end: Tensor, width: int, poolings: Sequence[str]) -> None:
+        lengths = end - start
+        boundaries = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        total = int(boundaries[-1])
+        shift = rows * width + start - boundaries[:-1]
+        self.tokens = torch.arange(total, device=rows.device) + shift.repeat_interleave(lengths)
+        self.packed = PackedPooler(boundaries[:-1], boundaries[1:], boundaries, total, poolings)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[batch, token, dim] states to [span, pooling, dim] float32 vectors."""
+        return self.packed(states.flatten(0, 1)[self.tokens][None])
+
+
 def pool(states: Tensor, start: Tensor, end: Tensor, poolings: Sequence[str]) -> Tensor:
     """[batch, token, dim] states and [batch] span bounds to [batch, pooling, dim] float32 vectors."""
     return Pooler(start, end, states.shape[1], poolings)(states)
