@@ -52,9 +52,7 @@ class Source:
         """
         vectors = self.read(self.readings.index(reading))
         if not np.isfinite(vectors).all():
-            raise EncoderError(
-                f"{self.name}, {reading} has vectors that are not finite; run `d2v doctor` on the model."
-            )
+            raise EncoderError(f"{self.name}, {reading}: vectors are not finite; run `d2v doctor` on the model.")
         return vectors
 
 
