@@ -62,6 +62,9 @@ def test_a_source_is_not_changed_and_not_trained(task):
 def test_layers_and_poolings_can_be_named(task):
     source = read_source("x", load(), task, ["mean", "lasttoken"], [1, -1])
     assert source.readings == tuple(Reading(layer, pooling) for layer in (1, 4) for pooling in ("mean", "lasttoken"))
+    every = read_source("x", load(), task, ["mean", "lasttoken"])
+    for reading in source.readings:
+        assert np.array_equal(source.vectors(reading), every.vectors(reading))
     with pytest.raises(UnknownNameError, match="mean"):
         read_source("x", load(), task, ["meen"])
 

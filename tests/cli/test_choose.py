@@ -34,7 +34,7 @@ def test_training_prints_layers_probes_controls_weights_and_a_verdict(labelled, 
         "base + linear layer",
         "2 copies of the base",
         "shuffled labels",
-        "source weights: attention of",
+        "source weights by epoch, attention of",
         "cosine to base: base 1.00",
         "Best on validation data:",
     ):

@@ -203,6 +203,7 @@ class _Training:
                 {"params": list(self.aggregator.parameters()), "lr": config.aggregator_rate, "weight_decay": _DECAY},
             ],
             eps=_EPS,
+            fused=True,
         )
         n_steps = config.epochs * math.ceil(len(self.targets) / self.batch_size)
         warm_up = max(1, round(_WARM_UP * n_steps))

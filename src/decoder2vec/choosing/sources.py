@@ -136,11 +136,14 @@ def read_source(
             raise unknown_name("pooling", pooling, POOLINGS)
     default = _SPAN_POOLINGS.get(task.kind)
     used = tuple(poolings) or ((default,) if default else tuple(dict.fromkeys(r.pooling for r in spec.readings)))
-    chosen = [backbone.resolve_layer(layer) for layer in layers] or list(range(backbone.n_layers + 1))
-    readings = tuple(Reading(layer, pooling) for layer in sorted(set(chosen)) for pooling in used)
+    chosen = {backbone.resolve_layer(layer) for layer in layers} or set(range(backbone.n_layers + 1))
+    # all layers are read, so that a later call with other layers finds them in the store
+    stored = [Reading(layer, pooling) for layer in range(backbone.n_layers + 1) for pooling in used]
+    columns = [column for column, reading in enumerate(stored) if reading.layer in chosen]
     with current_progress().phase("encoding"):
-        read = _read_spans if default else _read_texts
-        return Source(name, readings, read(encoder, task.units, readings), tokens)
+        read = (_read_spans if default else _read_texts)(encoder, task.units, stored)
+    readings = tuple(stored[column] for column in columns)
+    return Source(name, readings, lambda index: read(columns[index]), tokens)
 
 
 def _read_texts(

@@ -151,17 +151,19 @@ def f1(gold: NDArray[Any], predicted: NDArray[Any], negative: int) -> float:
 def _complete(
     train: Sequence[Example], valid: Sequence[Example] | None, test: Sequence[Example] | None
 ) -> tuple[Sequence[Example], Sequence[Example], Sequence[Example]]:
-    """The three splits; a missing one is every fifth text of the training examples."""
-    number = {text: index for index, text in enumerate(dict.fromkeys(each.units[0].text for each in train))}
+    """The three splits; a missing one is a fifth of the texts of the training examples, drawn at random."""
+    texts = list(dict.fromkeys(each.units[0].text for each in train))
+    order = np.random.default_rng(0).permutation(len(texts))
+    part_of = {texts[index]: position % _HELD_OUT for position, index in enumerate(order)}
 
-    def part(*remainders: int) -> list[Example]:
-        return [each for each in train if number[each.units[0].text] % _HELD_OUT in remainders]
+    def part(*parts: int) -> list[Example]:
+        return [each for each in train if part_of[each.units[0].text] in parts]
 
-    held_out = ({2} if valid is None else set()) | ({4} if test is None else set())
+    held_out = ({0} if valid is None else set()) | ({1} if test is None else set())
     return (
         part(*set(range(_HELD_OUT)) - held_out),
-        part(2) if valid is None else valid,
-        part(4) if test is None else test,
+        part(0) if valid is None else valid,
+        part(1) if test is None else test,
     )
 
 

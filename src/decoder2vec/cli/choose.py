@@ -145,4 +145,5 @@ def _print_weights(probe: Probe) -> None:
     last = len(probe.weights) - 1
     epochs = sorted({0, 1, min(2, last), min(5, last), min(10, last), last})
     rows = [(str(epoch), *(f"{weight:.2f}" for weight in probe.weights[epoch])) for epoch in epochs]
-    table(("epoch", *(source for source, _ in probe.inputs)), rows, f"source weights: {probe.name}")
+    typer.echo(f"source weights by epoch, {probe.name}")
+    table(("epoch", *(source for source, _ in probe.inputs)), rows)
