@@ -61,6 +61,13 @@ def test_quick_mode_as_json(labelled):
     assert document["best_layers"]["tiny-llama"]["logme"] == max(row["logme"] for row in document["layers"])
 
 
+def test_cosines_with_a_model_of_the_task(labelled):
+    options = ("--data", labelled, "--quick", "--json", "--target", "tiny-llama#bidirectional")
+    cosines = json.loads(d2v("choose", *SOURCES, *options, *OPTIONS).stdout)["cosines"]
+    assert cosines.pop("target") == "target"
+    assert cosines["both"] == pytest.approx(1, abs=1e-3) and abs(cosines["base"]) <= 1
+
+
 def test_gap_is_scored_by_gender(tmp_path):
     file = write_gap(tmp_path / "gap.tsv", repeat=6)
     fast = ("--layers", "2", "--seeds", "1", "--epochs", 3)

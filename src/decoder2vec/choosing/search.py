@@ -244,11 +244,11 @@ def search(
     return run.choice
 
 
-def expect_search(n_sources: int, n_layers: int, n_aggregators: int, n_seeds: int, *, quick: bool) -> None:
-    """Announce the work of a search to the progress of the caller."""
+def expect_search(n_sources: int, n_layers: int, n_aggregators: int, n_seeds: int) -> None:
+    """Announce the work of a search to the progress of the caller; without seeds, nothing is trained."""
     progress = current_progress()
     progress.expect("ranking layers", n_sources * n_layers, kind="ranking")
-    if not quick:
+    if n_seeds:
         n_probes = n_sources * (n_layers + 1) + (n_sources - 1) * n_aggregators + 3
         progress.expect("training", _RUN_WORK * n_seeds * n_probes)
 

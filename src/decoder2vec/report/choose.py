@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from decoder2vec.choosing.aggregators import AGGREGATORS
@@ -84,27 +84,30 @@ def choose(
         raise InputError("A TargetTask has its own splits; leave out valid, test and limit.")
     task = data if isinstance(data, TargetTask) else read_task(data, valid, test, limit=limit)
     config = config or ProbeConfig()
-    progress = current_progress()
-    for name in named:
-        progress.expect("loading the model", stage=name)
-        progress.expect("encoding", task.n_texts(), stage=name)
-    n_layers = len(layers) or _LAYERS_EXPECTED
-    expect_search(len(named), n_layers * max(1, len(poolings)), len(aggregators), len(config.seeds), quick=quick)
+    _expect_phases(
+        named, task, 0 if quick else len(config.seeds), len(layers) * max(1, len(poolings)), len(aggregators)
+    )
     read: list[Source] = []
-    for name, source in named.items():
-        with progress.stage(name):
+    for name, source in (*named.items(), *([] if target is None else [("target", target)])):
+        with current_progress().stage(name):
             encoder = load_source(source, device=device, dtype=dtype)
             read.append(read_source(name, encoder, task, poolings, layers, like=read[0] if read else None))
             del encoder  # one model in memory at a time
-    compared = None
-    if target is not None:
-        encoder = load_source(target, device=device, dtype=dtype)
-        compared = read_source("target", encoder, task, poolings, layers, like=read[0])
+    compared = None if target is None else read.pop()
     result = search(read, task, aggregators=aggregators, config=config, target=compared, quick=quick)
     if folder:
         write_choice(result, folder, command)
         notify(f"wrote {folder / _DOCUMENT} and {folder / _FIGURE}")
     return result
+
+
+def _expect_phases(named: Iterable[str], task: TargetTask, n_seeds: int, n_layers: int, n_aggregators: int) -> None:
+    """Announce the work of all sources and of the search; without seeds, nothing is trained."""
+    progress, names = current_progress(), list(named)
+    for name in names:
+        progress.expect("loading the model", stage=name)
+        progress.expect("encoding", task.n_texts(), stage=name)
+    expect_search(len(names), n_layers or _LAYERS_EXPECTED, n_aggregators, n_seeds)
 
 
 def write_choice(result: Choice, folder: Path, command: str = "") -> None:
