@@ -176,6 +176,9 @@ class Choice:
         gain, noise = winner.valid - rival.valid, max(winner.spread, rival.spread)
         if winner is alone:
             lines.append("Combining sources does not pay.")
+        elif len(winner.inputs) == 1:
+            difference = f"{winner.valid - alone.valid:+.1f} points against {alone.name}"
+            lines.append(f"This is one linear layer on one source, {difference}; combining sources does not pay.")
         elif gain > noise:
             lines.append(f"It is {gain:.1f} points above {rival.name}, more than seeds differ ({noise:.1f}).")
         else:
