@@ -35,7 +35,7 @@ LEVELS = [
     {"merging"},
     {"evaluation"},
     {"analysis", "search"},
-    {"matching", "integrations", "relations"},
+    {"matching", "integrations", "relations", "choosing"},
     {"calibration"},
     {"report"},
     {"serving"},

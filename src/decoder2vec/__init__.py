@@ -16,6 +16,7 @@ limit_spinning()
 if TYPE_CHECKING:
     from decoder2vec.activations.chunks import SentenceVectors
     from decoder2vec.activations.extract import Extractor
+    from decoder2vec.activations.spans import TextSpan
     from decoder2vec.activations.store import Store, text_key
     from decoder2vec.analysis.doctor import doctor
     from decoder2vec.analysis.engines import compare_engines
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from decoder2vec.bulk.ray_encoder import RayEncoder
     from decoder2vec.bulk.verify import Verification, verify_dataset
     from decoder2vec.calibration import CalibrationResult, calibrate
+    from decoder2vec.choosing.probe import ProbeConfig
+    from decoder2vec.choosing.search import Choice
+    from decoder2vec.choosing.tasks import Example, TargetTask, read_task
     from decoder2vec.config import EncoderSpec, Reading
     from decoder2vec.encoder import Encoder
     from decoder2vec.errors import (
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from decoder2vec.relations.mentions import Mention, Relation, read_mentions, read_relations
     from decoder2vec.relations.metrics import RelationScores
     from decoder2vec.report.api import match_report, migration_report, relation_report, report
+    from decoder2vec.report.choose import choose
     from decoder2vec.report.sweep import sweep
     from decoder2vec.report.trajectory import TrajectoryResult
     from decoder2vec.reranker import Reranker, RerankerSpec
@@ -85,6 +90,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "activations.chunks": ("SentenceVectors",),
     "activations.extract": ("Extractor",),
+    "activations.spans": ("TextSpan",),
     "activations.store": ("Store", "text_key"),
     "analysis.doctor": ("doctor",),
     "analysis.engines": ("compare_engines",),
@@ -98,6 +104,9 @@ _MODULES = {
     "bulk.ray_encoder": ("RayEncoder",),
     "bulk.verify": ("Verification", "verify_dataset"),
     "calibration": ("CalibrationResult", "calibrate"),
+    "choosing.probe": ("ProbeConfig",),
+    "choosing.search": ("Choice",),
+    "choosing.tasks": ("Example", "TargetTask", "read_task"),
     "config": ("EncoderSpec", "Reading"),
     "encoder": ("Encoder",),
     "errors": (
@@ -124,6 +133,7 @@ _MODULES = {
     "relations.mentions": ("Mention", "Relation", "read_mentions", "read_relations"),
     "relations.metrics": ("RelationScores",),
     "report.api": ("match_report", "migration_report", "relation_report", "report"),
+    "report.choose": ("choose",),
     "report.sweep": ("sweep",),
     "report.trajectory": ("TrajectoryResult",),
     "reranker": ("Reranker", "RerankerSpec"),
@@ -157,6 +167,7 @@ __all__ = [
     "Backbone",
     "BackboneError",
     "CalibrationResult",
+    "Choice",
     "Chunking",
     "ContrastiveExamples",
     "DataFileError",
@@ -168,6 +179,7 @@ __all__ = [
     "Encoder",
     "EncoderError",
     "EncoderSpec",
+    "Example",
     "Extractor",
     "FreezeRecipe",
     "FullRecipe",
@@ -189,6 +201,7 @@ __all__ = [
     "PairReranker",
     "Plan",
     "PredictedRelation",
+    "ProbeConfig",
     "Progress",
     "RayEncoder",
     "Reading",
@@ -207,7 +220,9 @@ __all__ = [
     "SoftPromptRecipe",
     "StorageError",
     "Store",
+    "TargetTask",
     "Template",
+    "TextSpan",
     "TrainingData",
     "TrainingResult",
     "Trajectory",
@@ -221,6 +236,7 @@ __all__ = [
     "__version__",
     "as_mteb_model",
     "calibrate",
+    "choose",
     "compare_engines",
     "create_app",
     "doctor",
@@ -246,6 +262,7 @@ __all__ = [
     "read_mentions",
     "read_pairs",
     "read_relations",
+    "read_task",
     "read_triplets",
     "read_variants",
     "relation_report",

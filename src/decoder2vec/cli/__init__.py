@@ -14,6 +14,7 @@ import typer
 from decoder2vec.cli.analyze import analyze
 from decoder2vec.cli.cache import cache
 from decoder2vec.cli.calibrate import calibrate
+from decoder2vec.cli.choose import choose
 from decoder2vec.cli.data import data
 from decoder2vec.cli.demo import demo
 from decoder2vec.cli.doctor import doctor
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 _COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (demo, pull, data, cache),
-    "Look": (doctor, sweep, analyze, report),
+    "Look": (doctor, sweep, choose, analyze, report),
     "Make": (train, merge, prune, calibrate, export),
     "Measure": (evaluate, mteb),
     "Use": (similarity, embed, index, search, migrate, rerank, match, relate, serve),
