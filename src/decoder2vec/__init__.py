@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from decoder2vec.training.loop import Schedule
     from decoder2vec.training.mining import mine_hard_negatives
     from decoder2vec.training.plan import Plan, load_plan, read_variants
+    from decoder2vec.training.recipes.bottleneck import BottleneckRecipe, ConvolutionRecipe
     from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
     from decoder2vec.training.recipes.full import FullRecipe
     from decoder2vec.training.recipes.kv_prefix import KeyValuePrefixRecipe
@@ -136,6 +137,7 @@ _MODULES = {
     "training.loop": ("Schedule",),
     "training.mining": ("mine_hard_negatives",),
     "training.plan": ("Plan", "load_plan", "read_variants"),
+    "training.recipes.bottleneck": ("BottleneckRecipe", "ConvolutionRecipe"),
     "training.recipes.freeze": ("FreezeRecipe", "LatentSource"),
     "training.recipes.full": ("FullRecipe",),
     "training.recipes.kv_prefix": ("KeyValuePrefixRecipe",),
@@ -148,9 +150,11 @@ _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "Backbone",
     "BackboneError",
+    "BottleneckRecipe",
     "CalibrationResult",
     "Chunking",
     "ContrastiveExamples",
+    "ConvolutionRecipe",
     "DataFileError",
     "DatasetResult",
     "Decoder2VecError",
