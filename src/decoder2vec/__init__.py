@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from decoder2vec.text.template import Template
     from decoder2vec.training.api import TrainingResult, train
     from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
+    from decoder2vec.training.curve import CurvePoint, LearningCurve, learning_curve
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.loop import Schedule
     from decoder2vec.training.mining import mine_hard_negatives
@@ -133,6 +134,7 @@ _MODULES = {
     "text.template": ("Template",),
     "training.api": ("TrainingResult", "train"),
     "training.contrastive_examples": ("ContrastiveExamples", "read_contrastive_examples"),
+    "training.curve": ("CurvePoint", "LearningCurve", "learning_curve"),
     "training.data": ("TrainingData",),
     "training.loop": ("Schedule",),
     "training.mining": ("mine_hard_negatives",),
@@ -155,6 +157,7 @@ __all__ = [
     "Chunking",
     "ContrastiveExamples",
     "ConvolutionRecipe",
+    "CurvePoint",
     "DataFileError",
     "DatasetResult",
     "Decoder2VecError",
@@ -173,6 +176,7 @@ __all__ = [
     "InputError",
     "KeyValuePrefixRecipe",
     "LatentSource",
+    "LearningCurve",
     "Limits",
     "LoraRecipe",
     "MTEBCrossEncoder",
@@ -221,6 +225,7 @@ __all__ = [
     "evaluate",
     "evaluate_mteb",
     "export",
+    "learning_curve",
     "load_encoder",
     "load_plan",
     "match",
