@@ -26,8 +26,10 @@ from decoder2vec.adapters.merging import merge_adapters
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.branches import find_branches
 from decoder2vec.backbone.tiny import TINY
-from decoder2vec.config import Reading
+from decoder2vec.config import EncoderSpec, Reading
+from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnknownNameError, UnsupportedError
+from decoder2vec.export.formats import export
 from decoder2vec.text.batches import collate, pack
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.recipes.bottleneck import BottleneckRecipe, ConvolutionRecipe
@@ -332,6 +334,18 @@ def test_impossible_settings_are_refused_in_one_sentence(make, sentence, backbon
     with pytest.raises((InputError, UnknownNameError, UnsupportedError), match=sentence) as caught:
         make(backbone("tiny-mamba"))
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("format", ["sentence-transformers", "onnx", "transformers", "peft"])
+def test_formats_without_such_adapters_refuse_them(format, backbone, tmp_path):
+    model = backbone("tiny-llama")
+    encoder = Encoder(
+        model.with_adapter(ADAPTERS["bottleneck"](model)), EncoderSpec(model.name, (Reading(4, "lasttoken", True),))
+    )
+    with pytest.raises(UnsupportedError) as caught:
+        export(encoder, format, tmp_path / "exported")
+    assert len(str(caught.value).splitlines()) == 1
+    assert not (tmp_path / "exported").exists()
 
 
 def test_a_convolution_without_a_batch_is_refused(backbone):

@@ -242,5 +242,5 @@ def test_impossible_curves_are_refused_in_one_sentence(changes, sentence, backbo
 
 def test_a_folder_with_other_files_is_refused(backbone, tmp_path):
     (tmp_path / "thesis.txt").write_text("mine")
-    with pytest.raises(InputError, match="it holds thesis.txt"):
+    with pytest.raises(InputError, match=r"it holds thesis\.txt"):
         learning_curve(SCORED, backbone("tiny-llama"), tmp_path, recipes=["lora"], sizes=[16])

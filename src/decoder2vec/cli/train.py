@@ -104,7 +104,11 @@ def train(
         from decoder2vec.training.api import train as train_encoder
         from decoder2vec.training.hyperparameters import parse_grid
 
-        options |= {"grid": parse_grid(grid or ()), "seeds": _seeds(seeds or "0"), "on_progress": _ResumeMessage()}
+        options |= {
+            "grid": parse_grid(grid or ()),
+            "seeds": _seeds("0" if seeds is None else seeds),
+            "on_progress": _ResumeMessage(),
+        }
         result = train_encoder(plan or recipe, data or None, backbone, out, **options, **one_training)
     if results and is_main_process():
         write_json(results, result.results)
@@ -135,7 +139,11 @@ def _draw_curve(
         from decoder2vec.training.hyperparameters import parse_grid
 
         names = split_names(recipes) if recipes is not None else RECIPES
-        options |= {"grid": parse_grid(grid), "seeds": _seeds(seeds or "0,1,2"), "on_progress": _ResumeMessage()}
+        options |= {
+            "grid": parse_grid(grid),
+            "seeds": _seeds("0,1,2" if seeds is None else seeds),
+            "on_progress": _ResumeMessage(),
+        }
         curve = learning_curve(data, backbone, folder, sizes=parse_sizes(sizes), recipes=names, **options)
     if results:
         write_json(results, curve.document)

@@ -11,7 +11,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby, product
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -112,15 +112,12 @@ class LearningCurve:
         """Which recipe to use at which size, and where that is not certain."""
         winners = [(size, self.at(size)[0].recipe) for size in self.sizes]
         spans = [(recipe, [size for size, _ in group]) for recipe, group in groupby(winners, key=lambda pair: pair[1])]
-        bounds = [
-            round_figures(math.sqrt(before[1][-1] * after[1][0]), 2)
-            for before, after in zip(spans, spans[1:], strict=False)
-        ]
+        bounds = [round_figures(math.sqrt(before[1][-1] * after[1][0]), 2) for before, after in pairwise(spans)]
         if not bounds:
             text = f"Use {spans[0][0]} at every size from {self.sizes[0]:,} to {self.sizes[-1]:,} {self.noun}"
         else:
             text = f"Below {bounds[0]:,} {self.noun} use {spans[0][0]}"
-            for (recipe, _), low, high in zip(spans[1:-1], bounds, bounds[1:], strict=False):
+            for (recipe, _), (low, high) in zip(spans[1:-1], pairwise(bounds), strict=True):
                 text += f", from {low:,} to {high:,} {recipe}"
             text += f", above {spans[-1][0]}"
         return f"{text}{self._doubt()}."
