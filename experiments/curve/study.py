@@ -63,11 +63,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--device")
     arguments = parser.parse_args()
-    columns = ("sentence1", "sentence2", "score")
-    files = {
-        split: d2v.read_pairs(arguments.data / "sts" / f"stsb-{split}.tsv", columns)
-        for split in ("train", "dev", "test")
-    }
+    folder = arguments.data / "sts"
+    files = {split: d2v.read_pairs(folder / f"stsb-{split}.tsv") for split in ("train", "dev", "test")}
     curve = d2v.learning_curve(
         d2v.TrainingData(files["train"], (files["dev"],), (files["test"],), scale=(0.0, 5.0)),
         arguments.backbone,

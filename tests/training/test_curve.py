@@ -199,9 +199,7 @@ def test_sentence_says_where_the_lead_may_be_chance():
         "Use lora at every size from 50 to 200 pairs; at 50 the lead may be chance."
     )
     one_seed = {"lora": {50: [70.0]}, "full": {50: [71.0]}}
-    assert made_curve(one_seed).sentence() == (
-        "Use full at every size from 50 to 50 pairs; with one seed that may be chance."
-    )
+    assert made_curve(one_seed).sentence() == ("Use full at 50 pairs; with one seed that may be chance.")
 
 
 def test_forecasts_are_sentences():

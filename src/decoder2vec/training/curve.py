@@ -22,6 +22,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.config import fingerprint, to_table, with_settings
 from decoder2vec.errors import DivergedError, InputError
+from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.learning_curve import Forecast, forecast, half_interval, round_figures
 from decoder2vec.progress import current_progress
 from decoder2vec.report.curve_figures import draw_learning_curve
@@ -114,7 +115,8 @@ class LearningCurve:
         spans = [(recipe, [size for size, _ in group]) for recipe, group in groupby(winners, key=lambda pair: pair[1])]
         bounds = [round_figures(math.sqrt(before[1][-1] * after[1][0]), 2) for before, after in pairwise(spans)]
         if not bounds:
-            text = f"Use {spans[0][0]} at every size from {self.sizes[0]:,} to {self.sizes[-1]:,} {self.noun}"
+            every = f"every size from {self.sizes[0]:,} to " if len(self.sizes) > 1 else ""
+            text = f"Use {spans[0][0]} at {every}{self.sizes[-1]:,} {self.noun}"
         else:
             text = f"Below {bounds[0]:,} {self.noun} use {spans[0][0]}"
             for (recipe, _), (low, high) in zip(spans[1:-1], pairwise(bounds), strict=True):
@@ -192,7 +194,7 @@ def learning_curve(
 
     Args:
         data: A folder, files to learn from, or a `TrainingData`: scored pairs, triplets, pairs or labelled texts.
-        backbone: The model.
+        backbone: The model, or an encoder to train further.
         out: Folder for the results.
         sizes: Numbers of examples, and "all". Sizes above the number of examples are left out.
         recipes: What to compare. With `freeze` among them, or on scored pairs, all learn from scores (`cosent`).
@@ -232,7 +234,9 @@ def learning_curve(
     with naming_lines(*source.paths()):
         n_examples = {_n_examples(stage_data) for _, stage_data in stages}
         counts = _parse_sizes(sizes, min(n_examples), notify)
-        model = backbone if isinstance(backbone, Backbone) else Backbone.load(backbone, device=device, dtype=dtype)
+        model = backbone
+        if not isinstance(model, Backbone):
+            model, _ = load_base_model(model, device=device, dtype=dtype, notify=notify)
         runner = _Runner(model, folder, tuple(seeds), notify, on_progress)
         choices = [_choices(stage, grid) for stage, _ in stages]
         runner.expect(stages, counts, choices)
@@ -283,10 +287,11 @@ def _load_stages(
         own = _settings_of(name, settings)
         if learns_scores and name != "freeze" and not any(setting.startswith("objective.name=") for setting in own):
             own = ["objective.name=cosent", *own]
+        tell: Notify = (lambda _: None) if stages else notify  # notes on the data are the same for all recipes
         plan = load_plan(name, own)
         if len(plan.stages) > 1 or name == "rerank":
             raise InputError(f"A curve compares recipes that make an encoder in one stage, which {name} does not.")
-        ((stage, data),) = source.load(choose_reading(plan, backbone, notify), lambda _: None)
+        ((stage, data),) = source.load(choose_reading(plan, backbone, tell), tell)
         _n_examples(data)
         stages.append((replace(stage, name=name), data))
     return stages
@@ -382,7 +387,9 @@ class _Runner:
         current_progress().drop(label)
         point = CurvePoint(stage.name, size, chosen, attempts, runs)
         means = ", ".join(f"{part} {point.mean(part):.2f}" for part in ("dev", "test") if point.scores(part))
-        self.notify(f"{label}: {means or 'diverged'} ({', '.join(f'{k}={v:g}' for k, v in chosen.items())})")
+        self.notify(
+            f"{label}: {means or 'diverged'} ({', '.join(f'{name}={value}' for name, value in chosen.items())})"
+        )
         return point
 
     def _with_schedule(self, stage: Stage, data: TrainingData) -> Stage:
