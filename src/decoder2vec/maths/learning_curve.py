@@ -44,7 +44,7 @@ class PowerLaw:
 
     def __call__(self, size: float) -> float:
         """The score at a size."""
-        return self.limit - self.gain * size**-self.exponent
+        return self.limit - self.gain * float(size**-self.exponent)
 
 
 @dataclass(frozen=True)

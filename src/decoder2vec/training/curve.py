@@ -282,7 +282,7 @@ def _load_stages(
         raise InputError("Give the recipes to compare, each once.")
     learns_scores = "freeze" in names or (source.data is not None and source.data.train is not None)
     learns_scores = learns_scores or any(read_data_kind(file) == "scored pairs" for file in source.files)
-    stages = []
+    stages: list[tuple[Stage, TrainingData]] = []
     for name in names:
         own = _settings_of(name, settings)
         if learns_scores and name != "freeze" and not any(setting.startswith("objective.name=") for setting in own):
@@ -433,7 +433,8 @@ def _means(scores: Mapping[str, Any]) -> dict[str, float | None]:
 def _document(
     curve: LearningCurve, stages: Sequence[tuple[Stage, TrainingData]], backbone: Backbone, command: str
 ) -> dict[str, Any]:
-    untrained = next((run["untrained"] for point in curve.points for run in point.runs if run.get("untrained")), {})
+    runs = [run for point in curve.points for run in point.runs]
+    untrained: dict[str, Any] = next((run["untrained"] for run in runs if run.get("untrained")), {})
     return {
         "command": command,
         "backbone": {"name": backbone.name, "fingerprint": backbone.fingerprint},
