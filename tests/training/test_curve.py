@@ -203,10 +203,10 @@ def test_sentence_says_where_the_lead_may_be_chance():
 
 
 def test_forecasts_are_sentences():
-    law = {size: [80 - 60 * size**-0.3] * 2 for size in (50, 200, 1000, 5000)}
+    law = {size: [80 - 200 * size**-0.4] * 2 for size in (50, 200, 1000, 5000)}
     jump = {50: [50.0] * 2, 200: [58.0] * 2, 1000: [60.0] * 2, 5000: [75.0] * 2}
     lines = made_curve({"lora": law, "conv": jump, "full": {50: [1.0], 200: [2.0]}}).forecast_lines()
-    gain = 60 * (5000**-0.3 - 7000**-0.3)
+    gain = 200 * (5000**-0.4 - 7000**-0.4)
     assert lines[0].startswith(f"lora: 2,000 more pairs: about +{gain:.1f} points (without the last size, the fit")
     assert lines[1].startswith("conv: no forecast: without the last size, the fit misses it by")
     assert lines[2] == "full: no forecast from fewer than 4 sizes"
