@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-_EXPONENTS = np.geomspace(0.02, 2, 100)
+_EXPONENTS = np.geomspace(0.02, 2, 500)
 _MIN_SIZES = 4
 """A power law has three parameters, and one size is held out."""
 _ALLOWED_ERROR = 1.0
