@@ -33,7 +33,7 @@ from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.defaults import choose_reading, choose_schedule
 from decoder2vec.training.hyperparameters import Grid
 from decoder2vec.training.loop import OnProgress
-from decoder2vec.training.plan import Stage, load_plan
+from decoder2vec.training.plan import PLAN_RECIPES, Stage, load_plan
 from decoder2vec.training.recipes import recipes as registered_recipes
 from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.results import mean_score
@@ -284,13 +284,13 @@ def _load_stages(
     learns_scores = learns_scores or any(read_data_kind(file) == "scored pairs" for file in source.files)
     stages: list[tuple[Stage, TrainingData]] = []
     for name in names:
+        if name in (*PLAN_RECIPES, "rerank"):
+            raise InputError(f"A curve compares recipes that learn an encoder from examples, which {name} does not.")
         own = _settings_of(name, settings)
         if learns_scores and name != "freeze" and not any(setting.startswith("objective.name=") for setting in own):
             own = ["objective.name=cosent", *own]
         tell: Notify = (lambda _: None) if stages else notify  # notes on the data are the same for all recipes
         plan = load_plan(name, own)
-        if len(plan.stages) > 1 or name == "rerank":
-            raise InputError(f"A curve compares recipes that make an encoder in one stage, which {name} does not.")
         ((stage, data),) = source.load(choose_reading(plan, backbone, tell), tell)
         _n_examples(data)
         stages.append((replace(stage, name=name), data))
