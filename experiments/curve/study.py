@@ -1,13 +1,13 @@
 """Which recipe at which size: learning curves on STS-B, and the two shapes that the paper of the adapters found.
 
     python experiments/curve/study.py DATA OUT [--backbone smollm2-135m] [--sizes 50,200,1000,all] [--seeds 0,1,2]
-        [--recipes freeze,soft_prompt,lora,bottleneck,conv,full] [--set key=value ...] [--device cuda]
+        [--recipes freeze,soft_prompt,lora,bottleneck,conv,full] [--set key=value ...] [--device cuda] [--limit 200]
 
 DATA is the folder that holds sts/stsb-*.tsv. The curve goes to OUT; an interrupted run is started again with the same
 command. OUT/shapes.json then says whether the gap of bottleneck adapters to full fine-tuning closes with data, and
 whether convolutions are better than bottlenecks at the smallest size (Samin et al., on speech recognition).
 
-A CPU does `--backbone tiny-llama` in minutes, which tests the script and says nothing about real models. The rest is
+A CPU does `--backbone tiny-llama --limit 200` in minutes, which tests the script and says nothing about real models. The rest is
 for a GPU: the script needs no command line of the package, only torch, transformers, scipy and matplotlib.
 """
 
@@ -62,11 +62,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--device")
+    parser.add_argument("--limit", type=int, help="score at most this many dev and test pairs")
     arguments = parser.parse_args()
     folder = arguments.data / "sts"
     files = {split: d2v.read_pairs(folder / f"stsb-{split}.tsv") for split in ("train", "dev", "test")}
+    dev, test = (files[split].limit(arguments.limit) for split in ("dev", "test"))
     curve = d2v.learning_curve(
-        d2v.TrainingData(files["train"], (files["dev"],), (files["test"],), scale=(0.0, 5.0)),
+        d2v.TrainingData(files["train"], (dev,), (test,), scale=(0.0, 5.0)),
         arguments.backbone,
         arguments.out / "curve",
         sizes=parse_sizes(arguments.sizes),
