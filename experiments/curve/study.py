@@ -7,8 +7,8 @@ DATA is the folder that holds sts/stsb-*.tsv. The curve goes to OUT; an interrup
 command. OUT/shapes.json then says whether the gap of bottleneck adapters to full fine-tuning closes with data, and
 whether convolutions are better than bottlenecks at the smallest size (Samin et al., on speech recognition).
 
-A CPU does `--backbone tiny-llama --limit 200` in minutes, which tests the script and says nothing about real models. The rest is
-for a GPU: the script needs no command line of the package, only torch, transformers, scipy and matplotlib.
+A CPU does `--backbone tiny-llama --limit 200` in minutes, which tests the script and says nothing about real models.
+The rest is for a GPU: the script needs no command line of the package, only torch, transformers, scipy and matplotlib.
 """
 
 from __future__ import annotations

@@ -232,22 +232,12 @@ def learning_curve(
     source = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)
     stages = _load_stages(recipes, source, settings, backbone, notify)
     with naming_lines(*source.paths()):
-        n_examples = {_n_examples(stage_data) for _, stage_data in stages}
-        counts = _parse_sizes(sizes, min(n_examples), notify)
+        counts = _parse_sizes(sizes, min(_n_examples(stage_data) for _, stage_data in stages), notify)
         model = backbone
         if not isinstance(model, Backbone):
             model, _ = load_base_model(model, device=device, dtype=dtype, notify=notify)
         runner = _Runner(model, folder, tuple(seeds), notify, on_progress)
-        choices = [_choices(stage, grid) for stage, _ in stages]
-        runner.expect(stages, counts, choices)
-        points = [
-            runner.point(stage, stage_data, size, tried)
-            for (stage, stage_data), tried in zip(stages, choices, strict=True)
-            for size in counts
-        ]
-        noun = "pairs" if stages[0][1].train else "examples"
-        shown = "test" if stages[0][1].test else "dev"
-        curve = LearningCurve(points, noun, shown)
+        curve = runner.curve(stages, counts, [_choices(stage, grid) for stage, _ in stages])
         document = _document(curve, stages, model, command)
         write_json(folder / CURVE_FILE, document)
         draw_learning_curve(document, folder / "curve.png")
@@ -356,20 +346,25 @@ class _Runner:
     notify: Notify
     on_progress: OnProgress
 
-    def expect(
+    def curve(
         self,
         stages: Sequence[tuple[Stage, TrainingData]],
         sizes: Sequence[int],
-        choices: Sequence[Sequence[Mapping[str, Any]]],
-    ) -> None:
-        """Announce the phases of all runs."""
+        choices: Sequence[Sequence[dict[str, Any]]],
+    ) -> LearningCurve:
+        """Train every recipe at every size; `choices` are the settings of each recipe to choose from."""
         for (stage, data), tried in zip(stages, choices, strict=True):
             for size in sizes:
-                smaller = sample(data, size, self.seeds[0])
-                n_choices = len(tried) if len(tried) > 1 else 0
-                self._with_schedule(stage, smaller).recipe.expect(
-                    smaller, f"{stage.name} {size:,}", n_choices + len(self.seeds)
-                )
+                smaller, n_choices = sample(data, size, self.seeds[0]), len(tried) if len(tried) > 1 else 0
+                recipe = self._with_schedule(stage, smaller).recipe
+                recipe.expect(smaller, f"{stage.name} {size:,}", n_choices + len(self.seeds))
+        points = [
+            self.point(stage, data, size, tried)
+            for (stage, data), tried in zip(stages, choices, strict=True)
+            for size in sizes
+        ]
+        data = stages[0][1]
+        return LearningCurve(points, "pairs" if data.train else "examples", "test" if data.test else "dev")
 
     def point(self, stage: Stage, data: TrainingData, size: int, choices: Sequence[dict[str, Any]]) -> CurvePoint:
         """Choose the settings on dev with the first seed, and train all seeds with them."""
