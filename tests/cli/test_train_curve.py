@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from decoder2vec.errors import InputError
 from toys.command import d2v, one_line
 from toys.contract import scored_pairs
 from toys.training import toy_pairs
@@ -55,6 +57,7 @@ def test_curve_is_printed_and_written():
     ],
 )
 def test_mistakes_are_reported_in_one_sentence(options, message):
-    result = d2v("train", *TINY, *options)
-    assert result.exit_code != 0 and message in one_line(result.output)
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        d2v("train", *TINY, *options)
+    assert len(str(caught.value).splitlines()) == 1
     assert not Path("curve").exists()
