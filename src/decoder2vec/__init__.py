@@ -75,10 +75,12 @@ if TYPE_CHECKING:
     from decoder2vec.text.template import Template
     from decoder2vec.training.api import TrainingResult, train
     from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
+    from decoder2vec.training.curve import CurvePoint, LearningCurve, learning_curve
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.loop import Schedule
     from decoder2vec.training.mining import mine_hard_negatives
     from decoder2vec.training.plan import Plan, load_plan, read_variants
+    from decoder2vec.training.recipes.bottleneck import BottleneckRecipe, ConvolutionRecipe
     from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
     from decoder2vec.training.recipes.full import FullRecipe
     from decoder2vec.training.recipes.kv_prefix import KeyValuePrefixRecipe
@@ -149,10 +151,12 @@ _MODULES = {
     "text.template": ("Template",),
     "training.api": ("TrainingResult", "train"),
     "training.contrastive_examples": ("ContrastiveExamples", "read_contrastive_examples"),
+    "training.curve": ("CurvePoint", "LearningCurve", "learning_curve"),
     "training.data": ("TrainingData",),
     "training.loop": ("Schedule",),
     "training.mining": ("mine_hard_negatives",),
     "training.plan": ("Plan", "load_plan", "read_variants"),
+    "training.recipes.bottleneck": ("BottleneckRecipe", "ConvolutionRecipe"),
     "training.recipes.freeze": ("FreezeRecipe", "LatentSource"),
     "training.recipes.full": ("FullRecipe",),
     "training.recipes.kv_prefix": ("KeyValuePrefixRecipe",),
@@ -166,10 +170,13 @@ _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "Backbone",
     "BackboneError",
+    "BottleneckRecipe",
     "CalibrationResult",
     "Choice",
     "Chunking",
     "ContrastiveExamples",
+    "ConvolutionRecipe",
+    "CurvePoint",
     "DataFileError",
     "DatasetResult",
     "Decoder2VecError",
@@ -189,6 +196,7 @@ __all__ = [
     "InputError",
     "KeyValuePrefixRecipe",
     "LatentSource",
+    "LearningCurve",
     "Limits",
     "LoraRecipe",
     "MTEBCrossEncoder",
@@ -245,6 +253,7 @@ __all__ = [
     "evaluate",
     "evaluate_mteb",
     "export",
+    "learning_curve",
     "load_encoder",
     "load_plan",
     "match",

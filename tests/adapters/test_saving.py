@@ -9,6 +9,7 @@ import torch
 from peft import PeftConfig
 from safetensors.torch import load_file, save_file
 
+from decoder2vec.adapters.bottleneck import Bottleneck, BottleneckConfig, Convolution, ConvolutionConfig
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.saving import load_adapter, save_adapter
@@ -20,6 +21,8 @@ ADAPTERS = {
     "soft_prompt": lambda model: SoftPrompt.initialise(model, 3, position="prepend", output="text"),
     "kv_prefix": lambda model: KeyValuePrefix.initialise(model, 3, depth=2),
     "lora": lambda model: Lora.initialise(model, 4, 8, 0.1, depth=2),
+    "bottleneck": lambda model: Bottleneck(model, BottleneckConfig(4, "post", ("mlp",), depth=2)),
+    "conv": lambda model: Convolution(model, ConvolutionConfig(3, 4, last_relu=True, depth=2)),
 }
 WEIGHTS = {"lora": "adapter_model.safetensors"}
 

@@ -43,7 +43,7 @@ def read_results(file="enc/results.json"):
     return json.loads(Path(file).read_text())
 
 
-@pytest.mark.parametrize("recipe", ["soft_prompt", "kv_prefix", "lora", "full"])
+@pytest.mark.parametrize("recipe", ["soft_prompt", "kv_prefix", "lora", "bottleneck", "conv", "full"])
 def test_one_csv_file_is_enough(recipe):
     output = train("--recipe", recipe, "--data", "data/mine.csv", "--out", "enc", *TINY, *QUICK)
     assert "set aside to choose on" in output and "wrote the encoder enc" in output

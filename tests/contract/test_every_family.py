@@ -48,7 +48,7 @@ def check_one_vector_per_text(encoder, loaded, encode_padded, gap):
     return alone
 
 
-@pytest.mark.parametrize("name", ["soft_prompt", "kv_prefix", "lora"])
+@pytest.mark.parametrize("name", ["soft_prompt", "kv_prefix", "lora", "bottleneck", "conv"])
 def test_an_adapter_gives_one_vector_per_text(name, model, encode_padded, gap, tmp_path):
     torch.manual_seed(0)
     if name == "kv_prefix" and model.family in WITHOUT_KEYS_AND_VALUES:

@@ -269,10 +269,11 @@ def test_another_seed_gives_another_encoder(name, backbone, tmp_path):
     assert first == again != other
 
 
+@pytest.mark.parametrize("name", ["lora", "bottleneck", "conv"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_untrained_lora_is_the_model_itself(family, backbone, tmp_path):
+def test_an_untrained_adapter_that_starts_at_zero_is_the_model_itself(name, family, backbone, tmp_path):
     model = backbone(family)
-    trainer = Trainer(small_recipe("lora", epochs=0), toy_data(), model)
+    trainer = Trainer(small_recipe(name, epochs=0), toy_data(), model)
     encoder, _ = trainer.export(trainer.run(0), tmp_path)
     plain = Encoder(model.with_adapter(None), encoder.spec)
     assert (encoder.encode(TEXTS) == plain.encode(TEXTS)).all()
@@ -281,7 +282,7 @@ def test_untrained_lora_is_the_model_itself(family, backbone, tmp_path):
 def test_recipes_that_share_a_model_do_not_change_each_other(tmp_path):
     """Each is trained on a model that holds those before it, and gives the vectors of one that was trained alone."""
     shared = Backbone.load("tiny-gpt2", device="cpu", dtype="float32")
-    order = ("lora", "soft_prompt", "freeze", "kv_prefix", "full", "lora")
+    order = ("lora", "soft_prompt", "freeze", "kv_prefix", "bottleneck", "conv", "full", "lora")
     assert set(order) == {name for name, toy in TOY_RECIPES.items() if toy.makes_encoder}
 
     def train_once(name, backbone, work):

@@ -98,6 +98,30 @@ def _lora_shapes(backbone: Backbone) -> Shapes:
     return lower | upper
 
 
+def _network_shapes(backbone: Backbone, network: Shapes) -> Shapes:
+    """The parameters of a network after every branch of 4 blocks."""
+    branches = ("attn",) if "mamba" in backbone.family else ("attn", "mlp")
+    return {
+        f"inserted.{block}-{branch}.{name}": shape
+        for block in range(4)
+        for branch in branches
+        for name, shape in network.items()
+    }
+
+
+def _n_networks(backbone: Backbone) -> int:
+    return 4 if "mamba" in backbone.family else 8
+
+
+BOTTLENECK: Shapes = {"down.weight": (4, 32), "down.bias": (4,), "up.weight": (32, 4), "up.bias": (32,)}
+CONVOLUTION: Shapes = {
+    "first.weight": (4, 32, 3),
+    "first.bias": (4,),
+    "second.weight": (32, 4, 3),
+    "second.bias": (32,),
+}
+
+
 def _kv_heads(backbone: Backbone) -> int:
     return 2 if backbone.family == "llama" else 4
 
@@ -161,6 +185,16 @@ TOY_RECIPES = {
     ),
     "lora": _adapter(
         "lora", _lora_shapes, lambda backbone: sum(4 * (ins + outs) for _, ins, outs in linear_shapes(backbone))
+    ),
+    "bottleneck": _adapter(
+        "bottleneck",
+        lambda backbone: _network_shapes(backbone, BOTTLENECK),
+        lambda backbone: _n_networks(backbone) * (2 * 32 * 4 + 4 + 32),
+    ),
+    "conv": _adapter(
+        "conv",
+        lambda backbone: _network_shapes(backbone, CONVOLUTION),
+        lambda backbone: _n_networks(backbone) * (2 * 3 * 32 * 4 + 4 + 32),
     ),
     "full": _adapter(
         "full",

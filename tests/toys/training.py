@@ -25,11 +25,16 @@ SETTINGS = {
     "soft_prompt": {"tokens": 4},
     "kv_prefix": {"tokens": 4, "start": ""},
     "lora": {"rank": 4, "alpha": 8},
+    "bottleneck": {"width": 4},
+    "conv": {"width": 4},
     "full": {},
     "rerank": {"rank": 4, "alpha": 8, "max_length": 64},
 }
-RATES = {"soft_prompt": 5e-2, "kv_prefix": 5e-2, "lora": 1e-2, "full": 3e-3, "rerank": 1e-2}
-ADAPTER_RECIPES = ("soft_prompt", "kv_prefix", "lora", "full")
+RATES = {
+    **{"soft_prompt": 5e-2, "kv_prefix": 5e-2, "lora": 1e-2, "full": 3e-3, "rerank": 1e-2},
+    **{"bottleneck": 3e-2, "conv": 3e-2},
+}
+ADAPTER_RECIPES = ("soft_prompt", "kv_prefix", "lora", "bottleneck", "conv", "full")
 
 
 def toy_examples() -> list[Example]:

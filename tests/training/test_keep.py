@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from decoder2vec.adapters.bottleneck import TextBounds
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
+from decoder2vec.text.batches import collate
+from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.api import train
 from decoder2vec.training.objectives import objective_config
 from decoder2vec.training.recipes.freeze import FreezeRecipe
@@ -16,14 +19,24 @@ from toys.training import ADAPTER_RECIPES, small_recipe, toy_data
 
 
 def values(backbone):
-    """What a recipe changes: weights or updates of weights, or the values of a prompt or prefix, in float64."""
+    """What a recipe changes: weights, updates of weights, values of a prompt or prefix, or states, in float64."""
     adapter = backbone.adapter
     if adapter is None:
         return {name: tensor.double().numpy() for name, tensor in backbone.model.state_dict().items()}
     state = {name: tensor.double().numpy() for name, tensor in adapter.state_dict().items()}
     if adapter.kind == "lora":
         return {name: state[f"upper.{name}"] @ state[f"lower.{name}"] for name in adapter.groups}
+    if adapter.kind in ("bottleneck", "conv"):
+        return changes_of_states(adapter)
     return state
+
+
+@torch.no_grad()
+def changes_of_states(adapter):
+    """What each network adds to the states of a text."""
+    states = torch.linspace(-1, 1, 5 * 32).view(1, 5, 32)
+    bounds = TextBounds(collate([Prompt([1, 2, 3, 4, 5], 0, 5)], 0))
+    return {name: (network(states, bounds) - states).double().numpy() for name, network in adapter.inserted.items()}
 
 
 def trained(recipe, model):

@@ -377,8 +377,8 @@ TRIPLETS = (("a", "b", "c"), ("d", "e", "f"))
 )
 def test_data_with_the_same_texts_may_have_other_keys(data, other):
     assert plain_data(**data).all_texts() == plain_data(**other).all_texts()
-    assert api._data_key(plain_data(**data)) != api._data_key(plain_data(**other))
-    assert api._data_key(plain_data(**data)) == api._data_key(plain_data(**data))
+    assert plain_data(**data).key() != plain_data(**other).key()
+    assert plain_data(**data).key() == plain_data(**data).key()
 
 
 def test_a_stage_of_another_encoder_is_reused(run, trained, tmp_path):

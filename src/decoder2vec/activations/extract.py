@@ -286,7 +286,9 @@ class Extractor:
         """Run one batch; if it does not fit into memory, run its two halves and use smaller batches from then on."""
         try:
             if packed:
-                batch = packed.to(self.backbone.device)
+                batch, adapter = packed.to(self.backbone.device), self.backbone.adapter
+                if adapter and adapter.hooks_blocks:
+                    return self.capture(batch)
                 return BusyBlocks.of(self.backbone).run(lambda: self.capture(batch), batch.width)
             return self.capture(self._shared_prefix.collate(prompts).to(self.backbone.device))
         except RuntimeError as error:

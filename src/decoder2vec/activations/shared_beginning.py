@@ -65,7 +65,7 @@ class SharedBeginning:
             first_read: First token of each prompt whose state is needed.
         """
         backbone = self._backbone
-        plain_inputs = backbone.adapter is None or backbone.adapter.packs
+        plain_inputs = backbone.adapter is None or backbone.adapter.continues
         if not self._supported or backbone.attention != "causal" or backbone.device.type != "cpu" or not plain_inputs:
             return []
         rows_of: dict[Hashable, list[int]] = {}

@@ -1,1 +1,1 @@
-"""Adapters: soft prompts, key-value prefixes, LoRA and re-routing, which change what a frozen model computes."""
+"""Adapters: soft prompts, key-value prefixes, LoRA, bottlenecks and re-routing change what a frozen model computes."""

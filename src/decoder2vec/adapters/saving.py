@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from decoder2vec.adapters.bottleneck import Bottleneck, BottleneckConfig, Convolution, ConvolutionConfig
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora, LoraConfig
 from decoder2vec.adapters.rerouting import KeyValueRerouting, TokenPrepending
@@ -120,6 +121,18 @@ def _load_lora(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Ad
     return adapter
 
 
+def _load_bottleneck(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
+    adapter = Bottleneck(backbone, BottleneckConfig(**{**settings, "where": tuple(settings["where"])}))
+    adapter.load_state_dict(load_file(folder / _WEIGHTS))
+    return adapter
+
+
+def _load_convolution(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
+    adapter = Convolution(backbone, ConvolutionConfig(**{**settings, "where": tuple(settings["where"])}))
+    adapter.load_state_dict(load_file(folder / _WEIGHTS))
+    return adapter
+
+
 def _load_token_prepending(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
     return TokenPrepending(backbone, **settings)
 
@@ -132,6 +145,8 @@ _LOADERS = {
     "soft_prompt": _load_soft_prompt,
     "kv_prefix": _load_kv_prefix,
     "lora": _load_lora,
+    "bottleneck": _load_bottleneck,
+    "conv": _load_convolution,
     "token_prepending": _load_token_prepending,
     "kv_rerouting": _load_kv_rerouting,
 }

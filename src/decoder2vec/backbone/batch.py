@@ -168,6 +168,13 @@ class Adapter(nn.Module, ABC):
     kind: ClassVar[str]
     packs: ClassVar[bool] = False
     """Whether the adapter works on packed batches as well."""
+    hooks_blocks: ClassVar[bool] = False
+    """Whether it adds hooks to modules inside blocks, which compiled blocks do not call."""
+
+    @property
+    def continues(self) -> bool:
+        """Whether tokens that follow cached keys and values are computed right without the tokens before them."""
+        return self.packs
 
     def adapt(self, batch: TokenBatch, model: nn.Module) -> TokenBatch:
         """Return the batch that the model reads instead of `batch`."""
@@ -179,6 +186,10 @@ class Adapter(nn.Module, ABC):
         Args:
             batch: The batch that `adapt` returned, if one is about to be computed.
         """
+        return nullcontext()
+
+    def recomputing(self) -> AbstractContextManager[Any]:
+        """Context in which blocks of the current pass can be computed again after it, with the same result."""
         return nullcontext()
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,9 +36,14 @@ def gradient_checkpointing(backbone: Backbone) -> Iterator[None]:
     """
     blocks = list(backbone.blocks)
     forwards = [block.forward for block in blocks]
+
+    def contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+        """Of the pass, and of computing a block again."""
+        return nullcontext(), backbone.adapter.recomputing() if backbone.adapter else nullcontext()
+
     try:
         for block, forward in zip(blocks, forwards, strict=True):
-            block.forward = partial(checkpoint, forward, use_reentrant=False)
+            block.forward = partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
         yield
     finally:
         for block in blocks:

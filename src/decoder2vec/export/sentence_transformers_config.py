@@ -95,7 +95,7 @@ def _unsupported_features(encoder: Encoder) -> Iterator[str]:
     spec, backbone = encoder.spec, encoder.backbone
     if backbone.adapter and not isinstance(backbone.adapter, Lora):
         yield (
-            f"its adapter ({backbone.adapter.kind}) adds tokens or states and does not change the weights; "
+            f"its adapter ({backbone.adapter.kind}) does not change the weights but the tokens or states; "
             "train with the recipe 'lora' or 'full'"
         )
     if len({reading.template or spec.template for reading in spec.readings}) > 1:

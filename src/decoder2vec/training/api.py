@@ -534,7 +534,7 @@ def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequ
     parts = [
         stage.recipe.name,
         to_table(stage.recipe),
-        data_key(data),
+        data.key(),
         backbone.effective_fingerprint,
         str(backbone.dtype),
     ]
@@ -543,16 +543,6 @@ def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequ
     if fingerprints := stage.recipe.teacher_fingerprints():
         parts.append(fingerprints)
     return fingerprint(*parts, list(seeds))
-
-
-def data_key(data: TrainingData) -> list[Any]:
-    """Everything that is learned from, selected on or evaluated."""
-    pairs = [[vars(file) for file in files if file] for files in ([data.train], data.dev, data.test)]
-    parts: list[Any] = [data.texts, pairs, data.triplets, data.nli, list(data.scale)]
-    parts.append(sorted(data.concepts.concepts) if data.concepts else None)
-    if examples := data.contrastive:
-        parts += [examples.texts, examples.indices()]
-    return parts
 
 
 def _find_trained(key: str, folder: Path, *, anywhere: bool) -> Path | None:

@@ -150,6 +150,22 @@ class ContrastiveExamples:
         left, right = ([self.texts[pair[side]] for pair in scores] for side in (0, 1))
         return self._select(np.flatnonzero(~is_dev)), ScoredPairs(f"{name}-dev", left, right, list(scores.values()))
 
+    def subset(self, rows: Rows) -> ContrastiveExamples:
+        """The examples of some rows, with no other texts."""
+        chosen = self._select(rows)
+        used = np.unique(np.concatenate([chosen.anchors, chosen.positives, chosen.negatives.ravel()]))
+        used = used[used >= 0]
+        new_index = np.full(len(self.texts) + 1, -1, np.intp)  # the last is that of a missing negative, -1
+        new_index[used] = np.arange(len(used))
+        return replace(
+            chosen,
+            texts=[self.texts[index] for index in used],
+            anchors=new_index[chosen.anchors],
+            positives=new_index[chosen.positives],
+            negatives=new_index[chosen.negatives],
+            groups=self.groups[used],
+        )
+
     def _select(self, rows: Rows) -> ContrastiveExamples:
         """The examples of some rows; the texts keep their indices."""
         return replace(

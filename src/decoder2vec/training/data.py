@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +128,15 @@ class TrainingData:
         """Hashes of every text that training sees; dev and test pairs are not part of it."""
         seen = replace(self, dev=(), test=(), contrastive=None).all_texts()
         return hash_texts([*seen, *(self.contrastive.texts_of_examples() if self.contrastive else [])])
+
+    def key(self) -> list[Any]:
+        """Everything that is learned from, selected on or evaluated, as JSON: what a result depends on."""
+        pairs = [[vars(file) for file in files if file] for files in ([self.train], self.dev, self.test)]
+        parts: list[Any] = [self.texts, pairs, self.triplets, self.nli, list(self.scale)]
+        parts.append(sorted(self.concepts.concepts) if self.concepts else None)
+        if examples := self.contrastive:
+            parts += [examples.texts, examples.indices()]
+        return parts
 
     def describe(self) -> dict[str, str]:
         """What there is of each kind, for the card and the results file."""

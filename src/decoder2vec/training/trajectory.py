@@ -27,7 +27,7 @@ from decoder2vec.report.figures import file_stems
 from decoder2vec.report.result_files import TRAJECTORY_FILE
 from decoder2vec.report.trajectory import CheckpointRun, RunScore, TrajectoryResult, TrajectoryTask
 from decoder2vec.storage import check_replaceable, write_json, write_lock
-from decoder2vec.training.api import data_key, train
+from decoder2vec.training.api import train
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import Plan, load_plan
 from decoder2vec.training.recipes.recipe import Recipe
@@ -297,6 +297,6 @@ def _expand(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...]:
 def _training_key(data: TrainingData | str | Path | Sequence[str | Path] | None) -> Any:
     """What identifies training data: their content, or for a folder its path."""
     if data is None or isinstance(data, TrainingData):
-        return data and data_key(data)
+        return data and data.key()
     paths = [Path(path) for path in ([data] if isinstance(data, str | Path) else data)]
     return [file_sha256(path) if path.is_file() else str(path) for path in paths]

@@ -31,7 +31,7 @@ class TokenStates:
         """The states of some texts, through the adapter."""
         backbone = self.backbone
         batch = backbone.adapt(collate(prompts, backbone.pad_token_id).to(backbone.device))
-        with any_shape_attention(backbone.device):
+        with backbone.adapter_enabled(batch), any_shape_attention(backbone.device):
             output = backbone.model(**self.capture.model_inputs(batch), use_cache=False)
         states: Tensor = output.last_hidden_state
         return states

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.training.recipes.bottleneck import BottleneckRecipe, ConvolutionRecipe
 from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.training.recipes.full import FullRecipe
 from decoder2vec.training.recipes.kv_prefix import KeyValuePrefixRecipe
@@ -23,6 +24,8 @@ _BUILT_IN: tuple[type[Recipe[Any, Any]], ...] = (
     SoftPromptRecipe,
     KeyValuePrefixRecipe,
     LoraRecipe,
+    BottleneckRecipe,
+    ConvolutionRecipe,
     FullRecipe,
     RerankRecipe,
 )
