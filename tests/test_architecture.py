@@ -30,6 +30,7 @@ LEVELS = [
     {"reranker"},
     {"quick_encoder"},
     {"bulk"},
+    {"bridge"},
     {"export"},
     {"merging"},
     {"evaluation"},
