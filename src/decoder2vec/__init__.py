@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from decoder2vec.analysis.intrinsic_dimension import DimensionPlan, estimate_dimension, measure_dimension
     from decoder2vec.analysis.pruning import prune
     from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.bridge.bridge import Bridge
+    from decoder2vec.bridge.control import BlindControl, blind_control
+    from decoder2vec.bridge.projector import Projector
+    from decoder2vec.bridge.vectors import CaptionedVectors, read_captioned_vectors
     from decoder2vec.bulk.dataset import DatasetResult, embed_dataset
     from decoder2vec.bulk.plan import VectorFormat
     from decoder2vec.bulk.ray_encoder import RayEncoder
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from decoder2vec.text.files import ScoredPairs, Triplets, read_pairs, read_triplets
     from decoder2vec.text.template import Template
     from decoder2vec.training.api import TrainingResult, train
+    from decoder2vec.training.bridge import BridgeConfig, BridgeResult, train_bridge
     from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
     from decoder2vec.training.data import TrainingData
     from decoder2vec.training.loop import Schedule
@@ -87,6 +92,10 @@ _MODULES = {
     "analysis.intrinsic_dimension": ("DimensionPlan", "estimate_dimension", "measure_dimension"),
     "analysis.pruning": ("prune",),
     "backbone.backbone": ("Backbone",),
+    "bridge.bridge": ("Bridge",),
+    "bridge.control": ("BlindControl", "blind_control"),
+    "bridge.projector": ("Projector",),
+    "bridge.vectors": ("CaptionedVectors", "read_captioned_vectors"),
     "bulk.dataset": ("DatasetResult", "embed_dataset"),
     "bulk.plan": ("VectorFormat",),
     "bulk.ray_encoder": ("RayEncoder",),
@@ -131,6 +140,7 @@ _MODULES = {
     "text.files": ("ScoredPairs", "Triplets", "read_pairs", "read_triplets"),
     "text.template": ("Template",),
     "training.api": ("TrainingResult", "train"),
+    "training.bridge": ("BridgeConfig", "BridgeResult", "train_bridge"),
     "training.contrastive_examples": ("ContrastiveExamples", "read_contrastive_examples"),
     "training.data": ("TrainingData",),
     "training.loop": ("Schedule",),
@@ -148,7 +158,12 @@ _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "Backbone",
     "BackboneError",
+    "BlindControl",
+    "Bridge",
+    "BridgeConfig",
+    "BridgeResult",
     "CalibrationResult",
+    "CaptionedVectors",
     "Chunking",
     "ContrastiveExamples",
     "DataFileError",
@@ -182,6 +197,7 @@ __all__ = [
     "Plan",
     "PredictedRelation",
     "Progress",
+    "Projector",
     "RayEncoder",
     "Reading",
     "Relation",
@@ -208,6 +224,7 @@ __all__ = [
     "Verification",
     "__version__",
     "as_mteb_model",
+    "blind_control",
     "calibrate",
     "compare_engines",
     "create_app",
@@ -228,6 +245,7 @@ __all__ = [
     "migration_report",
     "mine_hard_negatives",
     "prune",
+    "read_captioned_vectors",
     "read_contrastive_examples",
     "read_mentions",
     "read_pairs",
@@ -239,6 +257,7 @@ __all__ = [
     "sweep",
     "text_key",
     "train",
+    "train_bridge",
     "verify_dataset",
 ]
 

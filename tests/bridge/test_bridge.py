@@ -172,7 +172,7 @@ def test_saved_and_loaded_bridges_are_equal(backbone, tmp_path):
 def test_damaged_folders_are_one_sentence(backbone, tmp_path):
     bridge = describing(backbone("tiny-llama"))
     folder = bridge.save(tmp_path / "bridge")
-    with pytest.raises(InputError, match="has no bridge.json"):
+    with pytest.raises(InputError, match=r"has no bridge\.json"):
         Bridge.from_pretrained(tmp_path)
     weights = (folder / "projector.safetensors").read_bytes()
     (folder / "projector.safetensors").write_bytes(weights[:-8] + b"damaged!")

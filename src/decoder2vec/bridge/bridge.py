@@ -27,7 +27,7 @@ from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import any_shape_attention, token_budget
 from decoder2vec.bridge.generation import generate
 from decoder2vec.bridge.projector import Projector, soft_token_batch, template_pieces
-from decoder2vec.bridge.vectors import Vectors, check_vectors
+from decoder2vec.bridge.vectors import Vectors, to_table_of_numbers
 from decoder2vec.config import fingerprint
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import EncoderError, InputError, StorageError, UnsupportedError
@@ -143,7 +143,7 @@ class Bridge:
         Raises:
             InputError: The vectors cannot be used, or the bridge is for descriptions.
         """
-        table, spec = check_vectors(vectors, "The array", dim=self.dim), self.encoder.spec
+        table, spec = to_table_of_numbers(vectors, "The array", dim=self.dim), self.encoder.spec
         length = sum(map(len, self.pieces)) + self.projector.tokens * (len(self.pieces) - 1)
         size = max(1, token_budget(self.backbone.device, self.backbone.dim) // length)
         with torch.inference_mode(), self.backbone.lock:
@@ -185,7 +185,7 @@ class Bridge:
         """
         if min(max_tokens, batch_size) < 1:
             raise InputError("max_tokens and batch_size must be 1 or more.")
-        head, table = self.head, check_vectors(vectors, "The array", dim=self.dim)
+        head, table = self.head, to_table_of_numbers(vectors, "The array", dim=self.dim)
         texts = []
         for batch in _batches(table, batch_size):
             with torch.inference_mode():
@@ -231,7 +231,7 @@ class Bridge:
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """[items] cross-entropy of each caption, summed over its tokens, and [items] the numbers of tokens."""
         targets = self.caption_ids(captions, max_tokens)
-        table, losses = check_vectors(vectors, "The array", dim=self.dim), []
+        table, losses = to_table_of_numbers(vectors, "The array", dim=self.dim), []
         for start in range(0, len(targets), _GENERATED_AT_ONCE):
             chunk = slice(start, start + _GENERATED_AT_ONCE)
             states, ids = self.target_states(table[chunk], targets[chunk])

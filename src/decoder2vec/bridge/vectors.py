@@ -44,6 +44,10 @@ class CaptionedVectors:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vectors", check_vectors(self.vectors, self.name))
+        if len(self.vectors) > 1 and not np.ptp(self.vectors, axis=0).any():
+            raise InputError(
+                f"{self.name}: all {len(self.vectors)} vectors are the same, so they cannot be told apart."
+            )
         if len(self.vectors) != len(self.captions):
             raise InputError(
                 f"{self.name} has {len(self.vectors)} vectors and {len(self.captions)} captions; give one caption for "
@@ -98,11 +102,23 @@ def check_vectors(vectors: Any, name: str = "the data", *, dim: int | None = Non
     Args:
         vectors: The vectors.
         name: Where they are from, for messages.
-        dim: The dimension that they must have; by default any, and then they must differ.
+        dim: The dimension that they must have; by default any.
 
     Raises:
-        InputError: They are no table of finite numbers, a vector is constant, all are equal, or `dim` is another.
+        InputError: They are no table of finite numbers, one of them is constant, or their dimension is another.
     """
+    table = to_table_of_numbers(vectors, name, dim=dim)
+    constant = np.ptp(table, axis=1) == 0
+    if table.shape[1] > 1 and constant.any():
+        row = int(np.argmax(constant)) + 1
+        raise InputError(
+            f"{name}, row {row}: all numbers of the vector are {table[row - 1, 0]:g}, so it says nothing; leave it out."
+        )
+    return table
+
+
+def to_table_of_numbers(vectors: Any, name: str, *, dim: int | None = None) -> Vectors:
+    """Like `check_vectors`, but a vector may be constant."""
     try:
         table = np.asarray(vectors)
         with np.errstate(over="ignore"):
@@ -117,14 +133,6 @@ def check_vectors(vectors: Any, name: str = "the data", *, dim: int | None = Non
         raise InputError(f"{name}, row {row}: the vector has numbers that are missing, NaN or infinite; leave it out.")
     if dim is not None and table.shape[1] != dim:
         raise InputError(f"{name} has vectors of {table.shape[1]} dimensions; this bridge takes those of {dim}.")
-    constant = np.ptp(table, axis=1) == 0
-    if table.shape[1] > 1 and constant.any():
-        row = int(np.argmax(constant)) + 1
-        raise InputError(
-            f"{name}, row {row}: all numbers of the vector are {table[row - 1, 0]:g}, so it says nothing; leave it out."
-        )
-    if dim is None and len(table) > 1 and not np.ptp(table, axis=0).any():
-        raise InputError(f"{name}: all {len(table)} vectors are the same, so they cannot be told apart.")
     return np.ascontiguousarray(table)
 
 
@@ -176,6 +184,24 @@ def read_captioned_vectors(
     return CaptionedVectors(vectors, read_captions(source, column), name)
 
 
+def read_item_texts(
+    file: str | Path, captions: str | Path | None = None, column: str | None = None
+) -> list[str] | None:
+    """Read the captions that belong to a file of vectors; None if there are none and none were named.
+
+    Args:
+        file: The file of vectors.
+        captions: The file of captions, as in `read_captioned_vectors`.
+        column: Their column.
+    """
+    path = _existing(file)
+    if captions is None and path.suffix == ".parquet":
+        names = set(_parquet_columns(path))
+        return _parquet_captions(path, column) if column or names & set(CAPTION_COLUMNS) else None
+    source = captions or find_captions(path)
+    return read_captions(source, column) if source else None
+
+
 def find_captions(file: Path) -> Path | None:
     """The file of captions beside a file of vectors, if there is one; a Parquet file may hold its own."""
     candidates = [file.with_name(file.stem + ending + gz) for ending in _CAPTION_FILES for gz in ("", ".gz")]
@@ -218,13 +244,22 @@ def _parquet_vectors(path: Path, column: str) -> Vectors:
 
 def _parquet_captions(path: Path, column: str | None) -> list[str]:
     pyarrow, parquet = import_pyarrow()
+    names = _parquet_columns(path)
+    chosen = column or next((name for name in CAPTION_COLUMNS if name in names), None)
+    if chosen not in names:
+        wanted = column or " or ".join(CAPTION_COLUMNS)
+        raise DataFileError(f"{path} has no column {wanted}; it has {', '.join(names)}.")
     try:
         with parquet.ParquetFile(path) as file:
-            names = file.schema_arrow.names
-            chosen = column or next((name for name in CAPTION_COLUMNS if name in names), None)
-            if chosen not in names:
-                wanted = column or " or ".join(CAPTION_COLUMNS)
-                raise DataFileError(f"{path} has no column {wanted}; it has {', '.join(names)}.")
             return file.read([chosen]).column(chosen).to_pylist()  # type: ignore[no-any-return]
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataFileError(f"Cannot read {path}: {str(error).strip('.')}.") from None
+
+
+def _parquet_columns(path: Path) -> list[str]:
+    pyarrow, parquet = import_pyarrow()
+    try:
+        with parquet.ParquetFile(path) as file:
+            return list(file.schema_arrow.names)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataFileError(f"Cannot read {path}: {str(error).strip('.')}.") from None
