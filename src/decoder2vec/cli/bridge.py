@@ -6,7 +6,7 @@ import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -97,7 +97,7 @@ def bridge(
 
 def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, rate: float | None) -> BridgeConfig:
     """The configuration with what was chosen instead of the defaults; batches are equally large in both stages."""
-    chosen = {"epochs": epochs, "batch": batch, "rate": rate}
+    chosen: dict[str, Any] = {"epochs": epochs, "batch": batch, "rate": rate}
     training = replace(config.training, **{name: value for name, value in chosen.items() if value is not None})
     tuning = replace(config.tuning, batch=batch) if batch is not None else config.tuning
     return replace(config, training=training, tuning=tuning)
