@@ -48,6 +48,11 @@ def test_a_bridge_for_search(files, run_main, tmp_path):
         "bridge", files / "items.npy", "--through", tmp_path / "b", "--index", tmp_path / "idx", *SMALL[4:]
     )
     assert code == 0 and "unchanged 60" in err
+    np.save(tmp_path / "more.npy", ITEMS.vectors[:3] + 0.1)
+    code, _, err = run_main(
+        "bridge", tmp_path / "more.npy", "--through", tmp_path / "b", "--index", tmp_path / "idx", *SMALL[4:]
+    )
+    assert code == 0 and "added 3," in err
 
 
 def test_a_bridge_for_descriptions(files, run_main, tmp_path):

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from decoder2vec.cli.options import Device, Dtype
-from decoder2vec.cli.output import info, show_progress, table
+from decoder2vec.cli.output import info, show_progress
+from decoder2vec.cli.output import table as print_table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_output_file, write_json
 
@@ -106,16 +107,18 @@ def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, 
 def _add(
     location: str, bridge: Bridge, vectors: Path, captions: Path | None, column: str | None, vector_column: str
 ) -> None:
-    """Add the vectors to an index, with their captions as texts where there are any."""
+    """Add the vectors to an index, with their captions as texts where there are any; else their names."""
     from decoder2vec.bridge.vectors import read_item_texts, read_vectors
     from decoder2vec.search.documents import Document
     from decoder2vec.search.index import Index
 
-    texts = read_item_texts(vectors, captions, column)
+    table, texts = read_vectors(vectors, vector_column), read_item_texts(vectors, captions, column)
+    names = [f"{vectors.name}:{row}" for row in range(len(table))]
+    if texts is not None and len(texts) != len(names):
+        raise InputError(f"{vectors} has {len(names)} vectors and {len(texts)} captions; give one for each.")
+    items = [Document(name, text) for name, text in zip(names, texts or names, strict=True)]
     opened = Index.open(location, bridge.encoder) if Index.exists(location) else Index.create(location, bridge.encoder)
-    name = vectors.name
-    items = None if texts is None else [Document(f"{name}:{row}", text) for row, text in enumerate(texts)]
-    changes = opened.add(items, vectors=read_vectors(vectors, vector_column), through=bridge)
+    changes = opened.add(items, vectors=table, through=bridge)
     info(f"{location}: added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}")
 
 
@@ -123,7 +126,7 @@ def print_control(control: BlindControl, title: str) -> None:
     """Print the scores with real, zeroed and shuffled vectors side by side."""
     from decoder2vec.bridge.control import COLUMNS
 
-    table(COLUMNS, control.rows(), title)
+    print_table(COLUMNS, control.rows(), title)
     if not control.uses_vectors:
         info("warning: real vectors are not better than zeroed and shuffled ones: the bridge does not use them")
 
