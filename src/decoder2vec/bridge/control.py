@@ -105,8 +105,8 @@ def blind_control(
         ranks = np.stack([item_ranks(bridge, vectors, items.captions) for vectors in inputs.values()])
         scorers = {
             "reciprocal rank": mean_scorer(100 / ranks),
-            "recall@1": mean_scorer(100.0 * (ranks <= 1)),
-            "recall@10": mean_scorer(100.0 * (ranks <= 10)),
+            "recall@1": mean_scorer(np.where(ranks <= 1, 100.0, 0.0)),
+            "recall@10": mean_scorer(np.where(ranks <= 10, 100.0, 0.0)),
         }
     scores, differences = {}, {}
     for name, scorer in scorers.items():

@@ -103,7 +103,7 @@ class Projector(nn.Module):
         if self.inner is not None:
             states = functional.gelu(self.inner(states))
         projected: Tensor = self.output(states)
-        return projected.unflatten(1, (self.tokens, self.width))
+        return projected.view(-1, self.tokens, self.width)
 
     def settings(self) -> dict[str, Any]:
         """What is needed, besides the parameters, to rebuild it."""
