@@ -33,8 +33,8 @@ def test_descriptions_are_those_of_the_bridge(serving, offline):
             answer = client.post("/describe", json={"text": text})
             assert answer.status_code == 200, answer.text
             assert answer.json() == {"description": description, "without_vector": blind}
-        assert client.post("/describe", json={"text": ""}).status_code == 422
-        assert client.post("/describe", json={}).status_code == 422
+        assert client.post("/describe", json={"text": ""}).status_code == 400
+        assert client.post("/describe", json={}).status_code == 400
 
 
 def test_without_a_bridge_it_is_a_404(client):
