@@ -31,6 +31,7 @@ LEVELS = [
     {"reranker"},
     {"quick_encoder"},
     {"bulk"},
+    {"bridge"},
     {"export"},
     {"merging"},
     {"evaluation"},

@@ -65,7 +65,9 @@ def test_parameters_are_typed_and_documented(name):
     assert signature.return_annotation is not inspect.Signature.empty
 
 
-@pytest.mark.parametrize("name", [*FUNCTIONS, "Encoder", "Index", "load_encoder", "measure_dimension", "create_app"])
+@pytest.mark.parametrize(
+    "name", [*FUNCTIONS, "Encoder", "Index", "load_encoder", "measure_dimension", "create_app", "Projector"]
+)
 def test_examples_in_docstrings_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "import decoder2vec as d2v" in public(name).__doc__

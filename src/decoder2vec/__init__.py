@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from decoder2vec.analysis.pruning import prune
     from decoder2vec.analysis.vocabulary import VocabularyPruning, measure_vocabulary, prune_vocabulary
     from decoder2vec.backbone.backbone import Backbone
+    from decoder2vec.bridge.bridge import Bridge
+    from decoder2vec.bridge.control import BlindControl, blind_control
+    from decoder2vec.bridge.projector import Projector
+    from decoder2vec.bridge.vectors import CaptionedVectors, read_captioned_vectors
     from decoder2vec.bulk.dataset import DatasetResult, embed_dataset
     from decoder2vec.bulk.plan import VectorFormat
     from decoder2vec.bulk.ray_encoder import RayEncoder
@@ -74,6 +78,7 @@ if TYPE_CHECKING:
     from decoder2vec.text.files import ScoredPairs, Triplets, read_pairs, read_triplets
     from decoder2vec.text.template import Template
     from decoder2vec.training.api import TrainingResult, train
+    from decoder2vec.training.bridge import BridgeConfig, BridgeResult, train_bridge
     from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
     from decoder2vec.training.curve import CurvePoint, LearningCurve, learning_curve
     from decoder2vec.training.data import TrainingData
@@ -101,6 +106,10 @@ _MODULES = {
     "analysis.pruning": ("prune",),
     "analysis.vocabulary": ("VocabularyPruning", "measure_vocabulary", "prune_vocabulary"),
     "backbone.backbone": ("Backbone",),
+    "bridge.bridge": ("Bridge",),
+    "bridge.control": ("BlindControl", "blind_control"),
+    "bridge.projector": ("Projector",),
+    "bridge.vectors": ("CaptionedVectors", "read_captioned_vectors"),
     "bulk.dataset": ("DatasetResult", "embed_dataset"),
     "bulk.plan": ("VectorFormat",),
     "bulk.ray_encoder": ("RayEncoder",),
@@ -150,6 +159,7 @@ _MODULES = {
     "text.files": ("ScoredPairs", "Triplets", "read_pairs", "read_triplets"),
     "text.template": ("Template",),
     "training.api": ("TrainingResult", "train"),
+    "training.bridge": ("BridgeConfig", "BridgeResult", "train_bridge"),
     "training.contrastive_examples": ("ContrastiveExamples", "read_contrastive_examples"),
     "training.curve": ("CurvePoint", "LearningCurve", "learning_curve"),
     "training.data": ("TrainingData",),
@@ -170,8 +180,13 @@ _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for
 __all__ = [
     "Backbone",
     "BackboneError",
+    "BlindControl",
     "BottleneckRecipe",
+    "Bridge",
+    "BridgeConfig",
+    "BridgeResult",
     "CalibrationResult",
+    "CaptionedVectors",
     "Choice",
     "Chunking",
     "ContrastiveExamples",
@@ -211,6 +226,7 @@ __all__ = [
     "PredictedRelation",
     "ProbeConfig",
     "Progress",
+    "Projector",
     "RayEncoder",
     "Reading",
     "Relation",
@@ -243,6 +259,7 @@ __all__ = [
     "VocabularyPruning",
     "__version__",
     "as_mteb_model",
+    "blind_control",
     "calibrate",
     "choose",
     "compare_engines",
@@ -267,6 +284,7 @@ __all__ = [
     "mine_hard_negatives",
     "prune",
     "prune_vocabulary",
+    "read_captioned_vectors",
     "read_contrastive_examples",
     "read_mentions",
     "read_pairs",
@@ -279,6 +297,7 @@ __all__ = [
     "sweep",
     "text_key",
     "train",
+    "train_bridge",
     "verify_dataset",
 ]
 

@@ -155,6 +155,7 @@ class StubServer:
             "/v1/models": MODELS_RESPONSE,
             "/health": {"status": "ok", "model": "tiny"},
             "/compare": COMPARE_RESPONSE,
+            "/describe": {"description": "a slow piano piece", "without_vector": "a description"},
             "/search": SEARCH_RESPONSE,
             "/match": match_response,
             "/documents": documents_response,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -134,7 +134,9 @@ class Lora(Adapter):
         versions = [matrix._version for matrix in matrices] + [matrices[0].data_ptr()]
         if not trainable and self._merged_cache and self._merged_cache[0] == versions:
             return self._merged_cache[1]
-        merged = {name: self._merge(name) for name in self.groups}
+        # what is cached in inference mode could not be used where gradients pass through the model
+        with nullcontext() if trainable else torch.inference_mode(False):
+            merged = {name: self._merge(name) for name in self.groups}
         self._merged_cache = None if trainable else (versions, merged)
         return merged
 

@@ -12,11 +12,13 @@ from typing import Annotated
 import typer
 
 from decoder2vec.cli.analyze import analyze
+from decoder2vec.cli.bridge import bridge
 from decoder2vec.cli.cache import cache
 from decoder2vec.cli.calibrate import calibrate
 from decoder2vec.cli.choose import choose
 from decoder2vec.cli.data import data
 from decoder2vec.cli.demo import demo
+from decoder2vec.cli.describe import describe
 from decoder2vec.cli.doctor import doctor
 from decoder2vec.cli.embed import embed
 from decoder2vec.cli.evaluate import evaluate
@@ -48,9 +50,9 @@ app = typer.Typer(
 _COMMANDS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Start": (demo, pull, data, cache),
     "Look": (doctor, sweep, choose, analyze, report),
-    "Make": (train, merge, prune, calibrate, export),
+    "Make": (train, merge, prune, calibrate, bridge, export),
     "Measure": (evaluate, mteb),
-    "Use": (similarity, embed, index, search, migrate, rerank, match, relate, serve),
+    "Use": (similarity, embed, index, search, migrate, rerank, match, relate, describe, serve),
 }
 
 

@@ -42,6 +42,9 @@ def serve(
     reranker: Annotated[
         str | None, typer.Option(help="What /rerank scores with: a reranker, or likelihood:MODEL; else the encoder.")
     ] = None,
+    describe: Annotated[
+        str | None, typer.Option(help="Bridge to words (d2v bridge --loss lm) for vectors of the encoder.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; by default for this machine only.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Model name for clients; by default the folder's name.")] = None,
@@ -86,6 +89,10 @@ def serve(
             model.add_adapter(adapter_name, folder)
         served_name = name or Path(encoder).name or "encoder"
         config = app.ServerConfig(model, served_name, index, sweep, limits, cache_mb, normalize=not raw)
+        if describe:
+            from decoder2vec.bridge.bridge import Bridge
+
+            config = replace(config, bridge=Bridge.from_pretrained(describe, device=device, dtype=dtype))
         if reranker is None:
             return config
         from decoder2vec.reranker import Reranker

@@ -43,10 +43,13 @@ class Document:
     metadata: dict[str, Any] = field(default_factory=dict)
     vector: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
     """The vector of the text where it is known: the text is then one chunk, and is not encoded."""
+    origin: str = ""
+    """What the vector was computed from, if not from the text: a document with another origin has changed."""
 
     def digest(self) -> str:
-        """Return a hash of text and metadata."""
-        content = json.dumps([self.text, self.metadata], sort_keys=True, ensure_ascii=False)
+        """Return a hash of text, metadata and origin."""
+        parts = [self.text, self.metadata, *([self.origin] if self.origin else [])]
+        content = json.dumps(parts, sort_keys=True, ensure_ascii=False)
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

@@ -37,7 +37,8 @@ from decoder2vec.search.store import (
 from decoder2vec.search.tuning import Qrels, TuningResult, choose_fusion, read_qrels, read_queries
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
 
-if TYPE_CHECKING:  # it imports torch
+if TYPE_CHECKING:  # they import torch
+    from decoder2vec.bridge.bridge import Bridge
     from decoder2vec.search.rerank import SupportsRerank, WeightedCosineReranker
 
 MODES = ("dense", "lexical", "hybrid")
@@ -262,8 +263,10 @@ class Index:
 
     def add(
         self,
-        documents: DocumentSource,
+        documents: DocumentSource | None = None,
         *,
+        vectors: Any = None,
+        through: Bridge | None = None,
         columns: Sequence[str] = (),
         progress: Callable[[IndexChanges], object] | None = None,
         notify: Callable[[str], object] = lambda _: None,
@@ -278,7 +281,10 @@ class Index:
         Args:
             documents: A folder or file (see `read_documents`), a folder that `embed_dataset` wrote (its vectors are
                 taken as they are), or an iterable of `Document`s, texts and dicts with
-                `text`, optionally `id` or `_id`, and metadata.
+                `text`, optionally `id` or `_id`, and metadata. With `vectors`: one for each of them, such as captions;
+                by default "item 0", "item 1" and so on.
+            vectors: [items, dim] vectors of other origin, such as sounds, images or users.
+            through: The contrastive bridge, to the encoder of this index, that makes them comparable with texts.
             columns: Columns of a table, or keys of a dict, that are joined to the text. By default `text`; in a table
                 without it, all columns that hold text.
             progress: Called with the changes so far after every batch.
@@ -289,6 +295,12 @@ class Index:
         """
         if isinstance(self.encoder, QuickEncoder):
             raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
+        if vectors is not None or through is not None:
+            from decoder2vec.search.bridged import bridged_documents
+
+            documents = bridged_documents(self.header.space, vectors, through, documents, columns)
+        elif documents is None:
+            raise InputError("There is nothing to add; give documents, or vectors through a bridge.")
         if isinstance(documents, str | Path) and is_embedded_folder(documents):
             from decoder2vec.search.embedded import embedded_documents
 

@@ -20,6 +20,7 @@ from decoder2vec.config import fingerprint, from_table, to_table
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.maths.space_map import MAPS, NEIGHBOURS, Paired, SpaceMap, fit_map
 from decoder2vec.progress import current_progress
+from decoder2vec.search.bridged import BRIDGE_KEY
 from decoder2vec.search.comparison import (
     MAX_MEASURED_QUERIES,
     SHOWN_QUERIES,
@@ -279,7 +280,7 @@ def _embed_again(work: Move, sample: int, dry_run: bool) -> Migration:
         target = _write_and_switch(
             work,
             _generation(work, ""),
-            lambda chunks, _: work.encode_chunks(chunks),
+            lambda chunks, _: work.encode_chunks(_checked_chunks(chunks)),
             _EMBEDDED_DOCUMENTS,
             None,
         )
@@ -292,6 +293,16 @@ def _embed_again(work: Move, sample: int, dry_run: bool) -> Migration:
         count = target.count_chunks()
         _finish(work, target)
     return _result(work, is_switched=True, chunks=count, changes=changes, searched=f"all {count} chunks")
+
+
+def _checked_chunks(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
+    """The same chunks, if none is an item that came through a bridge: its vector is not that of its text."""
+    if item := next((chunk for chunk in chunks if BRIDGE_KEY in chunk.metadata), None):
+        raise InputError(
+            f"{item.document!r} is an item whose vector came through a bridge, not from its text; use --map, or index "
+            "the items again through a bridge to the new encoder."
+        )
+    return chunks
 
 
 @dataclass(frozen=True)

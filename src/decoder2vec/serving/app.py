@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from decoder2vec.errors import InputError
 from decoder2vec.package import __version__
-from decoder2vec.serving import document_routes, openai_routes, page_routes, search_routes
+from decoder2vec.serving import describe_routes, document_routes, openai_routes, page_routes, search_routes
 from decoder2vec.serving.api_errors import handle_exception
 from decoder2vec.serving.middleware import AdmissionMiddleware, APIKeys
 from decoder2vec.serving.service import ServerConfig, Service
@@ -38,7 +38,7 @@ def create_app(config: ServerConfig, api_keys: Iterable[str] = (), *, local_only
 
     Returns:
         A FastAPI application with the routes /v1/embeddings, /v1/models, /search, /match, /documents, /rerank,
-        /v1/rerank, /compare, /sweep, /health, /metrics and a page at /.
+        /v1/rerank, /compare, /describe, /sweep, /health, /metrics and a page at /.
 
     Raises:
         InputError: An API key, a limit or the index is wrong.
@@ -64,8 +64,8 @@ def create_app(config: ServerConfig, api_keys: Iterable[str] = (), *, local_only
     # FastAPI's own documentation pages would load scripts from other hosts
     app = FastAPI(title="decoder2vec", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
     app.state.service = service
-    for router in (openai_routes.router, search_routes.router, document_routes.router, page_routes.router):
-        app.include_router(router)
+    for routes in (openai_routes, search_routes, describe_routes, document_routes, page_routes):
+        app.include_router(routes.router)
     app.mount("/page", page_routes.page_files())
     # FastAPI has handlers of its own for these two; all other exceptions reach the middleware
     for exception in (RequestValidationError, HTTPException):

@@ -18,6 +18,7 @@ from starlette.requests import Request
 
 from decoder2vec.activations.extract import Extractor, check_texts
 from decoder2vec.backbone.machine import token_budget
+from decoder2vec.bridge.bridge import Bridge
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, EncoderError, InputError, unknown_name
 from decoder2vec.reranker import Reranker
@@ -71,6 +72,8 @@ class ServerConfig:
     """What /rerank and /v1/rerank score with; None: the encoder."""
     reranker_name: str = "reranker"
     """The model id that clients use for the reranker."""
+    bridge: Bridge | None = None
+    """What /describe reads the vectors of the encoder with; None: nothing is described."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,6 +222,16 @@ class QueuedReranker:
         return self._batcher.submit(self._key, [(query, text) for text in texts], token_counts)
 
 
+def _check_bridge(bridge: Bridge | None, dim: int) -> Bridge | None:
+    """The bridge; raises if it cannot describe the vectors of the encoder."""
+    if bridge is not None and (bridge.objective != "lm" or bridge.dim != dim):
+        raise InputError(
+            f"The bridge takes vectors of {bridge.dim} dimensions and is trained by {bridge.objective}; give one that "
+            f"was trained with --loss lm on vectors of this encoder, {dim} dimensions."
+        )
+    return bridge
+
+
 class Service:
     """The models behind their queue and cache, the index, and the threads that use them."""
 
@@ -226,6 +239,7 @@ class Service:
         self.limits = config.limits
         self.sweep = _read_sweep(config.sweep) if config.sweep else None
         self.models = ServedModels(config.name, config.encoder, normalize=config.normalize)
+        self.bridge = _check_bridge(config.bridge, self.models[None].dim)
         max_batch_tokens = config.limits.max_batch_tokens or _default_batch_tokens(config.encoder)
         batcher = Batcher(self._encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
         self.cached_batcher = CachedBatcher(batcher, VectorCache(config.cache_megabytes))

@@ -48,7 +48,13 @@ def show_result(user, tab):
         user.find("#search-query").send_keys("ferry\n")
     elif tab != "sweep":
         user.click(f"#{tab} [data-example]")
-    result = {"compare": ".curve .dot", "search": ".hits li", "match": ".matches li", "sweep": ".heat tbody td"}[tab]
+    result = {
+        "compare": ".curve .dot",
+        "search": ".hits li",
+        "match": ".matches li",
+        "describe": "#describe .card p",
+        "sweep": ".heat tbody td",
+    }[tab]
     user.wait_until(lambda: user.find_all(result))
 
 
@@ -62,6 +68,7 @@ def test_arrow_keys_move_between_tabs(user):
     for key, name in (
         (Keys.ARROW_RIGHT, "search"),
         (Keys.ARROW_RIGHT, "match"),
+        (Keys.ARROW_RIGHT, "describe"),
         (Keys.END, "sweep"),
         (Keys.ARROW_RIGHT, "compare"),
         (Keys.ARROW_LEFT, "sweep"),
@@ -113,7 +120,7 @@ def test_arrow_keys_move_between_cells_of_the_heat_map(user):
     assert len(user.find_all(".heat [tabindex='0']")) == 1
 
 
-@pytest.mark.parametrize("tab", ["compare", "search", "match", "sweep"])
+@pytest.mark.parametrize("tab", ["compare", "search", "match", "describe", "sweep"])
 def test_controls_have_names_and_texts_have_contrast(user, tab):
     show_result(user, tab)
     assert user.driver.execute_script(UNNAMED_CONTROLS) == []
@@ -123,7 +130,7 @@ def test_controls_have_names_and_texts_have_contrast(user, tab):
         assert count > 20 and weak == [], scheme
 
 
-@pytest.mark.parametrize("tab", ["compare", "search", "match", "sweep"])
+@pytest.mark.parametrize("tab", ["compare", "search", "match", "describe", "sweep"])
 def test_page_fits_a_phone_screen(user, tab):
     user.set_window(360, 740)
     user.open()

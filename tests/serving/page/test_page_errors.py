@@ -77,12 +77,17 @@ def test_unreachable_server_is_an_error(user):
         user.driver.get_log("browser")
 
 
-@pytest.mark.parametrize(("tab", "option"), [("search", "--index INDEX"), ("sweep", "--sweep DIR/sweep.json")])
-def test_missing_index_or_sweep_shows_how_to_add_it(user, stub, tab, option):
+@pytest.mark.parametrize(
+    ("tab", "option"),
+    [("search", "--index INDEX"), ("describe", "--describe BRIDGE"), ("sweep", "--sweep DIR/sweep.json")],
+)
+def test_missing_index_bridge_or_sweep_shows_how_to_add_it(user, stub, tab, option):
     stub.set_error(f"/{tab}", 404, "Not Found")
     user.click(f"#tab-{tab}")
     if tab == "search":
         user.find("#search-query").send_keys("anything\n")
+    elif tab == "describe":
+        user.click("#describe [data-example]")
     user.wait_until(lambda: option in user.find(f"#{tab} .output").text)
     assert not user.find(f"#{tab} .error").is_displayed()
     if tab == "sweep":

@@ -2,6 +2,7 @@
 
 import { hasKey, request, setKey } from "./api.js";
 import { startCompare } from "./compare.js";
+import { startDescribe } from "./describe.js";
 import { create, withCode } from "./elements.js";
 import { startMatch } from "./match.js";
 import { openKeyForm } from "./requests.js";
@@ -49,6 +50,7 @@ const panels = {
   compare: startCompare(byId("compare"), () => models),
   search: startSearch(byId("search")),
   match: startMatch(byId("match")),
+  describe: startDescribe(byId("describe")),
   sweep: startSweep(byId("sweep")),
 };
 
