@@ -132,13 +132,13 @@ def test_other_kinds_learn_what_is_planted(kind):
     assert task_logme(inputs[0], task) > task_logme(torch.randn_like(inputs[0]), task)
 
 
-def test_task_logme_is_that_of_centred_one_hot_targets():
+def test_task_logme_is_that_of_one_hot_targets_with_an_intercept():
     task = classification_task(100)
     x = standardise(planted_source(task, "a", 1).vectors(Reading(1)), task.train.units)
     features = x[torch.from_numpy(task.train.units[:, 0])].double().numpy()
-    features = (features - features.mean(axis=0)) / features.std(axis=0)
     one_hot = np.eye(3)[task.train.targets.astype(int)]
-    assert task_logme(x, task) == pytest.approx(logme(features, one_hot - one_hot.mean(axis=0)), abs=1e-9)
+    expected = logme(features / features.std(axis=0), one_hot, intercept=True)
+    assert task_logme(x, task) == pytest.approx(expected, abs=1e-9)
 
 
 def test_the_ranking_by_logme_agrees_with_training_over_graded_sources():

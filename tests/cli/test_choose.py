@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from PIL import Image
@@ -24,8 +25,9 @@ def labelled(tmp_path):
     return file
 
 
-def test_training_prints_layers_probes_controls_weights_and_a_verdict(labelled, tmp_path):
+def test_training_prints_layers_probes_controls_weights_and_a_verdict(labelled, tmp_path, monkeypatch):
     out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["d2v", "choose", str(labelled)])
     fast = ("--layers", "0,2", "--seeds", "1,2", "--epochs", 6, "--aggregators", "mean,attention")
     result = d2v("choose", *SOURCES, "--data", labelled, "--out", out, *fast, *OPTIONS)
     for phrase in (

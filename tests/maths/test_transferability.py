@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import linalg, optimize, stats
 
 from decoder2vec.maths.transferability import logme
 
@@ -56,3 +56,20 @@ def test_less_noise_is_better_and_noise_alone_is_worst():
     ]
     assert scores == sorted(scores, reverse=True)
     assert np.isfinite(scores).all()
+
+
+@pytest.mark.parametrize(("n", "dim"), [(60, 5), (25, 70)])
+def test_intercept_is_a_direction_less(n, dim):
+    """Helmert's matrix has the n - 1 directions that are orthogonal to the constant."""
+    rng = np.random.default_rng(n)
+    x, y = rng.normal(3, 1, (n, dim)), rng.normal(7, 2, n)
+    directions = linalg.helmert(n)
+    assert logme(x, y, intercept=True) == pytest.approx(logme(directions @ x, directions @ y), abs=1e-9)
+
+
+@pytest.mark.parametrize(("n", "dim"), [(300, 1728), (300, 30)])
+def test_noise_is_not_better_than_a_constant(n, dim):
+    rng = np.random.default_rng(3)
+    labels = np.eye(2)[rng.integers(0, 2, n)]
+    noise, constant = (logme(x, labels, intercept=True) for x in (rng.normal(size=(n, dim)), np.ones((n, 1))))
+    assert abs(noise - constant) < 0.01  # with centring alone 0.04 and more

@@ -20,7 +20,7 @@ from decoder2vec.backbone.blocks import count_parameters
 from decoder2vec.backbone.machine import FOUR_BIT, INT8, quiet_transformers
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading
-from decoder2vec.encoder import Encoder, read_encoder_folder
+from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import BACKBONE_FOLDER, saved_encoder_folder
 from decoder2vec.errors import BackboneError, InputError
 from decoder2vec.export.pruned import PRUNING_FILE, check_new_folder
@@ -31,6 +31,7 @@ from decoder2vec.export.pruned_vocabulary import (
     write_pruned_vocabulary,
 )
 from decoder2vec.progress import current_progress
+from decoder2vec.saved_encoder import read_encoder_folder
 from decoder2vec.storage import atomic_folder, check_output_file, temporary_folder, versions
 from decoder2vec.text.template import TEMPLATES, Template
 from decoder2vec.text.vocabulary import TextTokens, TokenCounts, Vocabulary, encode_texts

@@ -374,8 +374,7 @@ def task_logme(vectors: Tensor, task: TargetTask) -> float:
     if task.kind != "regression":
         targets = np.eye(len(task.labels))[targets.astype(int)]
     deviation = features.std(axis=0)
-    features = (features - features.mean(axis=0)) / np.where(deviation > 1e-9, deviation, 1.0)
-    return logme(features, targets - targets.mean(axis=0))
+    return logme(features / np.where(deviation > 1e-9, deviation, 1.0), targets, intercept=True)
 
 
 def _short(reading: Reading) -> str:

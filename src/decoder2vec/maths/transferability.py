@@ -13,21 +13,26 @@ _LARGEST_RATIO = 1e12
 """Of the precision of the weights to that of the noise: from there on the features explain nothing."""
 
 
-def logme(features: _Floats, targets: _Floats) -> float:
+def logme(features: _Floats, targets: _Floats, *, intercept: bool = False) -> float:
     """Return the log of the maximum evidence for each example, a mean over targets (You et al., 2021); more is better.
 
     The targets are modelled as a linear function of the features with Gaussian weights and Gaussian noise, whose
-    precisions maximise the evidence. There is no intercept: centre features and targets where they need one.
+    precisions maximise the evidence.
 
     Args:
         features: [example, dim].
         targets: [example] scores, or [example, class] with 1 for the class of each example and 0 else.
+        intercept: Leave the mean of features and targets out of it: the evidence is that of the examples - 1 directions
+            that are left. Centring alone would let features without information look good where they outnumber the
+            examples, since the direction that they cannot explain is also one that the targets do not use.
     """
     x = np.asarray(features, np.float64)
     y = np.asarray(targets, np.float64).reshape(len(x), -1)
+    if intercept:
+        x, y = x - x.mean(axis=0), y - y.mean(axis=0)
     variances, projections = _spectrum(x, y)
     residual = np.maximum((y * y).sum(axis=0) - projections.sum(axis=0), 0.0)
-    n, dim = x.shape
+    n, dim = len(x) - intercept, x.shape[1]
     return float(np.mean([_evidence(n, dim, variances, p, r) for p, r in zip(projections.T, residual, strict=True)]))
 
 
@@ -43,6 +48,8 @@ def _spectrum(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
 
 def _evidence(n: int, dim: int, variances: _Floats, projections: _Floats, residual: float) -> float:
     """Maximum log evidence of one target, divided by the number of examples, by MacKay's fixed point."""
+    if not len(variances):  # constant features: all is noise
+        return 0.5 * (np.log(n / max(residual, 1e-300)) - np.log(2 * np.pi) - 1)
     ratio = 1.0  # of the precision of the weights (alpha) to that of the noise (beta)
     for _ in range(_MAX_ITERATIONS):
         shrunk = variances / (ratio + variances)
