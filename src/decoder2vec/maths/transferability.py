@@ -49,7 +49,7 @@ def _spectrum(x: _Floats, y: _Floats) -> tuple[_Floats, _Floats]:
 def _evidence(n: int, dim: int, variances: _Floats, projections: _Floats, residual: float) -> float:
     """Maximum log evidence of one target, divided by the number of examples, by MacKay's fixed point."""
     if not len(variances):  # constant features: all is noise
-        return 0.5 * (np.log(n / max(residual, 1e-300)) - np.log(2 * np.pi) - 1)
+        return float(0.5 * (np.log(n / max(residual, 1e-300)) - np.log(2 * np.pi) - 1))
     ratio = 1.0  # of the precision of the weights (alpha) to that of the noise (beta)
     for _ in range(_MAX_ITERATIONS):
         shrunk = variances / (ratio + variances)
