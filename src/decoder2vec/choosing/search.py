@@ -29,16 +29,10 @@ _RUN_WORK = 5.0
 """Work of training one probe, in texts that a model encodes."""
 
 
-@dataclass
-class LayerScore:
-    """One layer and pooling of one source, feeding the task alone."""
+class _Trained:
+    """Something that was trained with several seeds."""
 
-    source: str
-    reading: Reading
-    logme: float
-    """Log evidence for each example, computed without training; only differences have a meaning."""
-    runs: list[ProbeRun] = field(default_factory=list)
-    """One for each seed; empty in quick mode."""
+    runs: list[ProbeRun]
 
     @property
     def valid(self) -> float:
@@ -49,6 +43,18 @@ class LayerScore:
     def test(self) -> float:
         """Mean test score x 100 over seeds."""
         return float(np.mean([run.test for run in self.runs]))
+
+
+@dataclass
+class LayerScore(_Trained):
+    """One layer and pooling of one source, feeding the task alone."""
+
+    source: str
+    reading: Reading
+    logme: float
+    """Log evidence for each example, computed without training; only differences have a meaning."""
+    runs: list[ProbeRun] = field(default_factory=list)
+    """One for each seed; empty in quick mode."""
 
     @property
     def score(self) -> float:
@@ -64,7 +70,7 @@ class LayerScore:
 
 
 @dataclass
-class Probe:
+class Probe(_Trained):
     """Sources at fixed layers under one aggregator, trained with every seed."""
 
     name: str
@@ -72,16 +78,6 @@ class Probe:
     """Source and reading of each input; a source may occur several times."""
     aggregator: str
     runs: list[ProbeRun]
-
-    @property
-    def valid(self) -> float:
-        """Mean validation score x 100 over seeds."""
-        return float(np.mean([run.valid for run in self.runs]))
-
-    @property
-    def test(self) -> float:
-        """Mean test score x 100 over seeds."""
-        return float(np.mean([run.test for run in self.runs]))
 
     @property
     def spread(self) -> float:
