@@ -9,7 +9,7 @@ import torch
 from decoder2vec.activations.spans import TextSpan
 from decoder2vec.choosing import search as module
 from decoder2vec.choosing.aggregators import Attention, make_aggregator
-from decoder2vec.choosing.probe import ProbeConfig, standardise, train_probe
+from decoder2vec.choosing.probe import ProbeConfig, ProbeRun, standardise, train_probe
 from decoder2vec.choosing.search import search, task_logme
 from decoder2vec.choosing.tasks import Example, TargetTask
 from decoder2vec.config import Reading
@@ -185,3 +185,32 @@ def test_bad_arguments_are_one_sentence():
     huge = [torch.full((len(task.units), 12), torch.inf)]
     with pytest.raises(DivergedError, match="smaller rate"):
         train_probe(huge, task, lambda: make_aggregator("mean", [12]), FAST, 1)
+
+
+@pytest.mark.parametrize(
+    ("combined", "inputs", "alone", "ending"),
+    [
+        ((70.0, 68.0), 2, (60.0, 61.0), "more than seeds differ (1.0); test data agree (+7.0)."),
+        ((70.0, 60.0), 2, (60.0, 61.0), "more than seeds differ (1.0); but test data do not confirm it (-1.0)."),
+        (
+            (60.5, 60.0),
+            2,
+            (60.0, 61.0),
+            "has as much, within what seeds differ (60.0), so the sources are not what helps.",
+        ),
+        ((70.0, 68.0), 1, (60.0, 61.0), "+10.0 points against a; combining sources does not pay."),
+        ((50.0, 50.0), 2, (60.0, 61.0), "Combining sources does not pay."),
+    ],
+)
+def test_verdicts(combined, inputs, alone, ending):
+    """Validation and test score of a combination and of a source alone; two seeds differ by 2 points."""
+
+    def probe(name, scores, n_inputs, aggregator):
+        valid, test = scores
+        runs = [ProbeRun(seed, valid + shift, test + shift, {}, 1, 0, 0) for seed, shift in ((1, -1), (2, 1))]
+        return module.Probe(name, (("a", Reading(1)),) * n_inputs, aggregator, runs)
+
+    probes = [probe("mean of a + b", combined, inputs, "mean"), probe("a", alone, 1, "none")]
+    probes.sort(key=lambda one: -one.valid)
+    controls = [probe("base: base", (40.0, 40.0), 1, "none"), probe("shuffled labels", (99.0, 99.0), 1, "none")]
+    assert module.Choice(classification_task(), "base", FAST, [], probes, controls).verdict().endswith(ending)

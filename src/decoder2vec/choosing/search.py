@@ -176,7 +176,12 @@ class Choice:
             difference = f"{winner.valid - alone.valid:+.1f} points against {alone.name}"
             lines.append(f"This is one linear layer on one source, {difference}; combining sources does not pay.")
         elif gain > noise:
-            lines.append(f"It is {gain:.1f} points above {rival.name}, more than seeds differ ({noise:.1f}).")
+            on_test = winner.test - rival.test
+            confirmed = "test data agree" if on_test > 0 else "but test data do not confirm it"
+            lines.append(
+                f"It is {gain:.1f} points above {rival.name}, more than seeds differ ({noise:.1f}); {confirmed} "
+                f"({on_test:+.1f})."
+            )
         else:
             more = "as much, within what seeds differ" if gain > -noise else "more"
             lines.append(f"But {rival.name} has {more} ({rival.valid:.1f}), so the sources are not what helps.")
