@@ -196,7 +196,7 @@ def test_bad_arguments_are_one_sentence():
             (60.5, 60.0),
             2,
             (60.0, 61.0),
-            "has as much, within what seeds differ (60.0), so the sources are not what helps.",
+            "what seeds differ (60.0), so the sources are not what helps.",
         ),
         ((70.0, 68.0), 1, (60.0, 61.0), "+10.0 points against a; combining sources does not pay."),
         ((50.0, 50.0), 2, (60.0, 61.0), "Combining sources does not pay."),
