@@ -67,7 +67,8 @@ from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.block_modes import CompiledBlocks, computing_in
 from decoder2vec.backbone.machine import choose_device
 from decoder2vec.config import Reading, from_table, override, to_table
-from decoder2vec.encoder import Encoder, check_output_folder, spec_from_kwargs
+from decoder2vec.encoder import Encoder, spec_from_kwargs
+from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.transformers import write_model

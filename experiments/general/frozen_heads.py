@@ -35,7 +35,8 @@ from tqdm import tqdm
 from decoder2vec.activations.extract import Reader
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.config import EncoderSpec, Reading, from_table, override, to_table
-from decoder2vec.encoder import Encoder, check_output_folder
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.layerwise import LayerwiseHead

@@ -437,6 +437,9 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         shape = {**asdict(context.net.spec), "head": context.net.spec.head if uses_head else ""}
         statistics = [self.standardise, digests["statistics"]]
         schedule = to_table(self.pretraining)
+        del schedule[
+            "partial_vocabulary"
+        ]  # never set here; keys, and with them random numbers, stay those of earlier versions
         return fingerprint(
             _FORMAT, context.table.fingerprint, shape, statistics, schedule, kind, digests[kind], extra, seed
         )
