@@ -80,7 +80,7 @@ def equal(vectors):
         (nan, r"items, row 3: the vector has numbers that are missing, NaN or infinite; leave it out\."),
         (infinite, r"items, row 3: the vector has numbers that are missing, NaN or infinite; leave it out\."),
         (constant, r"items, row 3: all numbers of the vector are 0, so it says nothing; leave it out\."),
-        (equal, r"items: all 5 vectors are the same, so they cannot be told apart\."),
+        (equal, r"items: all 5 vectors are equal, so nothing can be learned from them\."),
     ],
 )
 def test_vectors_that_say_nothing_are_one_sentence(damage, message):

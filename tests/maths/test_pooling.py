@@ -7,7 +7,7 @@ import pytest
 import torch
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from decoder2vec.maths.pooling import POOLINGS, pool
+from decoder2vec.maths.pooling import POOLINGS, ChunkPooler, pool
 
 SPANS = {
     "right padding": ([0, 0, 0, 0], [9, 4, 1, 6]),
@@ -103,3 +103,13 @@ def test_pooling_equals_sentence_transformers(states, pooling, side):
     theirs = Pooling(6, pooling)({"token_embeddings": states, "attention_mask": mask})["sentence_embedding"]
     ours = pool(states, torch.tensor(start), torch.tensor(end), [pooling])[:, 0]
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_chunks_are_pooled_like_spans_of_single_rows():
+    states = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0))
+    rows, start, end = torch.tensor([2, 0, 2, 1]), torch.tensor([0, 3, 2, 6]), torch.tensor([7, 5, 3, 7])
+    spans = list(zip(rows.tolist(), start.tolist(), end.tolist(), strict=True))
+    row_of, position = torch.tensor([(row, place) for row, begin, after in spans for place in range(begin, after)]).T
+    boundaries = torch.tensor([0, *(end - start).tolist()]).cumsum(0)
+    expected = pool(states[rows], start, end, POOLINGS)
+    torch.testing.assert_close(ChunkPooler(row_of, position, boundaries, POOLINGS)(states), expected)

@@ -72,4 +72,4 @@ def test_noise_is_not_better_than_a_constant(n, dim):
     rng = np.random.default_rng(3)
     labels = np.eye(2)[rng.integers(0, 2, n)]
     noise, constant = (logme(x, labels, intercept=True) for x in (rng.normal(size=(n, dim)), np.ones((n, 1))))
-    assert abs(noise - constant) < 0.01  # with centring alone 0.04 and more
+    assert abs(noise - constant) < 0.01  # with centring alone 0.036 here, and up to 1.1 with other seeds

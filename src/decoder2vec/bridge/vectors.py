@@ -46,7 +46,7 @@ class CaptionedVectors:
         object.__setattr__(self, "vectors", check_vectors(self.vectors, self.name))
         if len(self.vectors) > 1 and not np.ptp(self.vectors, axis=0).any():
             raise InputError(
-                f"{self.name}: all {len(self.vectors)} vectors are the same, so they cannot be told apart."
+                f"{self.name}: all {len(self.vectors)} vectors are equal, so nothing can be learned from them."
             )
         if len(self.vectors) != len(self.captions):
             raise InputError(
