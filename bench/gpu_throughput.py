@@ -2,11 +2,12 @@
 
 Rows compare padded batches, packed ones, and packed ones with compiled blocks, which is how a model runs once it has
 computed many tokens. Tokenising, pooling and copying the vectors to the host are included; compiling is not.
-Run: python bench/gpu_throughput.py [model]
+Run: python bench/gpu_throughput.py [model] [--words 256,64,16] [--layers all,last] [--batches "packed, compiled"]
 """
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ from decoder2vec.backbone.packing import can_pack
 from measure import best_seconds, flops_per_token, gemm_flops, report
 
 MODES = ("padded", "packed", "packed, compiled")
+TEXTS = {256: 12_000, 64: 30_000, 16: 80_000}
+"""Number of texts, by their words."""
 
 VOCABULARY = [
     "the",
@@ -59,17 +62,22 @@ def mode(name: str, backbone: Backbone) -> Iterator[None]:
 
 
 def main() -> None:
-    model = sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m"
-    backbone = Backbone.load(model, device="cuda")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="smollm2-135m")
+    parser.add_argument("--words", default=",".join(map(str, TEXTS)))
+    parser.add_argument("--layers", default="all,last")
+    parser.add_argument("--batches", choices=MODES, nargs="+", default=MODES)
+    args = parser.parse_args()
+    backbone = Backbone.load(args.model, device="cuda")
     gemm_peak = gemm_flops(backbone.device, torch.bfloat16)
     per_token = flops_per_token(backbone)
     rows = []
-    for words, count in ((256, 12_000), (64, 30_000), (16, 80_000)):
-        texts = random_texts(count, words)
-        for layers in ("all", "last"):
+    for words in map(int, args.words.split(",")):
+        texts = random_texts(TEXTS[words], words)
+        for layers in args.layers.split(","):
             first = 0 if layers == "all" else backbone.n_layers
             readings = [Reading(layer, "mean") for layer in range(first, backbone.n_layers + 1)]
-            for name in MODES:
+            for name in args.batches:
                 with mode(name, backbone):
                     extractor = Extractor(backbone, readings)
                     extractor(texts[:2000])  # warm up

@@ -3,7 +3,7 @@
 Texts have 10 to 30 words, which are about as many tokens. A step is that of the training loop: batch, forward,
 InfoNCE, backward, clipping, optimiser. The first steps, in which blocks are compiled, are not measured. Tokens are
 those of the texts, without padding.
-Run: python bench/gpu_training.py [--backbone smollm2-135m] [--batches 512,1024] [--steps 40]
+Run: python bench/gpu_training.py [--backbone smollm2-135m] [--batches 512,1024] [--steps 40] [--fastest]
 """
 
 from __future__ import annotations
@@ -85,12 +85,14 @@ def main() -> None:
     parser.add_argument("--backbone", default="smollm2-135m")
     parser.add_argument("--batches", default="512,1024")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--fastest", action="store_true", help="packed and compiled alone")
     args = parser.parse_args()
+    choices = (True,) if args.fastest else (False, True)
     backbone = Backbone.load(args.backbone)
     rows = []
     for batch in map(int, args.batches.split(",")):
         data = random_triplets(batch * (WARM_UP_STEPS + args.steps))
-        for make, packed, compiled in product((LoraRecipe, FullRecipe), (False, True), (False, True)):
+        for make, packed, compiled in product((LoraRecipe, FullRecipe), choices, choices):
             recipe = make(read=ReadSettings(pooling="mean"), attention="bidirectional", compile_blocks=compiled)
             recipe = replace(recipe, training=replace(recipe.training, batch=batch, evaluate_every=10**6))
             with patch.object(

@@ -159,6 +159,23 @@ def test_rows_are_filled_in_order():
     assert list(plan_rows([], 8)) == []
 
 
+@pytest.mark.parametrize("budget", [8, 37, 100, 1000, 100_000])
+def test_even_rows_are_within_the_budget_and_of_about_one_size(budget):
+    lengths = np.random.default_rng(0).integers(1, 9, 500).tolist()
+    rows = list(plan_rows(lengths, budget, even=True))
+    sizes = [sum(lengths[text] for text in row) for row in rows]
+    assert [text for row in rows for text in row] == list(range(500))
+    assert max(sizes) <= budget
+    if budget > 100:  # rows of many texts
+        assert len(rows) == -(-sum(lengths) // budget) and min(sizes) >= 0.9 * max(sizes) - 2 * len(rows) * max(lengths)
+    assert list(plan_rows([], budget, even=True)) == []
+
+
+def test_no_packing_has_a_single_group():
+    """torch compiles a size of 1 apart from all others: a small chunk must not be compiled anew."""
+    assert len(Packing.of([3, 4]).groups.prompts) == 2
+
+
 # --- in use ----------------------------------------------------------------------------------------------------------
 
 

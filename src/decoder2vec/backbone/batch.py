@@ -134,7 +134,8 @@ class PromptGroups:
             sizes.append(int(ends[after - 1]) - begin)
             first = after
         places = np.arange(ends[-1]) + np.repeat(shifts, sizes)
-        prompts = np.full(_GROUP * len(shifts), -1)
+        # torch compiles a size of 1 apart from all others, so a single group gets an empty one beside it
+        prompts = np.full(_GROUP * max(2, len(shifts)), -1)
         prompts[places] = np.repeat(np.arange(len(lengths)), lengths)
         return cls(torch.from_numpy(prompts.reshape(-1, _GROUP)), torch.from_numpy(places))
 

@@ -78,17 +78,18 @@ def token_budget(device: torch.device, dim: int) -> int:
     return max(4_096, min(262_144, free // 4 // (100 * dim)))
 
 
-def training_token_budget(device: torch.device, dim: int, layers: int) -> int:
+def training_token_budget(device: torch.device, dim: int, layers: int, *, compiled: bool = False) -> int:
     """Tokens whose activations, kept for the backward pass, fill two thirds of the free memory.
 
-    A token leaves about forty values per dimension in each block. Memory that torch has reserved and does not use is
-    free.
+    A token leaves about forty values per dimension in each block, and less than twenty in one that is compiled. Memory
+    that torch has reserved and does not use is free.
     """
     if device.type != "cuda":
         return 32_768
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return int(max(1_024, free * 2 // 3 // (80 * dim * layers)))
+    n_bytes = 50 if compiled else 80
+    return int(max(1_024, free * 2 // 3 // (n_bytes * dim * layers)))
 
 
 def batch_overhead(device: torch.device, dim: int) -> int:

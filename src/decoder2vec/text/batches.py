@@ -62,8 +62,17 @@ def _pooled_chunks(prompts: Sequence[Prompt], rows: Sequence[int], shifts: Seque
     return PooledChunks(row_of, position, torch.tensor([0, *lengths]).cumsum(0))
 
 
-def plan_rows(lengths: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Yield consecutive texts that are packed into a row of at most `budget` tokens; a longer text is alone in one."""
+def plan_rows(lengths: Sequence[int], budget: int, *, even: bool = False) -> Iterator[list[int]]:
+    """Yield consecutive texts that are packed into a row of at most `budget` tokens; a longer text is alone in one.
+
+    Args:
+        lengths: Number of tokens of each text.
+        budget: Maximum number of tokens in a row.
+        even: Make rows of about the same size, instead of full ones and a small one at the end.
+    """
+    if even and lengths:
+        total = sum(lengths)
+        budget = min(budget, -(-total // -(-total // budget)) + max(lengths))
     row: list[int] = []
     n_tokens = 0
     for index, length in enumerate(lengths):

@@ -58,6 +58,7 @@ class BatchEncoder:
         budget: int = 0,
         *,
         packed: bool = False,
+        compiled: bool = False,
     ) -> None:
         """Wrap a function that encodes one chunk.
 
@@ -67,13 +68,16 @@ class BatchEncoder:
             backbone: Determines device and memory.
             budget: Tokens whose activations are held in memory at once; 0: what fits.
             packed: Whether chunks are packed, so that texts of different lengths may share one.
+            compiled: Whether blocks run compiled, which leaves fewer activations.
 
         """
         self.encode_chunk, self.costs, self.packed = encode_chunk, np.asarray(costs), packed
         self.device = backbone.device
         self.overhead = training_batch_overhead(backbone.device, backbone.dim)
         self.is_sharded = is_sharded(backbone.model)
-        self.budget = budget or training_token_budget(backbone.device, backbone.dim, backbone.n_layers)
+        self.budget = budget or training_token_budget(
+            backbone.device, backbone.dim, backbone.n_layers, compiled=compiled
+        )
         if self.is_sharded and not budget:  # all processes plan the same passes
             self.budget = broadcast(lambda: self.budget)
 
@@ -106,8 +110,10 @@ class BatchEncoder:
         return bool(self.costs[rows].sum() > self.budget)
 
     def _plan(self, costs: list[int]) -> Iterator[list[int]]:
-        """The texts of each chunk."""
-        return plan_rows(costs, self.budget) if self.packed else plan_batches(costs, self.budget, self.overhead)
+        """The texts of each chunk; packed ones are even, since blocks are compiled again for much smaller ones."""
+        if self.packed:
+            return plan_rows(costs, self.budget, even=True)
+        return plan_batches(costs, self.budget, self.overhead)
 
 
 def _rows_of(process: int, rows: Sequence[int]) -> list[int]:
@@ -125,6 +131,7 @@ def choose_batch_encoder(
     cache_bytes: int = 0,
     budget: int = 0,
     dtype: torch.dtype | None = None,
+    compiled: bool = False,
 ) -> BatchEncoder:
     """The cheapest encoder of the prompts that is exact for an adapted backbone.
 
@@ -138,6 +145,7 @@ def choose_batch_encoder(
         cache_bytes: Keys and values are cached on disk up to this size, and recomputed beyond it.
         budget: Tokens whose activations are held in memory at once; 0: what fits.
         dtype: What the model computes in; by default the dtype of its weights.
+        compiled: Whether blocks run compiled.
 
     """
     costs = [len(prompt.ids) + extra_tokens for prompt in prompts]
@@ -151,7 +159,7 @@ def choose_batch_encoder(
         else:
             encode_chunk, costs = suffix_encoder(backbone, memory, reading), suffix_costs(prompts, extra_tokens)
             packed = False
-    return BatchEncoder(encode_chunk, costs, backbone, budget, packed=packed)
+    return BatchEncoder(encode_chunk, costs, backbone, budget, packed=packed, compiled=compiled)
 
 
 def token_encoder(

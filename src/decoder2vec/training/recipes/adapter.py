@@ -285,6 +285,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             cache_bytes=self.cache_bytes,
             budget=self.chunk,
             dtype=corpus.backbone.dtype,
+            compiled=self.compile_blocks,
         )
         context = TokenContext(
             backbone,
