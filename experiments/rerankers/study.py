@@ -332,6 +332,7 @@ def main() -> None:
     add_arguments(parser)
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
+    torch._dynamo.config.recompile_limit = 64  # blocks are compiled for each attention, with and without gradients
     for name in set(arguments.variants) - set(VARIANTS):
         raise unknown_name("variant", name, VARIANTS)
     variants = {name: with_settings(VARIANTS[name], arguments.set) for name in arguments.variants}
