@@ -26,8 +26,7 @@ the texts and pairs of `documents.py` as well, 2,162,031 and 437,163, and 19,997
 
 Runs 1 to 4 are those of a predecessor of this script, which computed the teachers in 16 bits, let norms decay in runs 1
 and 3, and drew its random numbers in another order: expect a similar encoder, not the same one. Muon is not here: after
-150 steps its loss was 0.5 % below that of AdamW. Run 5 used the functions of this file, with maps fitted by ridge
-regression first, and as many steps as fit into ten minutes.
+150 steps its loss was 0.5 % below that of AdamW. Run 5 is that of `continue_lora.py`.
 
 Run: python experiments/general/forum_posts.py REDDIT --out DIR; python experiments/general/documents.py ... --out DIR
      python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA
@@ -49,7 +48,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -78,6 +77,8 @@ from decoder2vec.training.objectives.distill import similarity_distance
 from decoder2vec.training.teachers import Teacher, TeacherVectors
 from token_table import Rows, TokenTable
 
+T = TypeVar("T")
+
 DOCUMENT_SOURCES = ("wikipedia", "abstracts", "openstax", "trials", "medquad", "debian-docs", "mdn", "science")
 """Sources whose texts are put together to long documents."""
 
@@ -92,7 +93,9 @@ _FALSE_NEGATIVE = 0.95
 _MIN_PAIRS = 64
 """With fewer pairs left, a source is shuffled again."""
 _LOG_EVERY = 50
-_READING = Reading(-1, "mean", normed=True)
+_COMPILING_STEPS = 30
+"""A time limit begins after so many steps; the first ones compile."""
+READING = Reading(-1, "mean", normed=True)
 _MAPS_FILE = "teacher_maps.safetensors"
 _LOG_FILE = "distillation.json"
 
@@ -289,7 +292,7 @@ def draw_batches(
         yield Batch(rows, n_pairs, int(table.lengths[rows].sum()), table.pack(rows).to(device))
 
 
-def prefetched(batches: Iterator[Batch]) -> Iterator[Batch]:
+def prefetched(batches: Iterator[T]) -> Iterator[T]:
     """The same batches, each prepared by a thread while the previous one is used."""
     with ThreadPoolExecutor(1) as pool:
         pending = pool.submit(next, batches, None)
@@ -384,14 +387,28 @@ def new_optimiser(parameters: Sequence[nn.Parameter], embeddings: nn.Parameter, 
     )
 
 
-def _training_dtype(device: torch.device) -> torch.dtype:
+def training_dtype(device: torch.device) -> torch.dtype:
+    """The dtype in which a model computes while it is trained."""
     return torch.bfloat16 if device.type == "cuda" else torch.float32
 
 
 def train(
-    backbone: Backbone, lora: Lora | None, loss: DistillationLoss, batches: Iterator[Batch], settings: Settings
+    backbone: Backbone,
+    lora: Lora | None,
+    loss: DistillationLoss,
+    batches: Iterator[Batch],
+    settings: Settings,
+    seconds: float | None = None,
 ) -> list[dict[str, float]]:
     """Train LoRA, or all weights without it, together with the maps; return the log.
+
+    Args:
+        backbone: The model.
+        lora: What is trained; None trains all weights of the model.
+        loss: The losses, with maps that are trained, too.
+        batches: The batches.
+        settings: Settings of the run.
+        seconds: Stop after this time, with a learning rate that follows the time instead of the steps.
 
     Raises:
         DivergedError: A loss is not finite.
@@ -400,34 +417,58 @@ def train(
     trained: nn.Module = lora or backbone.model.requires_grad_(True)
     if lora is not None:
         lora.compiled = on_gpu
-    capture = Capture(backbone.with_adapter(lora), [_READING])
+    capture = Capture(backbone.with_adapter(lora), [READING])
     compiled = CompiledBlocks(backbone) if on_gpu else None
     parameters = [*trained.parameters(), *loss.parameters()]
     model: Any = backbone.model
     optimiser = new_optimiser(parameters, model.get_input_embeddings().weight, settings)
     log: list[dict[str, float]] = []
     recent: list[dict[str, Tensor]] = []
-    tokens, started = 0, time.perf_counter()
-    for step, batch in enumerate(tqdm(batches, desc="steps", total=settings.steps, disable=None)):
+    n_steps, tokens, started = 0, 0, time.perf_counter()
+    clock = _Clock(seconds, settings.steps)
+    for step, batch in enumerate(tqdm(batches, desc="steps", total=None if seconds else settings.steps, disable=None)):
+        if (position := clock.position(step)) >= settings.steps:
+            break
         for group in optimiser.param_groups:
-            group["lr"] = learning_rate(step, settings)
+            group["lr"] = learning_rate(position, settings)
         modes = compiled.enabled() if compiled else nullcontext()
-        with computing_in(model, _training_dtype(backbone.device)), modes:
+        with computing_in(model, training_dtype(backbone.device)), modes:
             total, losses = loss(capture(batch.packed)[:, 0], batch.rows, batch.n_pairs)
             total.backward()
         nn.utils.clip_grad_norm_(parameters, settings.clip)
         optimiser.step()
         optimiser.zero_grad()
         recent.append(losses)
-        tokens += batch.n_tokens
-        if (step + 1) % _LOG_EVERY == 0 or step + 1 == settings.steps:
-            means = _means(recent)  # waits for the GPU
-            seconds = round(time.perf_counter() - started, 1)
-            log.append({"step": step + 1, **means, "tokens": tokens, "seconds": seconds})
-            print(json.dumps(log[-1]), flush=True)
+        n_steps, tokens = step + 1, tokens + batch.n_tokens
+        if n_steps % _LOG_EVERY == 0:
+            log.append(_log_entry(n_steps, recent, tokens, started))
             recent = []
+    if recent:
+        log.append(_log_entry(n_steps, recent, tokens, started))
     trained.requires_grad_(False)
     return log
+
+
+def _log_entry(n_steps: int, recent: Sequence[dict[str, Tensor]], tokens: int, started: float) -> dict[str, float]:
+    """What is logged and printed; it waits for the GPU."""
+    means = _means(recent)
+    entry = {"step": n_steps, **means, "tokens": tokens, "seconds": round(time.perf_counter() - started, 1)}
+    print(json.dumps(entry), flush=True)
+    return entry
+
+
+class _Clock:
+    """Where in a run of `steps` a step is: at its own index, or where the time passed has brought it."""
+
+    def __init__(self, seconds: float | None, steps: int) -> None:
+        self.seconds, self.steps, self.began = seconds, steps, 0.0
+
+    def position(self, step: int) -> int:
+        if self.seconds is None:
+            return step
+        if step <= _COMPILING_STEPS:
+            self.began = time.perf_counter()
+        return int(self.steps * (time.perf_counter() - self.began) / self.seconds)
 
 
 def _means(recent: Sequence[dict[str, Tensor]]) -> dict[str, float]:
@@ -497,7 +538,7 @@ def distil(
     """
     check_output_folder(out)
     # weights that are trained themselves need all bits; what LoRA is added to does not
-    dtype = _training_dtype(choose_device(device)) if settings.rank else torch.float32
+    dtype = training_dtype(choose_device(device)) if settings.rank else torch.float32
     backbone, copy = load_base_model(base, device=device, dtype=dtype)
     backbone.set_attention("bidirectional")
     pool = read_pool(pool_folder)

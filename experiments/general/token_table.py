@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ class TokenTable:
     """Number of tokens of each text."""
     starts: NDArray[np.intp]
     """Index of the first token of each text."""
+    grouped: bool = True
+    """Short texts attend in groups, which is faster; without groups there is one way of attention to compile."""
 
     @classmethod
     def of(cls, backbone: Backbone, texts: Sequence[str], max_length: int) -> TokenTable:
@@ -50,6 +52,7 @@ class TokenTable:
     def pack(self, rows: Rows) -> TokenBatch:
         """The texts of these rows, packed, to be pooled as a whole."""
         packing = Packing.of(self.lengths[rows])
+        packing = packing if self.grouped else replace(packing, groups=None)
         indices = np.repeat(self.starts[rows], self.lengths[rows]) + packing.positions[0].numpy()
         row = torch.from_numpy(self.token_ids[indices].astype(np.int64))[None]
         begins, ends = packing.boundaries[:-1].long(), packing.boundaries[1:].long()

@@ -5,7 +5,7 @@ it); the negatives are near neighbours by the vectors of teachers, which are bi-
 a group: cross-entropy of the positive, and the divergence from the teachers' similarities.
 
 `d2v train --recipe rerank` trains a reranker on any model and data, resumes and reports. This script has one reading
-and one way to train, and all tokens and all vectors of the teachers are in memory: it is run by a script that has them.
+and one way to train, and all tokens and all vectors of the teachers are in memory: `study.py` runs it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +27,6 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Packing, TokenBatch
 from decoder2vec.backbone.block_modes import CompiledBlocks, computing_in
 from decoder2vec.config import Reading
-from decoder2vec.maths.ranking import ndcg
 from decoder2vec.reranker import Reranker, RerankerSpec
 from token_table import Rows, TokenTable
 
@@ -41,7 +39,7 @@ _FALSE_NEGATIVE = 0.95
 """A document that is more similar than this share of the positive's similarity is no negative."""
 _QUERIES_AT_ONCE = 4096
 _DOCUMENT_TOKENS, _QUERY_TOKENS = 320, 96
-_READING = Reading(-1, "lasttoken", normed=True)
+READING = Reading(-1, "lasttoken", normed=True)
 
 
 @dataclass(frozen=True)
@@ -191,17 +189,29 @@ def group_loss(scores: Tensor, teacher: Tensor, settings: Settings) -> Tensor:
 
 def train(
     backbone: Backbone,
-    lora: Lora,
+    lora: Lora | None,
     compiled: CompiledBlocks | None,
     batches: Iterator[tuple[TokenBatch, Tensor, int]],
     settings: Settings,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Train LoRA and a linear score for some seconds; return the weights of the score, and a summary."""
+    """Train LoRA, or all weights without it, and a linear score for some seconds.
+
+    Args:
+        backbone: The model.
+        lora: What is trained; None trains all weights of the model.
+        compiled: The blocks of the model, compiled.
+        batches: Endless batches of `draw_batches`.
+        settings: Settings of the run.
+
+    Returns:
+        The weights of the score, and a summary.
+    """
     torch.manual_seed(settings.seed)
     head = nn.Parameter(torch.randn(backbone.dim, device=backbone.device) * 0.01)
-    lora.requires_grad_(True)
-    capture = Capture(backbone.with_adapter(lora), [_READING])
-    parameters = [*lora.parameters(), head]
+    trained: nn.Module = lora or backbone.model
+    trained.requires_grad_(True)
+    capture = Capture(backbone.with_adapter(lora), [READING])
+    parameters = [*trained.parameters(), head]
     on_gpu = backbone.device.type == "cuda"
     optimiser = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=on_gpu)
     dtype = torch.bfloat16 if on_gpu else torch.float32
@@ -222,40 +232,14 @@ def train(
         step, n_tokens, n_queries = step + 1, n_tokens + tokens, n_queries + len(teacher)
         if step % 20 == 0:
             float(losses[-1])  # waits for the GPU, so that the clock counts finished steps
-    lora.requires_grad_(False)
-    lora._merged_cache = None
+    trained.requires_grad_(False)
     seconds = time.perf_counter() - began
     last = torch.stack(losses[-100:]).mean()
     summary = {"steps": step, "queries": n_queries, "tokens": n_tokens, "seconds": seconds, "loss": float(last)}
     return head.detach(), summary
 
 
-def new_reranker(backbone: Backbone, lora: Lora, head: Tensor, settings: Settings) -> Reranker:
+def new_reranker(backbone: Backbone, lora: Lora | None, head: Tensor, settings: Settings) -> Reranker:
     """The trained reranker."""
     spec = RerankerSpec(backbone.name, method="linear", template=TEMPLATES[settings.order], max_length=512)
     return Reranker(backbone.with_adapter(lora), spec, head)
-
-
-def rerank_run(reranker: Any, run: dict[str, list[str]], queries: dict[str, str], corpus: dict[str, str]) -> Any:
-    """Scores of the documents of each query of a run, by the ids of query and document."""
-    pairs = [(query, document) for query, documents in run.items() for document in documents]
-    scores = reranker.score_pairs([queries[query] for query, _ in pairs], [corpus[document] for _, document in pairs])
-    result: dict[str, dict[str, float]] = {query: {} for query in run}
-    for (query, document), score in zip(pairs, scores.tolist(), strict=True):
-        result[query][document] = score
-    return result
-
-
-def ndcg_at_10(
-    scores: dict[str, dict[str, float]], run: dict[str, list[str]], qrels: dict[str, dict[str, int]], depth: int
-) -> dict[str, float]:
-    """nDCG@10 of each query when the first `depth` documents of a run are sorted by their scores."""
-    result = {}
-    for query, documents in run.items():
-        first = documents[:depth]
-        ranked = sorted(first, key=lambda document: -scores[query][document]) + documents[depth:]
-        gains = qrels[query]
-        found = [(rank, gains[document]) for rank, document in enumerate(ranked, 1) if gains.get(document, 0) > 0]
-        ranks, of_ranks = np.array(found, np.int64).reshape(-1, 2).T
-        result[query] = ndcg(ranks, of_ranks, np.array(list(gains.values())), 10)
-    return result

@@ -1,0 +1,226 @@
+"""Continue the training of an encoder with LoRA for some time on one GPU: run 5 of `distill_packed.py`.
+
+1. Compute the tokens of the pool and the vectors of the teachers (`packed_pool.py`), and add long documents.
+2. Fit the linear maps to the teachers by ridge regression, since the maps of the encoder's own training were dropped.
+3. Train with the losses and batches of `distill_packed.py`; the learning rate follows the time.
+4. Save the LoRA in int8, as `smollm2-135m-general` ships, with gold vectors computed on the CPU in float32.
+
+Run 5 made `smollm2-135m-general` from the encoder of run 2 with the functions of this file and of `distill_packed.py`
+before they were a script: 600 seconds after compiling, 4,855 steps, seed 11. It planned steps by the time that they
+took, and this file lets the learning rate follow the time itself: expect a similar encoder, not the same one.
+
+Run: python experiments/general/continue_lora.py POOL OUT --start ENCODER --seconds 600 \
+         --teachers mpnet=FOLDER bge=FOLDER [--cache FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from decoder2vec.activations.capture import Capture
+from decoder2vec.adapters.lora import Lora
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.block_modes import computing_in
+from decoder2vec.backbone.machine import choose_device
+from decoder2vec.config import from_table, override, to_table
+from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import check_output_folder
+from decoder2vec.errors import InputError
+from distill_packed import (
+    READING,
+    DistillationLoss,
+    Pool,
+    Settings,
+    centre,
+    copy_updates,
+    draw_batches,
+    long_documents,
+    prefetched,
+    read_pool,
+    text_batches,
+    train,
+    training_dtype,
+)
+from packed_pool import Teacher, add_arguments, pack_texts, read_teachers
+from token_table import TokenTable
+
+SETTINGS = Settings(rank=64, alpha=128, rate=1.5e-3, steps=10_000, seed=11, pair_share=0.25, long_documents=20_000)
+"""With a time limit, steps only divide the schedule of the learning rate."""
+_TEXTS_FOR_MAPS = 100_000
+_RIDGE = 1e-4
+"""Penalty of the regression, relative to the mean variance of a dimension."""
+_MAP_SIZE = 0.1
+"""Root mean square of a map's weights: the loss sees directions only, and a step of Adam turns a large map little."""
+_ENDLESS = 10**9
+
+
+@torch.no_grad()
+def fit_maps(loss: DistillationLoss, vectors: Tensor, rows: Tensor) -> list[float]:
+    """Set the maps by ridge regression on nine tenths of the texts; return the mean cosines on the others.
+
+    Args:
+        loss: The losses, which hold the maps and the teachers' vectors.
+        vectors: [texts, dim] vectors of the model.
+        rows: Indices of these texts.
+    """
+    n_held_out = len(rows) // 10
+    fitted = vectors[n_held_out:].double()
+    mean = fitted.mean(0)
+    covariance = (fitted - mean).T @ (fitted - mean)
+    covariance += torch.eye(len(mean), device=vectors.device) * _RIDGE * covariance.diag().mean()
+    cosines = []
+    maps: Any = loss.maps
+    for linear, targets in zip(maps, loss.targets, strict=True):
+        wanted = targets[rows[n_held_out:]].double()
+        weight = torch.linalg.solve(covariance, (fitted - mean).T @ (wanted - wanted.mean(0))).T
+        scale = _MAP_SIZE / weight.square().mean().sqrt()
+        linear.weight.copy_(weight * scale)
+        linear.bias.copy_((wanted.mean(0) - weight @ mean) * scale)
+        cosine = functional.cosine_similarity(linear(vectors[:n_held_out]), targets[rows[:n_held_out]].float())
+        cosines.append(float(cosine.mean()))
+    return cosines
+
+
+@torch.no_grad()
+def some_vectors(backbone: Backbone, lora: Lora, table: TokenTable, settings: Settings) -> tuple[Tensor, Tensor]:
+    """Vectors of the model for random texts, and the indices of these texts, both on the device."""
+    capture = Capture(backbone.with_adapter(lora), [READING])
+    rows, vectors, count = [], [], 0
+    with computing_in(backbone.model, training_dtype(backbone.device)):
+        for batch in text_batches(table.lengths, settings, np.random.default_rng(7)):
+            vectors.append(capture(table.pack(batch).to(backbone.device))[:, 0].float())
+            rows.append(batch)
+            count += len(batch)
+            if count >= _TEXTS_FOR_MAPS:
+                break
+    return torch.cat(vectors), torch.from_numpy(np.concatenate(rows)).to(backbone.device)
+
+
+def pack_with_documents(
+    pool: Pool, start: Encoder, teachers: Mapping[str, Teacher], settings: Settings, cache: Path | None, processes: int
+) -> tuple[TokenTable, list[Tensor], int]:
+    """Tokens and vectors of the texts and of long documents, and the number of documents."""
+    pack = partial(
+        pack_texts,
+        backbone=start.backbone,
+        teachers=teachers,
+        device=choose_device(None),
+        max_length=settings.max_length,
+        cache=cache,
+    )
+    table, vectors = pack(pool.texts, processes=processes)
+    documents = long_documents(pool, vectors[0], settings.long_documents)
+    if documents:
+        more, of_documents = pack(documents)
+        vectors = [torch.cat(both) for both in zip(vectors, of_documents, strict=True)]
+        lengths = np.concatenate([table.lengths, more.lengths])
+        ids = np.concatenate([table.token_ids, more.token_ids])
+        table = replace(table, token_ids=ids, lengths=lengths, starts=np.cumsum(lengths) - lengths)
+    return table, vectors, len(documents)
+
+
+def save_in_int8(start: Encoder, trained: Lora, out: Path, record: Mapping[str, object]) -> None:
+    """Save the encoder that training started from with another LoRA, in int8; `start` is on the CPU in float32."""
+    lora = Lora(start.backbone, trained.config)
+    lora.load_peft_state_dict(
+        {name: matrix.detach().float().cpu() for name, matrix in trained.peft_state_dict().items()}
+    )
+    lora.requires_grad_(False)
+    files = {"distillation.json": (json.dumps(record, indent=1) + "\n").encode()}
+    Encoder(start.backbone.with_adapter(lora), start.spec).save(out, lora_dtype="int8", extra_files=files)
+
+
+def continue_lora(
+    pool_folder: Path,
+    teachers: Mapping[str, Teacher],
+    start_name: str,
+    out: Path,
+    settings: Settings,
+    seconds: float,
+    *,
+    cache: Path | None = None,
+    processes: int = 0,
+) -> None:
+    """Run the experiment; see the description of this file.
+
+    Args:
+        pool_folder: Folder of the pool.
+        teachers: The teachers by name; neighbours for long documents are found by the first.
+        start_name: A saved encoder with LoRA of at most the rank of the settings.
+        out: Folder of the encoder.
+        settings: Settings of the run.
+        seconds: Time of training, without that of compiling.
+        cache: Folder in which tokens and vectors of teachers are kept.
+        processes: Number of processes that tokenise.
+    """
+    check_output_folder(out)
+    pool = read_pool(pool_folder)
+    if settings.pair_share and not pool.pairs:
+        raise InputError(f"{pool_folder} has no pairs-*.tsv.gz; add --set pair_share=0 to train on texts alone.")
+    start = Encoder.load(start_name, device="cpu", dtype="float32")
+    table, vectors, n_documents = pack_with_documents(pool, start, teachers, settings, cache, processes)
+    device = choose_device(None)
+    backbone = Backbone.load(
+        start.backbone.name, attention=start.backbone.attention, device=device, dtype=training_dtype(device)
+    )
+    torch.manual_seed(settings.seed)
+    lora = Lora.initialise(backbone, settings.rank, settings.alpha)
+    copy_updates(lora, start.backbone.adapter)
+    lora.to(device).requires_grad_(False)
+    targets = [centre(of_teacher) for of_teacher in vectors]
+    loss = DistillationLoss(backbone.dim, targets, [1.0] * len(targets), settings).to(device)
+    cosines = fit_maps(loss, *some_vectors(backbone, lora, table, settings))
+    print(f"cosines of the fitted maps to {', '.join(teachers)}: {cosines}", flush=True)
+    lora.requires_grad_(True)
+    batches = prefetched(draw_batches(table, pool.pairs, replace(settings, steps=_ENDLESS), device))
+    log = train(backbone, lora, loss, batches, settings, seconds)
+    record = {
+        "settings": to_table(settings),
+        "seconds": seconds,
+        "start": start_name,
+        "teachers": {name: teacher.fingerprint() for name, teacher in teachers.items()},
+        "texts": len(pool.texts),
+        "pairs": sum(map(len, pool.pairs.values())),
+        "documents": n_documents,
+        "cosines of the maps": cosines,
+        "log": log,
+    }
+    save_in_int8(start, lora, out, record)
+
+
+def main() -> None:
+    """Read the options and run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pool", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--cache", type=Path, help="folder in which tokens and vectors of teachers are kept")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value over the settings of run 5")
+    add_arguments(parser)
+    arguments = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    continue_lora(
+        arguments.pool,
+        read_teachers(arguments.teachers),
+        arguments.start,
+        arguments.out,
+        from_table(Settings, override(to_table(SETTINGS), arguments.set)),
+        arguments.seconds,
+        cache=arguments.cache,
+        processes=arguments.processes,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Texts in memory for experiments: tokens and teachers' vectors are those of the libraries; runs end in encoders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+
+import continue_lora
+import packed_pool
+from continue_lora import SETTINGS, fit_maps
+from decoder2vec.adapters.lora import Lora
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.encoder import Encoder, spec_from_kwargs
+from decoder2vec.errors import InputError
+from distill_packed import DistillationLoss, Pool, Settings
+from packed_pool import Teacher, pack_texts, read_teachers, some_pairs, texts_of_pairs
+from token_table import TokenTable
+from toys.texts import sentences
+
+TEXTS = [*sentences(40), "", "a", " ".join(sentences(12))]
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def llama(own_cache):
+    return Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def teacher_folders(tmp_path_factory):
+    """sentence-transformers folders of a tiny BERT with random weights, by pooling."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.models import Pooling, Transformer
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    root = tmp_path_factory.mktemp("teachers")
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    tokenizer.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=special))
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(root / "bert")
+    config = BertConfig(
+        vocab_size=200, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
+        max_position_embeddings=30,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BertModel(config).save_pretrained(root / "bert")
+    for pooling in ("mean", "cls", "max"):
+        modules = [Transformer(str(root / "bert"), max_seq_length=30), Pooling(16, pooling)]
+        SentenceTransformer(modules=modules, device="cpu").save(str(root / pooling))
+    return {pooling: root / pooling for pooling in ("mean", "cls", "max")}
+
+
+@pytest.fixture
+def teachers(teacher_folders):
+    return read_teachers([f"{name}={teacher_folders[name]}" for name in ("mean", "cls")])
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_vectors_and_tokens_are_those_of_the_libraries(processes, teachers, llama, monkeypatch):
+    from sentence_transformers import SentenceTransformer
+
+    monkeypatch.setattr(packed_pool, "_TEXTS_AT_ONCE", 7)
+    monkeypatch.setattr(packed_pool, "_BATCH_TOKENS", 100)
+    table, vectors = pack_texts(TEXTS, llama, teachers, CPU, processes=processes)
+    for teacher, found in zip(teachers.values(), vectors, strict=True):
+        model = SentenceTransformer(str(teacher.folder), device="cpu")
+        expected = model.encode(TEXTS, normalize_embeddings=True)
+        np.testing.assert_allclose(found.float().numpy(), expected, atol=2e-3)
+    reference = TokenTable.of(llama, TEXTS, 256)  # the model's context
+    for name in ("token_ids", "lengths", "starts"):
+        np.testing.assert_array_equal(getattr(table, name), getattr(reference, name))
+    assert table.pack(np.arange(8)).packing.groups is None
+
+
+def test_cached_results_are_read_for_the_same_texts_and_teacher(teachers, llama, tmp_path, monkeypatch):
+    table, vectors = pack_texts(TEXTS, llama, teachers, CPU, cache=tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Teacher, "vectors", None)
+        patch.setattr(packed_pool, "_tokenise_chunk", None)
+        again, same = pack_texts(TEXTS, llama, teachers, CPU, cache=tmp_path)
+    np.testing.assert_array_equal(again.token_ids, table.token_ids)
+    assert all(torch.equal(first, second) for first, second in zip(vectors, same, strict=True))
+    others, other_vectors = pack_texts(TEXTS[::-1], llama, teachers, CPU, cache=tmp_path)
+    np.testing.assert_array_equal(others.lengths, table.lengths[::-1])
+    np.testing.assert_allclose(other_vectors[0].float(), vectors[0].flip(0).float(), atol=2e-3)
+
+
+def test_other_poolings_and_folders_are_refused(teacher_folders, tmp_path):
+    with pytest.raises(InputError, match="mean or CLS"):
+        Teacher(teacher_folders["max"])
+    with pytest.raises(InputError, match=r"modules\.json"):
+        Teacher(tmp_path)
+    with pytest.raises(InputError, match="NAME=FOLDER"):
+        read_teachers([str(teacher_folders["mean"])])
+
+
+def test_texts_of_pairs_keep_the_pairs():
+    texts = [f"text {row}" for row in range(50)]
+    pairs = {"a": np.array([[1, 2], [3, 4], [5, 6], [1, 6]]), "b": np.array([[40, 41]])}
+    pool = some_pairs(Pool(texts, ["x"] * 50, pairs), 3)
+    assert {source: len(of) for source, of in pool.pairs.items()} == {"a": 3, "b": 1}
+    small = texts_of_pairs(pool)
+    for source, of in pool.pairs.items():
+        assert [[small.texts[row] for row in pair] for pair in small.pairs[source]] == [
+            [texts[row] for row in pair] for pair in of
+        ]
+    assert sorted(small.texts) == sorted({texts[row] for of in pool.pairs.values() for row in of.ravel()})
+
+
+def test_fitted_maps_find_a_linear_relation():
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(400, 6, generator=generator)
+    targets = [vectors @ torch.randn(6, dim, generator=generator) + 0.5 for dim in (5, 3)]
+    loss = DistillationLoss(6, targets, [1.0, 1.0], Settings())
+    assert min(fit_maps(loss, vectors, torch.arange(400))) > 0.999
+    for linear in loss.maps:
+        assert linear.weight.square().mean().sqrt().item() == pytest.approx(0.1, rel=1e-3)
+
+
+def test_lora_is_continued_and_saved_in_int8(teachers, tmp_path, own_cache, monkeypatch):
+    pairs = [f"wikipedia\t{text}\tAnother text about {text.lower()}" for text in TEXTS[:20]]
+    for name, lines in (
+        ("texts-1", ["source\ttext", *(f"wikipedia\t{text}" for text in TEXTS[:40])]),
+        ("pairs-1", ["source\ttext1\ttext2", *pairs]),
+    ):
+        with gzip.open(tmp_path / f"{name}.tsv.gz", "wt", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+    start = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
+    spec = spec_from_kwargs("tiny-llama", {"pooling": "mean", "normed": True, "template": "plain"})
+    Encoder(start.with_adapter(Lora.initialise(start, 2, 4)), spec).save(tmp_path / "start")
+    monkeypatch.setattr("distill_packed._COMPILING_STEPS", 3)
+    monkeypatch.setattr(continue_lora, "choose_device", lambda _: CPU)
+    small = {"rank": 4, "alpha": 8, "max_length": 64, "batch_tokens": 256, "batch_texts": 16, "long_documents": 5}
+    settings = Settings(**{**vars(SETTINGS), **small})
+    out = tmp_path / "out"
+    continue_lora.continue_lora(tmp_path, teachers, str(tmp_path / "start"), out, settings, 0.3)
+    record = json.loads((out / "distillation.json").read_text())
+    assert record["log"][-1]["step"] > 3 and record["documents"] == 5 and len(record["cosines of the maps"]) == 2
+    encoder = Encoder.load(out, device="cpu", dtype="float32")
+    assert encoder.spec.readings[0].pooling == "mean" and encoder.backbone.adapter.config.rank == 4
+    before = Encoder.load(tmp_path / "start", device="cpu", dtype="float32").encode(TEXTS[:3])
+    assert np.abs(encoder.encode(TEXTS[:3]) - before).max() > 1e-4
