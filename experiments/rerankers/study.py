@@ -168,6 +168,7 @@ def prepare(
     teachers: Mapping[str, Teacher],
     start_name: str,
     *,
+    pairs: int = PAIRS_OF_A_SOURCE,
     negatives: int = 15,
     only_pairs: bool = True,
     cache: Path | None = None,
@@ -179,6 +180,7 @@ def prepare(
         pool_folder: Folder of the pool.
         teachers: The teachers by name.
         start_name: The encoder to start from.
+        pairs: Pairs of a source, at most.
         negatives: Mined for each query.
         only_pairs: Leave out texts that occur in no pair; they only change the mean vector of a teacher.
         cache: Folder in which tokens and vectors of teachers are kept.
@@ -186,7 +188,7 @@ def prepare(
     """
     start = Encoder.load(start_name, device="cpu", dtype="float32")
     device = choose_device(None)
-    pool = some_pairs(read_pool(pool_folder), PAIRS_OF_A_SOURCE)
+    pool = some_pairs(read_pool(pool_folder), pairs)
     if only_pairs:
         pool = texts_of_pairs(pool)
     print(f"{len(pool.texts):,} texts, {sum(map(len, pool.pairs.values())):,} pairs", flush=True)
@@ -327,6 +329,7 @@ def main() -> None:
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), help="all by default")
     parser.add_argument("--rerankers", nargs="*", default=RERANKERS, help="others to score: a reranker or an encoder")
     parser.add_argument("--texts", choices=("all", "pairs"), default="pairs", help="texts that teachers are centred by")
+    parser.add_argument("--pairs", type=int, default=PAIRS_OF_A_SOURCE, help="of a source, at most")
     parser.add_argument("--cache", type=Path, help="folder in which tokens and vectors of teachers are kept")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the settings of every variant")
     add_arguments(parser)
@@ -348,6 +351,7 @@ def main() -> None:
             arguments.pool,
             teachers,
             arguments.start,
+            pairs=arguments.pairs,
             negatives=max(variant.settings.negatives for variant in VARIANTS.values()),
             only_pairs=arguments.texts == "pairs",
             cache=arguments.cache,
