@@ -166,7 +166,7 @@ def test_a_trained_matcher_is_saved_and_a_second_run_trains_nothing(tmp_path, mo
     assert trained == [True, False] and results[0] == results[1]
     assert matcher.classifier.reranker.spec.template.startswith("First: ")
     matcher.save(tmp_path / "m")
-    (tmp_path / "cache").rename(tmp_path / "gone")
+    (tmp_path / "cache" / "relations").rename(tmp_path / "gone")
     loaded = d2v.PairMatcher.from_pretrained(tmp_path / "m", device="cpu")
     assert loaded.predict(mentions) == matcher.predict(mentions) and loaded.labels == ("caused by", "causes")
     loaded.save(tmp_path / "m")  # replaced
