@@ -59,7 +59,8 @@ class RerankerClassifier:
         heads, tails = ([texts[index] for index in side] for side in pairs.T)
         probabilities = self.reranker.classify_pairs(heads, tails)
         if not self.directed:
-            probabilities = (probabilities + self.reranker.classify_pairs(tails, heads)) / 2
+            both = probabilities + self.reranker.classify_pairs(tails, heads)
+            probabilities = np.asarray(both / 2, np.float32)
         columns = [self.reranker.labels.index(label) for label in self.labels if label in self.reranker.labels]
         missing = np.zeros((len(pairs), len(self.labels) - len(columns)), np.float32)
         return np.concatenate([missing, probabilities[:, columns]], axis=1)
