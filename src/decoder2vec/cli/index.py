@@ -41,6 +41,13 @@ _COUNTS = (*_KEPT, "removed")
 _Late = Annotated[
     bool | None, typer.Option("--late/--early", help="Encode chunks with the text around them, or each alone; --early.")
 ]
+_Rerank = Annotated[
+    str | None, typer.Option(help="With --queries: a reranker; choose how many documents it rescores, too.")
+]
+_JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
+]
 _PHASES = ("loading the model", "reading", "tokenising", "encoding", "saving", "verifying")
 
 
@@ -72,18 +79,13 @@ def index(
     ] = False,
     queries: Annotated[Path | None, typer.Option(help="With --tune: JSONL with _id and text.")] = None,
     qrels: Annotated[Path | None, typer.Option(help="With --tune: TSV with query-id, corpus-id and score.")] = None,
-    rerank: Annotated[
-        str | None, typer.Option(help="With --queries: a reranker; choose how many documents it rescores, too.")
-    ] = None,
+    rerank: _Rerank = None,
     depth: Annotated[int, typer.Option(help="With --rerank: maximum number of documents to rescore.")] = 50,
     pairs: Annotated[Path | None, typer.Option(help="With --tune: scored pairs to learn a reranker from.")] = None,
     pair_columns: Annotated[
         str, typer.Option(help="Columns of --pairs: two texts and a score.")
     ] = "sentence1,sentence2,score",
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
-    ] = None,
+    json_file: _JsonFile = None,
     reset: Annotated[bool, typer.Option("--reset", help="With --tune: undo; fuse as in a new index.")] = False,
     layer: Layer = None,
     pooling: PoolingOption = None,
