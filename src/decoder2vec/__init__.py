@@ -59,8 +59,9 @@ if TYPE_CHECKING:
     from decoder2vec.matching.sides import Side, SideDocument
     from decoder2vec.merging import merge
     from decoder2vec.progress import Progress
+    from decoder2vec.relations.files import read_mentions, read_relations
     from decoder2vec.relations.matcher import PairMatcher, PredictedRelation, RelationResult
-    from decoder2vec.relations.mentions import Mention, Relation, read_mentions, read_relations
+    from decoder2vec.relations.mentions import Mention, Relation
     from decoder2vec.relations.metrics import RelationScores
     from decoder2vec.report.api import match_report, migration_report, relation_report, report
     from decoder2vec.report.choose import choose
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from decoder2vec.training.recipes.lora import LoraRecipe
     from decoder2vec.training.recipes.rerank import RerankRecipe
     from decoder2vec.training.recipes.soft_prompt import SoftPromptRecipe
+    from decoder2vec.training.relation_classifier import RerankerTraining
     from decoder2vec.training.trajectory import Trajectory
 
 _MODULES = {
@@ -140,8 +142,9 @@ _MODULES = {
     "matching.sides": ("Side", "SideDocument"),
     "merging": ("merge",),
     "progress": ("Progress",),
+    "relations.files": ("read_mentions", "read_relations"),
     "relations.matcher": ("PairMatcher", "PredictedRelation", "RelationResult"),
-    "relations.mentions": ("Mention", "Relation", "read_mentions", "read_relations"),
+    "relations.mentions": ("Mention", "Relation"),
     "relations.metrics": ("RelationScores",),
     "report.api": ("match_report", "migration_report", "relation_report", "report"),
     "report.choose": ("choose",),
@@ -173,6 +176,7 @@ _MODULES = {
     "training.recipes.lora": ("LoraRecipe",),
     "training.recipes.rerank": ("RerankRecipe",),
     "training.recipes.soft_prompt": ("SoftPromptRecipe",),
+    "training.relation_classifier": ("RerankerTraining",),
     "training.trajectory": ("Trajectory",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names}
@@ -235,6 +239,7 @@ __all__ = [
     "RerankRecipe",
     "Reranker",
     "RerankerSpec",
+    "RerankerTraining",
     "Schedule",
     "ScoredPairs",
     "SentenceVectors",

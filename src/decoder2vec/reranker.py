@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit
+from scipy.special import expit, softmax
 from torch import Tensor
 
 from decoder2vec.activations.capture import Capture
@@ -73,14 +73,24 @@ class RerankerSpec:
     attention: str = "causal"
     max_length: int = DEFAULT_MAX_LENGTH
     """Maximum number of tokens of a prompt. Of a longer one the document is cut, never the query."""
+    labels: tuple[str, ...] = ()
+    """Labels of pairs, for a classifier: the head has a row for each. Empty: the reranker gives one score."""
 
     def __post_init__(self) -> None:
         if self.method not in _METHODS:
             raise unknown_name("method", self.method, _METHODS)
+        if self.labels and (self.method != "linear" or len(set(self.labels)) < max(2, len(self.labels))):
+            raise InputError("Two different labels or more are needed, and the method is linear.")
         template = PairTemplate.of(self.template or _METHODS[self.method].template)
         object.__setattr__(self, "template", template.string)
         if self.method == "likelihood" and not template.ends_with_query:
             raise InputError("The likelihood is that of the end of the prompt: end the template with {query}.")
+
+    def settings(self) -> dict[str, Any]:
+        """Everything but the backbone, as plain data; without labels as earlier versions wrote it."""
+        settings = {key: value for key, value in asdict(self).items() if key != "backbone"}
+        labels = settings.pop("labels")
+        return {**settings, "labels": list(labels)} if labels else settings
 
 
 class Reranker:
@@ -89,7 +99,8 @@ class Reranker:
     Args:
         backbone: The language model.
         spec: Method, template and limits.
-        head: [dim] weights of the linear score, for the method "linear" only.
+        head: [dim] weights of the linear score, or [labels, dim] where the spec has labels; for the method "linear"
+            only.
 
     Example:
         >>> import decoder2vec as d2v
@@ -104,8 +115,9 @@ class Reranker:
     def __init__(self, backbone: Backbone, spec: RerankerSpec, head: Tensor | None = None) -> None:
         if (spec.method == "linear") != (head is not None):
             raise InputError('The method "linear" needs a trained head, and the others have none.')
-        if head is not None and head.shape != (backbone.dim,):
-            raise InputError(f"The head of a reranker has {backbone.dim} weights, not {tuple(head.shape)}.")
+        shape = (len(spec.labels), backbone.dim) if spec.labels else (backbone.dim,)
+        if head is not None and head.shape != shape:
+            raise InputError(f"The head of this reranker has the shape {shape}, not {tuple(head.shape)}.")
         self.backbone = backbone
         self.spec = replace(spec, attention=backbone.attention)
         self.head = None if head is None else head.detach().float().cpu()
@@ -113,7 +125,7 @@ class Reranker:
         """Pairs, tokens and seconds of everything scored so far."""
         self._method = _METHODS[spec.method](self)
         self._tokeniser = PairTokeniser(
-            backbone, PairTemplate(spec.template), self.max_seq_length, self._method.closing
+            backbone, PairTemplate(spec.template), self.max_seq_length, self._method.closing, bool(spec.labels)
         )
         self._tokeniser([""], [""])  # a limit that the template alone exceeds is an error now, not at first use
 
@@ -193,12 +205,45 @@ class Reranker:
 
         Returns:
             [pairs] scores; higher is better.
+
+        Raises:
+            InputError: The reranker has labels, so that no score says which pair is better.
         """
+        self.check_ranks()
+        return self._score(queries, documents)
+
+    def classify_pairs(self, first: Sequence[str], second: Sequence[str]) -> NDArray[np.float32]:
+        """Return the probability of each label for ordered pairs; (a, b) and (b, a) may have different labels.
+
+        Args:
+            first: The first text of each pair, which is read first.
+            second: The second text of each pair.
+
+        Returns:
+            [pairs, labels] probabilities, in the order of `labels`.
+
+        Raises:
+            InputError: The reranker has no labels.
+        """
+        if not self.labels:
+            raise InputError("This reranker gives one score; train labels with d2v train --set objective.name=labels.")
+        return np.asarray(softmax(self._score(second, first), axis=1), np.float32)
+
+    def check_ranks(self) -> None:
+        """Raise if the reranker has labels, and so no score by which documents could be sorted."""
+        if self.labels:
+            raise InputError(
+                f"This reranker sorts nothing: it gives pairs the labels {', '.join(self.labels)}; use "
+                "classify_pairs() or d2v relate."
+            )
+
+    def _score(self, queries: Sequence[str], documents: Sequence[str]) -> NDArray[np.float32]:
+        """[pairs] scores, or [pairs, labels] logits."""
         if len(queries) != len(documents):
             raise InputError(f"{len(queries)} queries and {len(documents)} documents are no pairs; give equally many.")
         check_texts(list(dict.fromkeys(queries)))
         check_texts(documents)
-        scores = np.empty(len(queries), np.float32)
+        scores = np.empty((len(queries), *self.score_shape), np.float32)
         n_cut = 0
         first_row: dict[str, int] = {}
         for row, document in enumerate(documents):
@@ -302,7 +347,7 @@ class Reranker:
                 "format": RERANKER_FORMAT,
                 "fingerprint": saved.fingerprint,
                 "backbone_fingerprint": backbone.fingerprint,
-                "spec": asdict(replace(self.spec, backbone=backbone.name)),
+                "spec": {"backbone": backbone.name, **self.spec.settings()},
                 "files": [RERANKER_FILE, *files],
             }
             (temporary / RERANKER_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
@@ -363,19 +408,28 @@ class Reranker:
             return
         finally:
             log.setLevel(level)
-        settings = {key: value for key, value in asdict(self.spec).items() if key != "backbone"}
-        gold.write(folder, {**settings, "queries": list(GOLD_QUERIES)})
+        gold.write(folder, {**self.spec.settings(), "queries": list(GOLD_QUERIES)})
 
     def gold_scores(self, documents: Sequence[str]) -> NDArray[np.float32]:
-        """[documents, queries] scores of documents for `GOLD_QUERIES`."""
-        return np.stack([self.score(query, documents) for query in GOLD_QUERIES], axis=1)
+        """[documents, queries] scores of documents for `GOLD_QUERIES`; with labels [documents, queries * labels]."""
+        scores = [self._score([query] * len(documents), documents) for query in GOLD_QUERIES]
+        return np.stack(scores, axis=1).reshape(len(documents), -1)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the scores: rerankers with equal fingerprints give the same."""
-        settings = {key: value for key, value in asdict(self.spec).items() if key != "backbone"}
         head = None if self.head is None else self.head.tolist()
-        return fingerprint(self.backbone.effective_fingerprint, settings, head)
+        return fingerprint(self.backbone.effective_fingerprint, self.spec.settings(), head)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels of a classifier of pairs; empty for a reranker with one score."""
+        return self.spec.labels
+
+    @property
+    def score_shape(self) -> tuple[int, ...]:
+        """The shape of what is computed of a pair: one score, or a logit of each label."""
+        return (len(self.labels),) if self.labels else ()
 
     @property
     def closing_token_ids(self) -> list[int]:
@@ -393,7 +447,8 @@ class Reranker:
         return self.backbone.device
 
     def __repr__(self) -> str:
-        return f"Reranker({self.backbone.name}: {self.spec.method}, {self.spec.template!r})"
+        labels = f", {len(self.labels)} labels" if self.labels else ""
+        return f"Reranker({self.backbone.name}: {self.spec.method}, {self.spec.template!r}{labels})"
 
 
 # --- methods --------------------------------------------------------------------------------------------------------
@@ -416,7 +471,7 @@ class _Method(ABC):
 
     def __call__(self, prompts: list[Prompt], documents: Sequence[str]) -> NDArray[np.float32]:
         """[prompts] scores; a document of several prompts is computed once, where that pays."""
-        scores = np.empty(len(prompts), np.float32)
+        scores = np.empty((len(prompts), *self.reranker.score_shape), np.float32)
         alone = dict.fromkeys(range(len(prompts)))
         for group in self._shared.groups(prompts, documents, [self.first_read(prompt) for prompt in prompts]):
             n_tokens = group.length
@@ -474,7 +529,7 @@ class _LastTokenMethod(_Method):
 
 
 class _Linear(_LastTokenMethod):
-    """A trained linear score of the closing token's state."""
+    """A trained linear score of the closing token's state, or one for each label."""
 
     template = "doc_query"
 
@@ -484,7 +539,7 @@ class _Linear(_LastTokenMethod):
 
     def score_last(self, states: NDArray[np.float32]) -> NDArray[np.float32]:
         assert self.reranker.head is not None
-        return np.asarray(states @ self.reranker.head.numpy(), np.float32)
+        return np.asarray(states @ self.reranker.head.numpy().T, np.float32)
 
 
 class _LanguageModelMethod(_Method):

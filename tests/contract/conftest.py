@@ -23,7 +23,7 @@ from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import checkpoint
 from decoder2vec.training.api import TrainingResult, train
 from decoder2vec.training.recipes import recipe as recipe_module
-from toys.contract import TOY_RECIPES
+from toys.contract import TOY_LABELS, TOY_RECIPES
 from toys.regression import state_of
 
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")
@@ -75,7 +75,7 @@ class RecipeRun:
         return self.result.results["seeds"][0]["notes"]["training"]
 
     def train(self, name: str, on_progress: Callable[..., object] = lambda _: None) -> None:
-        """Train with the toy recipe of that name, and record the parameters and gradients of the first steps."""
+        """Train with the toy of that name, and record the parameters and gradients of the first steps."""
         module = None
         original = recipe_module.fit
 
@@ -97,7 +97,7 @@ class RecipeRun:
                 }
             on_progress(state)
 
-        toy = TOY_RECIPES[name]
+        toy = TOY_LABELS if name == "labels" else TOY_RECIPES[name]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(recipe_module, "fit", fit)
             patch.setattr(checkpoint, "_SAVE_EVERY", 0.0)

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from decoder2vec.activations import extract
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.reranker import Reranker
 from decoder2vec.training.api import train
 from decoder2vec.training.objectives.ranking import measure_ranking
 from decoder2vec.training.recipes.recipe import Trainer
-from toys.contract import TOY_RECIPES, scored_pairs
+from toys.contract import TOY_LABELS, TOY_RECIPES, scored_pairs
 from toys.regression import equal_states, state_of
-from toys.training import small_recipe, toy_data, toy_pairs
+from toys.training import (
+    assert_same_gradients,
+    gradients_of,
+    module_and_task,
+    small_recipe,
+    toy_data,
+    toy_pairs,
+)
 
 FAMILIES = ("tiny-llama", "tiny-gpt2", "tiny-mamba", "tiny-mamba2")
 QUERY = "the cats sleep today"
@@ -162,3 +171,26 @@ def test_enough_steps_rank_every_positive_above_its_negative(family, backbone, t
     scores = reranker.score_pairs(pairs.left, pairs.right)
     positives, negatives = np.split(scores, 2)
     assert (positives > negatives).all()
+
+
+@pytest.mark.parametrize("family", ["tiny-llama", "tiny-mamba"])
+@pytest.mark.parametrize("toy", [TOY, TOY_LABELS], ids=["ranking", "labels"])
+def test_block_checkpointing_gives_the_same_gradients(toy, family, backbone):
+    recipes = [replace(toy.recipe, checkpoint_blocks=checkpointed) for checkpointed in (False, True)]
+    plain, checkpointed = (
+        gradients_of(*module_and_task(recipe, toy.data, backbone(family)), np.arange(6)) for recipe in recipes
+    )
+    assert_same_gradients(checkpointed, plain)
+
+
+@pytest.mark.parametrize("toy", [TOY, TOY_LABELS], ids=["ranking", "labels"])
+def test_a_model_in_bfloat16_is_trained_and_saved(toy, tmp_path):
+    model = Backbone.load("tiny-llama", device="cpu", dtype="bfloat16")
+    trained = train(toy.recipe, toy.data, model, tmp_path / "rr").reranker
+    loaded = Reranker.load(tmp_path / "rr", device="cpu", dtype="bfloat16")
+    assert loaded.backbone.dtype == torch.bfloat16 and loaded.fingerprint == trained.fingerprint
+    scores = [
+        reranker.classify_pairs(DOCUMENTS, DOCUMENTS) if reranker.labels else reranker.score(QUERY, DOCUMENTS)
+        for reranker in (trained, loaded)
+    ]
+    assert np.isfinite(scores[0]).all() and (scores[0] == scores[1]).all()

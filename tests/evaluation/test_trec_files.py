@@ -24,7 +24,7 @@ TEXTS = {"a": "x", "b": "xx", "c": "xxx", "d": "xxxx"}
 def test_a_run_survives_its_file(tmp_path):
     write_run(RUN, tmp_path / "r.trec", "mine")
     assert read_run(tmp_path / "r.trec") == RUN
-    assert (tmp_path / "r.trec").read_text().splitlines()[1] == "q1 Q0 b 2 2.000000 mine"
+    assert (tmp_path / "r.trec").read_text().splitlines()[1] == "q1 Q0 b 2 2 mine"
 
 
 def test_only_the_best_documents_are_rescored():
@@ -55,6 +55,34 @@ def test_measures_are_those_of_trec_eval_on_judged_queries():
     assert evaluate_run(RUN, qrels)["nDCG@10"] == pytest.approx(100 * expected["q1"]["ndcg_cut_10"])
     with pytest.raises(InputError, match="judge no query"):
         evaluate_run(RUN, {"q9": {"a": 1}})
+
+
+def test_measures_of_a_written_run_equal_those_of_pytrec_eval(tmp_path):
+    """With ties, grades, unjudged documents and scores that differ in the last digit only, before and after a file."""
+    pytrec_eval = pytest.importorskip("pytrec_eval")
+    if pytrec_eval.RelevanceEvaluator is RelevanceEvaluator:
+        pytest.skip("pytrec_eval is not installed")
+    rng = np.random.default_rng(0)
+    run, qrels = {}, {}
+    for query in range(30):
+        names = [f"d{number}" for number in rng.permutation(200)[:120]]
+        scores = np.float32(-3 + rng.choice([0, 1e-6, 0.5], 120) * rng.integers(0, 9, 120))
+        run[f"q{query}"] = {name: float(score) for name, score in zip(names, scores, strict=True)}
+        qrels[f"q{query}"] = {f"d{number}": int(rng.integers(0, 3)) for number in rng.permutation(200)[:40]}
+    write_run(run, tmp_path / "r.trec", "mine")
+    written = read_run(tmp_path / "r.trec")
+    names = {"nDCG@10": "ndcg_cut_10", "MAP@100": "map_cut_100", "recall@10": "recall_10", "success@1": "success_1"}
+    measures = {"ndcg_cut.10", "map_cut.100", "recall.10", "success.1"}
+    expected = pytrec_eval.RelevanceEvaluator(qrels, measures).evaluate(run)
+    best = {query: sorted(run[query].items(), key=lambda each: (each[1], each[0].encode()))[-10:] for query in run}
+    cut = pytrec_eval.RelevanceEvaluator(qrels, {"recip_rank"}).evaluate({query: dict(best[query]) for query in run})
+    for each in (run, written):
+        measured = evaluate_run(each, qrels)
+        for name, theirs in names.items():
+            mean = 100 * np.mean([scores[theirs] for scores in expected.values()])
+            assert measured[name] == pytest.approx(mean, abs=1e-6), name
+        reciprocal = 100 * np.mean([scores["recip_rank"] for scores in cut.values()])
+        assert measured["MRR@10"] == pytest.approx(reciprocal, abs=1e-6)
 
 
 @pytest.mark.parametrize("content", ["", "q1 Q0 a\n", "q1 Q0 a 1 high x\n", "\xff"])

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.relations.mentions import Mention, MentionSet, Relation, read_mentions, read_relations
+from decoder2vec.relations.files import read_documents, read_mentions, read_relations
+from decoder2vec.relations.mentions import Mention, MentionSet, Relation
 
 SENTENCE = "The trial began after the arrest."
 TRIAL, ARREST = Mention("trial", SENTENCE, (4, 9), "d"), Mention("arrest", SENTENCE, (26, 32), "d")
@@ -101,7 +102,7 @@ def test_files_are_read_from_jsonl_and_tsv(tmp_path):
         ({"text": "short", "start": 2, "end": 99}, "line 1: Mention '1': the span 2-99 is not inside"),
         ({"text": "short", "start": 2}, "give both start and end"),
         ({"text": "short", "start": "two", "end": 3}, "start and end are numbers of characters"),
-        ({"sentence": "short"}, "no text"),
+        ({"number": 3}, "there is no text in text; the columns are number"),
         ({"text": "short", "id": [1]}, "id is list, not a word or number"),
     ],
 )
@@ -118,3 +119,42 @@ def test_bad_files_get_a_sentence(tmp_path):
     (tmp_path / "r.jsonl").write_text('{"head": 1}', "utf-8")
     with pytest.raises(DataFileError, match="line 1: give the ids of two mentions"):
         read_relations(tmp_path / "r.jsonl")
+
+
+def test_records_of_other_columns_are_joined(tmp_path):
+    file = tmp_path / "r.csv"
+    file.write_text("_id,name,about,price\n7,Red chair,made of solid oak,30\n8,Lamp,,9\n", "utf-8")
+    assert read_mentions(file) == [Mention("7", "Red chair\nmade of solid oak"), Mention("8", "Lamp")]
+    assert read_mentions(file, ["about", "name"])[0].text == "made of solid oak\nRed chair"
+    (tmp_path / "lines.txt").write_text("first record\nsecond record\n", "utf-8")
+    assert read_mentions(tmp_path / "lines.txt") == [Mention("1", "first record"), Mention("2", "second record")]
+
+
+def test_a_document_per_line_has_its_mentions_and_relations(tmp_path):
+    text = "It rained. The trial began after the arrest."
+    mentions = [{"id": "t", "start": 15, "end": 20}, {"start": 37, "end": 43}]
+    row = {"id": "d", "text": text, "mentions": mentions, "relations": [{"head": "t", "tail": 2, "label": "after"}]}
+    file = tmp_path / "d.jsonl"
+    file.write_text(json.dumps(row), "utf-8")
+    sentence = "The trial began after the arrest."
+    expected = [Mention("d:t", sentence, (4, 9), "d"), Mention("d:2", sentence, (26, 32), "d")]
+    assert read_documents(file) == (expected, [Relation("d:t", "d:2", "after")])
+    assert [mention.trigger for mention in expected] == ["trial", "arrest"]
+    for change, message in (
+        ({"text": None}, "give that of the document"),
+        ({"mentions": [{"start": 1, "end": 99}]}, "the span 1-99 is not inside"),
+        ({"mentions": [{"id": "x"}]}, "mention 1 has no start and end"),
+        ({"mentions": ["trial"]}, "mention 1 is no object"),
+        ({"relations": ["x"]}, "relations are a list of objects"),
+    ):
+        file.write_text(json.dumps(row | change), "utf-8")
+        with pytest.raises(DataFileError, match=f"line 1: .*{message}"):
+            read_documents(file)
+
+
+def test_relations_of_other_columns_and_with_numbers_are_read(tmp_path):
+    for columns in ("id1\tid2\tlabel", "query-id\tcorpus-id\tscore"):
+        (tmp_path / "r.tsv").write_text(f"{columns}\n1\t2\t1\n2\t3\t0\n", "utf-8")
+        assert read_relations(tmp_path / "r.tsv") == [Relation("1", "2", "related"), Relation("2", "3", "NONE")]
+    (tmp_path / "r.tsv").write_text("head\ttail\tlabel\n1\t2\t1\n2\t3\t2\n", "utf-8")
+    assert [each.label for each in read_relations(tmp_path / "r.tsv")] == ["1", "2"], "labels that are numbers"

@@ -14,6 +14,7 @@ from decoder2vec.search.documents import Document
 from decoder2vec.search.hybrid import FUSIONS, Fusion
 from decoder2vec.search.index import Index
 from decoder2vec.search.tuning import WEIGHTS, _best, _cross_validate, _folds, ndcg_at_10, read_qrels, read_queries
+from toys.command import d2v as command
 from toys.encoder import WordEncoder
 
 
@@ -95,8 +96,8 @@ def test_no_query_is_scored_with_a_fusion_it_chose():
         others = [other for other in range(23) if folds[other] != folds[row]]
         chosen = max(values, key=lambda fusion: values[fusion][others].mean())
         expected.append(values[chosen][row])
-    assert _cross_validate(values, folds).tolist() == pytest.approx(expected)
-    assert _cross_validate(values, folds).mean() < max(scores.mean() for scores in values.values())
+    assert _cross_validate(values, folds, _best).tolist() == pytest.approx(expected)
+    assert _cross_validate(values, folds, _best).mean() < max(scores.mean() for scores in values.values())
 
 
 def test_few_queries_are_refused_and_change_nothing(index):
@@ -127,3 +128,90 @@ def test_files_are_read_and_errors_name_the_line(tmp_path):
     queries.write_text('{"_id": 1}\n', encoding="utf-8")
     with pytest.raises(DataFileError, match="`_id` and `text`"):
         read_queries(queries)
+
+
+# --- with a reranker ------------------------------------------------------------------------------------------------
+
+
+class ChosenDocuments:
+    """Scores the right document highest, or lowest, and remembers how many it was given."""
+
+    def __init__(self, sign=1):
+        self.sign, self.counts = sign, []
+
+    def rerank(self, query, texts):
+        self.counts.append(len(texts))
+        return [self.sign * float(text.split()[0] == query) for text in texts]
+
+
+@pytest.fixture
+def deep_index(tmp_path):
+    """An index where the answer of a query is among the first documents, at another rank for each."""
+    index = Index.create(tmp_path / "index", WordEncoder(dim=2))
+    index.add([Document(f"d{number}", f"subject{number} word") for number in range(40)])
+    index.set_fusion(Fusion("minmax", 1.0))
+    return index
+
+
+def test_the_depth_of_a_reranker_is_chosen_and_used_by_search(deep_index, tmp_path):
+    queries, qrels = toy_queries()
+    reranker = ChosenDocuments()
+    result = deep_index.tune(queries, qrels, reranker, depth=35)
+    tuned = result.reranked
+    assert list(tuned.scores) == [10, 20, 30, 35] and set(reranker.counts) == {35}
+    assert list(tuned.scores.values()) == sorted(tuned.scores.values())
+    assert json.loads(json.dumps(result.to_json()))["reranked"]["depth"] == tuned.depth
+    opened = Index.open(deep_index.location, WordEncoder(dim=2))
+    expected = tuned.depth if tuned.gain.value > 0 else 30
+    assert opened.header.rerank_depth == deep_index.header.rerank_depth == expected
+    counted = ChosenDocuments()
+    opened.search("subject3", 1, reranker=counted)
+    assert counted.counts == [expected]
+
+
+def test_depths_equal_a_plain_loop(deep_index, monkeypatch):
+    """Where the fusion cannot be improved, the documents to rescore are those of the fusion that is in use."""
+    monkeypatch.setattr("decoder2vec.search.tuning.WEIGHTS", (1.0,))
+    monkeypatch.setattr("decoder2vec.search.tuning.FUSIONS", {"minmax": FUSIONS["minmax"]})
+    queries, qrels = toy_queries()
+    tuned = deep_index.tune(queries, qrels, ChosenDocuments(), depth=30).reranked
+    for depth in (10, 20, 30):
+        values = []
+        for id, text in queries.items():
+            ids = [document.id for document in deep_index.rank([text], 100)[0]]
+            right = next(iter(qrels[id]))
+            ranked = [right, *(name for name in ids if name != right)] if right in ids[:depth] else ids[:30]
+            values.append(100 * ndcg_at_10(ranked, qrels[id]))
+        assert tuned.scores[depth] == pytest.approx(np.mean(values), abs=1e-4)
+    assert tuned.depth == 30 and tuned.gain.value > 0 and deep_index.header.rerank_depth == 30
+
+
+def test_a_reranker_that_improves_nothing_changes_nothing(index):
+    queries, qrels = toy_queries()
+    result = index.tune(queries, qrels, ChosenDocuments(-1), depth=12)
+    assert result.reranked.gain.value < 0 and index.header.rerank_depth == 30
+    with pytest.raises(InputError, match="rescores nothing"):
+        index.tune(queries, qrels, ChosenDocuments(), depth=0)
+    with pytest.raises(InputError, match="rescores nothing"):
+        index.set_rerank_depth(0)
+
+
+def test_a_reranker_is_tuned_from_the_command_line(tmp_path, one_thread):
+    queries, qrels = toy_queries()
+    few = {id: queries[id] for id in list(queries)[:20]}
+    write_files(tmp_path, few, qrels)
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(json.dumps({"id": f"d{n}", "text": f"subject{n} and more"}) + "\n" for n in range(20)), "utf-8"
+    )
+    out = tmp_path / "library"
+    command("index", tmp_path / "texts.jsonl", "--out", out, "--encoder", "tiny-llama", "--device", "cpu")
+    files = ["--queries", tmp_path / "queries.jsonl", "--qrels", tmp_path / "qrels.tsv"]
+    options = ["--rerank", "likelihood:tiny-gpt2", "--depth", 12, "--device", "cpu", "--json", tmp_path / "t.json"]
+    result = command("index", "--out", out, "--tune", *files, *options)
+    assert result.exit_code == 0, result.output
+    assert "with the reranker" in result.output and "documents rescored" in result.output
+    assert set(json.loads((tmp_path / "t.json").read_text())["reranked"]["scores"]) == {"10", "12"}
+    assert command("index", "--out", out, "--tune", "--reset").exit_code == 0
+    for wrong in (["--rerank", "own"], ["--tune", "--rerank", "own", "--pairs", "x"]):
+        with pytest.raises(InputError):
+            command("index", "--out", out, *wrong)

@@ -1,4 +1,4 @@
-"""The clients of Cohere, Jina and TEI, which all speak to the server's reranker."""
+"""The clients of Cohere, Jina and TEI, those of LangChain, LlamaIndex and Haystack among them."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ def test_cohere(served, expected, version):
     with pytest.raises(cohere.core.api_error.ApiError) as error:
         getattr(cohere, version)(api_key="wrong", base_url=served).rerank(model="rr", query=QUERY, documents=DOCUMENTS)
     assert error.value.status_code == 401
+
+
+def test_cohere_of_langchain(served, expected):
+    langchain = pytest.importorskip("langchain_cohere", reason="no client of LangChain: pip install langchain-cohere")
+    documents = pytest.importorskip("langchain_core.documents")
+    client = langchain.CohereRerank(cohere_api_key="secret", base_url=served, model="rr", top_n=2)
+    ranked = client.compress_documents([documents.Document(page_content=text) for text in DOCUMENTS], QUERY)
+    found = [(DOCUMENTS.index(each.page_content), each.metadata["relevance_score"]) for each in ranked]
+    assert found == expected[:2]
 
 
 def test_cohere_of_haystack(served, expected, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from decoder2vec.backbone.backbone import Backbone
@@ -15,6 +16,7 @@ from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.data import TrainingData
+from decoder2vec.training.labelled_pairs import LabelledPairs
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives.autoencoder import AutoencoderConfig
 from decoder2vec.training.objectives.contrastive import ContrastiveConfig, LatentTripletsConfig
@@ -22,6 +24,7 @@ from decoder2vec.training.objectives.crop import CropConfig
 from decoder2vec.training.objectives.distill import DistillConfig
 from decoder2vec.training.objectives.guided import GuidedConfig
 from decoder2vec.training.objectives.inference import InferenceConfig
+from decoder2vec.training.objectives.labels import LabelsConfig
 from decoder2vec.training.objectives.mntp import MNTPConfig
 from decoder2vec.training.objectives.objective import ObjectiveConfig
 from decoder2vec.training.objectives.punctuation import PunctuationConfig
@@ -34,7 +37,7 @@ from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
 from decoder2vec.training.recipes.recipe import Recipe
 from decoder2vec.training.teachers import Teacher
 from toys.texts import plain_data, sentences
-from toys.training import small_recipe, toy_data, toy_examples
+from toys.training import TOPICS, WHEN, small_recipe, toy_data, toy_examples
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -276,6 +279,32 @@ def _with_teacher_scores() -> TrainingData:
     return toy_data(contrastive=ContrastiveExamples.of(examples))
 
 
+def labelled_data(**changes: object) -> TrainingData:
+    """Ordered pairs of texts of one topic, before and after each other, and of two topics; every fifth is dev, too."""
+    rows = [
+        row
+        for index, topic in enumerate(TOPICS)
+        for here, there in pairwise(WHEN)
+        for row in (
+            (f"{topic} {here}", f"{topic} {there}", "before"),
+            (f"{topic} {there}", f"{topic} {here}", "after"),
+            (f"{topic} {here}", f"{TOPICS[index - 3]} {there}", "NONE"),
+        )
+    ]
+    train, dev = (LabelledPairs(*zip(*part, strict=True)) for part in (rows, rows[::5]))
+    return replace(TrainingData(None, (), labelled=train, labelled_dev=dev), **changes)
+
+
+def _relabelled() -> TrainingData:
+    pairs = labelled_data().labelled
+    return labelled_data(labelled=replace(pairs, labels=pairs.labels[::-1]))
+
+
+def _turned() -> TrainingData:
+    pairs = labelled_data().labelled
+    return labelled_data(labelled=replace(pairs, first=pairs.second, second=pairs.first))
+
+
 SCORED = _with_pairs(scored_pairs())
 RESCORED = _with_pairs(replace(scored_pairs(), scores=scored_pairs().scores[::-1]))
 SWAPPED = _with_pairs(replace(scored_pairs(), left=scored_pairs().right, right=scored_pairs().left))
@@ -312,6 +341,12 @@ TOY_OBJECTIVES = {
         {"negatives": _other_negatives(), "texts": _other_texts(), "scores": _with_teacher_scores()},
         small_recipe("rerank", batch=5, every=1),
     ),
+    "labels": ToyObjective(
+        LabelsConfig(),
+        labelled_data(),
+        {"labels": _relabelled(), "order": _turned(), "dev": labelled_data(labelled_dev=labelled_data().labelled)},
+        small_recipe("rerank", batch=5, every=1, objective=LabelsConfig()),
+    ),
     **{name: _scores_toy(name) for name in ("cosent", "angle", "cosine_mse")},
     "simcse": _token_toy(SimCSEConfig(temperature=0.3, dropout=0.5), PLAIN, order=REVERSED),
     "crop": _token_toy(CropConfig(temperature=0.3, min_words=2), PLAIN, order=REVERSED),
@@ -332,3 +367,13 @@ TOY_OBJECTIVES = {
     ),
     "inference": _latent_toy(InferenceConfig(), _frozen_data(nli=NLI), order=_frozen_data(nli=NLI[::-1])),
 }
+
+TOY_LABELS = replace(
+    TOY_RECIPES["rerank"],
+    recipe=small_recipe("rerank", epochs=2, batch=16, every=2, objective=LabelsConfig()),
+    declared=lambda backbone: {**TOY_RECIPES["rerank"].declared(backbone), "head.weight": (3, 32)},
+    n_trained=lambda backbone: 64 + TOY_RECIPES["rerank"].n_trained(backbone),
+    impossible={},
+    data=labelled_data(),
+)
+"""The recipe rerank with labels instead of one score."""

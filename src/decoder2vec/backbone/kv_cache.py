@@ -30,7 +30,7 @@ def compute_key_values(backbone: Backbone, depth: int | None = None, **inputs: A
         **inputs: Inputs of the model, such as `input_ids`.
 
     Raises:
-        UnsupportedError: The family has no keys and values (state-space models).
+        UnsupportedError: The family has no keys and values, or not in every layer (state-space models, hybrids).
 
     """
     depth = backbone.n_layers if depth is None else depth
@@ -41,7 +41,7 @@ def compute_key_values(backbone: Backbone, depth: int | None = None, **inputs: A
             backbone.model(**inputs, past_key_values=cache, use_cache=True)
     except _LastLayerReached:
         pass
-    except (TypeError, AttributeError, ValueError) as error:
+    except (TypeError, AttributeError, ValueError, IndexError) as error:  # IndexError: a hybrid asks for its state
         raise _no_key_values(backbone) from error
     finally:
         handle.remove()

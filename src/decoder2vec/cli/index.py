@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.index import Index
     from decoder2vec.search.indexing import IndexChanges
-    from decoder2vec.search.tuning import TuningResult
+    from decoder2vec.search.rerank import SupportsRerank
+    from decoder2vec.search.tuning import RerankTuning, TuningResult
 
 _MAX_NAMED = 10
 """Messages about documents that are printed; the others are counted."""
@@ -39,6 +40,13 @@ _KEPT = ("added", "updated", "unchanged", "moved")
 _COUNTS = (*_KEPT, "removed")
 _Late = Annotated[
     bool | None, typer.Option("--late/--early", help="Encode chunks with the text around them, or each alone; --early.")
+]
+_Rerank = Annotated[
+    str | None, typer.Option(help="With --queries: a reranker; choose how many documents it rescores, too.")
+]
+_JsonFile = Annotated[
+    Path | None,
+    typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
 ]
 _PHASES = ("loading the model", "reading", "tokenising", "encoding", "saving", "verifying")
 
@@ -71,14 +79,13 @@ def index(
     ] = False,
     queries: Annotated[Path | None, typer.Option(help="With --tune: JSONL with _id and text.")] = None,
     qrels: Annotated[Path | None, typer.Option(help="With --tune: TSV with query-id, corpus-id and score.")] = None,
+    rerank: _Rerank = None,
+    depth: Annotated[int, typer.Option(help="With --rerank: maximum number of documents to rescore.")] = 50,
     pairs: Annotated[Path | None, typer.Option(help="With --tune: scored pairs to learn a reranker from.")] = None,
     pair_columns: Annotated[
         str, typer.Option(help="Columns of --pairs: two texts and a score.")
     ] = "sentence1,sentence2,score",
-    json_file: Annotated[
-        Path | None,
-        typer.Option("--json", help="Write what was added and left out, the scores of --tune and --stats here."),
-    ] = None,
+    json_file: _JsonFile = None,
     reset: Annotated[bool, typer.Option("--reset", help="With --tune: undo; fuse as in a new index.")] = False,
     layer: Layer = None,
     pooling: PoolingOption = None,
@@ -91,7 +98,7 @@ def index(
     """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --stats."""
     if not (source or delete or tune or verify or ann or stats):
         raise InputError("Give a folder or file to add to the index, or --delete, --ann, --tune, --verify or --stats.")
-    _check_tuning_options(tune, reset, queries, qrels, pairs)
+    _check_tuning_options(tune, reset, queries, qrels, pairs, rerank)
     if json_file and not (source or queries or stats):
         raise InputError(
             "There is nothing to write to --json; give a folder or file to add, --tune with --queries, or --stats."
@@ -112,7 +119,9 @@ def index(
             report |= _describe_changes(changes)
             _check_indexed(source, changes, report, json_file)
         _build_ann(opened, ann)
-        tuned = _tune(opened, reset, pairs, split_names(pair_columns), queries, qrels)
+        tuned = _tune(
+            opened, reset, pairs, split_names(pair_columns), queries, qrels, _Reranking(rerank, depth, loading)
+        )
         if source or delete or ann or verify:
             _verify(opened)
     if tuned:
@@ -158,11 +167,13 @@ class _ChunkOptions(NamedTuple):
 
 
 def _check_tuning_options(
-    tune: bool, reset: bool, queries: Path | None, qrels: Path | None, pairs: Path | None
+    tune: bool, reset: bool, queries: Path | None, qrels: Path | None, pairs: Path | None, rerank: str | None
 ) -> None:
     """Refuse options that would be ignored, before anything is read or written."""
-    if not tune and any((reset, queries, qrels, pairs)):
-        raise InputError("The options --queries, --qrels, --pairs and --reset belong to --tune; add it.")
+    if not tune and any((reset, queries, qrels, pairs, rerank)):
+        raise InputError("The options --queries, --qrels, --rerank, --pairs and --reset belong to --tune; add it.")
+    if rerank and not queries:
+        raise InputError("--rerank is tuned on queries with known answers; give --queries and --qrels.")
     if reset and any((queries, qrels, pairs)):
         raise InputError("--reset undoes tuning; give it without --queries, --qrels and --pairs.")
     if tune and not reset and (bool(queries) != bool(qrels) or not (queries or pairs)):
@@ -288,6 +299,22 @@ def _verify(opened: Index) -> None:
         info(f"{opened.location}: {opened.header.mapped}")
 
 
+class _Reranking(NamedTuple):
+    """The options that say which reranker is tuned."""
+
+    name: str | None
+    depth: int
+    loading: dict[str, str | None]
+
+    def load(self, opened: Index) -> SupportsRerank | None:
+        """The reranker; `own` is what the index has learned from pairs."""
+        from decoder2vec.search.rerank import open_reranker
+
+        if self.name == "own":
+            return opened.load_reranker()
+        return open_reranker(self.name, **self.loading) if self.name else None
+
+
 def _tune(
     opened: Index,
     reset: bool,
@@ -295,13 +322,14 @@ def _tune(
     columns: tuple[str, ...],
     queries: Path | None,
     qrels: Path | None,
+    reranking: _Reranking,
 ) -> TuningResult | None:
-    """Learn a reranker, and reset or choose how hybrid search fuses, as far as each is asked for."""
+    """Learn a reranker, and reset or choose how search fuses and reranks, as far as each is asked for."""
     if pairs:
         _learn_reranker(opened, pairs, columns)
     if reset:
-        _reset_fusion(opened)
-    return _tune_fusion(opened, queries, qrels) if queries and qrels else None
+        _reset_tuning(opened)
+    return _tune_search(opened, queries, qrels, reranking) if queries and qrels else None
 
 
 def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
@@ -313,19 +341,22 @@ def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None
     info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")
 
 
-def _reset_fusion(opened: Index) -> None:
+def _reset_tuning(opened: Index) -> None:
     from decoder2vec.search.hybrid import Fusion
+    from decoder2vec.search.index import MIN_RERANKED
 
     opened.set_fusion(Fusion())
+    opened.set_rerank_depth(MIN_RERANKED)
     info(f"hybrid search in {opened.location} fuses {_describe(opened)} again, as in a new index")
 
 
-def _tune_fusion(opened: Index, queries_file: Path, qrels_file: Path) -> TuningResult:
+def _tune_search(opened: Index, queries_file: Path, qrels_file: Path, reranking: _Reranking) -> TuningResult:
     from decoder2vec.search.tuning import read_qrels, read_queries
 
     queries, qrels = read_queries(queries_file), read_qrels(qrels_file)
-    with current_progress().phase("searching", len(queries)):
-        return opened.tune(queries, qrels)
+    reranker = reranking.load(opened)
+    with current_progress().phase("reranking" if reranker else "searching", len(queries)):
+        return opened.tune(queries, qrels, reranker, depth=reranking.depth)
 
 
 def _print_tuning(opened: Index, result: TuningResult) -> None:
@@ -345,6 +376,24 @@ def _print_tuning(opened: Index, result: TuningResult) -> None:
         info(f"hybrid search in {opened.location} now fuses {_describe(opened)}; undo with --tune --reset")
         if not gain.significant:
             info("the interval includes 0: the gain is not significant; use more queries")
+    if result.reranked:
+        _print_reranked(opened, result.reranked)
+
+
+def _print_reranked(opened: Index, result: RerankTuning) -> None:
+    rows = [(str(depth), f"{score:.1f}") for depth, score in result.scores.items()]
+    table(("documents rescored", "nDCG@10"), rows, "with the reranker")
+    gain = result.gain
+    info(
+        f"nDCG@10 with the reranker {result.score:.1f}, cross-validated: "
+        f"{gain.value:+.1f} (95 % interval {gain.low:+.1f} to {gain.high:+.1f})"
+    )
+    if gain.value > 0:
+        info(f"d2v search {opened.location} --rerank now rescores the best {result.depth} documents")
+        if not gain.significant:
+            info("the interval includes 0: the gain is not significant; use more queries")
+    else:
+        info("the reranker improves nothing here; leave out --rerank when you search")
 
 
 def _describe(opened: Index) -> str:

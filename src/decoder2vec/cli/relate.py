@@ -9,15 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decoder2vec.cli.options import AttentionOption, Device, Dtype, EncoderOption, Layer, PoolingOption, TemplateOption
+from decoder2vec.cli.options import (
+    AttentionOption,
+    Device,
+    Dtype,
+    EncoderOption,
+    Layer,
+    PoolingOption,
+    TemplateOption,
+    split_names,
+)
 from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import InputError
+from decoder2vec.progress import current_progress
 from decoder2vec.storage import check_output_file
 
 if TYPE_CHECKING:
     from decoder2vec.relations.matcher import PredictedRelation, RelationResult
+    from decoder2vec.relations.mentions import Mention, Relation
     from decoder2vec.relations.metrics import RelationScores
+    from decoder2vec.training.relation_classifier import RerankerTraining
 
 _MAX_PRINTED = 20
 """Relations that are printed."""
@@ -26,7 +38,7 @@ _MAX_PRINTED = 20
 def relate(
     mentions: Annotated[
         Path,
-        typer.Argument(help="Mentions or records (.jsonl, .tsv, .csv): id, text, and start, end, document if any."),
+        typer.Argument(help="Records or mentions (.jsonl, .tsv, .csv, .txt): id, text; start, end, document if any."),
     ],
     tails: Annotated[
         Path | None, typer.Argument(help="A second table: then relations lead from the first one to this.")
@@ -37,6 +49,9 @@ def relate(
     matcher: Annotated[Path | None, typer.Option(help="Folder of a trained matcher, instead of training one.")] = None,
     save: Annotated[Path | None, typer.Option(help="Save the trained matcher to this folder.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write all relations: .html to read with reasons, .json.")] = None,
+    column: Annotated[
+        str, typer.Option(help="Columns that are joined to the text of a record; text, or all that hold text.")
+    ] = "",
     k: Annotated[
         int | None, typer.Option(help="Nearest others of each mention that are classified; 5 by default.")
     ] = None,
@@ -44,6 +59,13 @@ def relate(
         bool, typer.Option("--symmetric", help="Direction does not matter, as with duplicates.")
     ] = False,
     tune: Annotated[bool, typer.Option(help="Tune the retriever on the known relations.")] = True,
+    classifier: Annotated[
+        str | None,
+        typer.Option(help="Train this model to classify pairs that it reads together; else a network on vectors."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="With --classifier: setting of recipe rerank; may be repeated.")
+    ] = None,
     encoder: EncoderOption = DEFAULT_ENCODER,
     layer: Layer = None,
     pooling: PoolingOption = None,
@@ -53,34 +75,34 @@ def relate(
     dtype: Dtype = None,
 ) -> None:
     """Find relations: retrieve the nearest mentions of the same document, and classify only these pairs."""
-    if labels is None and matcher is None:
-        raise InputError("Give --labels with known relations to train on, or --matcher with a trained matcher.")
-    if matcher and (save or symmetric or not tune or k is not None):
+    if matcher and (save or symmetric or not tune or k is not None or classifier):
         raise InputError(
-            "--k, --symmetric, --no-tune and --save belong to the training; a trained --matcher has its own settings."
+            "--k, --symmetric, --no-tune, --classifier and --save belong to the training; a trained --matcher has its "
+            "own settings."
         )
+    if settings and not classifier:
+        raise InputError("--set has settings of the training of --classifier; give the name of a model there, too.")
     check_output_file(out, ".html", ".json", sources=[mentions, tails, labels])
-    options: dict[str, Any] = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    options = {
-        name: value for name, value in (options | {"device": device, "dtype": dtype}).items() if value is not None
-    }
+    loading: dict[str, Any] = {"device": device, "dtype": dtype}
+    options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, **loading}
+    options = {name: value for name, value in options.items() if value is not None}
     with show_progress() as progress:
         from decoder2vec.relations.matcher import PairMatcher, check_matcher_folder
-        from decoder2vec.relations.mentions import read_mentions, read_relations
         from decoder2vec.report.api import relation_report
 
         if save:
             check_matcher_folder(save)
         with progress.phase("reading"):
-            heads, others = read_mentions(mentions), None if tails is None else read_mentions(tails)
-            known = None if labels is None else read_relations(labels)
+            heads, others, known = _read(mentions, tails, labels, split_names(column), needs_labels=matcher is None)
         progress.expect("loading the model")
         progress.expect("encoding", len({each.marked for each in (*heads, *(others or ()))}))
         if matcher:
             result = PairMatcher.from_pretrained(matcher, **options).predict(heads, others, known=known)
         else:
-            progress.expect("training")
-            model = PairMatcher(encoder, k=5 if k is None else k, directed=not symmetric, tune=tune, **options)
+            trains = _reranker_training(classifier, settings, loading)
+            model = PairMatcher(
+                encoder, k=5 if k is None else k, directed=not symmetric, tune=tune, train_classifier=trains, **options
+            )
             result = model.fit(heads, known or (), others)
         with progress.phase("saving"):
             if save:
@@ -88,10 +110,36 @@ def relate(
             if out:
                 relation_report(result, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     if result.scores:
-        _print_scores(result.scores, "known relations" if matcher else "by cross-validation")
+        measured = "on documents that were held out" if classifier else "by cross-validation"
+        _print_scores(result.scores, "known relations" if matcher else measured)
     _print_relations(result)
     for path in filter(None, (save, out)):
         typer.echo(str(path))
+
+
+def _read(
+    heads_file: Path, tails_file: Path | None, labels: Path | None, columns: tuple[str, ...], *, needs_labels: bool
+) -> tuple[list[Mention], list[Mention] | None, list[Relation] | None]:
+    """The mentions of one or two tables, and the known relations, which documents may list themselves."""
+    from decoder2vec.relations.files import read_documents, read_mentions, read_relations
+
+    heads, listed = read_documents(heads_file, columns)
+    tails = None if tails_file is None else read_mentions(tails_file, columns)
+    known = read_relations(labels) if labels else listed or None
+    if known is None and needs_labels:
+        raise InputError("Give --labels with known relations to train on, or --matcher with a trained matcher.")
+    return heads, tails, known
+
+
+def _reranker_training(
+    classifier: str | None, settings: list[str] | None, loading: dict[str, Any]
+) -> RerankerTraining | None:
+    if classifier is None:
+        current_progress().expect("training")
+        return None
+    from decoder2vec.training.relation_classifier import RerankerTraining
+
+    return RerankerTraining(classifier, tuple(settings or ()), **loading)
 
 
 def _print_scores(scores: RelationScores, title: str) -> None:

@@ -35,7 +35,9 @@ def search(
     ] = False,
     rerank: Annotated[
         str | None,
-        typer.Option(help="Rescore the best 30: a reranker or trained encoder, likelihood:MODEL, or own (--tune)."),
+        typer.Option(
+            help="Rescore the best 30, or as tuned: a reranker or trained encoder, likelihood:MODEL, or own (--tune)."
+        ),
     ] = None,
     encoder: Annotated[
         str | None, typer.Option("--encoder", "-e", help="Needed only if the index does not hold its encoder.")

@@ -98,6 +98,7 @@ def serve(
         from decoder2vec.reranker import Reranker
 
         scorer = Reranker.from_pretrained(reranker, device=device, dtype=dtype)
+        scorer.check_ranks()
         return replace(config, reranker=scorer, reranker_name=Path(reranker).name)
 
     app.serve(load_config, api_key or [], host=host, port=port, notify=info)

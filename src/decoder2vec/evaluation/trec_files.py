@@ -14,7 +14,13 @@ from decoder2vec.storage import atomic_file
 
 Run = dict[str, dict[str, float]]
 """Query -> document -> score."""
-_MEASURES = {"nDCG@10": "ndcg_cut.10", "MAP@100": "map_cut.100", "recall@10": "recall.10", "success@1": "success.1"}
+_MEASURES = {
+    "nDCG@10": "ndcg_cut.10",
+    "MRR@10": "recip_rank_cut.10",
+    "MAP@100": "map_cut.100",
+    "recall@10": "recall.10",
+    "success@1": "success.1",
+}
 
 
 def read_run(file: Path) -> Run:
@@ -54,7 +60,8 @@ def write_run(run: Mapping[str, Mapping[str, float]], file: Path, name: str) -> 
     with atomic_file(file) as temporary, temporary.open("w", encoding="utf-8") as handle:
         for query, scores in run.items():
             for rank, document in enumerate(_best_first(scores), 1):
-                handle.write(f"{query} Q0 {document} {rank} {scores[document]:.6f} {name}\n")
+                # nine digits tell any two numbers in single precision apart, so that no new ties arise
+                handle.write(f"{query} Q0 {document} {rank} {scores[document]:.9g} {name}\n")
 
 
 def rerank_run(

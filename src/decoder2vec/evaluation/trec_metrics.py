@@ -1,8 +1,8 @@
 """A stand-in for pytrec_eval, which mteb imports and which cannot be built on every machine.
 
 It has what mteb uses: `RelevanceEvaluator` with the measures map_cut, ndcg_cut, recall, P and success, as trec_eval
-computes them. `python -m decoder2vec.evaluation.trec_metrics` writes it next to the installed packages, so that a plain
-`import mteb` works.
+computes them, and recip_rank_cut, the reciprocal rank among the first documents. `python -m
+decoder2vec.evaluation.trec_metrics` writes it next to the installed packages, so that a plain `import mteb` works.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 
 import numpy as np
 
-from decoder2vec.maths.ranking import Floats, Ranks, average_precision, ndcg, recall
+from decoder2vec.maths.ranking import Floats, Ranks, average_precision, ndcg, recall, reciprocal_rank
 from decoder2vec.package import __version__
 
 _MODULE = "pytrec_eval"
@@ -34,6 +34,7 @@ MEASURES: dict[str, Measure] = {
     "map_cut": lambda ranks, _, all_gains, k: average_precision(ranks[ranks <= k], len(all_gains)),
     "ndcg_cut": lambda ranks, gains, all_gains, k: ndcg(ranks, gains, all_gains, k),
     "recall": lambda ranks, _, all_gains, k: recall(ranks, len(all_gains), k),
+    "recip_rank_cut": lambda ranks, _, __, k: reciprocal_rank(ranks[ranks <= k]),
     "P": lambda ranks, _, __, k: float(np.count_nonzero(ranks <= k) / k),
     "success": lambda ranks, _, __, k: float((ranks <= k).any()),
 }

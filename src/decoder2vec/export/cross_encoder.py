@@ -63,6 +63,8 @@ def _check_expressible(reranker: Reranker) -> None:
     reason = ""
     if reranker.spec.method == "likelihood":
         reason = "has no likelihood of a query; train a linear score with `d2v train --recipe rerank`"
+    elif reranker.labels:
+        reason = "is written for one score, and this reranker has labels; use classify_pairs()"
     elif backbone.attention != "causal":
         reason = f"cannot be told to use {backbone.attention} attention; use causal attention"
     elif backbone.adapter is not None and not isinstance(backbone.adapter, Lora):

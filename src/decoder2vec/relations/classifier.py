@@ -1,9 +1,9 @@
-"""The pair classifier: a small network on the vectors of head and tail, which says how two mentions are related."""
+"""Classifiers of pairs, which say how two mentions are related: a network on both vectors, or a reranker."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from decoder2vec.relations.candidates import Floats, Indices
 from decoder2vec.relations.mentions import NONE
+from decoder2vec.reranker import Reranker
 
 _HIDDEN = 256
 _DROPOUT = 0.3
@@ -20,6 +21,49 @@ _EPOCHS, _BATCH, _RATE, _DECAY = 8, 256, 1e-3, 1e-2
 _MIN_STEPS = 150
 """Few pairs are seen in more epochs, until there are as many steps."""
 _PAIRS_AT_ONCE = 8192
+
+
+TrainReranker = Callable[[Sequence[str], Sequence[str], Sequence[str]], Reranker]
+"""First texts, second texts and labels -> a reranker that was trained to give such pairs their labels."""
+
+
+class RerankerClassifier:
+    """Probabilities of labels for pairs of mentions that a reranker reads together, the head first.
+
+    Args:
+        reranker: It has labels; one that lacks NONE never predicts it.
+        directed: Whether (a, b) and (b, a) may have different labels; else both are read, and the mean counts.
+    """
+
+    def __init__(self, reranker: Reranker, directed: bool = True) -> None:
+        self.reranker, self.directed = reranker, directed
+        self.labels = (NONE, *(label for label in reranker.labels if label != NONE))
+
+    @classmethod
+    def fit(
+        cls, train: TrainReranker, texts: Sequence[str], pairs: Indices, targets: Sequence[str], directed: bool
+    ) -> RerankerClassifier:
+        """Train on pairs of mentions, in both orders where direction does not matter."""
+        heads, tails = ([texts[index] for index in side] for side in pairs.T)
+        if directed:
+            return cls(train(heads, tails, targets), directed)
+        return cls(train([*heads, *tails], [*tails, *heads], [*targets, *targets]), directed)
+
+    def __call__(self, texts: Sequence[str], pairs: Indices) -> NDArray[np.float32]:
+        """[pairs, labels] probabilities, NONE first.
+
+        Args:
+            texts: The marked text of each mention.
+            pairs: [n, 2] head and tail of each pair.
+        """
+        heads, tails = ([texts[index] for index in side] for side in pairs.T)
+        probabilities = self.reranker.classify_pairs(heads, tails)
+        if not self.directed:
+            both = probabilities + self.reranker.classify_pairs(tails, heads)
+            probabilities = np.asarray(both / 2, np.float32)
+        columns = [self.reranker.labels.index(label) for label in self.labels if label in self.reranker.labels]
+        missing = np.zeros((len(pairs), len(self.labels) - len(columns)), np.float32)
+        return np.concatenate([missing, probabilities[:, columns]], axis=1)
 
 
 class PairClassifier:

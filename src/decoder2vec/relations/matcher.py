@@ -23,12 +23,13 @@ from decoder2vec.evaluation.vector_cache import VectorCache, token_counter
 from decoder2vec.package import __version__
 from decoder2vec.progress import current_progress
 from decoder2vec.relations.candidates import Candidates, Floats, retrieve
-from decoder2vec.relations.classifier import PairClassifier
+from decoder2vec.relations.classifier import PairClassifier, RerankerClassifier, TrainReranker
 from decoder2vec.relations.mentions import MARKERS, NONE, Mention, MentionSet, Pair, Relation
 from decoder2vec.relations.metrics import RelationScores, accuracy, score_labels
 from decoder2vec.relations.retriever import Retriever
 from decoder2vec.relations.training import N_FOLDS, MatcherTraining, best_threshold
-from decoder2vec.storage import atomic_folder, check_replaceable
+from decoder2vec.reranker import Reranker
+from decoder2vec.storage import atomic_folder, cache_root, check_replaceable, real_path
 from decoder2vec.tensor_files import load_tensors, save_tensors
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,9 @@ log = logging.getLogger(__name__)
 MATCHER_FILE = "matcher.json"
 WEIGHTS_FILE = "matcher.safetensors"
 ENCODER_FOLDER = "encoder"
-MATCHER_FORMAT = 1
+CLASSIFIER_FOLDER = "classifier"
+MATCHER_FORMAT, RERANKER_MATCHER_FORMAT = 1, 2
+"""Of matchers with a network on vectors, and of those with a reranker."""
 _MAX_DIM = 8192
 """Longer vectors, such as counts of words, would give a classifier of millions of weights."""
 
@@ -53,6 +56,8 @@ class PairMatcher:
         directed: Whether (a, b) and (b, a) may have different labels; False for duplicates and other symmetric
             relations.
         tune: Tune the retriever on the relations; otherwise it compares the vectors of the encoder as they are.
+        train_classifier: Trains a reranker that reads both mentions of a pair, such as `RerankerTraining`; by default
+            the classifier is a small network on their vectors, which is fast.
         seed: Seed of the training.
         encoder_options: Options of `load_encoder` such as layer and device, where `encoder` is a name.
 
@@ -76,12 +81,14 @@ class PairMatcher:
         k: int = 5,
         directed: bool = True,
         tune: bool = True,
+        train_classifier: TrainReranker | None = None,
         seed: int = 0,
         **encoder_options: Any,
     ) -> None:
         if k < 1:
             raise InputError(f"k is {k}; give 1 candidate or more for each mention.")
         self.k, self.directed, self.tune, self.seed = k, directed, tune, seed
+        self.train_classifier = train_classifier
         named = isinstance(encoder, str | Path)
         changes = any(value is not None for name, value in encoder_options.items() if name not in ("device", "dtype"))
         self.encoder_name = str(encoder) if named and not changes else None
@@ -90,7 +97,7 @@ class PairMatcher:
         if not callable(getattr(self.encoder, "encode", None)):
             raise InputError(f"A {type(encoder).__name__} has no `encode`; pass an encoder, a model name or a folder.")
         self.retriever = Retriever()
-        self.classifier: PairClassifier | None = None
+        self.classifier: PairClassifier | RerankerClassifier | None = None
         """None until `fit`."""
         self.threshold = 0.5
         """Probability of any relation from which a pair is related; chosen by F1 in the cross-validation."""
@@ -120,7 +127,8 @@ class PairMatcher:
 
         Returns:
             Predictions for the same mentions by cross-validation: those of a document are made by a matcher that was
-            trained on other documents. The threshold alone is chosen on all of them.
+            trained on other documents. The threshold alone is chosen on all of them. A reranker is trained once, on
+            four fifths of the documents, and predicts the last fifth.
 
         Raises:
             InputError: There is no relation, or too few; an id is unknown or occurs twice.
@@ -133,12 +141,34 @@ class PairMatcher:
             )
         vectors = self.encode(data)
         training = MatcherTraining(data, gold, vectors, self.k, tune=self.tune, seed=self.seed)
+        if self.train_classifier is not None:
+            return self._fit_reranker(training, self.train_classifier)
         with current_progress().phase("training", N_FOLDS + 1):
             candidates, probabilities = training.cross_validate()
             self.retriever, self.classifier, _ = training.fit()
             current_progress().advance(1)
         self.threshold = best_threshold(candidates, probabilities, self.classifier.labels, gold)
         return self._result(data, candidates, probabilities, gold)
+
+    def _fit_reranker(self, training: MatcherTraining, train: TrainReranker) -> RelationResult:
+        """Train a reranker on some documents, and predict and choose the threshold on the others."""
+        data, held_out = training.data, training.hold_out()
+        self.retriever, candidates, pairs, targets = training.examples(~held_out)
+        texts = [mention.marked for mention in data.mentions]
+        self.classifier = RerankerClassifier.fit(train, texts, pairs, targets, self.directed)
+        candidates = candidates.select(held_out[candidates.pairs[:, 0]])
+        probabilities = self._probabilities(data, training.vectors, candidates)
+        gold = {pair: label for pair, label in training.gold.items() if held_out[pair[0]]}
+        self.threshold = best_threshold(candidates, probabilities, self.classifier.labels, gold)
+        return self._result(data, candidates, probabilities, gold, data.count_pairs(np.flatnonzero(held_out).tolist()))
+
+    def _probabilities(self, data: MentionSet, vectors: Floats, candidates: Candidates) -> NDArray[np.float32]:
+        """[candidates, labels] probabilities, NONE first."""
+        if isinstance(self.classifier, RerankerClassifier):
+            with current_progress().phase("classifying", len(candidates)):
+                return self.classifier([mention.marked for mention in data.mentions], candidates.pairs)
+        assert self.classifier is not None
+        return self.classifier(vectors, candidates.pairs)
 
     def predict(
         self,
@@ -168,7 +198,7 @@ class PairMatcher:
             )
         vectors = self.encode(data)
         candidates = retrieve(*self.retriever(vectors), data, self.k)
-        return self._result(data, candidates, self.classifier(vectors, candidates.pairs), gold)
+        return self._result(data, candidates, self._probabilities(data, vectors, candidates), gold)
 
     def save(self, folder: str | Path) -> Path:
         """Save the matcher to a folder; one that is already there is replaced.
@@ -188,13 +218,15 @@ class PairMatcher:
         check_matcher_folder(target)
         maps = {"head_map": self.retriever.head_map, "tail_map": self.retriever.tail_map}
         tensors = {f"retriever.{name}": tensor for name, tensor in maps.items() if tensor is not None}
-        tensors |= {f"classifier.{name}": tensor for name, tensor in self.classifier.tensors().items()}
+        reads_pairs = isinstance(self.classifier, RerankerClassifier)
+        if isinstance(self.classifier, PairClassifier):
+            tensors |= {f"classifier.{name}": tensor for name, tensor in self.classifier.tensors().items()}
         description = {
             "decoder2vec": __version__,
-            "format": MATCHER_FORMAT,
+            "format": RERANKER_MATCHER_FORMAT if reads_pairs else MATCHER_FORMAT,
             "encoder": self.encoder_name,
             "encoder_fingerprint": getattr(self.encoder, "fingerprint", None),
-            "dim": self.classifier.dim,
+            **({"dim": self.classifier.dim} if isinstance(self.classifier, PairClassifier) else {}),
             "labels": self.labels,
             "k": self.k,
             "directed": self.directed,
@@ -204,6 +236,9 @@ class PairMatcher:
         }
         with atomic_folder(target, replace=True) as temporary:
             save_tensors(tensors, temporary / WEIGHTS_FILE, {})
+            if isinstance(self.classifier, RerankerClassifier):
+                reranker = self.classifier.reranker
+                reranker.save(temporary / CLASSIFIER_FOLDER, copy_backbone=_is_in_cache(reranker.backbone.name))
             if self.encoder_name is None:
                 self.encoder.save(temporary / ENCODER_FOLDER)
             (temporary / MATCHER_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
@@ -224,16 +259,22 @@ class PairMatcher:
         path = Path(folder).expanduser()
         try:
             description = json.loads((path / MATCHER_FILE).read_text(encoding="utf-8"))
-            if description["format"] != MATCHER_FORMAT:
-                raise ValueError(f"it has format {description['format']!r}, and this version reads {MATCHER_FORMAT}")
+            if description["format"] not in (MATCHER_FORMAT, RERANKER_MATCHER_FORMAT):
+                raise ValueError(f"it has format {description['format']!r}, which this version does not read")
             settings = {key: description[key] for key in ("k", "directed", "tune", "seed")}
-            classifier = PairClassifier(description["labels"], description["dim"], description["directed"])
             tensors, _ = load_tensors(path / WEIGHTS_FILE)
             groups = {
                 group: {name.partition(".")[2]: each for name, each in tensors.items() if name.startswith(f"{group}.")}
                 for group in ("retriever", "classifier")
             }
-            classifier.load_tensors(groups["classifier"])
+            classifier: PairClassifier | RerankerClassifier
+            if description["format"] == MATCHER_FORMAT:
+                classifier = PairClassifier(description["labels"], description["dim"], description["directed"])
+                classifier.load_tensors(groups["classifier"])
+            else:
+                options = {name: encoder_options.get(name) for name in ("device", "dtype")}
+                reranker = Reranker.load(path / CLASSIFIER_FOLDER, **options)
+                classifier = RerankerClassifier(reranker, description["directed"])
             retriever, threshold = Retriever(**groups["retriever"]), float(description["threshold"])
             encoder, expected = description["encoder"] or path / ENCODER_FOLDER, description["encoder_fingerprint"]
         except OSError as error:
@@ -267,7 +308,9 @@ class PairMatcher:
         candidates: Candidates,
         probabilities: NDArray[np.float32],
         gold: Mapping[Pair, str] | None,
+        n_pairs: int | None = None,
     ) -> RelationResult:
+        """The result; `n_pairs` are all that could be candidates, by default all pairs within documents."""
         assert self.classifier is not None
         labels = self.classifier.labels
         found = []
@@ -290,15 +333,16 @@ class PairMatcher:
             predicted = {
                 pair: each.label for pair, each in zip(candidates.tuples(), found, strict=True) if each.label != NONE
             }
+            n_pairs = data.n_pairs if n_pairs is None else n_pairs
             overall, by_label_scores = score_labels(gold, predicted)
             scores = RelationScores(
                 overall,
                 by_label_scores,
-                accuracy(gold, predicted, data.n_pairs),
+                accuracy(gold, predicted, n_pairs),
                 self.k,
                 candidates.recall(gold),
                 len(candidates),
-                data.n_pairs,
+                n_pairs,
             )
             retrieved = set(candidates.tuples())
             missed = [
@@ -398,5 +442,10 @@ class RelationResult:
 
 def check_matcher_folder(target: Path) -> None:
     """Raise an error if a path holds anything other than what `save` wrote, or cannot be written."""
-    written = (MATCHER_FILE, WEIGHTS_FILE, f"{ENCODER_FOLDER}/*") if (target / MATCHER_FILE).is_file() else ()
-    check_replaceable(target, written)
+    files = (MATCHER_FILE, WEIGHTS_FILE, f"{ENCODER_FOLDER}/*", f"{CLASSIFIER_FOLDER}/*")
+    check_replaceable(target, files if (target / MATCHER_FILE).is_file() else ())
+
+
+def _is_in_cache(name: str) -> bool:
+    """Whether the weights of a model are in the cache, which may be emptied: those of a copy that was trained."""
+    return real_path(Path(name)).is_relative_to(real_path(cache_root()))

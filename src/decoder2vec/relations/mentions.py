@@ -1,14 +1,11 @@
-"""Mentions and the relations between them: what is encoded of a mention, and files of both."""
+"""Mentions and the relations between them: what is encoded of a mention, and which pairs are possible."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.text.files import read_rows
+from decoder2vec.errors import InputError
 
 MARKERS = ("<m>", "</m>")
 """What stands before and after a mention in the text that is encoded."""
@@ -131,10 +128,17 @@ class MentionSet:
     @property
     def n_pairs(self) -> int:
         """Number of all pairs within documents."""
-        n_ordered = sum(
-            len(heads) * len(tails) - (len(heads) if self.n_heads is None else 0) for heads, tails in self.by_document()
-        )
-        return n_ordered if self.directed else n_ordered // 2
+        return self.count_pairs(self.heads)
+
+    def count_pairs(self, chosen: Iterable[int]) -> int:
+        """Number of pairs within documents whose head is one of these mentions."""
+        wanted, count = set(chosen), 0
+        for heads, tails in self.by_document():
+            for position, head in enumerate(heads):
+                if head in wanted:
+                    before = 0 if self.directed else position  # a pair without direction has the lower index first
+                    count += len(tails) - before - (self.n_heads is None)
+        return count
 
     def gold(self, relations: Iterable[Relation]) -> dict[Pair, str]:
         """Return the label of each related pair.
@@ -175,61 +179,3 @@ def _check_ids(mentions: Sequence[Mention]) -> None:
         if mention.id in seen:
             raise InputError(f"The id {mention.id!r} occurs twice; give every mention an id of its own.")
         seen.add(mention.id)
-
-
-# --- files ----------------------------------------------------------------------------------------------------------
-
-
-def read_mentions(file: str | Path) -> list[Mention]:
-    """Read a .jsonl, .tsv or .csv file of mentions: `id`, `text` and, where they apply, `start`, `end`, `document`.
-
-    Raises:
-        DataFileError: A line has no text, a span outside of it, or nothing usable; the line is named.
-    """
-    mentions = []
-    for line, row in read_rows(file):
-        try:
-            mentions.append(_mention(row, default_id=str(line)))
-        except InputError as error:
-            raise DataFileError(f"{file}, line {line}: {error}") from None
-    if not mentions:
-        raise DataFileError(f"{file} holds no mention.")
-    return mentions
-
-
-def _mention(row: Mapping[str, Any], default_id: str) -> Mention:
-    text, start, end = row.get("text"), row.get("start"), row.get("end")
-    if not isinstance(text, str):
-        raise InputError("there is no text; give it in the column text.")
-    values = [value for value in (start, end) if value not in (None, "")]
-    if len(values) == 1:
-        raise InputError("give both start and end of the mention, or neither for the whole text.")
-    if not all(str(value).strip().removeprefix("-").isdecimal() for value in values):
-        raise InputError("start and end are numbers of characters.")
-    span = (int(values[0]), int(values[1])) if values else None
-    return Mention(_id(row, "id") or default_id, text, span, _id(row, "document"))
-
-
-def read_relations(file: str | Path) -> list[Relation]:
-    """Read a .jsonl, .tsv or .csv file of relations: `head`, `tail` (ids of mentions) and `label`.
-
-    Raises:
-        DataFileError: A line does not name two mentions.
-    """
-    relations = []
-    for line, row in read_rows(file):
-        try:
-            head, tail, label = (_id(row, column) for column in ("head", "tail", "label"))
-        except InputError as error:
-            raise DataFileError(f"{file}, line {line}: {error}") from None
-        if not head or not tail:
-            raise DataFileError(f"{file}, line {line}: give the ids of two mentions in the columns head and tail.")
-        relations.append(Relation(head, tail, label or DEFAULT_LABEL))
-    return relations
-
-
-def _id(row: Mapping[str, Any], column: str) -> str:
-    value = row.get(column)
-    if isinstance(value, bool | list | dict):
-        raise InputError(f"{column} is {type(value).__name__}, not a word or number.")
-    return "" if value is None else str(value).strip()

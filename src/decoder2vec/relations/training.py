@@ -43,6 +43,12 @@ class MatcherTraining:
 
     def fit(self, used: NDArray[np.bool_] | None = None) -> tuple[Retriever, PairClassifier, Candidates]:
         """Train on the pairs whose head is used, by default all; return the candidates of all heads, too."""
+        retriever, candidates, pairs, targets = self.examples(used)
+        classifier = PairClassifier(sorted(set(self.gold.values())), self.vectors.shape[1], self.data.directed)
+        return retriever, classifier.fit(self.vectors, pairs, targets, self.seed), candidates
+
+    def examples(self, used: NDArray[np.bool_] | None = None) -> tuple[Retriever, Candidates, Indices, list[str]]:
+        """The retriever, the candidates of all heads, and the pairs with their labels that a classifier learns from."""
         used = np.ones(len(self.data.mentions), bool) if used is None else used
         positives = [pair for pair in self.gold if used[pair[0]]]
         if not positives:
@@ -58,8 +64,20 @@ class MatcherTraining:
         candidates = retrieve(*retriever(self.vectors), self.data, self.k)
         training_pairs = sorted({*positives, *self.negatives(candidates, used)})
         targets = [self.gold.get(pair, NONE) for pair in training_pairs]
-        classifier = PairClassifier(sorted(set(self.gold.values())), self.vectors.shape[1], self.data.directed)
-        return retriever, classifier.fit(self.vectors, _to_array(training_pairs), targets, self.seed), candidates
+        return retriever, candidates, _to_array(training_pairs), targets
+
+    def hold_out(self) -> NDArray[np.bool_]:
+        """[mentions] whether a head is of the fold that is held out: the first with relations, if others have some."""
+        folds = split_folds(self.data, self.seed)
+        of_relations = {int(folds[head]) for head, _ in self.gold}
+        if len(of_relations) < 2:
+            raise InputError(
+                f"All {len(self.gold)} relations are in one document or fold, so none can be held out to measure by; "
+                "give relations of more documents."
+            )
+        held_out = folds == min(of_relations)
+        held_out[len(self.data.heads) :] = False
+        return np.asarray(held_out)
 
     def negatives(self, candidates: Candidates, used: NDArray[np.bool_]) -> list[Pair]:
         """Unrelated pairs for the classifier: the mistakes of the retriever."""

@@ -202,7 +202,7 @@ def _table_documents(path: Path, name: str, columns: Sequence[str], notify: Noti
     for sheet, rows in read_tables(path):
         table_name, table_id = (f"{name}, sheet {sheet}", f"{name}:{sheet}") if sheet else (name, name)
         sample = list(islice(rows, _SAMPLED_ROWS))
-        chosen = tuple(columns) or _text_columns(sample)
+        chosen = tuple(columns) or text_columns(sample)
         is_joined = not columns and chosen != ("text",)
         if not sample:
             yield Skipped(table_name, _NO_ROW)
@@ -226,7 +226,7 @@ def _column_names(rows: Sequence[RowOrError]) -> list[str]:
     return list(dict.fromkeys(str(name) for _, row in rows if not isinstance(row, str) for name in row))
 
 
-def _text_columns(rows: Sequence[RowOrError]) -> tuple[str, ...]:
+def text_columns(rows: Sequence[RowOrError]) -> tuple[str, ...]:
     """Return `text` if there is such a column; else the columns that hold text, none if there is none.
 
     Those are columns with two words per value on average, and titles; if all values are shorter, columns of words.

@@ -48,7 +48,7 @@ _DEFAULT_FUSION_OF_0_1 = Fusion("rrf", 0.5)
 _MIN_FUSED = 100
 """Documents of each ranking that are fused, at least."""
 MIN_RERANKED = 30
-"""Documents that are rescored by a reranker, at least."""
+"""Documents that are rescored by a reranker, at least, unless the index was tuned."""
 _VERIFIED_AT_ONCE = 1000
 """Chunks that `verify` reads at once."""
 _READ_AT_ONCE = 2**26
@@ -133,6 +133,8 @@ class IndexHeader:
     fusion: Fusion = field(default_factory=Fusion)
     tuned: bool = False
     """Whether the fusion was chosen for this index."""
+    rerank_depth: int = MIN_RERANKED
+    """Number of documents that a reranker rescores, as `tune` chose."""
     ann: str = "auto"
     """Kind of approximate index of the vectors; "auto" depends on the size."""
     generation: str = ""
@@ -347,14 +349,14 @@ class Index:
             mode: "dense" (embedding similarity), "lexical" (BM25) or "hybrid" (both, fused as `tune` chose).
             filter: Required metadata, such as {"kind": "pet", "year": ["2024", "2025"]}: all keys must match, each with
                 its value or one of its values.
-            reranker: Rescores the best 30 documents. Anything with `rerank(query, texts)`, such as a
-                `Reranker`, a `PairReranker` or what `load_reranker` returns.
+            reranker: Rescores the best 30 documents, or as many as `tune` chose. Anything with `rerank(query, texts)`,
+                such as a `Reranker`, a `PairReranker` or what `load_reranker` returns.
             exact: Compare the query with every vector, even if there is an approximate index.
 
         Raises:
             InputError: `mode` is unknown, or `top` is less than 1.
         """
-        depth = max(top, MIN_RERANKED) if reranker else top
+        depth = max(top, self.header.rerank_depth) if reranker else top
         ranked = self.rank([query], depth, mode, filter, exact=exact)[0]
         chunks = self.store.read_chunks([document.chunk_key for document in ranked])
         # another process may have deleted a document since it was ranked
@@ -401,27 +403,56 @@ class Index:
         candidates = self._candidates(queries, max(top, _MIN_FUSED), filter, exact)
         return [self.header.fusion(*both)[:top] for both in candidates]
 
-    def tune(self, queries: str | Path | Mapping[str, str], qrels: str | Path | Qrels) -> TuningResult:
+    def tune(
+        self,
+        queries: str | Path | Mapping[str, str],
+        qrels: str | Path | Qrels,
+        reranker: SupportsRerank | None = None,
+        *,
+        depth: int = 50,
+    ) -> TuningResult:
         """Choose how hybrid search fuses both rankings by nDCG@10 on queries, and keep the choice in the index.
 
         The fusion stays as it is if cross-validation finds no better one. `set_fusion(Fusion())` undoes the choice.
+        With a reranker, the number of documents that it rescores is chosen, too, unless it improves nothing;
+        `set_rerank_depth(MIN_RERANKED)` undoes that.
 
         Args:
             queries: Query id -> text, or a file with `_id` and `text`.
             qrels: Query id -> document id -> relevance, or a file with `query-id`, `corpus-id` and `score`.
+            reranker: A reranker, as for `search`, that rescores the best documents of every query.
+            depth: Maximum number of documents of a query that it rescores.
 
         Returns:
-            The chosen fusion, nDCG@10 before and after with the interval of the gain, and that of every method.
+            The chosen fusion, nDCG@10 before and after with the interval of the gain, and that of every method and of
+            the reranker at several depths.
 
         Raises:
             InputError: Fewer than 20 queries have a relevant document.
         """
         queries = read_queries(Path(queries)) if isinstance(queries, str | Path) else queries
         qrels = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else qrels
-        result = choose_fusion(self._candidates, queries, qrels, self.header.fusion)
+
+        def rerank(query: str, ranked: Sequence[RankedDocument]) -> Sequence[float]:
+            assert reranker is not None
+            chunks = self.store.read_chunks([document.chunk_key for document in ranked])
+            return reranker.rerank(query, [chunks[document.chunk_key].text for document in ranked])
+
+        result = choose_fusion(
+            self._candidates, queries, qrels, self.header.fusion, rerank if reranker else None, depth
+        )
         if result.best != result.before:
             self.set_fusion(result.best)
+        if result.reranked and result.reranked.gain.value > 0:
+            self.set_rerank_depth(result.reranked.depth)
         return result
+
+    def set_rerank_depth(self, depth: int) -> None:
+        """Set how many documents a reranker rescores in `search` from now on, and keep it in the index."""
+        if depth < 1:
+            raise InputError(f"A depth of {depth} rescores nothing; give 1 or more.")
+        with self.store.write_lock():
+            self._update_header(rerank_depth=depth)
 
     def set_fusion(self, fusion: Fusion) -> None:
         """Set how hybrid search fuses both rankings from now on, and keep it in the index."""

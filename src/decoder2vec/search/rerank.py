@@ -58,7 +58,9 @@ def open_reranker(name: str | Path, device: str | None = None, dtype: str | None
         dtype: By default the one that suits the device.
     """
     if saved_reranker_folder(name) or str(name).startswith(tuple(f"{method}:" for method in TRAINING_FREE)):
-        return Reranker.from_pretrained(name, device=device, dtype=dtype)
+        reranker = Reranker.from_pretrained(name, device=device, dtype=dtype)
+        reranker.check_ranks()
+        return reranker
     return PairReranker(resolve_encoder(name, device=device, dtype=dtype))
 
 

@@ -1,4 +1,4 @@
-"""Choose how hybrid search fuses both rankings, on queries with known answers.
+"""Choose how hybrid search fuses both rankings, and how many documents a reranker rescores, on known answers.
 
 Files have the BEIR layout: queries with `_id` and `text`, and qrels (relevance judgements) with `query-id`,
 `corpus-id` and `score`.
@@ -10,10 +10,10 @@ with the fusion that is best on the other four. So no query is scored with a fus
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.maths import ranking
 from decoder2vec.maths.bootstrap import Difference, Floats, difference, mean_scorer, resample
+from decoder2vec.progress import current_progress
 from decoder2vec.search.hybrid import FUSIONS, Candidates, Fusion, RankedDocument
 from decoder2vec.text.files import read_rows
 
@@ -32,12 +33,18 @@ _FOLDS = 5
 _DEPTH = 100
 """Documents of each ranking that are fused."""
 _NDCG_CUTOFF = 10
+RERANK_DEPTHS = (10, 20, 30, 50, 100)
+"""Numbers of documents to rescore that are tried."""
 
 Qrels = Mapping[str, Mapping[str, float]]
 """Query id -> document id -> relevance."""
 
 FindCandidates = Callable[[Sequence[str], int], list[Candidates]]
 """Queries and a number of documents -> both rankings of that many documents for each query."""
+
+ScoreDocuments = Callable[[str, Sequence[RankedDocument]], Sequence[float]]
+"""A query and documents -> the score that a reranker gives each."""
+Choice = TypeVar("Choice", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -49,6 +56,25 @@ class SearchScore:
     score: float
     fusion: Fusion | None = None
     """The fusion of this method that is best on all queries."""
+
+
+@dataclass(frozen=True)
+class RerankTuning:
+    """How many documents a reranker should rescore, and what it is worth."""
+
+    depth: int
+    """The best number on all queries; of equal ones the lowest, which is the fastest."""
+    score: float
+    """Cross-validated nDCG@10 with the reranker, in percent."""
+    gain: Difference
+    """What the reranker adds to nDCG@10 of the same search without it, with the 95 % bootstrap interval."""
+    scores: dict[int, float]
+    """nDCG@10 by the number of documents, in percent."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as plain data."""
+        gain = {"value": self.gain.value, "low": self.gain.low, "high": self.gain.high}
+        return {"depth": self.depth, "score": self.score, "gain": gain, "scores": self.scores}
 
 
 @dataclass(frozen=True)
@@ -68,6 +94,8 @@ class TuningResult:
     """Dense and lexical search, then each fusion method."""
     n_queries: int
     """Number of queries with a relevant document."""
+    reranked: RerankTuning | None = None
+    """With a reranker, that after the fusion."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -84,19 +112,27 @@ class TuningResult:
             "gain": gain,
             "scores": scores,
             "queries": self.n_queries,
+            **({"reranked": self.reranked.to_json()} if self.reranked else {}),
         }
 
 
 def choose_fusion(
-    candidates_of: FindCandidates, queries: Mapping[str, str], qrels: Qrels, before: Fusion
+    candidates_of: FindCandidates,
+    queries: Mapping[str, str],
+    qrels: Qrels,
+    before: Fusion,
+    rerank: ScoreDocuments | None = None,
+    depth: int = RERANK_DEPTHS[-1],
 ) -> TuningResult:
-    """Try every fusion method with every weight.
+    """Try every fusion method with every weight and, after the best one, a reranker at several depths.
 
     Args:
         candidates_of: Finds both rankings in the index that is searched.
         queries: Query id -> text.
         qrels: Query id -> document id -> relevance; queries without a relevant document are ignored.
         before: The fusion that is used so far.
+        rerank: Scores documents; the documents of a query are ranked by the fusion that is best on other queries.
+        depth: Maximum number of documents of a query to rescore.
 
     Raises:
         InputError: Fewer than 20 queries have a relevant document.
@@ -123,12 +159,62 @@ def choose_fusion(
     folds = _folds(ids)
     for method in FUSIONS:
         tried = {fusion: score(fusion) for fusion in (Fusion(method, weight) for weight in WEIGHTS)}
-        scores.append(SearchScore(method, float(_cross_validate(tried, folds).mean()), _best(tried)))
+        scores.append(SearchScore(method, float(_cross_validate(tried, folds, _best).mean()), _best(tried)))
         values |= tried
-    score_before, score_after = score(before), _cross_validate(values, folds)
+    score_before, score_after = score(before), _cross_validate(values, folds, _best)
     gain = _paired_difference(score_after, score_before)
     best = _best(values) if gain.value > 0 else before
-    return TuningResult(before, best, float(score_before.mean()), float(score_after.mean()), gain, scores, len(ids))
+    result = TuningResult(before, best, float(score_before.mean()), float(score_after.mean()), gain, scores, len(ids))
+    if rerank is None:
+        return result
+    chosen = {
+        fold: _best({fusion: each[folds != fold] for fusion, each in values.items()}) if gain.value > 0 else before
+        for fold in set(folds.tolist())
+    }
+    first_stage = {id: chosen[fold](*candidates[id])[:depth] for id, fold in zip(ids, folds.tolist(), strict=True)}
+    without = score_after if gain.value > 0 else score_before
+    return replace(result, reranked=_choose_depth(first_stage, queries, qrels, rerank, folds, without, depth))
+
+
+def _choose_depth(
+    first_stage: Mapping[str, Sequence[RankedDocument]],
+    queries: Mapping[str, str],
+    qrels: Qrels,
+    rerank: ScoreDocuments,
+    folds: NDArray[np.intp],
+    without: Floats,
+    depth: int,
+) -> RerankTuning:
+    """Rescore the documents of each query once, and measure every depth up to the largest.
+
+    Args:
+        first_stage: Query id -> the documents to rescore, best first.
+        queries: Query id -> text.
+        qrels: Query id -> document id -> relevance.
+        rerank: Scores the documents.
+        folds: [queries] fold of each.
+        without: [queries] nDCG@10 without the reranker, in percent.
+        depth: The largest number of documents.
+    """
+    if depth < 1:
+        raise InputError(f"A depth of {depth} rescores nothing; give 1 or more.")
+    depths = [*(each for each in RERANK_DEPTHS if each < depth), depth]
+    values = {each: np.empty(len(first_stage)) for each in depths}
+    for row, (id, ranked) in enumerate(first_stage.items()):
+        score_of = dict(zip((document.id for document in ranked), rerank(queries[id], ranked), strict=True))
+        ids = [document.id for document in ranked]
+        for each in depths:
+            reranked = sorted(ids[:each], key=lambda name: -score_of[name]) + ids[each:]
+            values[each][row] = 100 * ndcg_at_10(reranked, qrels[id])
+        current_progress().advance(1)
+
+    def best_depth(scores: Mapping[int, Floats]) -> int:
+        return max(scores, key=lambda each: (round(float(scores[each].mean()), 6), -each))
+
+    chosen = _cross_validate(values, folds, best_depth)
+    gain = _paired_difference(chosen, without)
+    by_depth = {each: round(float(scores.mean()), 4) for each, scores in values.items()}
+    return RerankTuning(best_depth(values), float(chosen.mean()), gain, by_depth)
 
 
 def ndcg_at_10(ranked_ids: Sequence[str], relevances: Mapping[str, float]) -> float:
@@ -188,11 +274,13 @@ def _best(values: Mapping[Fusion, Floats]) -> Fusion:
     return max(values, key=quality)
 
 
-def _cross_validate(values: Mapping[Fusion, Floats], folds: NDArray[np.intp]) -> Floats:
-    """[queries] values, those of each fold with the fusion that is best on the other folds."""
+def _cross_validate(
+    values: Mapping[Choice, Floats], folds: NDArray[np.intp], best: Callable[[Mapping[Choice, Floats]], Choice]
+) -> Floats:
+    """[queries] values, those of each fold with the choice that is best on the other folds."""
     result = np.empty(len(folds))
     for fold in set(folds.tolist()):
-        chosen = _best({fusion: scores[folds != fold] for fusion, scores in values.items()})
+        chosen = best({choice: scores[folds != fold] for choice, scores in values.items()})
         result[folds == fold] = values[chosen][folds == fold]
     return result
 

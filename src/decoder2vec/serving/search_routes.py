@@ -14,7 +14,7 @@ from decoder2vec.matching.reasons import Reasons
 from decoder2vec.matching.sides import Side, SideDocument
 from decoder2vec.maths.probability import Probability
 from decoder2vec.maths.similarity import pairwise_similarity
-from decoder2vec.search.index import MIN_RERANKED, Hit
+from decoder2vec.search.index import Hit
 from decoder2vec.search.rerank import PairReranker
 from decoder2vec.serving.api_errors import ERROR_RESPONSES, APIError
 from decoder2vec.serving.openai_routes import ModelName, Usage
@@ -105,7 +105,7 @@ class SearchRequest(_StrictRequest):
         Field(description="Required metadata: a value, or a list of allowed values, for each key."),
     ] = None
     rerank: Annotated[
-        bool, Field(description="Sort the best 30 documents, or `top` if more, by the server's reranker.")
+        bool, Field(description="Sort the best 30 documents (or as tuned; `top` if more) by the server's reranker.")
     ] = False
 
 
@@ -281,7 +281,7 @@ async def search(body: SearchRequest, request: Request) -> JSONResponse:
     index = service.index
     if body.rerank and service.reranker is None:
         raise APIError(400, "This server has no reranker; start it with --reranker.", code="no_reranker")
-    count = max(body.top, MIN_RERANKED) if body.rerank else body.top
+    count = max(body.top, index.header.rerank_depth) if body.rerank else body.top
     found = await service.run_job(
         request,
         service.models[None],

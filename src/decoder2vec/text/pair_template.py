@@ -18,6 +18,7 @@ PAIR_TEMPLATES = {
     "doc_query": "Document: {document}\n\nQuery: {query}",
     "query_doc": "Query: {query}\n\nDocument: {document}",
     "question": "Passage: {document}\nPlease write a question based on this passage.\nQuestion: {query}",
+    "pair": "First: {document}\n\nSecond: {query}",
     "yes_no": ("Passage: {document}\nQuery: {query}\nIs the passage relevant to the query? Answer yes or no.\nAnswer:"),
 }
 """Templates by name; any other string that contains {document} and {query} is a template too."""
@@ -73,26 +74,29 @@ class QueryTemplate:
 
 @dataclass(frozen=True)
 class PairTokeniser:
-    """Turns pairs into prompts of at most `max_length` tokens; only the document is ever cut.
+    """Turns pairs into prompts of at most `max_length` tokens; only the document is ever cut, unless said otherwise.
 
     Args:
         backbone: The model whose tokenizer is used.
         template: The prompt around query and document.
         max_length: Maximum number of tokens of a prompt, template and closing tokens included.
         closing: Tokens that end every prompt.
+        cuts_query: Cut a query of more than half of the tokens, too: of two texts that are alike neither is a question
+            that must be read to its end.
     """
 
     backbone: TokenSource
     template: PairTemplate
     max_length: int
     closing: Sequence[int] = ()
+    cuts_query: bool = False
 
     def __call__(self, queries: Sequence[str], documents: Sequence[str]) -> tuple[list[Prompt], list[int]]:
         """Tokenise each query with its document.
 
         Returns:
-            The prompts, whose spans begin with the query where it comes last, and the indices of the pairs whose
-            documents were cut.
+            The prompts, whose spans begin with the query where it comes last, and the indices of the pairs that were
+            cut.
 
         Raises:
             InputError: A query leaves no room for a document.
@@ -104,11 +108,12 @@ class PairTokeniser:
         cut: list[int] = []
         n_added = self._trailing_special_tokens()
         for query, rows in rows_of.items():
-            tokenised = self._tokeniser(query)([documents[row] for row in rows], rows)
+            kept = self._beginning(query) if self.cuts_query else query
+            tokenised = self._tokeniser(kept)([documents[row] for row in rows], rows)
             for row, prompt in zip(rows, tokenised.prompts, strict=True):
                 ids = [*prompt.ids[: len(prompt.ids) - n_added], *self.closing]
                 prompts[row] = Prompt(ids, min(prompt.start, len(ids) - 1), len(ids))
-            cut += [rows[index] for index in tokenised.overlong]
+            cut += rows if kept != query else [rows[index] for index in tokenised.overlong]
         return prompts, sorted(cut)
 
     def _tokeniser(self, query: str) -> Tokeniser:
@@ -119,6 +124,12 @@ class PairTokeniser:
                 f"The query {query[:40]!r} leaves no room for a document in {self.max_length} tokens; shorten it, or "
                 "raise max_length."
             ) from None
+
+    def _beginning(self, query: str) -> str:
+        """The query, or as much of it as takes half of the tokens."""
+        offsets = self.backbone.tokenizer.backend_tokenizer.encode(query, add_special_tokens=False).offsets
+        limit = max(1, self.max_length // 2)
+        return query if len(offsets) <= limit else query[: offsets[limit - 1][1]]
 
     def _trailing_special_tokens(self) -> int:
         """Number of special tokens, such as EOS, that the tokenizer itself adds at the end of every text."""

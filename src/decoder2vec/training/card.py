@@ -12,7 +12,7 @@ from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.baselines import model_folder
 from decoder2vec.reranker import Reranker
 from decoder2vec.training.plan import Stage
-from decoder2vec.training.results import Improvement, is_untrained
+from decoder2vec.training.results import Improvement, is_untrained, label_lines
 
 _UNTRAINED = "The model that training started from: training made it worse on dev, so the change was not kept."
 
@@ -72,7 +72,8 @@ def _model_rows(model: Encoder | Reranker) -> dict[str, Any]:
     """What the model is, for the card's table."""
     if isinstance(model, Reranker):
         template = json.dumps(model.spec.template, ensure_ascii=False)
-        return {"template": template, "tokens of a pair": model.spec.max_length}
+        labels = {"labels": ", ".join(model.labels)} if model.labels else {}
+        return {"template": template, "tokens of a pair": model.spec.max_length, **labels}
     return {"dimensions": model.dim, "readings": len(model.spec.readings)}
 
 
@@ -83,7 +84,9 @@ def _usage(model: Encoder | Reranker) -> list[str]:
             "from decoder2vec import Reranker",
             "",
             'reranker = Reranker.load("this folder")',
-            'scores = reranker.score("a query", ["a document", "another one"])   # higher is better',
+            "probabilities = reranker.classify_pairs(first_texts, second_texts)   # a column for each label"
+            if model.labels
+            else 'scores = reranker.score("a query", ["a document", "another one"])   # higher is better',
         ]
     is_pair_scorer = bool(getattr(model.head, "has_pair_similarity", False))
     return [
@@ -108,6 +111,8 @@ def score_rows(results: dict[str, Any]) -> list[tuple[str, str, str, str]]:
 
 def _scores(results: dict[str, Any]) -> list[str]:
     rows = score_rows(results)
+    if lines := [line for seed in results["seeds"] for line in label_lines(seed)]:
+        return [f"- {line}" for line in lines]
     if not rows:
         return ["No scored pairs were given; the best state was selected on held-out texts."]
     improvement = Improvement.of(results)

@@ -186,10 +186,10 @@ class TokenContext(TrainingContext):
 
 @dataclass
 class PairContext(TokenContext):
-    """A backbone with a linear score, and tokenised pairs of a query and a document."""
+    """A backbone with a linear score, or one for each label, and tokenised pairs of a query and a document."""
 
     head: Tensor = field(kw_only=True)
-    """[dim] weights of the score."""
+    """[1, dim] weights of the score, or [labels, dim]."""
     pairs: dict[tuple[str, str], int] = field(kw_only=True)
     """Row of each pair (query, document), which is its position in `prompts`."""
 
@@ -200,6 +200,10 @@ class PairContext(TokenContext):
     def score(self, rows: Sequence[int]) -> Tensor:
         """[pairs] scores, with gradients to `module`; in float32, whatever the model computes in."""
         return (self.encode(rows).float() * self.head).sum(dim=1)
+
+    def logits(self, rows: Sequence[int]) -> Tensor:
+        """[pairs, labels] scores, with gradients to `module`; in float32, whatever the model computes in."""
+        return (self.encode(rows).float()[:, None] * self.head).sum(dim=2)
 
     def predict(self, pairs: ScoredPairs) -> NDArray[np.float64]:
         """[pairs] scores without gradients; raises if they are not finite."""

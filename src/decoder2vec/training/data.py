@@ -25,9 +25,13 @@ from decoder2vec.text.files import (
     read_texts_with_source,
 )
 from decoder2vec.training.contrastive_examples import ContrastiveExamples, read_contrastive_examples
+from decoder2vec.training.labelled_pairs import LabelledPairs, read_labelled_pairs
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-DATA_KINDS = ("pairs", "contrastive", "groups", "positive_pairs", "corpus", "texts", "triplets", "nli")
+DATA_KINDS = (
+    *("pairs", "contrastive", "groups", "positive_pairs"),
+    *("corpus", "texts", "triplets", "nli", "labelled_pairs"),
+)
 """What an objective may need. `corpus` and `texts` are both plain texts: all of a file, or a limited number.
 `contrastive`, `groups` and `positive_pairs` are all texts that belong together, from the file `triplets` or `pairs`; of
 `groups` whole queries are set aside as dev pairs."""
@@ -41,6 +45,7 @@ FILE_ROLES = {
     "texts": "texts",
     "triplets": "triplets",
     "nli": "nli",
+    "labelled_pairs": "labelled",
 }
 """Key in `[data]` of the files of a kind of data."""
 
@@ -57,9 +62,9 @@ _MIN_PAIRS_TO_SPLIT = 20
 class DataFiles:
     """File names relative to the data folder: the table `[data]` of a plan.
 
-    If the folder has no file of that name, train.*, dev.*, test.*, texts.*, pairs.*, triplets.* and nli.* are looked
-    for. Of texts, pairs and triplets there may be several files, each with a column `source` that names the origin of
-    a row.
+    If the folder has no file of that name, train.*, dev.*, test.*, texts.*, pairs.*, triplets.*, nli.* and labelled.*
+    are looked for. Of texts, pairs and triplets there may be several files, each with a column `source` that names the
+    origin of a row; of labelled pairs, too.
     """
 
     train: str = "train.tsv"
@@ -78,6 +83,8 @@ class DataFiles:
     """Columns anchor, positive, negative; recipes that adapt the model also take pairs, labelled texts and records."""
     nli: str = ""
     """Columns label, premise, hypothesis."""
+    labelled: str | tuple[str, ...] = ""
+    """Ordered pairs with a label: columns text1, text2, label; `dev` and `test` then have the same columns."""
     concepts: str = ""
     """Concepts to mask, one per line; `d2v data concepts` makes such a list."""
     columns: tuple[str, ...] = PAIR_COLUMNS
@@ -98,6 +105,11 @@ class TrainingData:
     triplets: tuple[tuple[str, ...], ...] = ()
     nli: tuple[tuple[str, ...], ...] = ()
     contrastive: ContrastiveExamples | None = None
+    labelled: LabelledPairs | None = None
+    labelled_dev: LabelledPairs | None = None
+    """Labelled pairs to select on."""
+    labelled_test: LabelledPairs | None = None
+    """Labelled pairs that are evaluated once, at the end."""
     concepts: ConceptSet | None = None
     """What is masked, where masking is not random."""
     scale: tuple[float, float] = (0.0, 1.0)
@@ -113,6 +125,7 @@ class TrainingData:
         groups += list(self.triplets)
         groups += [row[1:] for row in self.nli]
         groups += [self.contrastive.texts] if self.contrastive else []
+        groups += [pairs.texts() for pairs in (self.labelled, self.labelled_dev, self.labelled_test) if pairs]
         return list(dict.fromkeys(text for group in groups for text in group))
 
     def hash_pairs(self) -> NDArray[np.uint64]:
@@ -122,11 +135,13 @@ class TrainingData:
             rows += list(zip(self.train.left, self.train.right, strict=True))
         if self.contrastive:
             rows += self.contrastive.pairs()
+        if self.labelled:
+            rows += list(zip(self.labelled.first, self.labelled.second, strict=True))
         return np.unique(hash_pairs([row[0] for row in rows], [row[1] for row in rows]))
 
     def hash_texts(self) -> TextHashes:
         """Hashes of every text that training sees; dev and test pairs are not part of it."""
-        seen = replace(self, dev=(), test=(), contrastive=None).all_texts()
+        seen = replace(self, dev=(), test=(), contrastive=None, labelled_dev=None, labelled_test=None).all_texts()
         return hash_texts([*seen, *(self.contrastive.texts_of_examples() if self.contrastive else [])])
 
     def key(self) -> list[Any]:
@@ -136,6 +151,8 @@ class TrainingData:
         parts.append(sorted(self.concepts.concepts) if self.concepts else None)
         if examples := self.contrastive:
             parts += [examples.texts, examples.indices()]
+        if self.labelled:
+            parts += [vars(pairs) for pairs in (self.labelled, self.labelled_dev, self.labelled_test) if pairs]
         return parts
 
     def describe(self) -> dict[str, str]:
@@ -153,6 +170,10 @@ class TrainingData:
         for kind, rows in (("plain texts", self.texts), ("triplets", self.triplets), ("inference labels", self.nli)):
             if rows:
                 description[kind] = f"{len(rows):,}"
+        labelled = {"chosen on": self.labelled_dev, "scored once on": self.labelled_test}
+        for kind, pairs in ({"labelled pairs": self.labelled} | labelled).items():
+            if pairs:
+                description[kind] = f"{len(pairs):,} labelled pairs ({_list_counts(pairs.counts())})"
         if self.text_sources:
             description["plain texts"] += f" ({_list_counts(self.text_sources)})"
         if self.contrastive:
@@ -190,6 +211,8 @@ def load_data(
 
     """
     notes: list[str] = []
+    if "labelled_pairs" in needs:
+        return _load_labelled(folder, files, notes, by_role)
     train = read_pairs(_find(folder, files.train, "train", notes, by_role), files.columns) if "pairs" in needs else None
     dev = tuple(read_pairs(path, files.columns) for path in _existing(folder, files, "dev", notes, by_role))
     if train and not dev:
@@ -224,6 +247,17 @@ def load_data(
     if "nli" in needs:
         data = replace(data, nli=_read_nli(_find(folder, files.nli, "nli", notes, by_role)))
     return check_data(data, files.scale, tuple(notes))
+
+
+def _load_labelled(folder: Path, files: DataFiles, notes: list[str], by_role: Collection[str]) -> TrainingData:
+    """Labelled pairs to learn from, to select on and to evaluate; without dev pairs some are set aside."""
+    train = read_labelled_pairs(find_files(folder, files, "labelled_pairs", notes, by_role))
+    dev_files, test_files = (_existing(folder, files, role, notes, by_role) for role in ("dev", "test"))
+    dev, test = (read_labelled_pairs(paths) if paths else None for paths in (dev_files, test_files))
+    if dev is None:
+        train, dev = train.split_dev()
+        notes.append(f"no dev pairs were given: {len(dev)} of the labelled pairs were set aside to choose on")
+    return TrainingData(None, (), labelled=train, labelled_dev=dev, labelled_test=test, notes=tuple(notes))
 
 
 def check_data(data: TrainingData, scale: Sequence[float] = (), notes: tuple[str, ...] = ()) -> TrainingData:

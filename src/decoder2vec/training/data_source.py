@@ -25,6 +25,7 @@ _KINDS: dict[str, tuple[DataKind, ...]] = {
     "texts": ("plain texts", "labelled texts"),
     "triplets": ("triplets",),
     "nli": ("inferences",),
+    "labelled_pairs": ("inferences", "pairs"),
 }
 """Kinds of files that hold a kind of data, the most suitable first."""
 

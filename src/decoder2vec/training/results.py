@@ -216,7 +216,7 @@ def headline(results: dict[str, Any]) -> str:
     if improvement:
         return improvement.headline
     seed = best_seed(results)
-    if lines := _ranking_lines(seed):
+    if lines := _ranking_lines(seed) or label_lines(seed):
         return "; ".join(lines)
     if scores := seed["dev"]:
         return f"{mean_score(scores, _selection_metric(results)):.1f} on dev"
@@ -235,10 +235,21 @@ def _ranking_lines(seed: dict[str, Any]) -> list[str]:
     return lines
 
 
+def label_lines(seed: dict[str, Any]) -> list[str]:
+    """How well a classifier of pairs gives each part of the data its labels."""
+    lines = []
+    for part, measured in seed["notes"].get("labels", {}).items():
+        by_label = ", ".join(f"{label} {f1:.1f}" for label, f1 in measured["f1"].items())
+        lines.append(
+            f"macro F1 {measured['macro f1']:.1f}, accuracy {measured['accuracy']:.1f} on {part} (F1: {by_label})"
+        )
+    return lines
+
+
 def _held_out_quality(seed: dict[str, Any]) -> list[str]:
     """What is known of a seed without dev pairs: its metric on held-out texts, and the cosines to teachers."""
     history = seed["notes"].get("training", {})
-    if "dev_metric" not in seed or "metric" not in history or seed["dev"]:
+    if "dev_metric" not in seed or "metric" not in history or seed["dev"] or label_lines(seed):
         return []
     name, sign = history["metric"]["name"], -1 if history["metric"]["lower_is_better"] else 1
     sentences = [f"{name} {sign * seed['dev_metric']:.2f}, at the start {sign * history['start']:.2f}"]
@@ -275,7 +286,7 @@ def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
         for seed in seeds
         if (kept := seed["notes"].get("untrained kept"))
     ]
-    notes += [f"seed {seed['seed']}: {line}" for seed in seeds for line in _ranking_lines(seed)]
+    notes += [f"seed {seed['seed']}: {line}" for seed in seeds for line in (*_ranking_lines(seed), *label_lines(seed))]
     notes += [f"seed {seed['seed']}: {quality}" for seed in seeds for quality in _held_out_quality(seed)]
     line = "seed {}: punctuation and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
     restored = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]

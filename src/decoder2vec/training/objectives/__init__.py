@@ -14,6 +14,7 @@ from decoder2vec.training.objectives.crop import CropObjective
 from decoder2vec.training.objectives.distill import DistillObjective
 from decoder2vec.training.objectives.guided import GuidedObjective
 from decoder2vec.training.objectives.inference import InferenceObjective
+from decoder2vec.training.objectives.labels import LabelsObjective
 from decoder2vec.training.objectives.mntp import MNTPObjective
 from decoder2vec.training.objectives.objective import Objective, ObjectiveConfig
 from decoder2vec.training.objectives.punctuation import PunctuationObjective
@@ -29,6 +30,7 @@ OBJECTIVES: dict[str, type[Objective[Any, Any]]] = {
         GuidedObjective,
         ScoresObjective,
         RankingObjective,
+        LabelsObjective,
         SimCSEObjective,
         CropObjective,
         DistillObjective,

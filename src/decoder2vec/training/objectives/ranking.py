@@ -50,6 +50,8 @@ class RankingObjective(Objective[RankingConfig, PairContext]):
     config_class = RankingConfig
     needs = "groups"
     stage = "ranking"
+    labels: tuple[str, ...] = ()
+    """It learns one score."""
     reads = (Reads.PAIRS,)
     unreadable = "scores pairs of a query and a document; use the recipe rerank"
 
@@ -79,15 +81,17 @@ class RankingObjective(Objective[RankingConfig, PairContext]):
         return len(self.rows)
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Every pair (query, document) that is scored in training."""
+        """Every pair (query, document) that is scored in training and on dev."""
         texts, groups = self.examples.texts, self._groups(np.arange(len(self)))
         anchors = self.examples.anchors[self.rows]
-        return [
+        dev = [pair for file in self.data.dev for pair in zip(file.left, file.right, strict=True)]
+        learned = [
             (texts[anchor], texts[document])
             for anchor, group in zip(anchors, groups, strict=True)
             for document in group
             if document >= 0
         ]
+        return learned + dev
 
     def _groups(self, rows: Rows) -> Rows:
         """[queries, 1 + negatives] documents of some examples, the positive first; -1 where there are fewer."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,8 +26,10 @@ from decoder2vec.text.tokens import Prompt, Tokeniser
 from decoder2vec.training.batch_encoder import choose_batch_encoder
 from decoder2vec.training.context import InputSpec, PairContext, Reads
 from decoder2vec.training.data import TrainingData
+from decoder2vec.training.labelled_pairs import LabelledPairs
 from decoder2vec.training.loop import Schedule
 from decoder2vec.training.objectives import OBJECTIVES
+from decoder2vec.training.objectives.labels import LabelsConfig, LabelsObjective, measure_labels
 from decoder2vec.training.objectives.objective import Objective
 from decoder2vec.training.objectives.ranking import (
     RankingConfig,
@@ -55,7 +57,7 @@ class PairCorpus:
 
     data: TrainingData
     backbone: Backbone
-    objective: RankingObjective
+    objective: RankingObjective | LabelsObjective
     prompts: list[Prompt]
     pairs: dict[tuple[str, str], int]
     """Position of each pair (query, document) in `prompts`."""
@@ -66,10 +68,10 @@ class PairCorpus:
 
 @dataclass(frozen=True)
 class RerankRecipe(Recipe[PairCorpus, PairContext]):
-    """Train a linear score of pairs and, with it, LoRA or all weights of the model."""
+    """Train a linear score of pairs, or one for each label, and with it LoRA or all weights of the model."""
 
     name = "rerank"
-    about = "A reranker: it scores a document and a query that it reads together."
+    about = "A reranker: it scores a document and a query that it reads together, or gives pairs of texts a label."
     mergeable = False
 
     weights: str = "lora"
@@ -83,7 +85,8 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
     """The name of a template of pairs, or a string that contains {document} and {query}."""
     max_length: int = DEFAULT_MAX_LENGTH
     """Maximum number of tokens of a pair; of longer ones the document is cut."""
-    objective: RankingConfig = field(default_factory=RankingConfig)
+    objective: RankingConfig | LabelsConfig = field(default_factory=RankingConfig)
+    """`ranking`, one score by which documents are sorted, or `labels`, a label for each ordered pair."""
     training: Schedule = field(
         default_factory=lambda: Schedule(epochs=2, batch=8, rate=2e-4, patience=1000, evaluate_every=0, clip=1.0)
     )
@@ -147,7 +150,7 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
         """Announce tokenising, and for each seed training, evaluations on dev and final checks."""
         progress, schedule = current_progress(), self.training
         progress.expect("tokenising", stage=stage)
-        n_steps, n_dev, n_test = self._n_steps(data), sum(map(len, data.dev)), sum(map(len, data.test))
+        n_steps, n_dev, n_test = self._n_steps(data), _n_pairs(data, "dev"), _n_pairs(data, "test")
         group = 1 + (data.contrastive.negatives.shape[1] if data.contrastive else 0)
         n_evaluations = math.ceil(n_steps / schedule.evaluate_every) if schedule.evaluate_every else schedule.epochs
         for _ in range(seeds):
@@ -160,21 +163,20 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
     def prepare(self, data: TrainingData, backbone: Backbone) -> PairCorpus:
         """Tokenise every pair of the examples and of the dev files."""
         objective = self._objective(data)
-        pairs = objective.pairs()
-        for file in data.dev:
-            pairs += list(zip(file.left, file.right, strict=True))
-        rows = {pair: row for row, pair in enumerate(dict.fromkeys(pairs))}
+        rows = {pair: row for row, pair in enumerate(dict.fromkeys(objective.pairs()))}
         queries, documents = ([pair[side] for pair in rows] for side in (0, 1))
         check_texts(list(dict.fromkeys([*queries, *documents])))
         template, closing = PairTemplate.of(self.template), [backbone.closing_token_id]
-        prompts, cut = PairTokeniser(backbone, template, self._max_length(backbone), closing)(queries, documents)
+        tokenise = PairTokeniser(backbone, template, self._max_length(backbone), closing, bool(objective.labels))
+        prompts, cut = tokenise(queries, documents)
         return PairCorpus(data, backbone, objective, prompts, rows, len(cut))
 
     def attach(self, corpus: PairCorpus) -> PairContext:
         """The model with LoRA, or a copy of it, and a new linear score."""
         adapter = self._adapter_recipe()
         backbone, module = adapter.adapt(corpus.backbone, corpus.backbone.n_layers)
-        head = nn.Linear(backbone.dim, 1, bias=False, device=backbone.device, dtype=torch.float32)
+        n_scores = len(corpus.objective.labels) or 1
+        head = nn.Linear(backbone.dim, n_scores, bias=False, device=backbone.device, dtype=torch.float32)
         reading = Reading(backbone.n_layers, "lasttoken", normed=True)
         return PairContext(
             backbone,
@@ -203,13 +205,21 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
         if context.backbone.model is not corpus.backbone.model:
             context.backbone.fingerprint = key  # a trained copy is not the model it was copied from
         if corpus.n_truncated:
-            result.notes["documents cut"] = corpus.n_truncated
+            result.notes["pairs cut" if corpus.objective.labels else "documents cut"] = corpus.n_truncated
         return result
 
     def evaluate(self, result: SeedResult, corpus: PairCorpus) -> None:
         """Score dev and test files with the reranker itself."""
         reranker = self._reranker(result.model.backbone, corpus, result.model.head)
         data = corpus.data
+        if reranker.labels:
+            with current_progress().phase("final checks", _n_pairs(data, "dev") + _n_pairs(data, "test")):
+                result.notes["labels"] = {
+                    name: measure_labels(pairs, reranker.labels, reranker.classify_pairs(pairs.first, pairs.second))
+                    for name, pairs in (("dev", data.labelled_dev), ("test", data.labelled_test))
+                    if pairs
+                }
+            return
 
         def scores(pairs: TextPairs) -> Any:
             return reranker.score_pairs([query for query, _ in pairs], [document for _, document in pairs])
@@ -243,7 +253,8 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
 
     def card_rows(self) -> dict[str, str]:
         """What was trained."""
-        return {"trained": "a linear score and " + ("all weights" if self.weights == "full" else "LoRA")}
+        score = "a linear score for each label" if isinstance(self.objective, LabelsConfig) else "a linear score"
+        return {"trained": f"{score} and {'all weights' if self.weights == 'full' else 'LoRA'}"}
 
     def data_notes(self, data: TrainingData, prefix: str = "") -> list[str]:
         """Warn of few dev pairs or steps, and of a learning rate that is too high for all weights."""
@@ -261,7 +272,7 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
         return notes
 
     def _n_steps(self, data: TrainingData) -> int:
-        n_examples = len(data.contrastive) if data.contrastive else 0
+        n_examples = OBJECTIVES[self.objective.name].count_examples(data) or 0
         return self.training.steps or self.training.epochs * math.ceil(n_examples / self.training.batch)
 
     def _objective(self, data: TrainingData) -> Any:
@@ -273,8 +284,9 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
         return min(self.max_length, backbone.context_length or self.max_length)
 
     def _reranker(self, backbone: Backbone, corpus: PairCorpus, head: Tensor) -> Reranker:
-        spec = RerankerSpec(corpus.backbone.name, "linear", self.template, max_length=self.max_length)
-        return Reranker(backbone, spec, head[0])
+        labels = corpus.objective.labels
+        spec = RerankerSpec(corpus.backbone.name, "linear", self.template, max_length=self.max_length, labels=labels)
+        return Reranker(backbone, spec, head if labels else head[0])
 
     def _resume_key(self, corpus: PairCorpus, seed: int) -> str:
         """Names everything that a run depends on: a checkpoint of another key is not resumed."""
@@ -284,6 +296,12 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
         return fingerprint(
             _FORMAT, backbone.effective_fingerprint, str(backbone.dtype), backbone.attention, recipe, data, seed
         )
+
+
+def _n_pairs(data: TrainingData, part: Literal["dev", "test"]) -> int:
+    """Number of scored and labelled pairs of a part of the data."""
+    labelled: LabelledPairs | None = getattr(data, f"labelled_{part}")
+    return sum(map(len, getattr(data, part))) + (len(labelled) if labelled else 0)
 
 
 def _score(reranker: Reranker, pairs: ScoredPairs) -> Any:
