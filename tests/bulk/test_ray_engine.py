@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -166,6 +167,7 @@ def test_commands_use_the_engine(cluster, tmp_path):
     def command(*arguments):
         result = CliRunner().invoke(app, [str(each) for each in arguments])
         assert result.exit_code == 0, result.output
+        gc.collect()  # the workers of the command end with its encoder
 
     command("eval", "tiny-llama", "--data", data, "--layer", 2, "--json", tmp_path / "eval.json", *on_ray)
     local = d2v.evaluate("tiny-llama", data, layer=2, device="cpu", dtype="float32")

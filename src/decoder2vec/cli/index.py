@@ -19,7 +19,7 @@ from decoder2vec.cli.options import (
     PoolingOption,
     TemplateOption,
     Workers,
-    open_encoder,
+    open_on_engine,
     split_names,
 )
 from decoder2vec.cli.output import info, show_progress, table
@@ -201,9 +201,9 @@ def _open_or_create(
     if Index.exists(out):
         chunking.check_existing(out)
         if encoder or any(value is not None for value in choices.values()):
-            return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices))
+            return Index.open(out, open_on_engine(encoder or DEFAULT_ENCODER, **loading, **choices))
         if loading["engine"] != "local":
-            return Index.open(out, open_encoder(str(encoder_folder(open_with_header(out)[0])), **loading))
+            return Index.open(out, open_on_engine(str(encoder_folder(open_with_header(out)[0])), **loading))
         opened = Index.open(out, device=loading["device"], dtype=loading["dtype"])
         opened.encoder.exact = loading["exact"]
         return opened
@@ -211,7 +211,7 @@ def _open_or_create(
         raise InputError(f"There is no index at {without_password(out)}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
     chosen = chunking.to_chunking()
-    model = open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices)
+    model = open_on_engine(encoder or DEFAULT_ENCODER, **loading, **choices)
     if is_embedded_folder(source):
         from decoder2vec.search.embedded import embedded_documents
 
