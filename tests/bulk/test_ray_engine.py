@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -12,10 +13,12 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 import decoder2vec as d2v
 from decoder2vec.bulk.dataset import make_plan
 from decoder2vec.bulk.ray_engine import RayEngine
+from decoder2vec.cli import app
 from decoder2vec.errors import InputError, StorageError
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'decoder2vec[ray]'")
@@ -94,6 +97,48 @@ def test_killed_worker_loses_and_doubles_nothing(cluster, data, tmp_path):
     assert contents(tmp_path / "out") == contents(data / "local")
 
 
+@pytest.fixture(scope="module")
+def mixed(data):
+    """Rows with long, equal, empty and missing texts, and the folder that the engine local makes of them."""
+    texts = [f"sentence {n} of many " * (1 + 400 * (n % 9 == 0)) for n in range(38)] + ["same", "", None, "same"]
+    rows = "".join(json.dumps({"id": f"r{n}", "text": text, "even": n % 2 == 0}) + "\n" for n, text in enumerate(texts))
+    (data / "mixed.jsonl").write_text(rows, "utf-8")
+    embed(data / "mixed.jsonl", data / "mixed-local", on_error="skip")
+    return data / "mixed.jsonl"
+
+
+def test_worker_that_is_fed_with_tokens_writes_the_same_files(cluster, data, mixed, tmp_path):
+    result = embed(mixed, tmp_path / "out", engine="ray", workers=1, tokenisers=1, on_error="skip")
+    assert (result.n_rows, result.n_skipped) == (42, 1)
+    assert contents(tmp_path / "out") == contents(data / "mixed-local")
+
+
+def test_bad_row_is_the_same_sentence_from_tokens(cluster, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "fine"}\n{not json\n', "utf-8")
+    with pytest.raises(d2v.DataFileError, match=r"row 2: line 2"):
+        embed(tmp_path / "rows.jsonl", tmp_path / "out", engine="ray", workers=1, tokenisers=1)
+
+
+@pytest.mark.parametrize("victim", ["TokenisingWorker", "_Worker"])
+def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, tmp_path, victim):
+    """A thread kills the first process of that kind that it sees, whatever it is doing."""
+    killed = []
+
+    def kill_one():
+        end = time.monotonic() + 240
+        while time.monotonic() < end and not killed:
+            for process in [each for each in workers() if victim in " ".join(_command(each))][:1]:
+                os.kill(process.pid, signal.SIGKILL)
+                killed.append(process.pid)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=1, tokenisers=1)
+    killer.join()
+    assert killed
+    assert contents(tmp_path / "out") == contents(data / "local")
+
+
 def test_bad_row_is_the_same_sentence(cluster, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"text": "fine"}\n{not json\n', "utf-8")
     with pytest.raises(d2v.DataFileError, match=r"row 2: line 2"):
@@ -110,6 +155,61 @@ def test_other_encoder_on_a_node_is_one_sentence(cluster, data, tmp_path):
 def test_loaded_encoder_is_refused():
     with pytest.raises(InputError, match="give its name"):
         d2v.embed_dataset(d2v.Encoder.from_pretrained("tiny-llama", device="cpu"), "x", "y", engine="ray")
+
+
+def test_commands_use_the_engine(cluster, tmp_path):
+    pairs = "".join(f"a cat {n}\ta dog {n % 7}\t{n % 5}\n" for n in range(80))
+    (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "sentence {n}"}}\n' for n in range(200)), "utf-8")
+    on_ray = ["--engine", "ray", "--workers", "2", "--device", "cpu", "--dtype", "float32"]
+    data = str(tmp_path / "pairs.tsv")
+
+    def command(*arguments):
+        result = CliRunner().invoke(app, [str(each) for each in arguments])
+        assert result.exit_code == 0, result.output
+        gc.collect()  # the workers of the command end with its encoder
+
+    command("eval", "tiny-llama", "--data", data, "--layer", 2, "--json", tmp_path / "eval.json", *on_ray)
+    local = d2v.evaluate("tiny-llama", data, layer=2, device="cpu", dtype="float32")
+    assert json.loads((tmp_path / "eval.json").read_text())["mean_spearman"] == pytest.approx(
+        local["mean_spearman"], abs=0.1
+    )
+    command("index", tmp_path / "texts.jsonl", "--out", tmp_path / "idx", "--encoder", "tiny-llama", *on_ray)
+    index = d2v.Index.open(tmp_path / "idx")
+    (hit,) = index.search("sentence 17", 1, "dense")
+    assert hit.text == "sentence 17" and hit.score == pytest.approx(1, abs=1e-5)
+    index.verify()
+
+
+def test_sweep_in_workers_scores_the_same(cluster, tmp_path, monkeypatch):
+    pairs = d2v.ScoredPairs(
+        "mine",
+        [f"a cat {n}" for n in range(90)],
+        [f"a dog {n % 7}" for n in range(90)],
+        [float(n % 5) for n in range(90)],
+    )
+    options = {
+        "templates": ["plain"],
+        "poolings": ["mean"],
+        "attentions": ["causal", "bidirectional"],
+        "heads": ["none"],
+    }
+    results = []
+    for engine in ("ray", "local"):
+        monkeypatch.setenv("D2V_CACHE", str(tmp_path / engine))  # latents of the other engine are not found
+        sweep = d2v.sweep(
+            "tiny-llama", pairs, engine=engine, workers=2, reroute=["kv:2-2"], device="cpu", dtype="float32", **options
+        )
+        results.append({(row.attention, row.layer, row.normed): row.spearman for row in sweep.rows})
+        assert sweep.stats.texts == len(pairs.texts()) * 3
+    assert len(results[0]) > 20 and results[0] == pytest.approx(results[1], abs=0.05)
+
+
+def test_unknown_engine_is_refused_before_any_work(tmp_path):
+    pairs = d2v.ScoredPairs("mine", ["a", "b", "c"], ["d", "e", "f"], [1.0, 2.0, 3.0])
+    for call in (d2v.sweep, d2v.evaluate):
+        with pytest.raises(d2v.UnknownNameError, match="engine"):
+            call("tiny-llama", pairs, engine="spark")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,8 @@ from decoder2vec.progress import current_progress
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.text.template import Template
 
+Fill = Callable[[Extractor, Store, Sequence[str], str], None]
+"""Computes the latents of texts that a store lacks, under an attention of the sweep."""
 _COMPARING = "comparing the best readings"
 _SCORING_COST = 1e-4
 """Work of scoring one vector of a text, in texts that a model encodes."""
@@ -162,6 +164,7 @@ def run_sweep(
     plan: SweepPlan | None = None,
     *,
     backbone: Backbone | None = None,
+    fill: Fill | None = None,
 ) -> Sweep:
     """Score every combination of the plan.
 
@@ -172,6 +175,7 @@ def run_sweep(
         data: Pairs to score on.
         plan: What to try.
         backbone: The loaded model; by default it is loaded by its name. Its attention is switched.
+        fill: Computes the latents that a store lacks, such as `RayLatents`; by default this process does.
     """
     plan = plan or SweepPlan()
     started = time.perf_counter()
@@ -196,7 +200,7 @@ def run_sweep(
             continue
         for template in plan.templates:
             with progress.stage(_pass_name(template, attention)):
-                for row, cosines in _score_pass(sweep, switched, attention, template):
+                for row, cosines in _score_pass(sweep, switched, attention, template, fill):
                     rows.append(row)
                     similarities.append(cosines)
     if not rows:
@@ -255,7 +259,7 @@ def _extractor(plan: SweepPlan, backbone: Backbone, template: str) -> Extractor:
 
 
 def _score_pass(
-    sweep: Sweep, backbone: Backbone, attention: str, template: str
+    sweep: Sweep, backbone: Backbone, attention: str, template: str, fill: Fill | None
 ) -> Iterator[tuple[SweepRow, NDArray[np.floating[Any]]]]:
     """Run the texts through the model once, then score every layer, pooling and head from the latents store.
 
@@ -267,7 +271,10 @@ def _score_pass(
     texts = sweep.data.texts()
     progress = current_progress()
     with progress.phase("encoding"):
-        extractor.fill(store, texts)
+        if fill is None:
+            extractor.fill(store, texts)
+        else:
+            fill(extractor, store, texts, attention)
     sweep.stats += extractor.stats
     keys = text_keys(texts)
     row_of = {text: row for row, text in enumerate(texts)}

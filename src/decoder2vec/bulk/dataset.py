@@ -14,11 +14,12 @@ from decoder2vec.bulk.lance_copy import write_lance_copy
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, PartResult, read_note
 from decoder2vec.bulk.plan import FORMAT, MANIFEST_FILE, PLAN_FILE, PRECISIONS, EmbeddingPlan, Part, VectorFormat
+from decoder2vec.bulk.ray_encoder import ENGINES
+from decoder2vec.bulk.tokens import TokeniserSettings
 from decoder2vec.encoder import Encoder, resolve_prompt
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.progress import current_progress
 
-ENGINES = ("local", "ray")
 _SAMPLED_ROWS = 256
 """Rows by which the time of a run is estimated."""
 
@@ -74,6 +75,7 @@ def embed_dataset(
     prompt_name: str | None = None,
     engine: str = "local",
     workers: int | None = None,
+    tokenisers: int | None = None,
     device: str | None = None,
     dtype: str | None = None,
     price_per_hour: float | None = None,
@@ -95,6 +97,8 @@ def embed_dataset(
         prompt_name: The encoder's prompt to put in front of every text, such as document; none by default.
         engine: local (this process) or ray (the nodes of a Ray cluster, or the cores of this machine).
         workers: Processes of the engine ray; by default one for each GPU, or for each core.
+        tokenisers: Further processes of the engine ray, which read and tokenise for the workers; by default one for
+            each GPU, and none on CPUs, where every worker does it in a thread.
         device: cuda, mps or cpu; by default the best one available.
         dtype: By default the one that suits the device.
         price_per_hour: Of one worker; the progress then says what the run has cost so far.
@@ -104,7 +108,7 @@ def embed_dataset(
         StorageError: The folder holds vectors of another encoder, other settings or other rows.
         DataFileError: A row cannot be embedded.
     """
-    _check_engine(engine, workers, price_per_hour)
+    _check_engine(engine, workers, tokenisers, price_per_hour)
     if engine == "ray" and isinstance(encoder, Encoder):
         raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
     output = OutputFolder(str(out))
@@ -129,7 +133,8 @@ def embed_dataset(
         if engine == "ray" and missing:
             from decoder2vec.bulk.ray_engine import RayEngine
 
-            run = RayEngine(plan, str(encoder), output.url, workers, device, dtype)
+            settings = TokeniserSettings.of(model, resolve_prompt(model.prompts, prompt_name, None))
+            run = RayEngine(plan, str(encoder), output.url, workers, device, dtype, tokenisers, settings)
             n_workers = run.workers
         price = None if price_per_hour is None else n_workers * price_per_hour
         results = _run(run, missing, price, counts_itself=engine == "local") if missing else []
@@ -139,11 +144,13 @@ def embed_dataset(
         return result
 
 
-def _check_engine(engine: str, workers: int | None, price_per_hour: float | None) -> None:
+def _check_engine(engine: str, workers: int | None, tokenisers: int | None, price_per_hour: float | None) -> None:
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers compute nothing; give 1 or more.")
+    if (tokenisers or 0) < 0:
+        raise InputError(f"{tokenisers} processes cannot tokenise; give 0 or more.")
     if (price_per_hour or 0) < 0:
         raise InputError(f"A worker cannot cost {price_per_hour}; give a price of 0 or more.")
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.activations.extract import without_truncation_warnings
 from decoder2vec.bulk.files import Problems, RowReader, import_pyarrow
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.plan import EmbeddingPlan, Part, VectorFormat
-from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, Decoder2VecError
 from decoder2vec.maths.similarity import normalise
+
+if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
+    from decoder2vec.encoder import Encoder
 
 VECTOR_COLUMN = "embedding"
 _METADATA = b"decoder2vec"
@@ -36,41 +37,18 @@ class PartResult:
     sha256: str
 
 
-class PartEmbedder:
-    """Computes parts of a plan.
+class PartReader:
+    """Reads the rows of parts.
 
     Args:
         plan: The plan.
-        encoder: Its encoder.
-        output: Where parts are written.
     """
 
-    def __init__(self, plan: EmbeddingPlan, encoder: Encoder, output: OutputFolder) -> None:
-        self.plan, self.encoder, self.output = plan, encoder, output
+    def __init__(self, plan: EmbeddingPlan) -> None:
+        self.plan = plan
         self._reader: RowReader | None = None
 
-    def __call__(self, part: Part) -> PartResult:
-        """Compute and write one part.
-
-        Raises:
-            DataFileError: A row cannot be embedded, and the plan does not skip such rows.
-        """
-        table, problems = self.read(part)
-        self._check(part, problems)
-        n_tokens = self.encoder.stats.tokens
-        texts = table[self.plan.text_column].to_pylist()
-        with without_truncation_warnings():
-            rows = [index for index in range(len(texts)) if index not in problems]
-            vectors = store_vectors(self._embed(texts, rows, part, problems), self.plan.vectors)
-        if problems:
-            self._write_skipped(part, table, problems)
-        keep = [index for index in rows if index not in problems]
-        with self.output.writing(part.name) as file:
-            self._write(file, table.take(keep), vectors, part)
-        n_tokens = self.encoder.stats.tokens - n_tokens
-        return PartResult(part.name, len(table), len(problems), n_tokens, self.output.sha256(part.name))
-
-    def read(self, part: Part) -> tuple[Any, Problems]:
+    def __call__(self, part: Part) -> tuple[Any, Problems]:
         """The rows of a part with their ids, and why some cannot be embedded."""
         file = self.plan.files[part.file]
         if self._reader is None or self._reader.file != file:
@@ -82,9 +60,53 @@ class PartEmbedder:
             table = table.add_column(0, "id", pyarrow.array([f"{name}:{row}" for row in range(part.start, part.stop)]))
         return table, problems
 
+
+class PartEmbedder:
+    """Computes parts of a plan.
+
+    Args:
+        plan: The plan.
+        encoder: Its encoder.
+        output: Where parts are written.
+    """
+
+    def __init__(self, plan: EmbeddingPlan, encoder: Encoder, output: OutputFolder) -> None:
+        self.plan, self.encoder, self.output = plan, encoder, output
+        self._rows = PartReader(plan)
+
+    def __call__(self, part: Part) -> PartResult:
+        """Compute and write one part.
+
+        Raises:
+            DataFileError: A row cannot be embedded, and the plan does not skip such rows.
+        """
+        return self.embed(part, *self.read(part))
+
+    def embed(self, part: Part, table: Any, problems: Problems) -> PartResult:
+        """Compute and write a part whose rows `read` has returned."""
+        self._check(part, problems)
+        n_tokens = self.encoder.stats.tokens
+        texts = table[self.plan.text_column].to_pylist()
+        rows = [index for index in range(len(texts)) if index not in problems]
+        vectors = store_vectors(self._embed(texts, rows, part, problems), self.plan.vectors)
+        if problems:
+            self._write_skipped(part, table, problems)
+        keep = [index for index in rows if index not in problems]
+        with self.output.writing(part.name) as file:
+            self._write(file, table.take(keep), vectors, part)
+        n_tokens = self.encoder.stats.tokens - n_tokens
+        return PartResult(part.name, len(table), len(problems), n_tokens, self.output.sha256(part.name))
+
+    def read(self, part: Part) -> tuple[Any, Problems]:
+        """The rows of a part with their ids, and why some cannot be embedded."""
+        return self._rows(part)
+
     def encode(self, texts: list[str]) -> NDArray[np.float32]:
         """Vectors of texts, with the prompt of the plan."""
-        return np.asarray(self.encoder.encode(texts, prompt_name=self.plan.prompt_name), np.float32)
+        from decoder2vec.activations.extract import without_truncation_warnings
+
+        with without_truncation_warnings():
+            return np.asarray(self.encoder.encode(texts, prompt_name=self.plan.prompt_name), np.float32)
 
     def _embed(self, texts: Sequence[str], rows: list[int], part: Part, problems: Problems) -> NDArray[np.float32]:
         """Vectors of rows, in order, without those that the encoder refuses: these are added to the problems."""

@@ -14,6 +14,8 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import StorageError
 from decoder2vec.progress import current_progress
 
+ENGINES = ("local", "ray")
+"""Where texts are computed: in this process, or in the workers of Ray."""
 _MIN_TEXTS = 64
 """Texts of one request to a worker, at least; fewer are computed here."""
 _REQUESTS_PER_WORKER = 4
@@ -31,7 +33,13 @@ class RayEncoder(Encoder):
 
     @classmethod
     def from_name(
-        cls, name: str | Path, *, workers: int | None = None, device: str | None = None, dtype: str | None = None
+        cls,
+        name: str | Path,
+        *,
+        workers: int | None = None,
+        device: str | None = None,
+        dtype: str | None = None,
+        **choices: Any,
     ) -> RayEncoder:
         """Load an encoder here and in every worker.
 
@@ -40,6 +48,7 @@ class RayEncoder(Encoder):
             workers: How many; by default one for each GPU of the cluster, or for each core.
             device: Where workers compute; by default on a GPU if the cluster has one.
             dtype: What they compute in; by default what suits the device of this process.
+            choices: layer, pooling, template or attention of a model, as for `Encoder.from_pretrained`.
 
         Raises:
             MissingExtraError: Ray is not installed.
@@ -47,16 +56,25 @@ class RayEncoder(Encoder):
         """
         ray = start_ray()
         n_workers, n_gpus = count_workers(ray, workers, device)
-        local = Encoder.from_pretrained(name, device=device, dtype=dtype)
+        local = Encoder.from_pretrained(name, device=device, dtype=dtype, **choices)
         encoder = cls(local.backbone, local.spec, local.head)
         encoder.probabilities = local.probabilities
         remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=-1)(_Worker)
-        options = {"device": "cuda" if n_gpus else device, "dtype": str(local.backbone.dtype).removeprefix("torch.")}
+        options = {
+            "device": "cuda" if n_gpus else device,
+            "dtype": str(local.backbone.dtype).removeprefix("torch."),
+            **choices,
+        }
         encoder._workers = tuple(remote.remote(str(name), options) for _ in range(n_workers))
         for fingerprint in ray.get([worker.fingerprint.remote() for worker in encoder._workers]):
             if fingerprint != local.fingerprint:
                 raise StorageError(f"{name} is another encoder on a node; copy the same one to all nodes.")
         return encoder
+
+    @property
+    def n_workers(self) -> int:
+        """Number of workers."""
+        return len(self._workers)
 
     def _compute_vectors(
         self, texts: list[str], prompt: str, batch_size: int | None, show_progress_bar: bool | None

@@ -7,20 +7,27 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from decoder2vec.bulk.output import OutputFolder
-from decoder2vec.bulk.parts import PartEmbedder, PartResult
+from decoder2vec.bulk.parts import PartEmbedder, PartReader, PartResult
 from decoder2vec.bulk.plan import EmbeddingPlan, Part
-from decoder2vec.encoder import Encoder
+from decoder2vec.bulk.tokens import TokeniserSettings, distinct_texts, read_prompts, table_from_bytes, table_to_bytes
 from decoder2vec.errors import DataFileError, Decoder2VecError, MissingExtraError, StorageError
+
+if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
+    from decoder2vec.bulk.fed_encoder import FedEncoder
+
+_SHARE_OF_A_CORE = 0.1
+"""What Ray reserves for a process that tokenises, where workers compute on the cores."""
 
 
 class RayEngine:
     """Computes parts in workers that load the encoder once.
 
-    Ray starts a worker again that has died, and repeats its part. A part is a file of a fixed name that appears whole,
-    so neither a repetition nor a part that two workers compute changes the result.
+    On GPUs, other processes read the rows and tokenise them, so that a worker with a GPU is fed with tokens. Ray starts
+    a process again that has died, and repeats its part. A part is a file of a fixed name that appears whole, so neither
+    a repetition nor a part that two workers compute changes the result.
 
     Args:
         plan: The plan.
@@ -29,6 +36,9 @@ class RayEngine:
         workers: How many; by default one for each GPU of the cluster, or for each core.
         device: Where workers compute; by default on a GPU if the cluster has one.
         dtype: What they compute in; by default what the plan says.
+        tokenisers: Processes that read and tokenise for the workers; by default one for each GPU, and none on CPUs,
+            where every worker does it in a thread.
+        settings: How they tokenise; needed if there are any.
     """
 
     def __init__(
@@ -39,12 +49,16 @@ class RayEngine:
         workers: int | None = None,
         device: str | None = None,
         dtype: str | None = None,
+        tokenisers: int | None = None,
+        settings: TokeniserSettings | None = None,
     ) -> None:
         self.plan, self.encoder, self.out = plan, encoder, out
         self.dtype = dtype or plan.compute
         self._ray = start_ray()
         self.workers, self._n_gpus = count_workers(self._ray, workers, device)
         self.device = "cuda" if self._n_gpus else device
+        self.tokenisers = (self.workers if self._n_gpus else 0) if tokenisers is None else tokenisers
+        self._settings = settings
 
     def __call__(self, parts: Iterable[Part]) -> Iterator[PartResult]:
         """Yield what each part has, in the order in which they are done.
@@ -54,11 +68,20 @@ class RayEngine:
             StorageError: Workers cannot start, load the encoder or write.
         """
         ray, items = self._ray, [asdict(part) for part in parts]
-        results = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+        rows, plan = ray.data.from_items(items, override_num_blocks=len(items)), self.plan.to_json()
+        if self.tokenisers:
+            rows = rows.map_batches(
+                _TokenisingWorker,
+                fn_constructor_args=(plan, self._settings),
+                batch_size=1,
+                num_cpus=1 if self._n_gpus else _SHARE_OF_A_CORE,
+                compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, self.workers, len(items))),
+            )
+        results = rows.map_batches(
             _Worker,
-            fn_constructor_args=(self.plan.to_json(), self.encoder, self.out, self.device, self.dtype),
+            fn_constructor_args=(plan, self.encoder, self.out, self.device, self.dtype),
             batch_size=1,
-            num_cpus=1,
+            num_cpus=1 - (_SHARE_OF_A_CORE if self.tokenisers and not self._n_gpus else 0),
             num_gpus=1 if self._n_gpus else None,
             compute=ray.data.ActorPoolStrategy(size=min(self.workers, len(items))),
         )
@@ -72,24 +95,59 @@ class RayEngine:
             raise StorageError(f"The workers of Ray failed: {str(error).strip().splitlines()[-1]}") from error
 
 
+class _TokenisingWorker:
+    """A process that reads and tokenises parts, without the encoder."""
+
+    def __init__(self, plan: dict[str, Any], settings: TokeniserSettings) -> None:
+        self._read = PartReader(EmbeddingPlan.from_json(plan, "The plan"))
+        self._settings = settings
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        """Add the rows of the only part of a batch, and their tokens; an error is left to the worker that follows."""
+        part = {name: [int(values[0])] for name, values in batch.items()}
+        try:
+            table, problems = self._read(Part(**{name: values[0] for name, values in part.items()}))
+        except (Decoder2VecError, OSError):
+            return {**part, "rows": [b""], "problems": [""], "tokens": [[]]}
+        tokens = self._settings.tokenise(distinct_texts(table[self._read.plan.text_column].to_pylist(), problems))
+        return {**part, "rows": [table_to_bytes(table)], "problems": [json.dumps(problems)], "tokens": [tokens]}
+
+
 class _Worker:
     """A process with the encoder."""
 
     def __init__(self, plan: dict[str, Any], encoder: str, out: str, device: str | None, dtype: str) -> None:
         planned = EmbeddingPlan.from_json(plan, "The plan")
-        model = Encoder.from_pretrained(encoder, device=device, dtype=dtype)
+        model = self.load_encoder(encoder, device, dtype)
         if model.fingerprint != planned.encoder:
             raise StorageError(f"{encoder} is another encoder on this node; copy the same one to all nodes.")
-        self.embed = PartEmbedder(planned, model, OutputFolder(out))
+        self._encoder, self._embed = model, PartEmbedder(planned, model, OutputFolder(out))
+
+    def load_encoder(self, name: str, device: str | None, dtype: str) -> FedEncoder:
+        """Return the encoder."""
+        from decoder2vec.bulk.fed_encoder import FedEncoder
+
+        encoder = FedEncoder.from_pretrained(name, device=device, dtype=dtype)
+        assert isinstance(encoder, FedEncoder)
+        return encoder
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Compute the only part of a batch; an error is a result, since Ray would wrap it in its own."""
-        part = Part(**{name: int(values[0]) for name, values in batch.items()})
+        part = Part(**{name: int(batch[name][0]) for name in ("file", "start", "stop")})
         try:
-            outcome = asdict(self.embed(part))
+            rows = bytes(batch["rows"][0]) if "rows" in batch else b""
+            outcome = asdict(self._embed_tokens(part, rows, batch) if rows else self._embed(part))
         except (Decoder2VecError, OSError) as error:
             outcome = {"error": str(error), "of_a_row": isinstance(error, DataFileError)}
         return {"outcome": [json.dumps(outcome)]}
+
+    def _embed_tokens(self, part: Part, rows: bytes, batch: dict[str, Any]) -> PartResult:
+        """Compute a part whose rows and tokens came with it."""
+        table, problems = table_from_bytes(rows), json.loads(batch["problems"][0])
+        problems = {int(index): reason for index, reason in problems.items()}
+        texts = distinct_texts(table[self._embed.plan.text_column].to_pylist(), problems)
+        self._encoder.known = read_prompts(texts, [bytes(tokens) for tokens in batch["tokens"][0]])
+        return self._embed.embed(part, table, problems)
 
 
 def count_workers(ray: Any, workers: int | None, device: str | None) -> tuple[int, int]:

@@ -51,6 +51,12 @@ Engine = Annotated[
     typer.Option(help="local (this process, the default) or ray (a cluster, or all cores).", rich_help_panel=_FOLDER),
 ]
 Workers = Annotated[int | None, typer.Option(help="Processes of the engine ray.", rich_help_panel=_FOLDER)]
+Tokenisers = Annotated[
+    int | None,
+    typer.Option(
+        help="Processes of the engine ray that tokenise; by default one for each GPU.", rich_help_panel=_FOLDER
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Say rows, tokens and time; write nothing.", rich_help_panel=_FOLDER)
 ]
@@ -93,6 +99,7 @@ def embed(
     prompt_name: PromptName = None,
     engine: Engine = None,
     workers: Workers = None,
+    tokenisers: Tokenisers = None,
     dry_run: DryRun = False,
     price_per_hour: PricePerHour = None,
     lance: Lance = False,
@@ -116,7 +123,13 @@ def embed(
         "on_error": on_error,
         "prompt_name": prompt_name,
     }
-    for_engine = {"engine": engine, "workers": workers, "price_per_hour": price_per_hour, "lance": lance or None}
+    for_engine = {
+        "engine": engine,
+        "workers": workers,
+        "tokenisers": tokenisers,
+        "price_per_hour": price_per_hour,
+        "lance": lance or None,
+    }
     if Path(out).suffix:
         given = for_vectors | for_rows | for_engine | {"dry_run": dry_run or None}
         used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]

@@ -15,11 +15,13 @@ from decoder2vec.cli.options import (
     Columns,
     Device,
     Dtype,
+    Engine,
     Layer,
     Limit,
     PoolingOption,
     SkipBad,
     TemplateOption,
+    Workers,
     split_names,
 )
 from decoder2vec.cli.output import info, show_progress, table
@@ -54,6 +56,8 @@ def evaluate(
     attention: AttentionOption = None,
     device: Device = None,
     dtype: Dtype = None,
+    engine: Engine = "local",
+    workers: Workers = None,
 ) -> None:
     """Score an encoder: Spearman and Pearson on scored pairs, or all tasks in a folder, with confidence intervals.
 
@@ -74,6 +78,8 @@ def evaluate(
             columns=split_names(columns),
             skip_bad=skip_bad,
             device=device,
+            engine=engine,
+            workers=workers,
             notify=info,
             command=shlex.join(["d2v", *sys.argv[1:]]),
             layer=layer,

@@ -13,11 +13,13 @@ from decoder2vec.cli.options import (
     Device,
     Dtype,
     EncoderOption,
+    Engine,
     Exact,
     Layer,
     PoolingOption,
     TemplateOption,
-    open_encoder,
+    Workers,
+    open_on_engine,
     split_names,
 )
 from decoder2vec.cli.output import info, show_progress, table
@@ -94,6 +96,8 @@ def index(
     exact: Exact = False,
     device: Device = None,
     dtype: Dtype = None,
+    engine: Engine = "local",
+    workers: Workers = None,
 ) -> None:
     """Index documents for `d2v search`; after a stop, the same command continues. Also: --delete, --tune, --stats."""
     if not (source or delete or tune or verify or ann or stats):
@@ -105,13 +109,12 @@ def index(
         )
     check_output_file(json_file, ".json", sources=[source, queries, qrels, pairs])
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-    loading = {"device": device, "dtype": dtype}
+    loading = {"device": device, "dtype": dtype, "engine": engine, "workers": workers, "exact": exact}
     report: dict[str, Any] = {}
     with show_progress() as progress:
         for phase in _PHASES if source else ():
             progress.expect(phase)
         opened = _open_or_create(out, source, encoder, choices, loading, _ChunkOptions(chunk, overlap, late, window))
-        opened.encoder.exact = exact
         if delete:
             _delete(opened, delete)
         if source:
@@ -197,25 +200,29 @@ def _open_or_create(
     source: Path | None,
     encoder: str,
     choices: dict[str, Any],
-    loading: dict[str, str | None],
+    loading: dict[str, Any],
     chunking: _ChunkOptions,
 ) -> Index:
     from decoder2vec.search.documents import is_embedded_folder, read_documents
-    from decoder2vec.search.index import Index
-    from decoder2vec.search.store import without_password
+    from decoder2vec.search.index import Index, open_with_header
+    from decoder2vec.search.store import encoder_folder, without_password
 
     if source and not source.exists():
         raise DataFileError(f"{source} does not exist.")
     if Index.exists(out):
         chunking.check_existing(out)
         if encoder or any(value is not None for value in choices.values()):
-            return Index.open(out, open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices))
-        return Index.open(out, device=loading["device"], dtype=loading["dtype"])
+            return Index.open(out, open_on_engine(encoder or DEFAULT_ENCODER, **loading, **choices))
+        if loading["engine"] != "local":
+            return Index.open(out, open_on_engine(str(encoder_folder(open_with_header(out)[0])), **loading))
+        opened = Index.open(out, device=loading["device"], dtype=loading["dtype"])
+        opened.encoder.exact = loading["exact"]
+        return opened
     if not source:
         raise InputError(f"There is no index at {without_password(out)}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
     chosen = chunking.to_chunking()
-    model = open_encoder(encoder or DEFAULT_ENCODER, **loading, **choices)
+    model = open_on_engine(encoder or DEFAULT_ENCODER, **loading, **choices)
     if is_embedded_folder(source):
         from decoder2vec.search.embedded import embedded_documents
 

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from decoder2vec.errors import InputError, unknown_name
+
 if TYPE_CHECKING:
     from decoder2vec.encoder import Encoder
 
@@ -57,12 +59,29 @@ def garbage_collection_paused() -> Iterator[None]:
             gc.enable()
 
 
+Engine = Annotated[str, typer.Option(help="local (this process) or ray (a cluster, or all cores).")]
+Workers = Annotated[int | None, typer.Option(help="Processes of the engine ray; by default one for each GPU or core.")]
+
+
 def open_encoder(name: str, device: str | None = None, dtype: str | None = None, **options: Any) -> Encoder:
     """Load a saved encoder, or make one of a model with these options; None means the default."""
     with garbage_collection_paused():
         from decoder2vec.encoder import Encoder
 
         return Encoder.from_pretrained(name, device=device, dtype=dtype, **options)
+
+
+def open_on_engine(name: str, engine: str, workers: int | None, *, exact: bool, **options: Any) -> Encoder:
+    """Load an encoder as `open_encoder` does; with the engine ray, its texts are computed by the workers of Ray."""
+    if engine == "local":
+        return open_encoder(name, exact=exact, **options)
+    from decoder2vec.bulk.ray_encoder import ENGINES, RayEncoder
+
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if exact:
+        raise InputError("--exact computes every text in this process; leave out --engine.")
+    return RayEncoder.from_name(name, workers=workers, **options)
 
 
 def split_names(names: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Columns, Device, Dtype, Limit, Model, SkipBad, split_names
+from decoder2vec.cli.options import Columns, Device, Dtype, Engine, Limit, Model, SkipBad, Workers, split_names
 from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.errors import InputError
 
@@ -43,6 +43,8 @@ def sweep(
     skip_bad: SkipBad = False,
     device: Device = None,
     dtype: Dtype = None,
+    engine: Engine = "local",
+    workers: Workers = None,
 ) -> None:
     """Score every layer x pooling x template x attention on your own pairs, and save the best as an encoder."""
     if quick and full:
@@ -67,6 +69,8 @@ def sweep(
             skip_bad=skip_bad,
             device=device,
             dtype=dtype,
+            engine=engine,
+            workers=workers,
             notify=info,
         )
     if result.test:

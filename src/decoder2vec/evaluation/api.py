@@ -9,9 +9,10 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from decoder2vec.bulk.ray_encoder import ENGINES, RayEncoder
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import encoder_path
-from decoder2vec.errors import EncoderError, InputError
+from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load_pairs
 from decoder2vec.evaluation.suite import Document, Estimate, Suite, encoder_fingerprint
@@ -37,6 +38,8 @@ def evaluate(
     skip_bad: bool = False,
     name: str | None = None,
     device: str | None = None,
+    engine: str = "local",
+    workers: int | None = None,
     show_progress_bar: bool = False,
     notify: Notify = lambda _: None,
     command: str = "",
@@ -62,6 +65,9 @@ def evaluate(
         skip_bad: Skip lines of such a file that cannot be used, instead of raising an error.
         name: Name of the encoder in the results; by default the name it was loaded by, or its class.
         device: cuda, mps or cpu, for an encoder given by name.
+        engine: local (this process) or ray (the nodes of a Ray cluster, or the cores of this machine), for an encoder
+            given by name.
+        workers: Processes of the engine ray; by default one for each GPU, or for each core.
         show_progress_bar: Show a progress bar on stderr.
         notify: Called with one-line messages: the estimated time, skipped lines, overlap with training data.
         command: Command line to record in the results of tasks.
@@ -87,13 +93,14 @@ def evaluate(
             raise InputError("Tasks are read from one folder: give one folder as data.")
         names = [part.strip() for part in tasks.split(",") if part.strip()] if isinstance(tasks, str) else tasks
         chosen = find_tasks(paths[0], names or ("all",), limit=limit)
-        loaded = _load(encoder, device, choices)
+        loaded = _load(encoder, device, choices, engine, workers)
         suite = Suite(loaded, chosen, name, target, prompts or {}, training_pairs, command, training_texts)
         return _run_suite(suite, show_progress_bar, notify)
     pairs = [_load_pairs(source, notify, columns, skip_bad=skip_bad, limit=limit) for source in sources]
     _warn_of_overlap(pairs, training_pairs, notify)
     with naming_lines(*paths):
-        document = _evaluate_pairs(_load(encoder, device, choices), name, pairs, show_progress_bar)
+        loaded = _load(encoder, device, choices, engine, workers)
+        document = _evaluate_pairs(loaded, name, pairs, show_progress_bar)
     if target:
         write_json(target, document)
     return document
@@ -104,10 +111,22 @@ def instruction_prompts(instruction: str) -> dict[str, str]:
     return {f"{kind}-query" if kind in ("retrieval", "reranking") else kind: instruction for kind in KINDS}
 
 
-def _load(encoder: SupportsEncode | str | Path, device: str | None, choices: Mapping[str, Any]) -> Any:
+def _load(
+    encoder: SupportsEncode | str | Path,
+    device: str | None,
+    choices: Mapping[str, Any],
+    engine: str,
+    workers: int | None,
+) -> Any:
     """The encoder itself, or the one of that name."""
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
     if isinstance(encoder, str | Path):
+        if engine == "ray":
+            return RayEncoder.from_name(encoder, workers=workers, device=device, **choices)
         return load_encoder(encoder, device=device, **choices)
+    if engine != "local":
+        raise InputError("The workers of Ray load the encoder themselves; give its name or folder.")
     if device is not None or any(value is not None for value in choices.values()):
         raise InputError("device, layer and so on are for an encoder given by name; leave them out for an object.")
     return encoder

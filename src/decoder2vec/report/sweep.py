@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.analysis.selection import FEW_PAIRS
-from decoder2vec.analysis.sweep import Sweep, SweepPlan, reroutings_to_try, run_sweep
+from decoder2vec.analysis.sweep import Fill, Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.bulk.ray_encoder import ENGINES
 from decoder2vec.config import DEFAULT_MAX_LENGTH
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder
-from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.errors import DataFileError, InputError, unknown_name
 from decoder2vec.evaluation.similarity import evaluate_sts, load_pairs
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.report.sweep_figures import draw_sweep
@@ -45,6 +46,8 @@ def sweep(
     skip_bad: bool = False,
     device: str | None = None,
     dtype: str | None = None,
+    engine: str = "local",
+    workers: int | None = None,
     notify: Callable[[str], None] = lambda _: None,
 ) -> Sweep:
     """Score every combination of layer, pooling, template, attention and head of a model on scored pairs.
@@ -78,6 +81,8 @@ def sweep(
         skip_bad: Skip lines of a file that cannot be used, instead of raising an error.
         device: cuda, mps or cpu; by default the best one available.
         dtype: Dtype such as "float32" or "bfloat16"; by default the one that suits the device.
+        engine: local (this process) or ray (the nodes of a Ray cluster, or the cores of this machine).
+        workers: Processes of the engine ray; by default one for each GPU, or for each core.
         notify: Called with one-line messages: skipped lines, skipped attentions, a choice that is largely luck.
 
     Returns:
@@ -86,6 +91,8 @@ def sweep(
     Raises:
         InputError: `out` holds something else than a sweep.
     """
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
     if out is not None:
         check_sweep_folder(Path(out))
     pairs = _load_scored(data, columns, skip_bad=skip_bad, limit=limit)
@@ -96,7 +103,12 @@ def sweep(
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
     named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
     plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
-    result = run_sweep(str(model), pairs, replace(plan, max_length=max_length), backbone=backbone)
+    fill: Fill | None = None
+    if engine == "ray":
+        from decoder2vec.bulk.ray_latents import RayLatents
+
+        fill = RayLatents(model, backbone, workers, device)
+    result = run_sweep(str(model), pairs, replace(plan, max_length=max_length), backbone=backbone, fill=fill)
     for reason in result.skipped:
         notify(f"left out: {reason}")
     if result.selection and (warning := result.selection.warning()):

@@ -69,8 +69,9 @@ def add_documents(
     dim = int((store.header() or {})["dim"])
     adding = _Adding(store.document_digests(), folder, sources.of(folder) if folder else {})
     changes = adding.changes
+    n_at_once = _MIN_BATCH_CHUNKS * (1 + getattr(encoder, "n_workers", 0))  # enough for every worker of a `RayEncoder`
     batches: Iterable[list[_ChunkVector]] = _chunk_batches(
-        adding.changed(documents), chunking, token_lengths(encoder), dim
+        adding.changed(documents), chunking, token_lengths(encoder), dim, n_at_once
     )
     n_texts = None
     if read_first:
@@ -204,9 +205,16 @@ _ChunkVector = tuple[Chunk, Embeddings | None]
 
 
 def _chunk_batches(
-    documents: Iterable[tuple[Document, str]], chunking: Chunking, lengths_of: LengthFunction, dim: int
+    documents: Iterable[tuple[Document, str]],
+    chunking: Chunking,
+    lengths_of: LengthFunction,
+    dim: int,
+    n_at_once: int,
 ) -> Iterator[list[_ChunkVector]]:
-    """Yield batches of chunks; all chunks of a document are in the same batch, so that they are stored in one step."""
+    """Yield batches of chunks, of which about `n_at_once` must be encoded.
+
+    All chunks of a document are in the same batch, so that they are stored in one step.
+    """
     batch: list[_ChunkVector] = []
     n_to_encode = 0
     for document, digest in documents:
@@ -225,7 +233,7 @@ def _chunk_batches(
             Chunk(document.id, number, len(texts), text, document.metadata, digest) for number, text in enumerate(texts)
         ]
         batch += [(chunk, document.vector) for chunk in chunks]
-        if n_to_encode >= _MIN_BATCH_CHUNKS or len(batch) >= _MAX_BATCH_CHUNKS:
+        if n_to_encode >= n_at_once or len(batch) >= _MAX_BATCH_CHUNKS:
             yield batch
             batch, n_to_encode = [], 0
     if batch:

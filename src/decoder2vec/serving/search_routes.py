@@ -284,7 +284,7 @@ async def search(body: SearchRequest, request: Request) -> JSONResponse:
     count = max(body.top, index.header.rerank_depth) if body.rerank else body.top
     found = await service.run_job(
         request,
-        service.models[None],
+        index.model,
         [body.query],
         lambda: index.search(body.query, count, body.mode, body.filter or None),
     )

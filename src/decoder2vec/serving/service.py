@@ -20,13 +20,16 @@ from decoder2vec.activations.extract import Extractor, check_texts
 from decoder2vec.backbone.machine import token_budget
 from decoder2vec.bridge.bridge import Bridge
 from decoder2vec.encoder import Encoder
+from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import DataFileError, EncoderError, InputError, unknown_name
 from decoder2vec.reranker import Reranker
-from decoder2vec.search.index import Index
+from decoder2vec.search.index import Index, open_with_header
+from decoder2vec.search.store import EmbeddingSpace, encoder_folder, without_password
 from decoder2vec.serving.api_errors import APIError
 from decoder2vec.serving.batcher import Batcher, Vectors, cancel_on_disconnect
 from decoder2vec.serving.limits import Limits
 from decoder2vec.serving.metrics import Metrics
+from decoder2vec.serving.served_index import OpenedIndex, ServedIndex
 from decoder2vec.serving.similarity_scale import measure_scale
 from decoder2vec.serving.tokens import PairTokenCounter, TokenCounter
 from decoder2vec.serving.vector_cache import BatchKey, CachedBatcher, VectorCache
@@ -141,6 +144,18 @@ class ServedModels:
             raise APIError(404, str(unknown_name("model", name, self._models)), code="model_not_found", param="model")
         return self._models[name]
 
+    def add(self, encoder: Encoder) -> ServedModel:
+        """Serve a further encoder, under the name of the first one and its own fingerprint."""
+        first = self[None]
+        model = ServedModel(f"{first.id}-{encoder.fingerprint[:8]}", encoder, TokenCounter(encoder), first.normalize)
+        self._models = {**self._models, model.id: model}  # a new dict: another thread may iterate over the old one
+        return model
+
+    def remove(self, model: ServedModel) -> None:
+        """Serve a model no longer that `add` has added."""
+        self._models = {id: other for id, other in self._models.items() if other is not model}
+        self._layer_extractors.pop(model.id, None)
+
     def encode_batch(self, key: BatchKey, texts: list[str]) -> Vectors:
         """Return [texts, dim] vectors, or [texts, layers * width] for the role "layers".
 
@@ -239,6 +254,7 @@ class Service:
         self.limits = config.limits
         self.sweep = _read_sweep(config.sweep) if config.sweep else None
         self.models = ServedModels(config.name, config.encoder, normalize=config.normalize)
+        self._own_models = tuple(self.models)
         self.bridge = _check_bridge(config.bridge, self.models[None].dim)
         max_batch_tokens = config.limits.max_batch_tokens or _default_batch_tokens(config.encoder)
         batcher = Batcher(self._encode_batch, max_batch_tokens, config.limits.max_waiting_tokens)
@@ -251,20 +267,46 @@ class Service:
         self._threads = _Threads(_THREADS, "lookup", config.limits.max_jobs)
         self._file_threads = _Threads(_FILE_THREADS, "files", config.limits.max_jobs)
         self._scales: dict[str, dict[str, dict[str, float]]] = {}
+        self._index: ServedIndex | None = None
         try:
-            self._index = Index.open(config.index, self.queued_encoder(self.models[None])) if config.index else None
-            if self._index:
-                self._index.rank(["warm"], 1)  # load what the first search would have to load
+            if config.index:
+                index = Index.open(config.index, self.queued_encoder(self.models[None]))
+                opened = OpenedIndex(_warmed(index), self.models[None])
+                self._index = ServedIndex(opened, partial(self._open_moved_index, config.index), self._close_index)
         except BaseException:
             self.close()
             raise
 
     @property
-    def index(self) -> Index:
+    def index(self) -> ServedIndex:
         """The index to search; a 404 if the server has none."""
         if self._index is None:
             raise APIError(404, "This server has no index; start it with --index.", code="no_index")
         return self._index
+
+    def _open_moved_index(self, location: str | Path) -> OpenedIndex:
+        """Open the index with the encoder that it was moved to: a model of the server, or the one beside the index."""
+        store, header = open_with_header(location)
+        models = (model for model in self.models if header.space.matches(EmbeddingSpace.of(self.queued_encoder(model))))
+        model = next(models, None) or self.models.add(self._load_encoder(encoder_folder(store), location))
+        return OpenedIndex(_warmed(Index(location, store, header, self.queued_encoder(model))), model)
+
+    def _load_encoder(self, folder: Path, location: str | Path) -> Encoder:
+        """Load the encoder beside an index, on the device of the served one."""
+        if not is_encoder_folder(folder):
+            place = without_password(location)
+            raise InputError(f"The encoder of {place} is not known on this machine; start the server again with it.")
+        served = self.models[None].encoder
+        if not isinstance(served, Encoder):
+            return Encoder.from_pretrained(folder)
+        dtype = served.backbone.dtype_name
+        return Encoder.from_pretrained(folder, device=str(served.device), dtype=dtype, exact=served.exact)
+
+    def _close_index(self, opened: OpenedIndex) -> None:
+        """Close an index that was moved, and drop its model unless the server needs it."""
+        opened.index.close()
+        if opened.model is not self.index.model and opened.model not in self._own_models:
+            self.models.remove(opened.model)
 
     def similarity_scale(self, model: ServedModel) -> dict[str, dict[str, float]]:
         """Return what similarities mean with a model; measured once, in the thread of a job."""
@@ -349,7 +391,9 @@ class Service:
         return await cancel_on_disconnect(request, admit_and_run())
 
     def close(self) -> None:
-        """Stop the batcher and the threads."""
+        """Stop the batcher and the threads, and close the index."""
+        if self._index is not None:
+            self._index.close()
         self.cached_batcher.batcher.close()
         self._threads.close()
         self._file_threads.close()
@@ -400,6 +444,12 @@ def get_service(request: Request) -> Service:
     """Return the service of the application that received a request."""
     service: Service = request.app.state.service
     return service
+
+
+def _warmed(index: Index) -> Index:
+    """The index, after it has loaded what the first search would have to load."""
+    index.rank(["warm"], 1)
+    return index
 
 
 def _default_batch_tokens(encoder: Any) -> int:
