@@ -51,6 +51,10 @@ class SentenceTokens(Adapter):
         """Number of sentinels, whose ids follow `end_id`."""
         return len(self.vectors) - self.count - 1
 
+    def are_sentence_tokens(self, ids: Tensor, *, ends: bool = False) -> Tensor:
+        """Booleans of the shape of the ids: True for sentence tokens, and with `ends` for the ends of sentences."""
+        return (ids >= self.first_id) & (ids < self.end_id + ends)
+
     def settings(self) -> dict[str, Any]:
         """The first id, and the number of sentence tokens."""
         return {"first_id": self.first_id, "count": self.count}

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from decoder2vec.text.tokens import Tokeniser
 
 
 class SentenceIds(Protocol):
@@ -72,6 +75,12 @@ def mark_sentences(
     text.source.append(end)
     text.sentences.append(len(text.order))
     return text
+
+
+def outer_tokens(tokenise: Tokeniser) -> tuple[frozenset[int], tuple[int, ...]]:
+    """The ids of all special tokens, and the special tokens that stand before every text."""
+    special = frozenset(tokenise.backbone.tokenizer.all_special_ids)
+    return special, tuple(takewhile(special.__contains__, tokenise(["a"]).prompts[0].ids))
 
 
 @dataclass(frozen=True)

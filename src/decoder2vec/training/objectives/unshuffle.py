@@ -32,7 +32,7 @@ from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.losses import remaining_choices
 from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.sentences import split_sentences
-from decoder2vec.text.shuffled import ShuffledText, Shuffling
+from decoder2vec.text.shuffled import ShuffledText, Shuffling, outer_tokens
 from decoder2vec.text.tokens import Prompt
 from decoder2vec.training.context import InputSpec, TokenContext
 from decoder2vec.training.data import TrainingData
@@ -157,8 +157,7 @@ class UnshuffleObjective(CorpusObjective[UnshuffleConfig]):
 
         Sentences are tokenised one by one: within a text all but the first would begin with a space.
         """
-        special = frozenset(context.backbone.tokenizer.all_special_ids)
-        limit = self.spec.max_length
+        special, limit = self.unshuffler.special, self.spec.max_length
         if context.backbone.context_length is not None:
             limit = min(limit, context.backbone.context_length // 2 - 1)
         result = []
@@ -202,14 +201,10 @@ class Unshuffler(nn.Module):
         """Output embeddings of the new tokens; None if they are the input embeddings."""
         self.lm_head.add_tokens(self.tokens.vectors if self.outputs is None else self.outputs)
         self.pointer = SentencePointer(backbone.dim).to(context.device) if config.head == "pointer" else None
-        special = frozenset(backbone.tokenizer.all_special_ids)
-        prompt = context.tokenise(["a"]).prompts[0].ids
-        n_start = next((index for index, token in enumerate(prompt) if token not in special), 0)
+        self.special, start = outer_tokens(context.tokenise)
         self.end = backbone.closing_token_id
-        self.shuffling = Shuffling(
-            self.tokens, self.end, tuple(prompt[:n_start]), mask_rate=config.mask_rate, span=config.span
-        )
-        self.n_outer_tokens = n_start + 2
+        self.shuffling = Shuffling(self.tokens, self.end, start, mask_rate=config.mask_rate, span=config.span)
+        self.n_outer_tokens = len(start) + 2
         """Tokens of a text outside of its sentences."""
 
     def mean_loss(self, texts: Sequence[ShuffledText]) -> Tensor:
@@ -240,8 +235,7 @@ class Unshuffler(nn.Module):
         sentences = torch.full(batch.ids.shape, PADDING)
         for row, text in enumerate(texts):
             sentences[row, : len(ids[row])] = torch.tensor(text.sentences + [TARGET] * len(text.target))
-        last = self.tokens.count + self.config.eosen_is_sentence_token
-        is_token = (batch.ids >= self.tokens.first_id) & (batch.ids < self.tokens.first_id + last)
+        is_token = self.tokens.are_sentence_tokens(batch.ids, ends=self.config.eosen_is_sentence_token)
         mask = hierarchical_mask(move_to_device(sentences, backbone.device), is_token)
         with hierarchical_attention(backbone.blocks, mask):
             states = self.token_states.of_batch(self.tokens.adapt(batch, backbone.model))
