@@ -142,12 +142,12 @@ def sees_next_token(model: nn.Module, padded: bool, position: int = 2) -> Tensor
     mask = torch.ones_like(ids)
     if padded:
         mask[0, 3] = 0
-    return sight(model, ids, mask, position)[:, :, position - 1]
+    return sight(model, ids, mask, torch.full((1 + padded,), position, device=device))[:, :, position - 1]
 
 
 @torch.inference_mode()
-def sight(model: nn.Module, ids: Tensor, mask: Tensor, position: int) -> Tensor:
-    """[block, text, token] booleans: does the block let a token attend to the token at `position`?
+def sight(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    """[block, text, token] booleans: does the block let a token attend to the one at the text's position?
 
     That token is changed at the input of every block, and nothing else.
 
@@ -155,17 +155,18 @@ def sight(model: nn.Module, ids: Tensor, mask: Tensor, position: int) -> Tensor:
         model: The model to check.
         ids: [text, token] ids of the tokens.
         mask: [text, token], 0 for padding.
-        position: The token that is changed.
+        positions: [text] token that is changed.
 
     """
     vocab_size = text_config(model.config).vocab_size
+    changed_places = torch.arange(len(ids), device=ids.device), positions
     changed_ids = ids.clone()
-    changed_ids[:, position] = (ids[:, position] + vocab_size // 2) % vocab_size
+    changed_ids[changed_places] = (ids[changed_places] + vocab_size // 2) % vocab_size
     original = _trace_blocks(model, ids, mask, lambda _, states: states)
 
     def change_one_position(block: int, states: Tensor) -> Tensor:
         inputs = original.inputs[block].clone()
-        inputs[:, position] = states[:, position]
+        inputs[changed_places] = states[changed_places]
         return inputs
 
     changed = _trace_blocks(model, changed_ids, mask, change_one_position)

@@ -90,24 +90,26 @@ def check_hierarchical_attention(model: nn.Module) -> None:
 
 
 def _attends_by_sentences(model: nn.Module, padded: bool) -> bool:
+    """Check copies of one text, in each of which another token is changed; every second may be padded."""
     blocks = find_blocks(model)[1]
     device = next(model.parameters()).device
-    n_texts, n_tokens = 1 + padded, len(_PROBE_SENTENCES)
-    sentences = torch.tensor(_PROBE_SENTENCES, device=device).repeat(n_texts, 1)
-    tokens = torch.zeros_like(sentences, dtype=torch.bool)
-    tokens[:, _PROBE_TOKENS] = True
+    n_tokens = len(_PROBE_SENTENCES)
+    sentences = torch.tensor(_PROBE_SENTENCES, device=device).repeat(n_tokens, 1)
     if padded:
-        sentences[0, -1] = PADDING
+        sentences[1::2, -1] = PADDING
+    is_token = torch.zeros_like(sentences, dtype=torch.bool)
+    is_token[:, _PROBE_TOKENS] = True
     ids = torch.arange(7, 7 + n_tokens, device=device).remainder(text_config(model.config).vocab_size)
-    mask = hierarchical_mask(sentences, tokens)
+    mask = hierarchical_mask(sentences, is_token)
+    is_real = sentences != PADDING
+    columns = torch.arange(n_tokens, device=device)
     with hierarchical_attention(blocks, mask):
-        columns = [
-            sight(model, ids.repeat(n_texts, 1), (sentences != PADDING).long(), column) for column in range(n_tokens)
-        ]
-    seen = torch.stack(columns, dim=-1)  # [block, text, row, column]
+        seen = sight(model, ids.repeat(n_tokens, 1), is_real.long(), columns)  # [block, column, row]
+    allowed = mask[columns, :, columns]  # [column, row]
     others = ~torch.eye(n_tokens, dtype=torch.bool, device=device)
-    real = (sentences != PADDING)[:, :, None]
-    forbidden = (seen & ~mask & others & real).any()
+    if (seen & ~allowed & others & is_real).any():
+        return False
     with_attention = [index for index, _ in attention_blocks(list(blocks))]
-    sees_others = (seen[with_attention] & others).any(dim=-1)
-    return not forbidden and bool((sees_others | ~((mask & others & real).any(dim=-1))).all())
+    sees_another = (seen[with_attention] & others).any(dim=1)
+    may_see_another = (allowed & others).any(dim=0)
+    return bool((sees_another | ~may_see_another).all())
