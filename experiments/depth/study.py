@@ -95,7 +95,9 @@ def main() -> None:
     probes, used = make_probes(pool, args.probe_texts)
     texts = training_texts(pool, used, args.texts)
     del pool
-    print(f"{len(texts):,} texts to train on; probes of {', '.join(f'{k} {len(p.texts):,}' for k, p in probes.items())}")
+    print(
+        f"{len(texts):,} texts to train on; probes of {', '.join(f'{k} {len(p.texts):,}' for k, p in probes.items())}"
+    )
     for arm in args.arms:
         score_arm(arm, texts, probes, args)
         summarise(args.out, args.work)
@@ -222,9 +224,7 @@ def report(arm: str, name: str, scores: Any) -> None:
     print(f"{time.strftime('%H:%M:%S')} {arm:14} {name:24} {scores}", flush=True)
 
 
-def make_encoder(
-    arm: str, texts: tuple[str, ...], results: dict[str, Any], args: argparse.Namespace
-) -> d2v.Encoder:
+def make_encoder(arm: str, texts: tuple[str, ...], results: dict[str, Any], args: argparse.Namespace) -> d2v.Encoder:
     """The encoder of an arm: the model itself, or trained in as many steps as fit the seconds."""
     if arm not in OBJECTIVES:
         attention = "bidirectional" if arm == "bidirectional" else "causal"
@@ -360,10 +360,10 @@ def late_chunks(encoder: d2v.Encoder, args: argparse.Namespace) -> Iterator[tupl
         ("scifact", chunk_retrieval.read_scifact(scifact, args.queries, args.documents)),
         ("long", chunk_retrieval.read_pages(args.data / "pool", args.pages, encoder)),
     ):
-        for way in ("early", "late-512"):
+        for way in ("early", f"late-{encoder.max_seq_length}"):
             scores = chunk_retrieval.evaluate(encoder, collection, way)
             kept = {key: round(value, 2) for key, value in scores.items() if key.endswith("@10")}
-            yield f"{name}/{way}", kept
+            yield f"{name}/{way.partition('-')[0]}", kept
 
 
 def summarise(out: Path, work: Path) -> None:

@@ -112,7 +112,9 @@ def order_clues(shuffle=True, n_texts=3000):
             sentinels = [word for word in words if word > IDS.end_id]
             first, last = sentences[place][0] != words[0], sentences[place][-1] != words[-1]
             masked = 8 - (len(words) - len(sentinels))
-            rows.append((place, text.source[position], sentinels[0] if sentinels else -1, masked, first, last, position))
+            rows.append(
+                (place, text.source[position], sentinels[0] if sentinels else -1, masked, first, last, position)
+            )
     return np.array(rows, float)
 
 
