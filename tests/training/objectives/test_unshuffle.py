@@ -232,7 +232,7 @@ def test_new_embeddings_start_from_the_mean(family, tied, backbone):
 
 @pytest.mark.parametrize("shuffle_p", [0.0, 0.5, 1.0])
 def test_one_coin_is_thrown_for_each_batch(shuffle_p, prepared, monkeypatch):
-    context, unshuffler, task = prepared(shuffle_p=shuffle_p)
+    _, unshuffler, task = prepared(shuffle_p=shuffle_p)
     batches = []
     monkeypatch.setattr(
         type(unshuffler), "mean_loss", lambda _, texts: batches.append([t.order == sorted(t.order) for t in texts])
@@ -248,7 +248,7 @@ def test_one_coin_is_thrown_for_each_batch(shuffle_p, prepared, monkeypatch):
 def test_texts_are_cut_where_a_row_ends(prepared):
     """A text fits twice into the context of the model, and its last sentence is closed again."""
     long = tuple(f"{text} {'The sea is green. ' * 60}" for text in TEXTS)
-    context, unshuffler, task = prepared(texts=long, max_length=48)
+    _, unshuffler, task = prepared(texts=long, max_length=48)
     seen = []
     original = unshuffler.shuffling
     unshuffler.shuffling = lambda text, *args, **options: seen.append(text) or original(text, *args, **options)
