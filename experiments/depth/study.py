@@ -26,6 +26,7 @@ import argparse
 import gzip
 import json
 import random
+import runpy
 import shlex
 import sys
 import time
@@ -39,9 +40,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "chunks"))
-import evaluate as chunk_retrieval
 
 import decoder2vec as d2v
 from decoder2vec.backbone.backbone import Backbone
@@ -355,13 +353,14 @@ def train_classifier(fit: Examples, dev: Examples, test: Examples, n_classes: in
 
 def late_chunks(encoder: d2v.Encoder, args: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
     """nDCG@10 of documents, and of chunks where they are judged, by chunks that are read alone and together."""
+    script = runpy.run_path(str(Path(__file__).parents[1] / "chunks" / "evaluate.py"))
     scifact = args.data / "retrieval" / "scifact"
     for name, collection in (
-        ("scifact", chunk_retrieval.read_scifact(scifact, args.queries, args.documents)),
-        ("long", chunk_retrieval.read_pages(args.data / "pool", args.pages, encoder)),
+        ("scifact", script["read_scifact"](scifact, args.queries, args.documents)),
+        ("long", script["read_pages"](args.data / "pool", args.pages, encoder)),
     ):
         for way in ("early", f"late-{encoder.max_seq_length}"):
-            scores = chunk_retrieval.evaluate(encoder, collection, way)
+            scores = script["evaluate"](encoder, collection, way)
             kept = {key: round(value, 2) for key, value in scores.items() if key.endswith("@10")}
             yield f"{name}/{way.partition('-')[0]}", kept
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, TokenBatch
@@ -63,5 +64,6 @@ class SentenceTokens(Adapter):
         """Return the batch as input embeddings, those of the new tokens among them."""
         is_new = batch.ids >= self.first_id
         embeds = model.get_input_embeddings()(batch.ids.masked_fill(is_new, 0))  # type: ignore[operator]
-        new = self.vectors.to(embeds.dtype)[(batch.ids - self.first_id).clamp(min=0)]
+        # by a look-up, whose gradient is fast although most positions look up the same row
+        new = functional.embedding((batch.ids - self.first_id).clamp(min=0), self.vectors.to(embeds.dtype))
         return replace(batch, embeds=torch.where(is_new[..., None], new, embeds))

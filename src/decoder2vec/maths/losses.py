@@ -300,5 +300,5 @@ def remaining_choices(scores: Tensor, counts: Tensor) -> Tensor:
     steps = torch.arange(scores.shape[1], device=scores.device)
     is_left = (steps[:, None] <= steps) & (steps < counts[:, None, None])
     is_step = (steps < counts[:, None])[:, :, None]
-    log_probabilities = scores.masked_fill(~is_left & is_step, -torch.inf).log_softmax(dim=-1)
+    log_probabilities = scores.float().masked_fill(~is_left & is_step, -torch.inf).log_softmax(dim=-1)
     return torch.where(is_step, log_probabilities, 0.0)
