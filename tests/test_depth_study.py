@@ -1,4 +1,4 @@
-"""The probes of the unshuffle study: labels by hand, parts that share no text, training texts without probe sentences."""
+"""The probes of the unshuffle study: labels by hand, parts that share no text, training without probe sentences."""
 
 from __future__ import annotations
 
