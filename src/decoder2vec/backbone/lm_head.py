@@ -117,6 +117,8 @@ def _base_model_attribute(model: nn.Module) -> str:
 class _LongerHead(nn.Module):
     """A linear layer with more outputs, whose weights belong to another module."""
 
+    embeddings: Tensor
+
     def __init__(self, head: nn.Module, embeddings: Tensor) -> None:
         super().__init__()
         self.head = head

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -244,7 +245,7 @@ class Unshuffler(nn.Module):
     def _is_label(self, token: int) -> bool:
         return self.tokens.first_id <= token < self.tokens.end_id
 
-    def _tensor(self, values: Sequence[Any]) -> Tensor:
+    def _tensor(self, values: Sequence[Any] | NDArray[np.int64]) -> Tensor:
         return move_to_device(torch.tensor(values), self.context.device)
 
     def _order_log_likelihoods(self, texts: Sequence[ShuffledText], rows: _Rows) -> Tensor:
