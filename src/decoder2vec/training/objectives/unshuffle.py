@@ -111,8 +111,8 @@ class UnshuffleObjective(CorpusObjective[UnshuffleConfig]):
 
     def extra_modules(self, context: TokenContext) -> nn.Module:
         """Embeddings of the new tokens, which the encoder keeps, and the pointer."""
-        check_hierarchical_attention(context.backbone.model)
         self.unshuffler = Unshuffler(context, self.config)
+        check_hierarchical_attention(context.backbone.model)
         context.backbone.sentence_tokens = self.unshuffler.tokens
         return self.unshuffler
 
