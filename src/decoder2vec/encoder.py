@@ -24,6 +24,7 @@ from tqdm.auto import tqdm
 from decoder2vec.activations.chunks import SentenceVectors, read_chunks
 from decoder2vec.activations.extract import EncodingStats, Reader, check_texts, without_truncation_warnings
 from decoder2vec.activations.rerouting import reroute
+from decoder2vec.activations.sentence_tokens import read_sentence_tokens
 from decoder2vec.adapters.saving import load_adapter, round_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import resolve_model_folder
@@ -69,8 +70,7 @@ from decoder2vec.text.template import Template
 log = logging.getLogger(__name__)
 
 DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first that an encoder has is used
-_TOKENS_PER_TEXT = 64
-"""`batch_size` counts texts, but batches are cut by tokens: this many per text."""
+_TOKENS_PER_TEXT = 64  # `batch_size` counts texts, but batches are cut by tokens: this many per text
 
 
 class Encoder:
@@ -252,6 +252,7 @@ class Encoder:
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
         normalize_embeddings: bool = False,
+        sentence_tokens: bool = False,
     ) -> Any:
         """Compute an embedding for each chunk of a text from states that have seen the rest of the text.
 
@@ -269,6 +270,7 @@ class Encoder:
             batch_size: Texts per batch, counted as 64 tokens each; by default what suits the device.
             show_progress_bar: Show a progress bar; by default only if the log level is INFO or lower.
             normalize_embeddings: Scale the embeddings to unit length.
+            sentence_tokens: Read the tokens that stand for chunks, if the model was trained with them (`unshuffle`).
 
         Returns:
             [m, dim] for a text with m spans; a list of these for a list of texts.
@@ -281,7 +283,8 @@ class Encoder:
         reader = self._reader(resolve_prompt(self.prompts, prompt_name, prompt), batch_size)
         hidden = log.getEffectiveLevel() > logging.INFO if show_progress_bar is None else not show_progress_bar
         with tqdm(desc="Windows", disable=hidden) as bar, THREADS.fixed_to_one() if self.exact else nullcontext():
-            latents = read_chunks(reader, texts, all_spans, window, bar.update)
+            read = read_sentence_tokens if sentence_tokens else read_chunks
+            latents = read(reader, texts, all_spans, window, bar.update)
             vectors = self._apply_head(latents.reshape(len(latents), len(self.spec.readings) * self.backbone.dim))
         self.stats += reader.stats
         chunk_texts = [text[begin:end] for text, chunks in zip(texts, all_spans, strict=True) for begin, end in chunks]
@@ -295,17 +298,16 @@ class Encoder:
 
         Args:
             text: A text or a list of texts.
-            **kwargs: Arguments of `encode_chunks`.
+            **kwargs: Arguments of `encode_chunks`; sentence tokens are read where the model has them.
 
         Returns:
             `SentenceVectors` with [m, dim] vectors and the m spans in characters; a list of these for a list of texts.
         """
-        if isinstance(text, str):
-            spans = sentence_spans(text)
-            return SentenceVectors(self.encode_chunks(text, spans, **kwargs), spans)
-        texts = list(check_texts(to_text_list(text)))
-        all_spans = [sentence_spans(each) for each in texts]
-        return [*map(SentenceVectors, self.encode_chunks(texts, all_spans, **kwargs), all_spans)]
+        kwargs.setdefault("sentence_tokens", self.backbone.sentence_tokens is not None)
+        texts = [text] if isinstance(text, str) else list(check_texts(to_text_list(text)))
+        spans = [sentence_spans(each) for each in texts]
+        results = [*map(SentenceVectors, self.encode_chunks(texts, spans, **kwargs), spans)]
+        return results[0] if isinstance(text, str) else results
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Tensor:
         """Compute the similarity of all embeddings with all others.
@@ -438,7 +440,7 @@ class Encoder:
             "dim": self.dim,
             "spec": replace(self.spec, backbone=backbone.name).to_json(),
             "head": self.head.kind if self.head else None,
-            "adapters": adapter_digests(backbone.adapters),
+            "adapters": adapter_digests(backbone),
             **probabilities_json(self.probabilities),
         }
         weights = source if copy_backbone or inside else None
@@ -603,7 +605,7 @@ def _check_fingerprint(encoder: Encoder, description: Mapping[str, Any], folder:
     saved, saved_adapters = description.get("fingerprint"), description.get("adapters")  # None: not recorded by 0.1
     encoders = (Encoder(backbone, encoder.spec, encoder.head) for backbone in encoder.backbone.variants())
     is_same = any(saved in (None, variant.fingerprint) for variant in encoders)
-    if is_same and saved_adapters in (None, adapter_digests(encoder.backbone.adapters)):
+    if is_same and saved_adapters in (None, adapter_digests(encoder.backbone)):
         return
     raise EncoderError(
         f"The encoder in {folder} is not the one that was saved: its adapter, head or settings were changed or are "

@@ -17,6 +17,7 @@ RERANKER_FILE = "reranker.json"
 HEAD_FILE = "head.safetensors"
 ADAPTER_FOLDER = "adapter"
 NAMED_ADAPTERS_FOLDER = "adapters"
+SENTENCE_TOKENS_FOLDER = "sentence_tokens"
 BACKBONE_FOLDER = "backbone"
 _FILES_OF_0_1 = (
     DESCRIPTION_FILE,

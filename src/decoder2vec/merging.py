@@ -195,7 +195,7 @@ def _save_merged_adapter(
 ) -> Encoder:
     """Merge adapters of the same weights."""
     encoder = parents[0].load()
-    backbone = replace(encoder.backbone, adapter=None, adapters={})
+    backbone = replace(encoder.backbone, adapter=None, adapters={}, sentence_tokens=None)
     adapters = [load_adapter(p.folder / ADAPTER_FOLDER, backbone) if p.has_adapter else None for p in parents]
     adapter = merge_adapters(adapters, weights, method, backbone)
     note: dict[str, Any] = {"base": {"name": backbone.name, "fingerprint": backbone.fingerprint}}

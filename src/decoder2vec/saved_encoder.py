@@ -12,13 +12,13 @@ from safetensors import SafetensorError
 
 from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.batch import Adapter
 from decoder2vec.encoder_folder import (
     ADAPTER_FOLDER,
     BACKBONE_FOLDER,
     DESCRIPTION_FILE,
     HEAD_FILE,
     NAMED_ADAPTERS_FOLDER,
+    SENTENCE_TOKENS_FOLDER,
     check_output_folder,
 )
 from decoder2vec.errors import BackboneError, EncoderError, InputError
@@ -60,6 +60,8 @@ def write_encoder_folder(
             (temporary / name).write_bytes(content)
         if backbone.adapter:
             save_adapter(backbone.adapter, temporary / ADAPTER_FOLDER, backbone, lora_dtype)
+        if backbone.sentence_tokens:
+            save_adapter(backbone.sentence_tokens, temporary / SENTENCE_TOKENS_FOLDER, backbone)
         for name, adapter in backbone.adapters.items():
             save_adapter(adapter, temporary / NAMED_ADAPTERS_FOLDER / name, backbone)
         if weights:
@@ -104,10 +106,13 @@ def restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: str
         )
     for adapter_folder in sorted((folder / NAMED_ADAPTERS_FOLDER).glob("*/")):
         backbone.adapters[adapter_folder.name] = load_adapter(adapter_folder, backbone)
+    if (tokens := folder / SENTENCE_TOKENS_FOLDER).is_dir():
+        backbone.sentence_tokens = load_adapter(tokens, backbone)
     active = folder / ADAPTER_FOLDER
     return backbone.with_adapter(load_adapter(active, backbone)) if active.is_dir() else backbone
 
 
-def adapter_digests(adapters: Mapping[str, Adapter]) -> dict[str, str]:
-    """The hash of each named adapter."""
-    return {name: adapter.digest() for name, adapter in adapters.items()}
+def adapter_digests(backbone: Backbone) -> dict[str, str]:
+    """The hash of each named adapter; that of the sentence tokens has a name that no adapter has."""
+    digests = {name: adapter.digest() for name, adapter in backbone.adapters.items()}
+    return digests | ({"<sentence tokens>": backbone.sentence_tokens.digest()} if backbone.sentence_tokens else {})

@@ -32,6 +32,7 @@ from decoder2vec.training.objectives.punctuation_lm import PunctuationLMConfig
 from decoder2vec.training.objectives.ranking import RankingConfig
 from decoder2vec.training.objectives.scores import PairHeadConfig, ScoresConfig
 from decoder2vec.training.objectives.simcse import SimCSEConfig
+from decoder2vec.training.objectives.unshuffle import UnshuffleConfig
 from decoder2vec.training.recipes.adapter import ReadSettings
 from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
 from decoder2vec.training.recipes.recipe import Recipe
@@ -312,6 +313,7 @@ PLAIN = plain_data(sentences(24))
 REVERSED = plain_data(sentences(24)[::-1])
 NAMES, VERBS = ("Anna", "Ben", "Ida", "Otto", "Eva"), ("runs", "sings", "waits", "sees")
 PUNCTUATED = tuple(f"{name} {verb}, and {name} knows. Who is {name}?" for name in NAMES for verb in VERBS)
+STORIES = tuple(f"{name} {verb}. The day is long. {name} goes home." for name in NAMES for verb in VERBS)
 TRIPLETS = tuple((example.anchor, example.positive, example.negatives[0]) for example in toy_examples())
 NLI = tuple(
     (label, sentence, f"{sentence} {end}")
@@ -356,6 +358,7 @@ TOY_OBJECTIVES = {
     ),
     "punctuation": _token_toy(PunctuationConfig(), plain_data(PUNCTUATED), order=plain_data(PUNCTUATED[::-1])),
     "punctuation_lm": _token_toy(PunctuationLMConfig(), plain_data(PUNCTUATED), order=plain_data(PUNCTUATED[::-1])),
+    "unshuffle": _token_toy(UnshuffleConfig(), plain_data(STORIES), order=plain_data(STORIES[::-1])),
     "latent_triplets": _latent_toy(
         LatentTripletsConfig(), _frozen_data(triplets=TRIPLETS), order=_frozen_data(triplets=TRIPLETS[::-1])
     ),

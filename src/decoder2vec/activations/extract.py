@@ -356,7 +356,7 @@ class Reader:
         if not readings:
             raise InputError("Nothing to read: give at least one layer and pooling.")
         self.backbone = backbone
-        self.readings = tuple(readings)
+        self.readings, self.prefix = tuple(readings), prefix
         if SLOT in prefix and any(reading.template for reading in readings):
             raise InputError(f"This encoder reads several prompts; a prompt with {SLOT} cannot replace them all.")
         columns: dict[Template, list[int]] = {}

@@ -14,6 +14,7 @@ from decoder2vec.adapters.bottleneck import Bottleneck, BottleneckConfig, Convol
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora, LoraConfig
 from decoder2vec.adapters.rerouting import KeyValueRerouting, TokenPrepending
+from decoder2vec.adapters.sentence_tokens import SentenceTokens
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
@@ -108,6 +109,14 @@ def _load_soft_prompt(folder: Path, backbone: Backbone, settings: dict[str, Any]
     return SoftPrompt(vectors, **options)
 
 
+def _load_sentence_tokens(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
+    vectors = load_file(folder / _WEIGHTS)["vectors"]
+    tokens = SentenceTokens(vectors, **settings)
+    if vectors.ndim != 2 or vectors.shape[1] != backbone.dim or tokens.n_sentinels < 0:
+        raise EncoderError(f"its vectors are {list(vectors.shape)} and should be [tokens, {backbone.dim}].")
+    return tokens
+
+
 def _load_kv_prefix(folder: Path, backbone: Backbone, settings: dict[str, Any]) -> Adapter:
     tensors = load_file(folder / _WEIGHTS)
     layers = [tensors[f"layers.{index}"] for index in range(max(1, len(tensors)))]
@@ -149,6 +158,7 @@ _LOADERS = {
     "conv": _load_convolution,
     "token_prepending": _load_token_prepending,
     "kv_rerouting": _load_kv_rerouting,
+    "sentence_tokens": _load_sentence_tokens,
 }
 
 

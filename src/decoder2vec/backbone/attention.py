@@ -139,21 +139,38 @@ def sees_next_token(model: nn.Module, padded: bool, position: int = 2) -> Tensor
     device = next(model.parameters()).device
     vocab_size = text_config(model.config).vocab_size
     ids = torch.arange(7, 11, device=device).remainder(vocab_size).repeat(1 + padded, 1)
-    changed_ids = ids.clone()
-    changed_ids[:, position] = (ids[:, position] + vocab_size // 2) % vocab_size
     mask = torch.ones_like(ids)
     if padded:
         mask[0, 3] = 0
+    return sight(model, ids, mask, torch.full((1 + padded,), position, device=device))[:, :, position - 1]
+
+
+@torch.inference_mode()
+def sight(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor) -> Tensor:
+    """[block, text, token] booleans: does the block let a token attend to the one at the text's position?
+
+    That token is changed at the input of every block, and nothing else.
+
+    Args:
+        model: The model to check.
+        ids: [text, token] ids of the tokens.
+        mask: [text, token], 0 for padding.
+        positions: [text] token that is changed.
+
+    """
+    vocab_size = text_config(model.config).vocab_size
+    changed_places = torch.arange(len(ids), device=ids.device), positions
+    changed_ids = ids.clone()
+    changed_ids[changed_places] = (ids[changed_places] + vocab_size // 2) % vocab_size
     original = _trace_blocks(model, ids, mask, lambda _, states: states)
 
     def change_one_position(block: int, states: Tensor) -> Tensor:
         inputs = original.inputs[block].clone()
-        inputs[:, position] = states[:, position]
+        inputs[changed_places] = states[changed_places]
         return inputs
 
     changed = _trace_blocks(model, changed_ids, mask, change_one_position)
-    outputs = zip(original.outputs, changed.outputs, strict=True)
-    return torch.stack([differs(before[:, position - 1], after[:, position - 1]) for before, after in outputs])
+    return torch.stack([differs(*outputs) for outputs in zip(original.outputs, changed.outputs, strict=True)])
 
 
 def attention_blocks(blocks: list[nn.Module]) -> list[tuple[int, nn.Module]]:
@@ -172,7 +189,7 @@ def _layer_names(blocks: list[int]) -> str:
 
 
 def differs(before: Tensor, after: Tensor) -> Tensor:
-    """[text] booleans from two [text, width] states, relative to the size of each dimension: some are huge."""
+    """[...] booleans from two [..., width] states, relative to the size of each dimension: some are huge."""
     before, after = before.float(), after.float()
     size = before.abs()
     scale = size.maximum(size.median(dim=-1, keepdim=True).values)

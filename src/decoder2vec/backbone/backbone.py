@@ -56,6 +56,8 @@ class Backbone:
     """The active adapter, if any."""
     adapters: dict[str, Adapter] = field(default_factory=dict)
     """Further adapters by name, to switch to."""
+    sentence_tokens: Adapter | None = None
+    """Embeddings of tokens that stand for sentences, if the model was trained with them."""
     four_bit: bool = False
     """Whether the weights of the blocks are quantised to 4 bits."""
     int8: bool = False
@@ -139,7 +141,7 @@ class Backbone:
         if self.int8 and torch.device(device).type != "cpu":
             raise UnsupportedError(f"int8 is for CPUs; load the model in another dtype for {device}.")
         self.model.to(device)
-        for adapter in filter(None, (self.adapter, *self.adapters.values())):
+        for adapter in filter(None, (self.adapter, self.sentence_tokens, *self.adapters.values())):
             adapter.to(device)
 
     @property

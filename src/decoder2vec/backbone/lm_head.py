@@ -35,11 +35,27 @@ class LMHead:
     def __init__(self, backbone: Backbone) -> None:
         model: Any = _load_language_model(resolve_model_folder(backbone.name), backbone.dtype)
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
+        self._head_name = next(name for name, module in model.named_modules() if module is head)
         self._base_model = _FixedOutputModel()
         setattr(model, _base_model_attribute(model), self._base_model)
         self.model = model.requires_grad_(False).eval().to(backbone.device)
-        if head.weight is embeddings.weight:
+        self.is_tied = head.weight is embeddings.weight
+        if self.is_tied:
             head.weight = backbone.model.get_input_embeddings().weight  # type: ignore[operator]
+
+    @property
+    def weight(self) -> Tensor:
+        """[vocabulary, width] output embeddings."""
+        weight: Tensor = self.model.get_submodule(self._head_name).weight
+        return weight
+
+    def add_tokens(self, embeddings: Tensor) -> None:
+        """Give new tokens the logits after those of the vocabulary, by [token, width] output embeddings.
+
+        The family's own class scales or caps them as it does the others.
+        """
+        longer = _LongerHead(self.model.get_submodule(self._head_name), embeddings)
+        self.model.set_submodule(self._head_name, longer)
 
     def __call__(self, states: Tensor) -> Tensor:
         """[state, vocabulary] logits of [state, width] states."""
@@ -96,6 +112,21 @@ def _base_model_attribute(model: nn.Module) -> str:
     """The attribute that holds everything below the head; not always the one that the class declares."""
     blocks = find_blocks(model)[1]
     return next(name for name, child in model.named_children() if any(module is blocks for module in child.modules()))
+
+
+class _LongerHead(nn.Module):
+    """A linear layer with more outputs, whose weights belong to another module."""
+
+    embeddings: Tensor
+
+    def __init__(self, head: nn.Module, embeddings: Tensor) -> None:
+        super().__init__()
+        self.head = head
+        self.__dict__["embeddings"] = embeddings  # no parameter of this module
+
+    def forward(self, states: Tensor) -> Tensor:
+        logits: Tensor = self.head(states)
+        return torch.cat([logits, functional.linear(states, self.embeddings.to(states.dtype))], dim=-1)
 
 
 class _FixedOutputModel(nn.Module):

@@ -282,3 +282,23 @@ def spread_out(vectors: Tensor) -> Tensor:
         return vectors.new_zeros(())
     cosines = (unit @ unit.T)[~torch.eye(count, dtype=torch.bool, device=unit.device)]
     return cosines.mean().square() + (cosines.square().mean() - 1 / dim).clamp_min(0)
+
+
+def remaining_choices(scores: Tensor, counts: Tensor) -> Tensor:
+    """[text, step, item] log-probabilities of the items that are left at each step of putting items in order.
+
+    Steps and items are in the true order, so that item n is right at step n, and the items before it are used. The
+    log-probability of the true order is the sum of the diagonal.
+
+    Args:
+        scores: [text, step, item] scores, padded.
+        counts: [text] number of items.
+
+    Returns:
+        Log-probabilities; -inf for items that are used or padding, and 0 in the rows of padded steps.
+    """
+    steps = torch.arange(scores.shape[1], device=scores.device)
+    is_left = (steps[:, None] <= steps) & (steps < counts[:, None, None])
+    is_step = (steps < counts[:, None])[:, :, None]
+    log_probabilities = scores.float().masked_fill(~is_left & is_step, -torch.inf).log_softmax(dim=-1)
+    return torch.where(is_step, log_probabilities, 0.0)

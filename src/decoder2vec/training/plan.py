@@ -23,7 +23,7 @@ from decoder2vec.training.recipes import recipe_class, recipes
 from decoder2vec.training.recipes.freeze import EMBEDDING
 from decoder2vec.training.recipes.recipe import Recipe
 
-PLAN_RECIPES = ("bidirectional", "distill", "general")
+PLAN_RECIPES = ("bidirectional", "distill", "general", "unshuffle")
 """Recipes that are plans: TOML files beside the others."""
 _PLAN_KEYS = {"name", "about", "data", "stages"}
 _MAX_EXTENDS = 10

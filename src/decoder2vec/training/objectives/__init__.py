@@ -22,6 +22,7 @@ from decoder2vec.training.objectives.punctuation_lm import PunctuationLMObjectiv
 from decoder2vec.training.objectives.ranking import RankingObjective
 from decoder2vec.training.objectives.scores import PairHeadObjective, ScoresObjective
 from decoder2vec.training.objectives.simcse import SimCSEObjective
+from decoder2vec.training.objectives.unshuffle import UnshuffleObjective
 
 OBJECTIVES: dict[str, type[Objective[Any, Any]]] = {
     name: objective
@@ -37,6 +38,7 @@ OBJECTIVES: dict[str, type[Objective[Any, Any]]] = {
         MNTPObjective,
         PunctuationObjective,
         PunctuationLMObjective,
+        UnshuffleObjective,
         LatentTripletsObjective,
         PairHeadObjective,
         AutoencoderObjective,

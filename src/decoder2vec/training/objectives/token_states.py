@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.activations.capture import Capture
+from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
@@ -29,8 +30,12 @@ class TokenStates:
 
     def __call__(self, prompts: Sequence[Prompt]) -> Tensor:
         """The states of some texts, through the adapter."""
+        return self.of_batch(collate(prompts, self.backbone.pad_token_id).to(self.backbone.device))
+
+    def of_batch(self, batch: TokenBatch) -> Tensor:
+        """The states of a batch on the model's device, through the adapter."""
         backbone = self.backbone
-        batch = backbone.adapt(collate(prompts, backbone.pad_token_id).to(backbone.device))
+        batch = backbone.adapt(batch)
         with backbone.adapter_enabled(batch), any_shape_attention(backbone.device):
             output = backbone.model(**self.capture.model_inputs(batch), use_cache=False)
         states: Tensor = output.last_hidden_state

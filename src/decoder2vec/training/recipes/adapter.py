@@ -502,7 +502,9 @@ def saved_backbone(trained: Backbone, original: Backbone, work: Path) -> tuple[B
             write_model(trained, temporary)
     barrier()
     device, dtype = str(original.device), original.dtype
-    return Backbone.load(folder, attention=trained.attention, device=device, dtype=dtype), True
+    saved = Backbone.load(folder, attention=trained.attention, device=device, dtype=dtype)
+    saved.sentence_tokens = trained.sentence_tokens
+    return saved, True
 
 
 @torch.no_grad()
