@@ -90,3 +90,20 @@ def test_padding_on_the_right_changes_nothing(family, one_thread, gap):
         alone = model(input_ids=ids, use_cache=False).logits
         for options in ({}, {"attention_mask": mask}):
             assert gap(model(input_ids=padded, use_cache=False, **options).logits[:, :9], alone) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_precision_is_near(family, one_thread, gap):
+    """Autocast, as in training on a GPU, and weights in bfloat16, as in inference."""
+    torch.manual_seed(0)
+    model = make_model(family, "tiny", 300, end=0)
+    ids = torch.randint(2, 300, (2, 80))
+    with fast_mixers():
+        exact = model(input_ids=ids, use_cache=False).logits.detach()
+        with torch.autocast("cpu", torch.bfloat16):
+            result = model(input_ids=ids, labels=ids, use_cache=False)
+        result.loss.backward()
+        assert gap(result.logits.detach().float(), exact) < 0.05
+        assert all(weight.grad.isfinite().all() for weight in model.parameters() if weight.grad is not None)
+        with torch.inference_mode():
+            assert gap(model.to(torch.bfloat16)(input_ids=ids, use_cache=False).logits.float(), exact) < 0.05
