@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from bm25_groups import Groups, make_groups, read_pairs
-from family_evaluation import compare, query_metrics, rank_by
+from family_evaluation import compare, query_metrics, rank_by, score_pairs
 from family_models import FAMILIES, VOCABULARY, count_parameters, make_model
 from family_training import LENGTH, TEMPLATE, Batch, PairPrompts, draw_batches, group_loss, trapezoid
 from pretraining import pack, shuffled_batches, train_tokenizer
+from state_space import fast_mixers
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.text.pair_template import PairTemplate, PairTokeniser
@@ -171,6 +172,28 @@ def write_tasks(folder):
         run, qrels = {query: list(documents) for query in queries}, {"q0": {"d0": 1}, "q1": {"d15": 1}}
         runs[task] = {"run": run, "queries": queries, "qrels": qrels, "dev": ["q1"]}
     (folder / "runs.json").write_text(json.dumps(runs))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_are_those_of_single_plain_passes(family, tokenizer, tmp_path, one_thread):
+    torch.manual_seed(0)
+    model = make_model(family, "tiny", len(tokenizer), tokenizer.eos_token_id).base_model.eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and "A_log" not in name:
+                weight.mul_(3)  # or the last state hardly depends on the document
+    head = torch.randn(32)
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    np.save(tmp_path / "score.npy", head.numpy())
+    prompts = PairPrompts.of(tokenizer, [PAIRS[0][0], *(document for _, document in PAIRS[:9])])
+    with fast_mixers():
+        scores = score_pairs(families.load_reranker(tmp_path, "cpu"), prompts, [(0, row) for row in range(1, 10)])
+    with torch.no_grad():
+        ids = [torch.tensor(prompts(0, row)[None], dtype=torch.long) for row in range(1, 10)]
+        expected = [float(model(input_ids=row, use_cache=False).last_hidden_state[0, -1] @ head) for row in ids]
+    assert np.std(expected) > 1e-3
+    np.testing.assert_allclose(scores, expected, atol=1e-4)
 
 
 def test_a_tiny_study_runs_through_and_resumes(tmp_path, one_thread, capsys):

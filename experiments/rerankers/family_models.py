@@ -6,7 +6,10 @@ A Mamba block has no feed-forward part, so two of them stand for one block of a 
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+import torch
 
 FAMILIES = ("llama", "gpt2", "mamba", "mamba2")
 VOCABULARY = {"tiny": 1024, "15m": 8192}
@@ -56,10 +59,26 @@ def make_model(family: str, size: str, vocabulary: int, end: int) -> Any:
             n_positions=CONTEXT[size], resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **common
         )
         return transformers.GPT2LMHeadModel(config)
-    common |= {"initializer_range": 0.02, "rescale_prenorm_residual": True}  # 0.1 and False are no choice of the papers
+    common["initializer_range"] = 0.02
     if family == "mamba":
-        return transformers.MambaForCausalLM(transformers.MambaConfig(**common))
-    return transformers.Mamba2ForCausalLM(transformers.Mamba2Config(n_groups=1, chunk_size=64, **common))
+        model: Any = transformers.MambaForCausalLM(transformers.MambaConfig(**common))
+    else:
+        model = transformers.Mamba2ForCausalLM(transformers.Mamba2Config(n_groups=1, chunk_size=64, **common))
+    _initialise_as_in_the_papers(model)
+    return model
+
+
+@torch.no_grad()
+def _initialise_as_in_the_papers(model: Any) -> None:
+    """Set what the code of Mamba's papers sets otherwise than transformers does.
+
+    `rescale_prenorm_residual` of the configuration would divide the output weights again whenever a model is loaded.
+    """
+    for name, module in model.named_modules():
+        if name.endswith(("in_proj", "x_proj")):
+            module.reset_parameters()
+        elif name.endswith("out_proj"):
+            module.weight /= math.sqrt(model.config.num_hidden_layers)
 
 
 def count_parameters(model: Any) -> int:
