@@ -15,12 +15,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from decoder2vec.storage import atomic_folder, write_json
-from decoder2vec.text.files import read_rows
+
+sys.path.append(str(Path(__file__).parents[1]))
+from pretraining import mean_loss, pack, read_texts, shuffled_batches, train_step, train_tokenizer
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 3, "num_attention_heads": 4},
@@ -29,46 +29,8 @@ SIZES: dict[str, dict[str, int]] = {
 }
 VOCABULARY = {"tiny": 2048, "10m": 8192, "30m": 16384}
 LENGTH = 256
-TOKENIZER_TEXTS = 100_000
 HELD_OUT = 64
 """Sequences that are not trained on."""
-
-
-def read_texts(pool: Path, limit: int | None) -> list[str]:
-    """The texts of a pool, at most `limit`."""
-    texts: list[str] = []
-    for file in sorted(pool.glob("texts-*.tsv.gz")):
-        for _, row in read_rows(file):
-            texts.append(str(row["text"]))
-            if len(texts) == limit:
-                return texts
-    return texts
-
-
-def train_tokenizer(texts: list[str], size: int) -> Any:
-    """A byte-level BPE tokenizer."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size, special_tokens=["<eos>", "<pad>"], initial_alphabet=alphabet, show_progress=False
-    )
-    tokenizer.train_from_iterator(texts[:TOKENIZER_TEXTS], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>")
-
-
-def pack(texts: list[str], tokenizer: Any) -> Tensor:
-    """[sequences, length] token ids: all texts one after another, each closed by the end token."""
-    ids: list[int] = []
-    for start in range(0, len(texts), 10_000):
-        for encoded in tokenizer(texts[start : start + 10_000], add_special_tokens=False)["input_ids"]:
-            ids += [*encoded, tokenizer.eos_token_id]
-    rows = len(ids) // LENGTH
-    return torch.tensor(np.array(ids[: rows * LENGTH], np.int64).reshape(rows, LENGTH))
 
 
 def make_model(size: str, tokenizer: Any) -> Any:
@@ -100,34 +62,22 @@ def rate_at(step: int, steps: int, peak: float) -> float:
     return peak * (0.1 + 0.45 * (1 + math.cos(math.pi * (step - warm_up) / max(1, steps - warm_up))))
 
 
-def mean_loss(model: Any, batch: Tensor, device: str) -> float:
-    """The loss on held-out sequences."""
-    with torch.no_grad(), autocast(device):
-        losses = [float(model(input_ids=part.to(device), labels=part.to(device)).loss) for part in batch.split(16)]
-    return float(np.mean(losses))
-
-
-def autocast(device: str) -> Any:
-    """bfloat16 on a GPU, float32 elsewhere."""
-    return torch.autocast(device, torch.bfloat16, enabled=device == "cuda")
-
-
 def pretrain(arguments: argparse.Namespace) -> None:
     """Train, and save every checkpoint."""
     torch.manual_seed(arguments.seed)
     texts = read_texts(arguments.pool, arguments.texts)
     tokenizer = train_tokenizer(texts, VOCABULARY[arguments.size])
-    sequences = pack(texts, tokenizer)
+    sequences = pack(texts, tokenizer, LENGTH)
     held_out, sequences = sequences[:HELD_OUT], sequences[HELD_OUT:]
     device = arguments.device
     model = make_model(arguments.size, tokenizer).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.rate, betas=(0.9, 0.95), weight_decay=0.1)
-    generator = torch.Generator().manual_seed(arguments.seed)
+    batches = shuffled_batches(sequences, arguments.batch, arguments.seed)
     parameters = sum(weight.numel() for weight in model.parameters())
     options = {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
     record: dict[str, Any] = {"parameters": parameters, "texts": len(texts), "sequences": len(sequences), **options}
     record["checkpoints"] = {}
-    order, started = torch.empty(0, dtype=torch.long), time.perf_counter()
+    started = time.perf_counter()
     for step in range(arguments.steps + 1):
         if step in checkpoint_steps(arguments.steps):
             model.eval()
@@ -144,18 +94,8 @@ def pretrain(arguments: argparse.Namespace) -> None:
             model.train()
         if step == arguments.steps:
             break
-        if len(order) < arguments.batch:  # the next epoch
-            order = torch.cat([order, torch.randperm(len(sequences), generator=generator)])
-        rows, order = order[: arguments.batch], order[arguments.batch :]
-        batch = sequences[rows].to(device)
-        for group in optimizer.param_groups:
-            group["lr"] = rate_at(step, arguments.steps, arguments.rate)
-        with autocast(device):
-            loss = model(input_ids=batch, labels=batch).loss
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
+        rate = rate_at(step, arguments.steps, arguments.rate)
+        train_step(model, optimizer, next(batches).to(device), rate)
 
 
 def main() -> None:
