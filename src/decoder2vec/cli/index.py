@@ -103,10 +103,7 @@ def index(
     if not (source or delete or tune or verify or ann or stats):
         raise InputError("Give a folder or file to add to the index, or --delete, --ann, --tune, --verify or --stats.")
     _check_tuning_options(tune, reset, queries, qrels, pairs, rerank)
-    if json_file and not (source or queries or stats):
-        raise InputError(
-            "There is nothing to write to --json; give a folder or file to add, --tune with --queries, or --stats."
-        )
+    _check_json_option(json_file, bool(source or queries or stats))
     check_output_file(json_file, ".json", sources=[source, queries, qrels, pairs])
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     loading = {"device": device, "dtype": dtype, "engine": engine, "workers": workers, "exact": exact}
@@ -122,9 +119,8 @@ def index(
             report |= _describe_changes(changes)
             _check_indexed(source, changes, report, json_file)
         _build_ann(opened, ann)
-        tuned = _tune(
-            opened, reset, pairs, split_names(pair_columns), queries, qrels, _Reranking(rerank, depth, loading)
-        )
+        reranking = _Reranking(rerank, depth, device, dtype)
+        tuned = _tune(opened, reset, pairs, split_names(pair_columns), queries, qrels, reranking)
         if source or delete or ann or verify:
             _verify(opened)
     if tuned:
@@ -167,6 +163,13 @@ class _ChunkOptions(NamedTuple):
                 f"The chunks of this index were encoded {how}, and vectors of both kinds do not mix; leave out --late, "
                 "--early and --window, or create a new index."
             )
+
+
+def _check_json_option(json_file: Path | None, has_report: bool) -> None:
+    if json_file and not has_report:
+        raise InputError(
+            "There is nothing to write to --json; give a folder or file to add, --tune with --queries, or --stats."
+        )
 
 
 def _check_tuning_options(
@@ -311,7 +314,8 @@ class _Reranking(NamedTuple):
 
     name: str | None
     depth: int
-    loading: dict[str, str | None]
+    device: str | None
+    dtype: str | None
 
     def load(self, opened: Index) -> SupportsRerank | None:
         """The reranker; `own` is what the index has learned from pairs."""
@@ -319,7 +323,7 @@ class _Reranking(NamedTuple):
 
         if self.name == "own":
             return opened.load_reranker()
-        return open_reranker(self.name, **self.loading) if self.name else None
+        return open_reranker(self.name, device=self.device, dtype=self.dtype) if self.name else None
 
 
 def _tune(

@@ -73,8 +73,7 @@ def sweep(
             prepend (token prepending) and kv (the last token's key and value in front); prepend:2-8 tries one range.
         heads: none, standardise, whiten or remove_top; by default the first two.
         layers: Layers, negative ones counted from the top; by default all.
-        quick: Whether what is not named is tried in few variants only (`SweepPlan.quick`). By default with fewer than
-            200 pairs, unless templates, poolings, attentions, reroute, heads or layers are named.
+        quick: Try few variants of what is not named; by default if nothing is, and there are fewer than 200 pairs.
         max_length: Longest text in tokens.
         columns: Columns of the two texts and the score in files.
         limit: Use at most this many pairs of a `data` file, evenly spaced.
@@ -91,10 +90,7 @@ def sweep(
     Raises:
         InputError: `out` holds something else than a sweep.
     """
-    if engine not in ENGINES:
-        raise unknown_name("engine", engine, ENGINES)
-    if out is not None:
-        check_sweep_folder(Path(out))
+    _check_options(engine, out)
     pairs = _load_scored(data, columns, skip_bad=skip_bad, limit=limit)
     test_pairs = None if test is None else _load_scored(test, columns, skip_bad=skip_bad)
     if pairs.skipped:
@@ -103,21 +99,36 @@ def sweep(
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
     named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
     plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
-    fill: Fill | None = None
-    if engine == "ray":
-        from decoder2vec.bulk.ray_latents import RayLatents
-
-        fill = RayLatents(model, backbone, workers, device)
+    fill = _open_on_ray(model, backbone, workers, device) if engine == "ray" else None
     result = run_sweep(str(model), pairs, replace(plan, max_length=max_length), backbone=backbone, fill=fill)
-    for reason in result.skipped:
-        notify(f"left out: {reason}")
-    if result.selection and (warning := result.selection.warning()):
-        notify(warning)
+    _notify_of(result, notify)
     if out is not None:
         write_sweep(result, Path(out), test_pairs)
     elif test_pairs:
         result.test = _score_test(result.encoder(), test_pairs)
     return result
+
+
+def _check_options(engine: str, out: str | Path | None) -> None:
+    """Refuse an engine or a folder before anything is loaded."""
+    if engine not in ENGINES:
+        raise unknown_name("engine", engine, ENGINES)
+    if out is not None:
+        check_sweep_folder(Path(out))
+
+
+def _open_on_ray(model: str | Path, backbone: Backbone, workers: int | None, device: str | None) -> Fill:
+    from decoder2vec.bulk.ray_latents import RayLatents
+
+    return RayLatents(model, backbone, workers, device)
+
+
+def _notify_of(result: Sweep, notify: Callable[[str], None]) -> None:
+    """Say what was left out, and whether the choice is largely luck."""
+    for reason in result.skipped:
+        notify(f"left out: {reason}")
+    if result.selection and (warning := result.selection.warning()):
+        notify(warning)
 
 
 def _load_scored(source: str | Path | ScoredPairs, columns: Sequence[str], **options: Any) -> ScoredPairs:

@@ -281,7 +281,7 @@ async def search(body: SearchRequest, request: Request) -> JSONResponse:
     index = service.index
     if body.rerank and service.reranker is None:
         raise APIError(400, "This server has no reranker; start it with --reranker.", code="no_reranker")
-    count = max(body.top, index.header.rerank_depth) if body.rerank else body.top
+    count = max(body.top, index.rerank_depth) if body.rerank else body.top
     found = await service.run_job(
         request,
         index.model,

@@ -57,6 +57,11 @@ class ServedIndex:
         """The model that encodes queries now."""
         return self._opened.model
 
+    @property
+    def rerank_depth(self) -> int:
+        """How many documents the index's tuning found best to rerank."""
+        return self._opened.index.header.rerank_depth
+
     def search(self, *args: Any) -> list[Hit]:
         """Search as `Index.search`; called in a thread."""
         try:
