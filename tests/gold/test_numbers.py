@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from decoder2vec.encoder import Encoder
 from toys.command import d2v
@@ -19,6 +21,8 @@ from toys.tasks import write_toy_tasks
 
 FILE = Path(__file__).parent / "numbers.json"
 EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))
+CLUSTERS_BEFORE = {"test_tasks": {"score": 6.2014}, "test_baselines[bm25]": 3.2528, "test_baselines[random]": 7.1415}
+"""Results of the clustering task before scikit-learn 1.9, whose MiniBatchKMeans finds other clusters."""
 
 SHORT = ("training.steps=4", "training.batch=8", "training.evaluate_every=2")
 PLAIN = (*SHORT, "read.template=plain", "read.pooling=lasttoken")
@@ -87,7 +91,10 @@ def gold(request):
             assert name not in recorded, "gold results are never overwritten"
             FILE.write_text(json.dumps({**recorded, name: results}, indent=1) + "\n", encoding="utf-8")
         else:
-            assert_same(results, recorded[name], tolerances or {})
+            expected = recorded[name]
+            if name in CLUSTERS_BEFORE and Version(version("scikit-learn")) < Version("1.9"):
+                expected = {**expected, "groups": CLUSTERS_BEFORE[name]}
+            assert_same(results, expected, tolerances or {})
 
     return compare
 

@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import stats
 
 from decoder2vec.errors import InputError
 from decoder2vec.maths.change import learned_when, mean_ratio_of_change, ratios_of_change
+from toys.scipy_bootstrap import bootstrap
 
 # OLMo-1B, 4 shots, at steps 1000, 18000, 342000, 424000, 505000, 592000, 738000 and the end of pre-training, from
 # results/analysis/all_perf_table.csv of github.com/KaiserWhoLearns/AmuroCharPTFTRelationship (Apache-2.0), 6 decimals
@@ -62,7 +62,7 @@ def test_authors_numbers_are_significant_in_one_direction_only():
 def test_interval_equals_scipys_bootstrap():
     before, after = authors_scores(CLASSIFICATION, GENERATION)
     result = mean_ratio_of_change(before, after, samples=20_000)
-    reference = stats.bootstrap(
+    reference = bootstrap(
         (np.array(result.ratios),), np.mean, n_resamples=20_000, method="percentile", rng=np.random.default_rng(1)
     ).confidence_interval
     width = reference.high - reference.low

@@ -19,6 +19,7 @@ from decoder2vec.maths.metrics import (
     spearman,
     spearman_interval,
 )
+from toys.scipy_bootstrap import bootstrap
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_spearman_interval_agrees_with_scipys_bootstrap(rng):
     x = rng.normal(size=150)
     y = x + rng.normal(size=150)
     low, high = spearman_interval(x, y, samples=1000)
-    reference = stats.bootstrap(
+    reference = bootstrap(
         (x, y),
         lambda a, b: stats.spearmanr(a, b).statistic,
         paired=True,

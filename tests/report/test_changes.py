@@ -15,6 +15,7 @@ from decoder2vec.report.changes import change_table, describe_change, measure_ch
 from decoder2vec.report.result_files import find_results
 from toys.evaluations import KINDS, make_evaluation, score_of, write_evaluation
 from toys.html_page import HOSTILE_TEXT, Page
+from toys.scipy_bootstrap import bootstrap as scipy_bootstrap
 from toys.tasks import write_toy_tasks
 
 
@@ -60,7 +61,7 @@ def test_intervals_equal_scipys_paired_bootstrap(load):
     def bootstrap(statistic):
         data = tuple(map(np.array, (old, new, gold)))
         rng = np.random.default_rng(3)
-        return stats.bootstrap(
+        return scipy_bootstrap(
             data, statistic, n_resamples=1000, paired=True, vectorized=False, method="percentile", rng=rng
         ).confidence_interval
 

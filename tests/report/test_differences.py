@@ -12,6 +12,7 @@ from decoder2vec.maths.bootstrap import Difference
 from decoder2vec.report.differences import OVERALL, Differences, describe_difference
 from decoder2vec.report.result_files import find_results
 from toys.evaluations import KINDS, make_evaluation, write_evaluation
+from toys.scipy_bootstrap import bootstrap
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_one_task_equals_scipys_paired_bootstrap(read):
     a, b = make_evaluation("a", 1.0, 1, task), make_evaluation("b", 0.9, 2, task)
     result = Differences(read(a, b)).between(0, 1)
     values = [np.array(items["scifact"]["values"]) for _, items in (a, b)]
-    interval = stats.bootstrap(
+    interval = bootstrap(
         (100 * (values[0] - values[1]),), np.mean, method="percentile", n_resamples=9999, rng=0
     ).confidence_interval
     assert (result.low, result.high) == pytest.approx((interval.low, interval.high), abs=0.15)

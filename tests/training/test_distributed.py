@@ -332,7 +332,8 @@ def test_error_of_one_process_ends_all_with_one_sentence(own_cache, pairs_file, 
     own, _, of_torchrun = errors.partition("torch/distributed/elastic")
     assert code == 1 and of_torchrun
     assert own.count("error:") == own.count("error: This process fails.") == 1
-    assert "Traceback" not in own and not output.strip()
+    own_output = [line for line in output.splitlines() if line.strip() and not line.startswith("[Gloo]")]  # torch 2.9
+    assert "Traceback" not in own and not own_output
     assert not (tmp_path / "out").exists()
 
 

@@ -194,7 +194,10 @@ def _write_graph(graph: OnnxGraph, file: Path, family: str) -> None:
             )
     except (RuntimeError, TypeError, ValueError, AttributeError, IndexError, NotImplementedError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UnsupportedError(f"torch cannot write the family {family} as an ONNX graph: {reason}") from error
+        raise UnsupportedError(
+            f"torch cannot write the family {family} as an ONNX graph ({reason}); export it for sentence-transformers "
+            "instead."
+        ) from error
     if sum(weight.numel() for weight in graph.parameters()) * 4 > _LARGEST_FILE:
         _move_weights(file)
 
