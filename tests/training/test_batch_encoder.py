@@ -198,6 +198,19 @@ def test_vectors_are_in_the_order_of_rows_in_any_chunks():
             assert encoder(rows)[:, 0].tolist() == rows
 
 
+def test_sharded_batch_that_does_not_fit_is_refused_where_torch_cannot_compute_it_twice(monkeypatch):
+    class FakeBackbone:
+        device, dim, n_layers = torch.device("cpu"), 1, 1
+        model = torch.nn.Module()
+
+    encoder = BatchEncoder(lambda rows: torch.ones(len(rows), 1), [3, 9, 1], FakeBackbone(), 10)
+    encoder.is_sharded = True
+    monkeypatch.setattr(batch_encoder, "FSDP_RECOMPUTES", False)
+    assert len(encoder([0, 2])) == 2, "this one fits"
+    with pytest.raises(UnsupportedError, match="batch smaller"):
+        encoder([0, 1, 2])
+
+
 # --- checkpointed blocks --------------------------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from decoder2vec.backbone.sharding import is_sharded, shard_weights, whole_tenso
 from decoder2vec.errors import InputError, OtherProcessError, StorageError, UnsupportedError
 from decoder2vec.training import checkpoint, distributed, loop
 from decoder2vec.training.api import train
+from decoder2vec.training.batch_encoder import FSDP_RECOMPUTES
 from decoder2vec.training.contrastive_examples import ContrastiveExamples
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.distributed import gather_rows, local_share
@@ -70,7 +71,7 @@ CASES = {
     "mntp": lambda: (steps_of("full", batch=5, objective=MNTPConfig(), attention="bidirectional"), plain_data()),
     "4bit": lambda: (steps_of("lora"), triplets()),
     "fsdp lora": lambda: (steps_of("lora", fsdp=True, read=ReadSettings(layer=3)), triplets()),
-    "fsdp full": lambda: (steps_of("full", fsdp=True, chunk=60), triplets()),
+    "fsdp full": lambda: (steps_of("full", fsdp=True, chunk=60 if FSDP_RECOMPUTES else 0), triplets()),
     "fsdp distill": lambda: (
         steps_of("full", batch=5, fsdp=True, checkpoint_blocks=True, objective=DistillConfig(teachers=(TEACHER,))),
         plain_data(),

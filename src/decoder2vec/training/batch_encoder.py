@@ -15,6 +15,7 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 from torch.utils.checkpoint import checkpoint
 
 from decoder2vec.activations.capture import Capture
@@ -42,6 +43,9 @@ log = logging.getLogger(__name__)
 
 _CACHED_PER_COMPUTED = 16
 """Attending to this many cached tokens takes as long as computing one."""
+
+FSDP_RECOMPUTES = torch.__version__ >= TorchVersion("2.13")
+"""In torch 2.9 the second pass, in the middle of a backward pass, finds weights that FSDP has not gathered."""
 
 EncodeChunk = Callable[[Sequence[int]], Tensor]
 """Rows of texts of similar length to their vectors [texts, dim]."""
@@ -91,6 +95,11 @@ class BatchEncoder:
             shares = [_rows_of(process, rows) for process in range(world_size())]
             n_passes = max(len(list(self._plan(self.costs[share].tolist()))) for share in shares)
             recompute = any(map(self._recomputes, shares))
+            if recompute and not FSDP_RECOMPUTES:
+                raise UnsupportedError(
+                    f"A batch that does not fit is computed twice, which torch {torch.__version__} cannot with FSDP; "
+                    "make training.batch smaller or chunk larger, or install torch 2.13 or newer."
+                )
         encode: EncodeChunk = self.encode_chunk
         if recompute:
             encode = partial(checkpoint, self.encode_chunk, use_reentrant=False)
