@@ -89,9 +89,13 @@ def test_a_renamed_and_changed_file_is_encoded(index, folder):
 def replaced_and_interrupted(monkeypatch):
     """Documents that replace two of the folder; the run ends before it records where they are from."""
     monkeypatch.setattr("decoder2vec.search.indexing._MIN_BATCH_CHUNKS", 1)
-    yield {"id": "a.txt", "text": "Other words."}
-    yield {"id": "n1", "text": "Another row."}
-    raise KeyboardInterrupt
+
+    def documents():
+        yield {"id": "a.txt", "text": "Other words."}
+        yield {"id": "n1", "text": "Another row."}
+        raise KeyboardInterrupt
+
+    return documents()
 
 
 def test_files_replaced_by_an_interrupted_run_are_encoded(index, folder, monkeypatch):

@@ -247,7 +247,7 @@ def test_fault_of_the_index_is_a_5xx(mode, error, status, code, served, monkeypa
         raise error
 
     _, app, client = served
-    monkeypatch.setattr(app.state.service.index.store, "read_chunks", fail)
+    monkeypatch.setattr(app.state.service.index._opened.index.store, "read_chunks", fail)
     response = client.post("/search", json={"query": "bread", "mode": mode})
     check_error(response, status, code)
     assert SECRET not in response.text
