@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decoder2vec.backbone.fingerprint import record_gguf_source
 from toys.command import d2v
 
 
@@ -18,6 +19,9 @@ def test_pull_prints_the_folder_of_an_installed_model(tmp_path, monkeypatch):
     monkeypatch.setenv("D2V_CACHE", str(tmp_path))
     folder = tmp_path / "models" / "smollm2-135m-b179c9523d0e"
     folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (tmp_path / "model.gguf").write_bytes(b"the file that was converted")
+    record_gguf_source(folder, tmp_path / "model.gguf")
     result = d2v("pull", "smollm2-135m")
     assert (result.exit_code, result.stdout.strip()) == (0, str(folder))
     assert d2v("pull").stdout.count("yes") == 1
