@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from decoder2vec.analysis.doctor import doctor
-from decoder2vec.backbone import int8_linear
+from decoder2vec.backbone import int8_linear, int8_product
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.int8_linear import Int8Linear, quantise_layers
+from decoder2vec.backbone.int8_product import OnnxRuntimeProduct, TorchProduct
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
 from decoder2vec.export.base_model import load_base_model
@@ -19,6 +20,7 @@ from toys.command import d2v
 from toys.texts import built
 from toys.training import small_recipe, toy_data
 
+PRODUCTS = [TorchProduct(), OnnxRuntimeProduct()]
 TEXTS = ["cats sleep", "the dogs run over the long road in the rain", ""]
 
 
@@ -49,12 +51,13 @@ def rounded_product(inputs, weight, bias):
     return result
 
 
-def test_layer_is_the_rounded_product():
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_layer_is_the_rounded_product(product):
     torch.manual_seed(0)
     layer, inputs = nn.Linear(48, 24), torch.randn(2, 5, 48)
     inputs[0, 1, 7] = 900.0  # a token with an outlier rounds no other token
     with torch.inference_mode():
-        output = Int8Linear(layer)(inputs)
+        output = Int8Linear(layer, product)(inputs)
     expected = rounded_product(inputs.flatten(0, 1).numpy(), layer.weight.detach().numpy(), layer.bias.detach().numpy())
     assert output.shape == (2, 5, 24)
     assert np.allclose(output.flatten(0, 1).numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -164,7 +167,8 @@ def test_a_slow_processor_is_refused_with_the_measurement(monkeypatch):
     seconds = iter([1.0, 4.0])
     monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
     monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
-    with pytest.raises(UnsupportedError, match=r"in int8 has 0.25 times the speed of float32"):
+    monkeypatch.setattr(int8_linear, "available_products", lambda: [TorchProduct()])
+    with pytest.raises(UnsupportedError, match=r"in int8 has 0.25 times the speed of float32.*decoder2vec\[onnx\]"):
         quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
 
 
@@ -172,13 +176,50 @@ def test_a_fast_processor_reports_the_gain(monkeypatch):
     seconds = iter([3.0, 1.0])
     monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
     monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
+    monkeypatch.setattr(int8_linear, "available_products", lambda: [TorchProduct()])
     assert "3 times the speed" in quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
+
+
+def test_the_fastest_product_is_taken(monkeypatch):
+    seconds = iter([3.0, 9.0, 1.0])  # float32, torch, ONNX Runtime
+    monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
+    monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
+    monkeypatch.setattr(int8_linear, "available_products", lambda: [TorchProduct(), OnnxRuntimeProduct()])
+    blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8))])
+    assert "3 times the speed" in quantise_layers(blocks)
+    assert isinstance(blocks[0][0]._product, OnnxRuntimeProduct)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("shape", [(1, 8, 4), (7, 33, 5), (300, 64, 96)])
+def test_products_are_exact(product, shape):
+    n_rows, n_inputs, n_outputs = shape
+    draw = np.random.default_rng(0).integers
+    rows, weight = (draw(-127, 128, size).astype(np.int8) for size in ((n_rows, n_inputs), (n_outputs, n_inputs)))
+    result = product(torch.from_numpy(rows), product.arrange(torch.from_numpy(weight)))
+    assert np.array_equal(result.numpy(), rows.astype(np.int64) @ weight.T.astype(np.int64))
+
+
+def test_products_of_onnx_runtime_have_as_many_threads_as_torch(one_thread):
+    assert int8_product._session(torch.get_num_threads()).get_session_options().intra_op_num_threads == 1
+
+
+def test_every_product_gives_the_same_vectors(folder, tmp_path, monkeypatch):
+    """With a LoRA, whose merged weights are quantised, too."""
+    trainer = Trainer(small_recipe("lora"), toy_data(), Backbone.load(folder, device="cpu", dtype="float32"))
+    saved = trainer.export(trainer.run(0), tmp_path)[0].save(tmp_path / "e")
+    vectors = []
+    for product in PRODUCTS:
+        monkeypatch.setattr(int8_linear, "available_products", lambda product=product: [product])
+        vectors.append(Encoder.load(saved, device="cpu", dtype="int8").encode(TEXTS))
+    assert np.array_equal(*vectors)
 
 
 def test_a_wrong_kernel_is_refused(monkeypatch):
     """As on a processor that adds pairs of products in 16 bits."""
     exact = torch._int_mm
     monkeypatch.setattr(torch, "_int_mm", lambda a, b: exact(a, b).clamp(max=32_767))
+    monkeypatch.setattr(int8_linear, "available_products", lambda: [TorchProduct()])
     with pytest.raises(UnsupportedError, match="wrongly"):
         quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
 

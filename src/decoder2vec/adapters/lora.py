@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, TokenBatch
-from decoder2vec.backbone.int8_linear import Int8Linear, QuantisedRows, quantise_rows
+from decoder2vec.backbone.int8_linear import Int8Linear, QuantisedRows
 from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 
@@ -156,8 +156,9 @@ class Lora(Adapter):
         modules = self._modules_of[name]
         if _is_transposed(modules[0]):
             updates = updates.transpose(1, 2)
-        if isinstance(modules[0], Int8Linear):  # one weight at a time is in float32
-            return [quantise_rows(module.weight + update) for module, update in zip(modules, updates, strict=True)]
+        if quantised := [module for module in modules if isinstance(module, Int8Linear)]:
+            # one weight at a time is in float32
+            return [layer.quantise(layer.weight + update) for layer, update in zip(quantised, updates, strict=True)]
         weights = [module.get_parameter("weight") for module in modules]
         return [weight + update for weight, update in zip(weights, updates.to(weights[0].dtype).unbind(), strict=True)]
 

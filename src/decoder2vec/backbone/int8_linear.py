@@ -1,8 +1,8 @@
-"""Linear layers in 8 bits, for encoding on a CPU with VNNI: a quarter of the memory, faster than float32.
+"""Linear layers in 8 bits, for encoding on a CPU: a quarter of the memory, faster than float32.
 
 The weight of a layer has one scale per output, its input one scale per token, taken from the token itself: decoders
 have a few dimensions with values 30 to 1,000 times as large as the others, and one scale for all tokens would round the
-rest away. The product is exact in integers (`torch._int_mm`), so rounding is the only difference to float32.
+rest away. The product is exact in integers, so rounding is the only difference to float32.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder2vec.backbone.cpu_dtype import MIN_WIDTH, fastest_seconds
+from decoder2vec.backbone.int8_product import Int8Product, TorchProduct, available_products
 from decoder2vec.errors import UnsupportedError
 
 _LARGEST = 127
@@ -61,16 +62,20 @@ class Int8Linear(nn.Linear):
 
     Args:
         layer: The layer to replace.
+        product: What computes the products.
         shared: The quantised input that the layers of a model share.
     """
 
     values: Tensor
     scales: Tensor
 
-    def __init__(self, layer: nn.Linear, shared: _SharedInput | None = None) -> None:
+    def __init__(
+        self, layer: nn.Linear, product: Int8Product | None = None, shared: _SharedInput | None = None
+    ) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
-        values, scales = quantise_rows(layer.weight.detach().float())
+        self._product = product or TorchProduct()
+        values, scales = self.quantise(layer.weight.detach().float())
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
         self._shared = shared or _SharedInput()
@@ -87,9 +92,14 @@ class Int8Linear(nn.Linear):
                 "Weights in int8 have no gradients; train in float32 or bfloat16, and encode in int8 afterwards."
             )
         values, scales = self._shared.quantise(input)
-        output = torch._int_mm(values, self.values.T).to(input.dtype).mul_(scales).mul_(self.scales.T)
+        output = self._product(values, self.values).to(input.dtype).mul_(scales).mul_(self.scales.T)
         output = output if self.bias is None else output.add_(self.bias)
         return output.view(*input.shape[:-1], self.out_features)
+
+    def quantise(self, weight: Tensor) -> QuantisedRows:
+        """Round a weight, [output, input], for this layer."""
+        values, scales = quantise_rows(weight)
+        return QuantisedRows(self._product.arrange(values), scales)
 
     def exchange_weight(self, weight: QuantisedRows) -> Callable[[], None]:
         """Compute with another weight; return a function that restores this one."""
@@ -114,10 +124,10 @@ def quantise_layers(blocks: nn.ModuleList) -> str:
     layers = [layer for block in blocks for layer in _large_layers(block)]
     if not layers:
         raise UnsupportedError("This model has no plain linear layers that could be quantised to int8; use float32.")
-    reason = _check_kernel(max((layer for _, _, layer in layers), key=lambda layer: layer.weight.numel()))
+    product, reason = _choose_product(max((layer for _, _, layer in layers), key=lambda layer: layer.weight.numel()))
     shared = _SharedInput()
     for parent, name, layer in layers:
-        setattr(parent, name, Int8Linear(layer, shared))
+        setattr(parent, name, Int8Linear(layer, product, shared))
     return reason
 
 
@@ -134,22 +144,32 @@ def _large_layers(block: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
 
 
 @torch.inference_mode()
-def _check_kernel(layer: nn.Linear) -> str:
-    """Compare a layer in 8 bits with float32: its integers must be exact, and it must be faster."""
-    extreme = torch.full((_PROBE_ROWS, layer.in_features), _LARGEST, dtype=torch.int8)
-    extreme[1::2] = -_LARGEST
-    weight = extreme[:1].expand(layer.out_features, -1).contiguous()
-    # a processor without VNNI adds pairs in 16 bits, which overflow
-    if not torch.equal(torch._int_mm(extreme, weight.T).double(), extreme.double() @ weight.T.double()):
+def _choose_product(layer: nn.Linear) -> tuple[Int8Product, str]:
+    """The fastest product of those that are exact, and its gain over float32 in words."""
+    products = [product for product in available_products() if _is_exact(product, layer)]
+    if not products:
         raise UnsupportedError("This processor computes products in int8 wrongly; use another dtype.")
     if min(layer.in_features, layer.out_features) < MIN_WIDTH:
-        return ""
-    inputs, quantised = torch.randn(_PROBE_ROWS, layer.in_features), Int8Linear(layer)
+        return products[0], ""
+    inputs = torch.randn(_PROBE_ROWS, layer.in_features)
     plain = fastest_seconds(lambda: functional.linear(inputs, layer.weight), repeats=9)
-    # a new tensor each time: the same one would be quantised only once
-    gain = plain / fastest_seconds(lambda: quantised(inputs.view_as(inputs)), repeats=9)
+    gains = [plain / _seconds(Int8Linear(layer, product), inputs) for product in products]
+    gain = max(gains)
+    reason = f"a layer in int8 has {gain:.2g} times the speed of float32 on this processor"
     if gain < 1:
-        raise UnsupportedError(
-            f"A layer in int8 has {gain:.2g} times the speed of float32 on this processor; use another dtype."
-        )
-    return f"a layer in int8 has {gain:.2g} times the speed of float32 on this processor"
+        advice = "" if len(products) > 1 else ", or pip install 'decoder2vec[onnx]', which may be faster"
+        raise UnsupportedError(f"{reason.capitalize()}; use another dtype{advice}.")
+    return products[gains.index(gain)], reason
+
+
+def _seconds(layer: Int8Linear, inputs: Tensor) -> float:
+    # a new tensor each time: the same one would be quantised only once
+    return fastest_seconds(lambda: layer(inputs.view_as(inputs)), repeats=9)
+
+
+def _is_exact(product: Int8Product, layer: nn.Linear) -> bool:
+    """Whether the largest sums are right: a processor without VNNI may add pairs in 16 bits, which overflow."""
+    extreme = torch.full((_PROBE_ROWS, layer.in_features), _LARGEST, dtype=torch.int8)
+    extreme[1::2] = -_LARGEST
+    weight = product.arrange(extreme[:1].expand(layer.out_features, -1).contiguous())
+    return torch.equal(product(extreme, weight).double(), extreme.double() @ weight.T.double())

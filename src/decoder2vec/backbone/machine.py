@@ -47,7 +47,7 @@ def choose_dtype(device: torch.device, requested: str | torch.dtype | None = Non
         if requested == "int4":
             raise UnsupportedError(
                 "int4 is not supported: on x86 torch has only a slow reference for it, on ARM it gains 1.3x and loses "
-                "quality; use int8 on an x86 CPU, or 4bit to train LoRA."
+                "quality; use int8, or 4bit to train LoRA."
             )
         if requested not in _DTYPES:
             raise unknown_name("dtype", requested, (*_DTYPES, INT8, FOUR_BIT))
