@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -81,7 +82,8 @@ def test_encoder_starts_at_once_where_nothing_is_encoded(index, monkeypatch, opt
 
 
 def test_folder_of_other_files_is_refused_before_the_model_is_loaded(folder, monkeypatch):
-    monkeypatch.setattr("decoder2vec.cli.index.open_on_engine", lambda *args, **options: pytest.fail("it is loaded"))
+    command = sys.modules["decoder2vec.cli.index"]  # `decoder2vec.cli.index` is the function
+    monkeypatch.setattr(command, "open_on_engine", lambda *args, **options: pytest.fail("it is loaded"))
     with pytest.raises(InputError, match="is not empty"):
         d2v("index", folder, "--out", folder)
 
