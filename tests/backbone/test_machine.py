@@ -9,7 +9,7 @@ import torch
 
 from decoder2vec.backbone.machine import choose_device, choose_dtype, token_budget
 from decoder2vec.cli.options import Dtype
-from decoder2vec.errors import Decoder2VecError
+from decoder2vec.errors import Decoder2VecError, InputError
 
 CPU, CUDA, MPS = map(torch.device, ("cpu", "cuda", "mps"))
 
@@ -32,8 +32,9 @@ def test_fastest_device_is_chosen(machine, cuda, mps, expected):
     assert choose_device() == expected
 
 
-def test_requested_device_is_chosen(machine):
+def test_requested_device_is_chosen(machine, monkeypatch):
     machine(cuda=True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("cpu") == CPU
     assert choose_device(CPU) == CPU
     assert choose_device("cuda:1") == torch.device("cuda", 1)
@@ -70,6 +71,16 @@ def test_error_of_an_unknown_dtype_lists_all_that_a_user_can_give():
         choose_dtype(CPU, "?")
     names = str(error.value).partition("Known: ")[2].rstrip(".").split(", ")
     assert "4bit" in names and all(name in help_text for name in names)
+
+
+@pytest.mark.parametrize(
+    ("requested", "cuda", "n_gpus"), [("cuda", False, 0), ("cuda:0", False, 0), ("cuda:2", True, 2), ("mps", False, 0)]
+)
+def test_device_that_is_not_there_is_refused(machine, monkeypatch, requested, cuda, n_gpus):
+    machine(cuda=cuda)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: n_gpus)
+    with pytest.raises(InputError, match=f"finds no device '{requested}' here; leave out the device"):
+        choose_device(requested)
 
 
 @pytest.mark.parametrize("wrong", ["gpu", "cpuu", ""])

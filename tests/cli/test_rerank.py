@@ -33,6 +33,12 @@ def folder(tmp_path, monkeypatch, one_thread):
     return tmp_path
 
 
+def test_file_without_documents_is_refused(folder):
+    Path("docs.txt").write_text("\n \n")
+    with pytest.raises(DataFileError, match=r"docs\.txt holds no text"):
+        d2v("rerank", "tiny-llama", "--query", "rain", "--documents", "docs.txt")
+
+
 def test_documents_of_a_query_are_sorted(folder):
     texts = list(DOCUMENTS.values())[:5]
     Path("docs.txt").write_text("\n".join(texts) + "\n")

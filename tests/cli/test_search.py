@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.search.index import Index
 from toys.command import d2v
 
 
@@ -67,6 +69,23 @@ def test_approximate_index_is_built_shown_and_removed(index, tmp_path):
         d2v("index", "--out", index, "--ann", "hsnw")
     output = d2v("index", "--out", index, "--ann", "auto", "--stats").output
     assert "approximate index  none; search is exact" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "for_queries"), [(["--stats"], True), (["--delete", "nothing"], True), (["--tune", "--reset"], False)]
+)
+def test_encoder_starts_at_once_where_nothing_is_encoded(index, monkeypatch, options, for_queries):
+    original, opened = Index.open, []
+    monkeypatch.setattr(Index, "open", lambda *args, **how: opened.append(how["for_queries"]) or original(*args, **how))
+    assert d2v("index", "--out", index, *options).exit_code == 0
+    assert opened == [for_queries]
+
+
+def test_folder_of_other_files_is_refused_before_the_model_is_loaded(folder, monkeypatch):
+    command = sys.modules["decoder2vec.cli.index"]  # `decoder2vec.cli.index` is the function
+    monkeypatch.setattr(command, "open_on_engine", lambda *args, **options: pytest.fail("it is loaded"))
+    with pytest.raises(InputError, match="is not empty"):
+        d2v("index", folder, "--out", folder)
 
 
 def test_reranker_orders_the_documents(index):
@@ -138,10 +157,13 @@ def test_reranker_is_learned_from_pairs_and_kept(index, tmp_path, columns):
 def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
     empty = tmp_path / "empty"
     empty.mkdir()
+    scores = tmp_path / "scores.tsv"
+    scores.write_text("a\tb\tc\nx\ty\t1\n", encoding="utf-8")
     new, queries = tmp_path / "x", ("--queries", folder / "news.jsonl")
     for args, error, message in (
         (("index", empty, "--encoder", "tiny-llama", "--out", new), DataFileError, "holds no file"),
         (("index", tmp_path / "missing", "--out", new), DataFileError, "does not exist"),
+        (("index", "--out", index, "--tune", "--pairs", scores), DataFileError, "Name yours with --pair-columns"),
         (("index", "--out", index), InputError, "Give a folder .* --delete, --ann, --tune, --verify or --stats"),
         (("index", "--out", new), InputError, "Give a folder or file"),
         (("index", "--out", new, "--verify"), InputError, "no index"),

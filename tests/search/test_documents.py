@@ -59,7 +59,10 @@ def test_other_columns_of_a_row_are_its_metadata(folder):
 def test_several_columns_are_joined(folder):
     documents, skipped = read(folder / "f.jsonl.gz", "title", "text")
     assert documents["7"].text == "T\nbody"
-    assert list(skipped) == ["f.jsonl.gz, line 2"] and "'title' is not a text" in skipped["f.jsonl.gz, line 2"]
+    assert (
+        list(skipped) == ["f.jsonl.gz, line 2"]
+        and "it has no 'title'; the columns are" in skipped["f.jsonl.gz, line 2"]
+    )
 
 
 def test_unreadable_files_are_named_and_others_are_read(folder):
@@ -147,7 +150,7 @@ def test_row_of_a_sheet_may_have_empty_cells(tmp_path):
     assert [document.text for document in documents.values()] == ["Lamp", "A sofa.", ""] and skipped == {}
     assert documents["book.xlsx:A:4"].metadata == {"path": "book.xlsx", "C": "x"}
     _, skipped = read(tmp_path, "title", "body")
-    assert skipped["book.xlsx, sheet A, line 2"] == "'body' is not a text; the columns are title, text"
+    assert skipped["book.xlsx, sheet A, line 2"] == "it has no 'body'; the columns are title, text"
 
 
 def test_only_pdf_files_are_skipped_without_pypdf(folder, monkeypatch):

@@ -115,6 +115,11 @@ def test_memory_is_stable_with_32_clients_for_60_seconds(offline):
         assert after - before < 0.03 * before, f"{before:.0f} MB, then {after:.0f} MB"
 
 
+def test_port_that_no_machine_has_is_refused():
+    result = d2v("serve", "tiny-llama", "--port", 99999)  # the socket would take 99999 modulo 65536
+    assert result.exit_code == 2 and "65535" in result.output
+
+
 def test_port_in_use_is_an_error_of_one_sentence(url):
     with pytest.raises(Decoder2VecError, match="choose another with --port"):
         d2v("serve", "tiny-llama", "--port", url.rsplit(":", 1)[1])

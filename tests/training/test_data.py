@@ -223,7 +223,9 @@ def test_one_file_replaces_several_missing_files_only_once(folder):
 def test_a_missing_file_raises_with_the_names_that_would_do(role, folder):
     next(folder.glob(f"{role}.*")).unlink()
     files = DataFiles(dev=("dev.tsv",))
-    with pytest.raises(DataFileError, match=rf"has no file '{role}\.tsv', nor one named {role} with an ext"):
+    with pytest.raises(
+        DataFileError, match=rf"has no file '{role}\.tsv', nor one named {role} .*; name a file with --data"
+    ):
         load_data(folder, files, needs=["pairs" if role == "train" else role])
 
 

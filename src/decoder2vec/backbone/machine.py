@@ -28,12 +28,24 @@ def choose_device(requested: str | torch.device | None = None) -> torch.device:
             device = torch.device(requested)
         except RuntimeError:
             raise InputError(f"Unknown device {requested!r}; give cpu, cuda, cuda:1, mps or the like.") from None
+        _check_available(device)
         if device != torch.device("cuda"):
             return device
     if torch.cuda.is_available():
         rank = os.environ.get("LOCAL_RANK")
         return torch.device("cuda") if rank is None else torch.device("cuda", int(rank) % torch.cuda.device_count())
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def _check_available(device: torch.device) -> None:
+    """Refuse a GPU that torch does not find: the CPU in its stead would only be slow, without a word."""
+    is_available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(device.type)
+    n_gpus = torch.cuda.device_count() if device.type == "cuda" and device.index else None
+    if (is_available and not is_available()) or (n_gpus is not None and device.index >= n_gpus):
+        raise InputError(
+            f"torch {torch.__version__} finds no device {str(device)!r} here; leave out the device to use the best one "
+            "there is, or install the build of torch for your GPU."
+        )
 
 
 def choose_dtype(device: torch.device, requested: str | torch.dtype | None = None) -> torch.dtype:

@@ -153,8 +153,10 @@ def read_vectors(file: str | Path, vector_column: str = VECTOR_COLUMN) -> Vector
         raise DataFileError(f"{path} is no file of vectors; give .npy or .parquet.")
     try:
         return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
-    except (OSError, ValueError, EOFError) as error:
+    except OSError as error:
         raise DataFileError(f"Cannot read {path}: {str(error).strip('.')}.") from None
+    except (ValueError, EOFError):  # numpy takes what it does not know for a pickle, and advises to load it
+        raise DataFileError(f"Cannot read {path}: it is not a whole .npy file of numbers.") from None
 
 
 def read_captioned_vectors(

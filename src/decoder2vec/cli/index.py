@@ -111,7 +111,8 @@ def index(
     with show_progress() as progress:
         for phase in _PHASES if source else ():
             progress.expect(phase)
-        opened = _open_or_create(out, source, encoder, choices, loading, _ChunkOptions(chunk, overlap, late, window))
+        chunking = _ChunkOptions(chunk, overlap, late, window)
+        opened = _open_or_create(out, source, encoder, choices, loading, chunking, encodes=bool(source or tune))
         if delete:
             _delete(opened, delete)
         if source:
@@ -205,9 +206,11 @@ def _open_or_create(
     choices: dict[str, Any],
     loading: dict[str, Any],
     chunking: _ChunkOptions,
+    encodes: bool,
 ) -> Index:
+    """The index; without torch where nothing is encoded and the encoder can be opened for queries."""
     from decoder2vec.search.documents import is_embedded_folder, read_documents
-    from decoder2vec.search.index import Index, open_with_header
+    from decoder2vec.search.index import Index, open_store, open_with_header
     from decoder2vec.search.store import encoder_folder, without_password
 
     if source and not source.exists():
@@ -218,13 +221,14 @@ def _open_or_create(
             return Index.open(out, open_on_engine(encoder or DEFAULT_ENCODER, **loading, **choices))
         if loading["engine"] != "local":
             return Index.open(out, open_on_engine(str(encoder_folder(open_with_header(out)[0])), **loading))
-        opened = Index.open(out, device=loading["device"], dtype=loading["dtype"])
+        opened = Index.open(out, device=loading["device"], dtype=loading["dtype"], for_queries=not encodes)
         opened.encoder.exact = loading["exact"]
         return opened
     if not source:
         raise InputError(f"There is no index at {without_password(out)}; give a folder or file to create one.")
     next(read_documents(source), None)  # refuses a folder without files before the index is created
     chosen = chunking.to_chunking()
+    open_store(out).check_new()  # before the model is loaded
     model = open_on_engine(encoder or DEFAULT_ENCODER, **loading, **choices)
     if is_embedded_folder(source):
         from decoder2vec.search.embedded import embedded_documents
@@ -346,7 +350,7 @@ def _tune(
 def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
     from decoder2vec.text.files import read_pairs
 
-    pairs = read_pairs(file, columns)
+    pairs = read_pairs(file, columns, hint="Name yours with --pair-columns.")
     with current_progress().phase("learning from pairs", len(pairs.texts())):
         opened.learn_reranker(pairs)
     info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")

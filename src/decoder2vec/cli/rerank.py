@@ -10,7 +10,7 @@ import typer
 
 from decoder2vec.cli.options import Device, Dtype
 from decoder2vec.cli.output import info, show_progress, table
-from decoder2vec.errors import InputError
+from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.storage import check_output_file
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def rerank(
     filled = [index for index, text in enumerate(texts) if text.strip()]
     if len(filled) < len(texts):
         info(f"{len(texts) - len(filled)} of {len(texts)} documents are empty and left out")
+    if not filled:
+        raise DataFileError(f"{documents} holds no text.")
     for hit in load().rank(query or "", [texts[index] for index in filled], top_k=top, return_documents=True):
         if as_json:
             line = {"index": filled[hit["corpus_id"]], "score": hit["score"], "text": hit["text"]}

@@ -46,7 +46,7 @@ def serve(
         str | None, typer.Option(help="Bridge to words (d2v bridge --loss lm) for vectors of the encoder.")
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; by default for this machine only.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.")] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")] = 8000,
     name: Annotated[str | None, typer.Option(help="Model name for clients; by default the folder's name.")] = None,
     adapter: Adapters = None,
     api_key: ApiKeys = None,

@@ -274,9 +274,11 @@ def row_document(
         vector: The vector of the text, if it is known.
     """
     texts = [row.get(column) for column in columns]
-    missing = [column for column, text in zip(columns, texts, strict=True) if not isinstance(text, str)]
-    if missing:
-        return Skipped(name, f"{missing[0]!r} is not a text; the columns are {', '.join(map(str, row))}", path)
+    for column, text in zip(columns, texts, strict=True):
+        if text is None:
+            return Skipped(name, f"it has no {column!r}; the columns are {', '.join(map(str, row))}", path)
+        if not isinstance(text, str):
+            return Skipped(name, f"{column!r} is {type(text).__name__}, not a text", path)
     text = "\n".join(text for text in map(str, texts) if text.strip())
     id = next((row[key] for key in _ID_COLUMNS if row.get(key) not in (None, "")), default_id or _text_id(text))
     metadata = {**({"path": path} if path else {}), **_row_metadata(row, {*columns, *_ID_COLUMNS})}

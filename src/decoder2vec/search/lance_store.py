@@ -125,7 +125,7 @@ class LanceStore:
     def check_new(self) -> None:
         """Raise InputError if there is an index, or files other than those of an unfinished `create`."""
         if self.header() is not None:
-            raise InputError(f"There is already an index at {self.folder}; open it instead.")
+            raise InputError(f"There is already an index at {self.folder}; use `Index.open`.")
         check_replaceable(self.folder, _UNFINISHED_FILES if (self.folder / _LOCK_FILE).is_file() else ())
 
     @_reports_damage

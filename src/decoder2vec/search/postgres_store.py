@@ -91,7 +91,7 @@ class PostgresStore:
     def check_new(self) -> None:
         """Raise InputError if there is an index, or a table of that name that is not one."""
         if self.header() is not None:
-            raise InputError(f"There is already an index called {self.name} in the database; open it instead.")
+            raise InputError(f"There is already an index called {self.name} in the database; use `Index.open`.")
         if self._has_table(self.name) and not self._has_table(f"{self.name}_header"):
             raise InputError(f"The database has a table {self.name} that is not an index; choose another name.")
 

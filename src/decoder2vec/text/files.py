@@ -21,6 +21,7 @@ PAIR_COLUMNS = ("sentence1", "sentence2", "score")
 TEXT_COLUMN_HINT = "Call the one that holds the texts `text`."
 """Hint for callers of `read_texts` that offer no way to name a column."""
 _COLUMN_HINT = "Name yours with --column."
+_PAIR_COLUMNS_HINT = "Name yours with --columns."
 
 DataKind = Literal["records", "scored pairs", "inferences", "pairs", "triplets", "labelled texts", "plain texts"]
 
@@ -222,7 +223,12 @@ def read_columns(source: str | Path, columns: Sequence[str], *, limit: int | Non
 
 
 def read_pairs(
-    source: str | Path, columns: Sequence[str] = PAIR_COLUMNS, *, skip_bad: bool = False, limit: int | None = None
+    source: str | Path,
+    columns: Sequence[str] = PAIR_COLUMNS,
+    *,
+    skip_bad: bool = False,
+    limit: int | None = None,
+    hint: str = _PAIR_COLUMNS_HINT,
 ) -> ScoredPairs:
     """Read scored pairs by column name.
 
@@ -231,6 +237,7 @@ def read_pairs(
         columns: Names of the columns of the two texts and the score.
         skip_bad: Skip and count malformed lines instead of raising an error that names the line.
         limit: Keep only this many pairs, evenly spaced over the file.
+        hint: What to do if a column is missing, for the error.
     """
     if len(columns) != 3:
         raise InputError(f"Give three column names (text, text, score), not {len(columns)}: {', '.join(columns)}.")
@@ -239,7 +246,7 @@ def read_pairs(
         raise DataFileError(f"{source}: pairs are read from .tsv, .csv or .jsonl files (or those with .gz).")
     pairs, skipped = [], 0
     for line, row in parse_rows(source, file_format):
-        pair = row if isinstance(row, str) else _pair_or_error(row, columns, source)
+        pair = row if isinstance(row, str) else _pair_or_error(row, columns, source, hint)
         if not isinstance(pair, str):
             pairs.append(pair)
         elif skip_bad:
@@ -297,9 +304,11 @@ def _default_column(row: dict[str, Any]) -> str:
     return next((name for name in ("text", "sentence") if name in row), "text")
 
 
-def _pair_or_error(row: dict[str, Any], columns: Sequence[str], source: str | Path) -> tuple[str, str, float] | str:
+def _pair_or_error(
+    row: dict[str, Any], columns: Sequence[str], source: str | Path, hint: str
+) -> tuple[str, str, float] | str:
     """The pair of a row, or the reason why the row is malformed."""
-    _require_columns(columns, row, source, "Name yours with --columns.")
+    _require_columns(columns, row, source, hint)
     left, right, score = (row[name] for name in columns)
     for name, text in zip(columns, (left, right), strict=False):
         if problem := text_problem(name, text):

@@ -431,7 +431,10 @@ def _find(folder: Path, name: str, role: str, notes: list[str], by_role: Collect
                 notes.append(f"there is no {name} in {folder}; {path.name} is used instead")
             return path
     extensions = ", ".join(_EXTENSIONS)
-    raise DataFileError(f"{folder} has no file {requested!r}, nor one named {role} with an extension of {extensions}.")
+    raise DataFileError(
+        f"{folder} has no file {requested!r}, nor one named {role} with an extension of {extensions}; "
+        "name a file with --data."
+    )
 
 
 def _named_by_role(folder: Path, role: str) -> list[Path]:
