@@ -61,6 +61,7 @@ from decoder2vec.saved_encoder import (
     adapter_digests,
     read_encoder_folder,
     restore_adapters,
+    with_sentence_tokens,
     write_encoder_folder,
 )
 from decoder2vec.storage import real_path
@@ -160,7 +161,7 @@ class Encoder:
                 )
             return cls.load(folder, device=device, dtype=dtype, exact=exact)
         direction, _, rerouting = kwargs.pop("attention", "").partition("+")
-        backbone = Backbone.load(name, attention=direction or None, device=device, dtype=dtype)
+        backbone = with_sentence_tokens(Backbone.load(name, attention=direction or None, device=device, dtype=dtype))
         backbone = reroute(backbone, rerouting) if rerouting else backbone
         return cls(backbone, spec_from_kwargs(str(name), kwargs), exact=exact)
 
@@ -443,13 +444,12 @@ class Encoder:
             "adapters": adapter_digests(backbone),
             **probabilities_json(self.probabilities),
         }
-        weights = source if copy_backbone or inside else None
         write_encoder_folder(
             target,
             description,
             backbone,
             self.head,
-            weights,
+            source if copy_backbone or inside else None,
             lora_dtype,
             extra_files or {},
             encoder.write_gold_vectors,

@@ -1,7 +1,7 @@
 """Merge encoders of one base model into one: adapters of the same weights, or whole models trained from one base.
 
 What is averaged is what was learned: of LoRA the updates of the weights, of soft prompts and prefixes their values, of
-whole models the weights. Every encoder must read texts in the same way.
+whole models the weights; and the embeddings of sentence tokens. Every encoder must read texts in the same way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.config import EncoderSpec
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import ADAPTER_FOLDER, BACKBONE_FOLDER, encoder_path
+from decoder2vec.encoder_folder import ADAPTER_FOLDER, BACKBONE_FOLDER, SENTENCE_TOKENS_FOLDER, encoder_path
 from decoder2vec.errors import Decoder2VecError, InputError, unknown_name
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.transformers import write_model
@@ -99,7 +99,7 @@ def merge(
         return _save_merged_adapter(parents, shares, method, rank, target, notify)
     if rank is not None:
         raise InputError("A rank is that of LoRA, and here whole models are merged; leave it out.")
-    return _save_merged_model(parents, shares, method, target)
+    return _save_merged_model(parents, shares, method, target, notify)
 
 
 @dataclass(frozen=True)
@@ -196,8 +196,12 @@ def _save_merged_adapter(
     """Merge adapters of the same weights."""
     encoder = parents[0].load()
     backbone = replace(encoder.backbone, adapter=None, adapters={}, sentence_tokens=None)
-    adapters = [load_adapter(p.folder / ADAPTER_FOLDER, backbone) if p.has_adapter else None for p in parents]
+    adapters, tokens = (
+        [load_adapter(p.folder / name, backbone) if (p.folder / name).is_dir() else None for p in parents]
+        for name in (ADAPTER_FOLDER, SENTENCE_TOKENS_FOLDER)
+    )
     adapter = merge_adapters(adapters, weights, method, backbone)
+    backbone.sentence_tokens = _merge_sentence_tokens(tokens, weights, method, backbone, notify)
     note: dict[str, Any] = {"base": {"name": backbone.name, "fingerprint": backbone.fingerprint}}
     if rank is not None:
         adapter, note["cut"] = _cut_to_rank(adapter, rank, backbone, notify)
@@ -208,6 +212,21 @@ def _save_merged_adapter(
     copy_backbone = (parents[0].folder / BACKBONE_FOLDER).is_dir()
     merged.save(target, copy_backbone=copy_backbone, extra_files=_files(merged, parents, weights, method, note))
     return Encoder.load(target)
+
+
+def _merge_sentence_tokens(
+    tokens: Sequence[Adapter | None], weights: Sequence[float], method: str, backbone: Backbone, notify: Notify
+) -> Adapter | None:
+    """The average of those encoders that have sentence tokens: a model without them has none to average with."""
+    existing = {row: each for row, each in enumerate(tokens) if each is not None and weights[row] > 0}
+    if not existing:
+        return None
+    if len(existing) < len(tokens):
+        verb = "has" if len(existing) == 1 else "have"
+        notify(f"{len(existing)} of {len(tokens)} encoders {verb} sentence tokens; they are merged without the others")
+    total = math.fsum(weights[row] for row in existing)
+    shares = [weights[row] / total for row in existing]
+    return merge_adapters(list(existing.values()), shares, method if len(existing) > 1 else "linear", backbone)
 
 
 def _cut_to_rank(adapter: Adapter, rank: int, backbone: Backbone, notify: Notify) -> tuple[Lora, float]:
@@ -227,19 +246,24 @@ def _cut_to_rank(adapter: Adapter, rank: int, backbone: Backbone, notify: Notify
 
 
 @torch.no_grad()
-def _save_merged_model(parents: Sequence[_Parent], weights: Sequence[float], method: str, target: Path) -> Encoder:
+def _save_merged_model(
+    parents: Sequence[_Parent], weights: Sequence[float], method: str, target: Path, notify: Notify
+) -> Encoder:
     """Merge whole models; LoRA is merged into the weights of its model first."""
     encoders = [parent.load() for parent in parents]
     states = [_effective_state(encoder.backbone) for encoder in encoders]
     _check_models(parents, encoders, states)
     base = _base_state(parents, states[0]) if method == "slerp" else {}
     first = encoders[0]
+    tokens = [encoder.backbone.sentence_tokens for encoder in encoders]
+    sentence_tokens = _merge_sentence_tokens(tokens, weights, method, first.backbone, notify)
     merged = {name: _merge_weight(name, states, base, weights, method) for name in states[0]}
     first.backbone.model.load_state_dict(merged)
     first.backbone.model.to(_stored_dtype(encoders))
     with temporary_folder(target.absolute()) as folder:
         write_model(replace(first.backbone, adapter=None), folder)
         backbone = Backbone.load(folder, attention=first.spec.attention, device="cpu")
+        backbone.sentence_tokens = sentence_tokens
         encoder = Encoder(backbone, first.spec)
         note = {"base": _common_base(parents)}
         encoder.save(target, copy_backbone=True, extra_files=_files(encoder, parents, weights, method, note))

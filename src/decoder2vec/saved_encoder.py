@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +107,20 @@ def restore_adapters(backbone: Backbone, folder: Path, expected_fingerprint: str
         )
     for adapter_folder in sorted((folder / NAMED_ADAPTERS_FOLDER).glob("*/")):
         backbone.adapters[adapter_folder.name] = load_adapter(adapter_folder, backbone)
-    if (tokens := folder / SENTENCE_TOKENS_FOLDER).is_dir():
-        backbone.sentence_tokens = load_adapter(tokens, backbone)
+    backbone = with_sentence_tokens(backbone, folder)
     active = folder / ADAPTER_FOLDER
     return backbone.with_adapter(load_adapter(active, backbone)) if active.is_dir() else backbone
+
+
+def with_sentence_tokens(backbone: Backbone, folder: Path | None = None) -> Backbone:
+    """The backbone with the sentence tokens that a folder has, if any.
+
+    Args:
+        backbone: The model.
+        folder: Folder of a saved encoder; by default that of the model itself, which has them if it was pruned.
+    """
+    tokens = (folder or Path(backbone.name)) / SENTENCE_TOKENS_FOLDER
+    return replace(backbone, sentence_tokens=load_adapter(tokens, backbone)) if tokens.is_dir() else backbone
 
 
 def adapter_digests(backbone: Backbone) -> dict[str, str]:

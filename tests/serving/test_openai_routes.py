@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import struct
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import numpy as np
@@ -16,8 +18,10 @@ from langchain_openai import OpenAIEmbeddings
 
 from decoder2vec.encoder import Encoder
 from decoder2vec.evaluation.baselines import load_encoder
+from decoder2vec.serving.limits import Limits
 from decoder2vec.serving.tokens import TokenCounter
 
+JSON_HEADER = {"Content-Type": "application/json"}
 CL100K_URL = "https://openaipublic.blob.core.windows.net/encodings/cl100k_base.tiktoken"
 TEXTS = ["A cat sleeps.", "Kätzchen 🐈 träumen", "", "The boat leaves at seven, unless the wind is too strong."]
 
@@ -227,3 +231,123 @@ def test_long_texts_are_counted_in_pieces(offline, monkeypatch):
     pieces = TokenCounter(offline).count(texts, truncate=False)
     assert pieces[0] == whole[0] and pieces[2] == whole[2]
     assert all(abs(piece - count) <= 2 * 6 for piece, count in zip(pieces, whole, strict=True))
+
+
+# --- late chunking --------------------------------------------------------------------------------------------------
+
+CHUNKS = ["Berlin is the capital of Germany.", "It has 3.7 million inhabitants. ", "The city", "lies on the Spree."]
+DOCUMENT = "Berlin is the capital of Germany. It has 3.7 million inhabitants. The city lies on the Spree."
+SPANS = [(0, 33), (34, 66), (66, 74), (75, 93)]
+
+
+def late(client, chunks, **body):
+    return client.post("/v1/embeddings", json={"input": chunks, "late_chunking": True, **body})
+
+
+def late_vectors(client, chunks, **body):
+    response = late(client, chunks, **body)
+    assert response.status_code == 200, response.text
+    return [item["embedding"] for item in response.json()["data"]]
+
+
+def unit(vectors):
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_late_chunks_are_those_of_encode_chunks(client, offline):
+    expected = unit(offline.encode_chunks(DOCUMENT, SPANS))
+    vectors = late_vectors(client, CHUNKS)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert not np.allclose(vectors[1:], unit_vectors(offline, CHUNKS)[1:], atol=1e-3)
+    np.testing.assert_allclose(late_vectors(client, CHUNKS), expected, atol=1e-5)
+    plain = client.post("/v1/embeddings", json={"input": CHUNKS, "late_chunking": False}).json()["data"]
+    np.testing.assert_allclose([item["embedding"] for item in plain], unit_vectors(offline, CHUNKS), atol=1e-5)
+
+
+def test_late_chunks_through_the_openai_client(openai_client, offline):
+    response = openai_client.embeddings.create(
+        model="tiny", input=CHUNKS, dimensions=5, extra_body={"late_chunking": True}
+    )
+    assert [item.index for item in response.data] == [0, 1, 2, 3]
+    expected = unit(offline.encode_chunks(DOCUMENT, SPANS)[:, :5])
+    np.testing.assert_allclose([item.embedding for item in response.data], expected, atol=1e-5)
+    before = offline.stats.tokens
+    offline.encode(DOCUMENT)
+    assert response.usage.total_tokens == offline.stats.tokens - before
+
+
+def test_one_late_chunk_is_the_whole_text(client, offline):
+    for given in (DOCUMENT, [DOCUMENT]):
+        np.testing.assert_allclose(late_vectors(client, given), unit_vectors(offline, [DOCUMENT]), atol=1e-5)
+
+
+def test_long_documents_are_read_in_windows(client, offline):
+    chunks = [f"Part {number} of the long document tells of the sea." for number in range(120)]
+    spans, end = [], 0
+    for chunk in chunks:
+        spans.append((end, end + len(chunk)))
+        end += len(chunk) + 1
+    expected = unit(offline.encode_chunks(" ".join(chunks), spans))
+    response = late(client, chunks)
+    assert response.json()["usage"]["total_tokens"] > offline.max_seq_length
+    np.testing.assert_allclose([item["embedding"] for item in response.json()["data"]], expected, atol=1e-5)
+
+
+def test_documents_of_many_clients_share_the_queue(client, offline):
+    """Also beside plain texts, and with different numbers of chunks."""
+    requests = [CHUNKS[:count] for count in (1, 2, 3, 4)] * 2
+    with ThreadPoolExecutor(16) as pool:
+        late_answers = [pool.submit(late_vectors, client, chunks) for chunks in requests]
+        plain = [pool.submit(client.post, "/v1/embeddings", json={"input": f"Loaf {row}"}) for row in range(8)]
+        answers = [answer.result() for answer in late_answers]
+        vectors = [answer.result().json()["data"][0]["embedding"] for answer in plain]
+    for chunks, answer in zip(requests, answers, strict=True):
+        expected = offline.encode_chunks(DOCUMENT[: SPANS[len(chunks) - 1][1]], SPANS[: len(chunks)])
+        np.testing.assert_allclose(answer, unit(expected), atol=1e-5)
+    np.testing.assert_allclose(vectors, unit_vectors(offline, [f"Loaf {row}" for row in range(8)]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        ({"input": ["One.", ""]}, "input", "no text may be empty, but input.1 is"),
+        ({"input": []}, "input", "give a text"),
+        ({"input": ["One."], "late_chunking": "yes"}, "late_chunking", "valid boolean"),
+        ({"input": ["One."], "dimensions": 10_000}, "dimensions", "has only"),
+        ({"input": ["One.", "\ud800"]}, None, "surrogate"),
+    ],
+    ids=str,
+)
+def test_late_chunks_that_cannot_be_used_are_a_400(client, body, param, message):
+    response = client.post("/v1/embeddings", content=json.dumps({"late_chunking": True, **body}), headers=JSON_HEADER)
+    error = response.json()["error"]
+    assert response.status_code == 400 and message in error["message"] and error["param"] == param
+
+
+def test_late_chunks_have_the_limits_of_texts(serving):
+    limits = Limits(max_texts=3, max_request_tokens=50)
+    with serving(limits=limits) as url, httpx.Client(base_url=url) as client:
+        for chunks, code in ((["One."] * 4, "too_many_texts"), (["word " * 60], "too_many_tokens")):
+            response = late(client, chunks)
+            assert response.status_code == 413 and response.json()["error"]["code"] == code
+        assert late(client, ["One."] * 3).status_code == 200
+
+
+def test_encoders_that_cannot_read_chunks_together_are_a_400(serving, offline):
+    class OnlyEncodes:
+        dim = 2
+
+        def encode(self, texts):
+            return np.ones((len(texts), 2), np.float32)
+
+    cls = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32", pooling="cls", template="plain")
+    for served in (OnlyEncodes(), cls):
+        with serving(encoder=served) as url, httpx.Client(base_url=url) as client:
+            error = late(client, CHUNKS).json()["error"]
+            assert error["code"] == "unsupported" and error["type"] == "invalid_request_error"
+            assert client.post("/v1/embeddings", json={"input": CHUNKS}).status_code == 200
+
+
+def test_schema_has_late_chunking(client):
+    schema = client.get("/openapi.json").json()["components"]["schemas"]["EmbeddingsRequest"]["properties"]
+    assert schema["late_chunking"]["type"] == "boolean" and schema["late_chunking"]["default"] is False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decoder2vec.text.sentences import sentence_spans, split_sentences
+from decoder2vec.text.sentences import join_chunks, sentence_spans, split_sentences
 
 CASES = {
     "One. Two! Three? Four": ["One.", "Two!", "Three?", "Four"],
@@ -27,3 +27,20 @@ def test_texts_are_split_into_sentences(text):
 def test_sentence_spans_point_into_the_text():
     text = "  One.  Two.\n\nThree. "
     assert [text[begin:end] for begin, end in sentence_spans(text)] == ["One.", "Two.", "Three."]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "text"),
+    [
+        (["One.", "Two."], "One. Two."),
+        (["One. ", "Two.", "\nThree."], "One. Two.\nThree."),
+        (["One.\n", " Two."], "One.\n Two."),
+        ([" ", "a", " "], " a "),
+        (["alone"], "alone"),
+        ([], ""),
+    ],
+)
+def test_joined_chunks_are_found_in_the_text(chunks, text):
+    joined, spans = join_chunks(chunks)
+    assert joined == text
+    assert [joined[begin:end] for begin, end in spans] == chunks

@@ -42,6 +42,10 @@ class SentenceTokens(Adapter):
             mean = embed(torch.arange(backbone.vocabulary_size, device=backbone.device)).float().mean(dim=0)
         return cls(mean.expand(count + 1 + sentinels, -1), backbone.vocabulary_size, count).to(backbone.device)
 
+    def moved_to(self, backbone: Backbone) -> SentenceTokens:
+        """The same tokens for a model with another vocabulary, which they follow."""
+        return SentenceTokens(self.vectors, backbone.vocabulary_size, self.count).requires_grad_(False)
+
     @property
     def end_id(self) -> int:
         """Id of the token that ends a sentence."""

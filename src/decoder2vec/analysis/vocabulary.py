@@ -21,9 +21,9 @@ from decoder2vec.backbone.machine import FOUR_BIT, INT8, quiet_transformers
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import BACKBONE_FOLDER, saved_encoder_folder
+from decoder2vec.encoder_folder import BACKBONE_FOLDER, SENTENCE_TOKENS_FOLDER, saved_encoder_folder
 from decoder2vec.errors import BackboneError, InputError
-from decoder2vec.export.pruned import PRUNING_FILE, check_new_folder
+from decoder2vec.export.pruned import PRUNING_FILE, check_new_folder, write_sentence_tokens
 from decoder2vec.export.pruned_vocabulary import (
     VocabularySummary,
     config_token_ids,
@@ -31,8 +31,9 @@ from decoder2vec.export.pruned_vocabulary import (
     write_pruned_vocabulary,
 )
 from decoder2vec.progress import current_progress
-from decoder2vec.saved_encoder import read_encoder_folder
+from decoder2vec.saved_encoder import read_encoder_folder, with_sentence_tokens
 from decoder2vec.storage import atomic_folder, check_output_file, temporary_folder, versions
+from decoder2vec.text.sentences import split_sentences
 from decoder2vec.text.template import TEMPLATES, Template
 from decoder2vec.text.vocabulary import TextTokens, TokenCounts, Vocabulary, encode_texts
 
@@ -111,11 +112,15 @@ def prune_vocabulary(
     progress.expect(_TOKENISING, len(chosen))
     progress.expect("saving")
     encoder = Encoder.load(folder, device=device, dtype=dtype) if (folder := saved_encoder_folder(model)) else None
-    backbone = encoder.backbone if encoder else Backbone.load(model, device=device, dtype=dtype, notify=notify)
+    backbone = (
+        encoder.backbone
+        if encoder
+        else with_sentence_tokens(Backbone.load(model, device=device, dtype=dtype, notify=notify))
+    )
     templates = _templates(template, encoder.spec if encoder else None)
     vocabulary = Vocabulary(backbone.tokenizer)
     with progress.phase(_TOKENISING, len(templates) * (3 * len(chosen) + 2 * len(others))):
-        counts = _count(vocabulary, chosen, templates)
+        counts = _count(vocabulary, chosen, templates, sentences=backbone.sentence_tokens is not None)
         needed = vocabulary.rows_needed(counts, config_token_ids(resolve_model_folder(backbone.name)))
         kept = vocabulary.select(needed, backbone.vocabulary_size, size)
         tokenizer = vocabulary.pruned_tokenizer(kept)
@@ -137,6 +142,8 @@ def prune_vocabulary(
             held_out_change.growth,
             _vector_difference(backbone, reloaded, sample_texts(same, _COMPARED_TEXTS), templates),
         )
+        if not encoder:
+            write_sentence_tokens(backbone, reloaded, scratch / "model")
         _finish(scratch / "model", target, encoder, summary, {"model": str(model), "weights": backbone.fingerprint})
     return VocabularyPruning(target, kept, summary)
 
@@ -167,12 +174,20 @@ def _templates(template: str | None, spec: EncoderSpec | None) -> list[Template]
     return list(dict.fromkeys(prefixed))
 
 
-def _count(vocabulary: Vocabulary, texts: Sequence[str], templates: Sequence[Template]) -> TokenCounts:
-    """Count the tokens of all texts; the words of the named templates are counted once, with the first text."""
+def _count(
+    vocabulary: Vocabulary, texts: Sequence[str], templates: Sequence[Template], *, sentences: bool
+) -> TokenCounts:
+    """Count the tokens of all texts; the words of the named templates are counted once, with the first text.
+
+    With `sentences`, those that sentences get alone are counted, too: within a text most begin with a space.
+    """
+    plain = Template.of("plain")
     counts = vocabulary.count(texts, templates)
-    prompts = vocabulary.count([Template.of(name).render("")[0] for name in TEMPLATES], [Template.of("plain")])
-    first_texts = np.where(prompts.counts > 0, 0, counts.first_texts)
-    return TokenCounts(counts.counts + prompts.counts, first_texts, counts.n_texts)
+    if sentences:
+        parts = [(row, part) for row, text in enumerate(texts) for part in split_sentences(text)]
+        counts = counts.plus(vocabulary.count([part for _, part in parts], [plain]), [row for row, _ in parts])
+    prompts = [Template.of(name).render("")[0] for name in TEMPLATES]
+    return counts.plus(vocabulary.count(prompts, [plain]), [0] * len(prompts))
 
 
 @dataclass(frozen=True)
@@ -262,10 +277,11 @@ def measure_vocabulary(
         others, other_file = (chosen[::_HELD_OUT_STEP], file) if len(chosen) > 1 else ([], None)
         chosen = [text for index, text in enumerate(chosen) if index % _HELD_OUT_STEP] or chosen
     folder, spec = _model_folder(model)
+    sentences = ((saved_encoder_folder(model) or folder) / SENTENCE_TOKENS_FOLDER).is_dir()
     templates = _templates(template, spec)
     vocabulary = Vocabulary(load_tokenizer(folder))
     with current_progress().phase(_TOKENISING, len(templates) * len(chosen) + len(others)):
-        counts = _count(vocabulary, chosen, templates)
+        counts = _count(vocabulary, chosen, templates, sentences=sentences)
         tokens = vocabulary.read(others, templates[0])
     n_rows, n_parameters, width = _sizes(folder)
     document: Document = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.transformers import write_model
+from decoder2vec.saved_encoder import with_sentence_tokens
 from decoder2vec.storage import atomic_folder, cache_root, damaged_files, files_below, write_checksums
 
 
@@ -23,8 +25,8 @@ def load_base_model(
 ) -> tuple[Backbone, bool]:
     """Load the backbone to train from a language model or from a saved encoder.
 
-    From an encoder only the model is taken, with LoRA merged into its weights; layer, pooling and template are not.
-    Merged weights are cached, so that a resumed run finds them again.
+    From an encoder only the model and its sentence tokens are taken, with LoRA merged into its weights; layer, pooling
+    and template are not. Merged weights are cached, so that a resumed run finds them again.
 
     Args:
         name: Built-in name, model folder, .gguf file, hub id, or a saved encoder.
@@ -42,7 +44,7 @@ def load_base_model(
         raise UnsupportedError("int8 is for encoding; train in float32 or bfloat16, and load the result in int8.")
     encoder_folder = saved_encoder_folder(name)
     if not encoder_folder:
-        return Backbone.load(name, device=device, dtype=dtype, notify=notify), False
+        return with_sentence_tokens(Backbone.load(name, device=device, dtype=dtype, notify=notify)), False
     backbone = Encoder.load(encoder_folder, device=device, dtype=None if dtype == FOUR_BIT else dtype).backbone
     if backbone.adapter is None:
         copied_weights = encoder_folder / "backbone"
@@ -62,7 +64,8 @@ def load_base_model(
         with atomic_folder(folder, replace=folder.is_dir()) as target:
             write_model(backbone, target)
             write_checksums(target, files_below(target))
-    return Backbone.load(folder, attention=backbone.attention, device=device, dtype=dtype), True
+    merged = Backbone.load(folder, attention=backbone.attention, device=device, dtype=dtype)
+    return replace(merged, sentence_tokens=backbone.sentence_tokens), True
 
 
 def describe_base_model(name: str | Path, model: Backbone, *, is_later_stage: bool = False) -> dict[str, Any]:

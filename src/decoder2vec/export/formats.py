@@ -79,7 +79,10 @@ def export(
             else ("an encoder", "sentence-transformers")
         )
         raise InputError(f"This is {what}, which has no format {format}; choose {formats}.")
-    return FORMATS[format](encoder, target, **({"dtype": dtype} if dtype else {}))
+    description = FORMATS[format](encoder, target, **({"dtype": dtype} if dtype else {}))
+    if isinstance(encoder, Encoder) and encoder.backbone.sentence_tokens:
+        description += "; it reads whole texts only: sentence tokens are not exported"
+    return description
 
 
 def export_peft(encoder: Encoder, target: Path) -> str:

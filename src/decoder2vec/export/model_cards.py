@@ -69,7 +69,7 @@ def sentence_transformers_card(
         lines += ["", "The module `layerwise_pooling.py` pools several layers; trust_remote_code=True runs this file."]
     if not config.include_prompt:
         lines += ["", "Prompts are not pooled, so an empty text with a prompt has no vector."]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_whole_texts_only(encoder)]) + "\n"
 
 
 def onnx_card(encoder: Encoder, config: SentenceTransformersConfig, file: str) -> str:
@@ -111,6 +111,7 @@ def onnx_card(encoder: Encoder, config: SentenceTransformersConfig, file: str) -
         f"| similarity | {encoder.spec.similarity} |",
         f"| a text is read with | {around} |",
         *_reading_rows(encoder),
+        *_whole_texts_only(encoder),
     ]
     return "\n".join(lines) + "\n"
 
@@ -136,8 +137,16 @@ def peft_card(encoder: Encoder) -> str:
         "|---|---|",
         *_reading_rows(encoder),
         f"| template | {encoder.spec.template!r} |",
+        *_whole_texts_only(encoder),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _whole_texts_only(encoder: Encoder) -> list[str]:
+    """A paragraph for encoders with sentence tokens."""
+    if not encoder.backbone.sentence_tokens:
+        return []
+    return ["", "This folder reads whole texts only: the sentence tokens of the encoder stay with decoder2vec."]
 
 
 def _how_to_get_base_model(encoder: Encoder) -> str:

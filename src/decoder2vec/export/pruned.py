@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 
 from decoder2vec.activations.extract import Extractor
+from decoder2vec.adapters.saving import save_adapter
+from decoder2vec.adapters.sentence_tokens import SentenceTokens
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import blocks_share_weights, count_parameters, keep_first_blocks
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import Reading
+from decoder2vec.encoder_folder import SENTENCE_TOKENS_FOLDER
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, StorageError, UnsupportedError
 from decoder2vec.export.transformers import copy_tokenizer
 from decoder2vec.storage import atomic_folder, check_replaceable, disk_errors_name
@@ -60,7 +63,8 @@ class PruningSummary:
 def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str, Any] | None = None) -> PruningSummary:
     """Write the model with its first `depth` blocks, load it again and compare it with that layer of the full model.
 
-    A summary is written to pruning.json in the folder. The folder appears only if the comparison passed.
+    A summary is written to pruning.json in the folder, and sentence tokens beside the model. The folder appears only if
+    the comparison passed.
 
     Args:
         backbone: The model to prune, without an adapter.
@@ -90,7 +94,10 @@ def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str
         try:
             with disk_errors_name(target):
                 _write_first_blocks(backbone, depth, folder)
-            summary = _compare_reloaded(backbone, depth, folder)
+            reloaded = Backbone.load(folder, device=backbone.device, dtype=backbone.dtype)
+            summary = _compare_reloaded(backbone, reloaded, depth)
+            with disk_errors_name(target):
+                write_sentence_tokens(backbone, reloaded, folder)
         except (InputError, UnsupportedError, StorageError, MissingExtraError, OSError):
             raise
         except Exception as error:  # model families fail in many ways; all mean that this one cannot be pruned
@@ -99,6 +106,12 @@ def write_pruned(backbone: Backbone, depth: int, target: Path, note: Mapping[str
         text = json.dumps({**(note or {}), "cut": asdict(summary)}, indent=1)
         (folder / PRUNING_FILE).write_text(text + "\n", encoding="utf-8")
     return summary
+
+
+def write_sentence_tokens(backbone: Backbone, pruned: Backbone, folder: Path) -> None:
+    """Write the sentence tokens of a model, if it has any, into the folder of the model that was pruned from it."""
+    if isinstance(tokens := backbone.sentence_tokens, SentenceTokens):
+        save_adapter(tokens.moved_to(pruned), folder / SENTENCE_TOKENS_FOLDER, pruned)
 
 
 def check_new_folder(target: Path) -> None:
@@ -132,9 +145,8 @@ def load_full_model(backbone: Backbone) -> Any:
         return AutoModel.from_pretrained(source, trust_remote_code=False, **settings)
 
 
-def _compare_reloaded(backbone: Backbone, depth: int, folder: Path) -> PruningSummary:
-    """Load the written folder, compare its vectors with layer `depth` of the backbone and return the summary."""
-    reloaded = Backbone.load(folder, device=backbone.device, dtype=backbone.dtype)
+def _compare_reloaded(backbone: Backbone, reloaded: Backbone, depth: int) -> PruningSummary:
+    """Compare vectors of the written model with layer `depth` of the backbone and return the summary."""
     if (reloaded.n_layers, reloaded.attention) != (depth, backbone.attention):
         raise BackboneError(f"the written model has {reloaded.n_layers} layers and reads {reloaded.attention}.")
     expected = Extractor(backbone, [Reading(depth, normed=True)])(_PROBE_TEXTS)

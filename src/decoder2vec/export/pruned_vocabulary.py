@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from decoder2vec.adapters.saving import load_adapter, save_adapter
+from decoder2vec.adapters.sentence_tokens import SentenceTokens
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import text_config
 from decoder2vec.backbone.machine import quiet_transformers
@@ -128,7 +129,7 @@ def prune_encoder(encoder: Encoder, model: Path, target: Path, files: Mapping[st
     """Save an encoder with another model, which must differ in its vocabulary only, and return it.
 
     Args:
-        encoder: The encoder; its adapters, head, readings and calibration are kept.
+        encoder: The encoder; its adapters, sentence tokens, head, readings and calibration are kept.
         model: Folder of the new model, which is copied.
         target: Folder of the new encoder.
         files: Further files to write, by name.
@@ -138,7 +139,9 @@ def prune_encoder(encoder: Encoder, model: Path, target: Path, files: Mapping[st
     with temporary_folder(target) as scratch:
         named = {name: _moved(adapter, new, scratch / name) for name, adapter in old.adapters.items()}
         active = _moved(old.adapter, new, scratch / "active adapter") if old.adapter else None
-    pruned = Encoder(replace(new, adapter=active, adapters=named), encoder.spec, encoder.head)
+    tokens = old.sentence_tokens.moved_to(new) if isinstance(old.sentence_tokens, SentenceTokens) else None
+    new = replace(new, adapter=active, adapters=named, sentence_tokens=tokens)
+    pruned = Encoder(new, encoder.spec, encoder.head)
     pruned.probabilities = encoder.probabilities
     pruned.save(target, copy_backbone=True, extra_files=files)
     return pruned

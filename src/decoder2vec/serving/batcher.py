@@ -22,9 +22,9 @@ from decoder2vec.serving.api_errors import APIError
 
 T = TypeVar("T")
 Vectors = NDArray[np.float32]
-EncodeBatch = Callable[[Any, list[Any]], Vectors]
-"""(key, texts) -> [texts, dim] vectors. Texts with the same key can be encoded in one batch; of a reranker a "text" is
-a pair of query and document, and its "vector" a score."""
+EncodeBatch = Callable[[Any, list[Any]], Vectors | list[Vectors]]
+"""(key, texts) -> a vector of each text. Texts with the same key can be encoded in one batch; of a reranker a "text" is
+a pair of query and document, and its "vector" a score; a document that is read in chunks has one for each chunk."""
 
 _IDLE_WAIT = 0.003
 """Seconds that an idle model waits for more texts after the first one: requests often come together."""

@@ -14,9 +14,8 @@ from starlette.responses import JSONResponse
 from decoder2vec.maths.similarity import normalise
 from decoder2vec.serving.api_errors import ERROR_RESPONSES, APIError
 from decoder2vec.serving.batcher import Vectors, cancel_on_disconnect
-from decoder2vec.serving.service import ServedModel, Service, get_service
+from decoder2vec.serving.service import get_service
 from decoder2vec.serving.tokens import decode_token_ids
-from decoder2vec.serving.vector_cache import BatchKey
 
 router = APIRouter(responses=ERROR_RESPONSES)
 
@@ -27,7 +26,7 @@ TokenIds = Annotated[list[int], Field(min_length=1)]
 
 
 class EmbeddingsRequest(BaseModel):
-    """Texts or token ids, as OpenAI's clients send them; other fields are ignored."""
+    """Texts or token ids, as OpenAI's clients send them, and Jina's `late_chunking`; other fields are ignored."""
 
     model_config = ConfigDict(strict=True)
 
@@ -37,6 +36,14 @@ class EmbeddingsRequest(BaseModel):
     dimensions: Annotated[
         int | None, Field(ge=1, description="Truncate vectors to this many dimensions, before they are normalised.")
     ] = None
+    late_chunking: Annotated[
+        bool,
+        Field(
+            description="The texts are consecutive chunks of one document, which is read as a whole: each vector comes "
+            "from states that have seen the other chunks. Where neither of two chunks has white space at their border, "
+            "a space is put there."
+        ),
+    ] = False
 
     @field_validator("input", mode="wrap")
     @classmethod
@@ -113,7 +120,8 @@ async def embeddings(body: EmbeddingsRequest, request: Request) -> JSONResponse:
     if body.dimensions is not None and body.dimensions > model.dim:
         raise APIError(400, f"dimensions: {model.id} has only {model.dim}.", param="dimensions")
     texts = body.texts()
-    vectors, tokens = await cancel_on_disconnect(request, _encode(service, request, model, texts))
+    encode = service.encode_chunks if body.late_chunking else service.encode_texts
+    vectors, tokens = await cancel_on_disconnect(request, encode(request, model, texts))
     vectors = normalise(vectors[:, : body.dimensions], model.normalize)
     data = [
         {"object": "embedding", "index": index, "embedding": _serialise(vector, body.encoding_format)}
@@ -133,12 +141,6 @@ async def list_models(request: Request) -> JSONResponse:
 async def get_model(name: str, request: Request) -> JSONResponse:
     """Return one model."""
     return JSONResponse(get_service(request).models[name].description)
-
-
-async def _encode(service: Service, request: Request, model: ServedModel, texts: list[str]) -> tuple[Vectors, int]:
-    """Return the vectors of the texts and the number of tokens read."""
-    token_counts = await service.admit(request, model, texts)
-    return await service.cached_batcher.encode_async(BatchKey(model.id), texts, token_counts), sum(token_counts)
 
 
 def _serialise(vector: Vectors, encoding_format: str) -> list[float] | str:

@@ -33,6 +33,7 @@ from decoder2vec.serving.served_index import OpenedIndex, ServedIndex
 from decoder2vec.serving.similarity_scale import measure_scale
 from decoder2vec.serving.tokens import PairTokenCounter, TokenCounter
 from decoder2vec.serving.vector_cache import BatchKey, CachedBatcher, VectorCache
+from decoder2vec.text.sentences import join_chunks
 from decoder2vec.text.template import Template
 
 T = TypeVar("T")
@@ -41,6 +42,8 @@ LAYERS = "layers"
 """The role of texts to read in every layer, not only in those of the encoder."""
 _PAIRS = "pairs"
 """The role of pairs of query and document, which the reranker scores."""
+_CHUNKS = "chunks"
+"""The role of documents whose chunks are encoded together."""
 _TEXTS_PER_SUBMISSION = 256
 """Texts that a thread queues at once: the vectors of a long list are not all held twice."""
 _THREADS = 8
@@ -339,6 +342,33 @@ class Service:
         request.state.charge_tokens(sum(counts))
         return counts
 
+    async def encode_texts(self, request: Request, model: ServedModel, texts: Sequence[str]) -> tuple[Vectors, int]:
+        """Return the vectors of texts and the number of tokens read, if the limits allow it."""
+        counts = await self.admit(request, model, texts)
+        return await self.cached_batcher.encode_async(BatchKey(model.id), texts, counts), sum(counts)
+
+    async def encode_chunks(self, request: Request, model: ServedModel, chunks: Sequence[str]) -> tuple[Vectors, int]:
+        """Return the vectors of the chunks of a document that is read as a whole, and the number of its tokens.
+
+        Args:
+            request: The request whose API key is charged.
+            model: The model that encodes the document.
+            chunks: One or more consecutive chunks. The document waits in the queue as one text, which is not cut.
+        """
+        if not isinstance(model.encoder, Encoder):
+            message = f"late_chunking: {model.id} does not give the states of tokens; leave it out."
+            raise APIError(400, message, code="unsupported", param="late_chunking")
+        if "" in chunks:
+            message = f"input: with late_chunking no text may be empty, but input.{chunks.index('')} is."
+            raise APIError(400, message, param="input")
+        self.limits.check_texts(len(chunks))
+        check_texts(chunks)  # here, where an error names the chunk
+        document, spans = join_chunks(chunks)
+        counts = await self.admit(request, model, [document], in_parts=True)
+        key, batcher = BatchKey(model.id, _CHUNKS), self.cached_batcher.batcher
+        vectors: Vectors = await asyncio.wrap_future(batcher.submit(key, [(document, spans)], counts))
+        return vectors[0], sum(counts)
+
     async def rerank(self, request: Request, query: str, documents: Sequence[str]) -> tuple[Vectors, int]:
         """Return the scores of documents by the reranker and the number of tokens read, if the limits allow it.
 
@@ -357,8 +387,12 @@ class Service:
 
         return await cancel_on_disconnect(request, admit_and_score())
 
-    def _encode_batch(self, key: BatchKey, items: list[Any]) -> Vectors:
-        """Vectors of texts, or scores of pairs; only the batcher's thread calls this."""
+    def _encode_batch(self, key: BatchKey, items: list[Any]) -> Vectors | list[Vectors]:
+        """Vectors of texts, [chunks, dim] vectors of documents, or scores of pairs; for the batcher's thread alone."""
+        if key.role == _CHUNKS:
+            documents, spans = zip(*items, strict=True)
+            chunks: list[Vectors] = self.models[key.model].encoder.encode_chunks(documents, spans)
+            return chunks
         if key.role != _PAIRS:
             return self.models.encode_batch(key, items)
         assert self.reranker is not None

@@ -27,7 +27,7 @@ class BatchKey(NamedTuple):
 
     model: str
     role: str = ""
-    """Empty, "query", "document", or "layers" for the states of every layer."""
+    """Empty, "query", "document", "layers" for the states of every layer, "chunks" or "pairs"."""
 
 
 class VectorCache:

@@ -1,8 +1,9 @@
-"""Splitting of texts into sentences."""
+"""Splitting of texts into sentences, and joining of chunks."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 _BOUNDARY = re.compile(
     r"""
@@ -42,3 +43,19 @@ def strip_span(text: str, begin: int, end: int) -> tuple[int, int] | None:
     stripped = content.strip()
     begin += len(content) - len(content.lstrip())
     return (begin, begin + len(stripped)) if stripped else None
+
+
+def join_chunks(chunks: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text made of consecutive chunks, and (begin, end) of each of them in it.
+
+    Where neither of two chunks has white space at their border, a space is put there: many splitters strip it.
+    """
+    parts: list[str] = []
+    spans, end = [], 0
+    for chunk in chunks:
+        if parts and not parts[-1][-1:].isspace() and not chunk[:1].isspace():
+            parts.append(" ")
+            end += 1
+        parts.append(chunk)
+        spans.append((end, end := end + len(chunk)))
+    return "".join(parts), spans

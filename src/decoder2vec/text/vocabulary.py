@@ -42,6 +42,16 @@ class TokenCounts:
     """[token id] index of the first text with the token; the number of texts if there is none."""
     n_texts: int
 
+    def plus(self, others: TokenCounts, owners: Sequence[int]) -> TokenCounts:
+        """Return the counts with those of other texts, each of which counts as a part of one of these.
+
+        Args:
+            others: Counts of other texts.
+            owners: For each of the other texts, the index of the text that it belongs to; they do not decrease.
+        """
+        firsts = np.array([*owners, self.n_texts])[others.first_texts]
+        return TokenCounts(self.counts + others.counts, np.minimum(self.first_texts, firsts), self.n_texts)
+
     @property
     def used(self) -> NDArray[np.intp]:
         """Ids of the used tokens, the most frequent first; of equally frequent ones the lower id."""

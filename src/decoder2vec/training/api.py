@@ -312,13 +312,14 @@ class LoadedModel:
         dtype: str | torch.dtype | None = None,
         notify: Notify = lambda _: None,
     ) -> LoadedModel:
-        """Load a model, or the model of an encoder with LoRA merged."""
+        """Load a model, or that of an encoder with LoRA merged, without sentence tokens, which fit the old weights."""
         if isinstance(source, Backbone):
             dtype = FOUR_BIT if source.four_bit else source.dtype
-            return cls(source, source.name, device=source.device, dtype=dtype, notify=notify)
+            backbone = replace(source, sentence_tokens=None) if source.sentence_tokens else source
+            return cls(backbone, source.name, device=source.device, dtype=dtype, notify=notify)
         with distributed.one_process_first():  # a model is downloaded, converted or merged once
             backbone, stands_alone = load_base_model(source, device=device, dtype=dtype, notify=notify)
-        return cls(backbone, source, stands_alone, device, dtype, notify)
+        return cls(replace(backbone, sentence_tokens=None), source, stands_alone, device, dtype, notify)
 
     def next(self, folder: Path) -> LoadedModel:
         """The model that a stage has made."""
