@@ -20,7 +20,7 @@ import torch
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import Notify
-from decoder2vec.config import fingerprint, to_table, with_settings
+from decoder2vec.config import fingerprint, key_settings, to_table, with_settings
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.learning_curve import Forecast, forecast, half_interval, round_figures
@@ -396,7 +396,7 @@ class _Runner:
         stage = self._with_schedule(stage, data)
         recipe = with_settings(stage.recipe, dict(choice))
         weights = self.backbone.effective_fingerprint, str(self.backbone.dtype)
-        key = fingerprint(recipe.name, to_table(recipe), data.key(), *weights, seed)
+        key = fingerprint(recipe.name, key_settings(recipe), data.key(), *weights, seed)
         file = self.folder / "runs" / f"{stage.name}-{size}-{key}.json"
         if file.is_file():
             return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
