@@ -563,10 +563,10 @@ class _YesNo(_LanguageModelMethod, _LastTokenMethod):
     def __init__(self, reranker: Reranker) -> None:
         super().__init__(reranker)
         yes, no = (list(self.backbone.token_ids(answer)) for answer in _ANSWERS)
-        shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
-        if shared is None:
+        n_common = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
+        if n_common is None:
             raise InputError(f"The tokenizer of {self.backbone.name} does not tell yes from no; use another method.")
-        self._common, self._answers = yes[:shared], [yes[shared], no[shared]]
+        self._common, self._answers = yes[:n_common], [yes[n_common], no[n_common]]
 
     @property
     def closing(self) -> list[int]:
@@ -633,7 +633,7 @@ def _read_description(folder: Path) -> tuple[RerankerSpec, dict[str, Any]]:
         if description["format"] != RERANKER_FORMAT:
             raise ValueError(f"it has format {description['format']!r}, and this version reads {RERANKER_FORMAT}")
         for key in ("fingerprint", "backbone_fingerprint"):
-            description[key]
+            description[key]  # a missing one is an error here
         return from_table(RerankerSpec, description["spec"]), description
     except OSError as error:
         raise InputError(f"{folder} is not the folder of a saved reranker: it has no {RERANKER_FILE}.") from error

@@ -73,7 +73,7 @@ _FIRST_SETTINGS = (
     *("name", "weight", "prompt", "query_prompt", "pooling", "requests_per_minute", "precision"),
 )
 """Settings of schedule, network and teachers that enter the key of a pre-training at their defaults, too: its random
-numbers follow from its key, and stay those of versions in which all settings entered. New settings do not belong here."""
+numbers follow from its key, and stay those of versions in which all settings entered. New ones do not belong here."""
 _MAX_FITTED_TEXTS = 20_000
 """Number of texts that statistics and truncations are fitted on."""
 _MAX_FRACTION = 8.0
