@@ -474,14 +474,12 @@ class _Method(ABC):
         scores = np.empty((len(prompts), *self.reranker.score_shape), np.float32)
         alone = dict.fromkeys(range(len(prompts)))
         for group in self._shared.groups(prompts, documents, [self.first_read(prompt) for prompt in prompts]):
-            n_tokens = group.length
+            self.reranker.stats += EncodingStats(tokens=group.length)
             for rows, states in self._shared.states(prompts, group):
                 endings = [_ending(prompts[row], group.length) for row in rows]
                 scores[rows] = self.score_states(states, endings)
-                n_tokens += sum(len(ending.ids) for ending in endings)
                 current_progress().advance(len(rows))
-                self.reranker.stats += EncodingStats(len(rows), n_tokens)
-                n_tokens = 0
+                self.reranker.stats += EncodingStats(len(rows), sum(len(ending.ids) for ending in endings))
                 for row in rows:
                     del alone[row]
         if alone:

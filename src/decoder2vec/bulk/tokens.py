@@ -62,7 +62,7 @@ class TokeniserSettings:
 
     @property
     def tokenizer(self) -> TokeniserSettings:
-        """Where a backbone has its tokenizer."""
+        """Itself: a `Tokeniser` reads `tokenizer.backend_tokenizer` of a backbone."""
         return self
 
     @cached_property

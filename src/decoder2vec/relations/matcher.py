@@ -238,9 +238,9 @@ class PairMatcher:
             save_tensors(tensors, temporary / WEIGHTS_FILE, {})
             if isinstance(self.classifier, RerankerClassifier):
                 reranker = self.classifier.reranker
-                # the cache may be emptied, and the folder that is replaced is deleted
-                weights, kept = real_path(Path(reranker.backbone.name)), (cache_root(), target)
-                copies = any(weights.is_relative_to(real_path(folder)) for folder in kept)
+                # the cache may be emptied, and what the folder held is replaced
+                weights, temporary_folders = real_path(Path(reranker.backbone.name)), (cache_root(), target)
+                copies = any(weights.is_relative_to(real_path(folder)) for folder in temporary_folders)
                 reranker.save(temporary / CLASSIFIER_FOLDER, copy_backbone=copies)
             if self.encoder_name is None:
                 self.encoder.save(temporary / ENCODER_FOLDER)
