@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass, replace
 
 import pytest
 
-from decoder2vec.config import fingerprint, from_table, override, to_table
+from decoder2vec.config import fingerprint, from_table, key_settings, override, to_table
 from decoder2vec.errors import InputError
 from decoder2vec.training.loop import Schedule
+from decoder2vec.training.objectives import OBJECTIVES, objective_config
+from decoder2vec.training.objectives.objective import ObjectiveConfig
 from decoder2vec.training.recipes.freeze import FreezeRecipe, LatentSource
 
 
@@ -215,3 +217,50 @@ def test_partial_table_is_completed_from_the_field_default():
 def test_fingerprint_is_the_hash_of_the_whole_json(parts):
     expected = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
     assert fingerprint(*parts) == expected
+
+
+# --- keys
+
+
+def test_a_setting_that_is_added_with_a_default_changes_no_key():
+    """Whether the class of the settings, or one of a nested table, has more settings than before."""
+    longer_wheel = make_dataclass("Wheel", [("spokes", int, 32)], bases=(Wheel,), frozen=True)
+    longer_bike = make_dataclass("Bike", [("lock", str, "none")], bases=(Bike,), frozen=True)
+    before = Bike(gears=22, rear=Wheel(28), wheels=(Wheel(), Wheel(20)))
+    after = longer_bike(gears=22, rear=longer_wheel(28), wheels=(longer_wheel(), longer_wheel(20)))
+    assert to_table(after) != to_table(before)
+    assert key_settings(after) == key_settings(before)
+    assert key_settings(replace(after, lock="chain")) != key_settings(before)
+    assert key_settings(replace(after, rear=longer_wheel(28, spokes=36))) != key_settings(before)
+
+
+def test_settings_that_differ_have_different_keys():
+    bikes = [
+        *(Bike(), Bike(gears=4), Bike(bell=True), Bike(saddle=1.0), Bike(saddle=True), Bike(route=(1,))),
+        *(
+            Bike(rear=Wheel(tyre="studded")),
+            Bike(wheels=(Wheel(), Wheel())),
+            Bike(wheels=(Wheel(20),)),
+            Bike(wheels=()),
+        ),
+    ]
+    assert len({fingerprint(key_settings(bike)) for bike in bikes}) == len(bikes)
+    assert key_settings(Bike()) == {"name": "bike"}
+
+
+def test_a_nested_table_with_a_default_of_its_own_differs_from_the_default_of_its_class():
+    @dataclass(frozen=True)
+    class Tandem:
+        rear: Wheel = field(default_factory=lambda: Wheel(28))
+
+    keys = [key_settings(Tandem(wheel)) for wheel in (Wheel(28), Wheel(), Wheel(20))]
+    assert keys == [{}, {"rear": {}}, {"rear": {"size": 20}}]
+
+
+def test_objectives_with_default_settings_have_different_keys():
+    @dataclass(frozen=True)
+    class Recipe:
+        objective: ObjectiveConfig = field(default_factory=lambda: objective_config({}))
+
+    keys = [fingerprint(key_settings(Recipe(objective_config({"name": name})))) for name in OBJECTIVES]
+    assert len(set(keys)) == len(keys)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -133,6 +133,25 @@ def to_table(settings: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(settings, field.name)) for field in fields(settings)}
 
 
+def key_settings(settings: Any, always: Collection[str] = ("name",)) -> dict[str, Any]:
+    """Return the settings that enter a key, as a plain dict: those that differ from their defaults.
+
+    So a setting that a later version adds changes no key. Whoever changes a default must change the key otherwise, such
+    as by a format number: else results that were made with the old default are taken for those of the new one.
+
+    Args:
+        settings: A dataclass, with nested ones or without.
+        always: Names of settings that enter at their defaults, too: `name` tells objectives apart.
+    """
+    table = {}
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        if field.name in always or repr(value) != repr(default):  # 1 == 1.0 == True, but they are different settings
+            table[field.name] = _plain(value, lambda nested: key_settings(nested, always))
+    return table
+
+
 def override(table: dict[str, Any], assignments: list[str]) -> dict[str, Any]:
     """Apply assignments such as those of `--set` to a table, in place.
 
@@ -195,10 +214,10 @@ def _nested_names(hints: Mapping[str, Any]) -> set[str]:
     return {f"{table}.{field.name}" for table, hint in hints.items() if is_dataclass(hint) for field in fields(hint)}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, as_dict: Callable[[Any], dict[str, Any]] = to_table) -> Any:
     if is_dataclass(value):
-        return to_table(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+        return as_dict(value)
+    return [_plain(item, as_dict) for item in value] if isinstance(value, tuple) else value
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:

@@ -474,14 +474,12 @@ class _Method(ABC):
         scores = np.empty((len(prompts), *self.reranker.score_shape), np.float32)
         alone = dict.fromkeys(range(len(prompts)))
         for group in self._shared.groups(prompts, documents, [self.first_read(prompt) for prompt in prompts]):
-            n_tokens = group.length
+            self.reranker.stats += EncodingStats(tokens=group.length)
             for rows, states in self._shared.states(prompts, group):
                 endings = [_ending(prompts[row], group.length) for row in rows]
                 scores[rows] = self.score_states(states, endings)
-                n_tokens += sum(len(ending.ids) for ending in endings)
                 current_progress().advance(len(rows))
-                self.reranker.stats += EncodingStats(len(rows), n_tokens)
-                n_tokens = 0
+                self.reranker.stats += EncodingStats(len(rows), sum(len(ending.ids) for ending in endings))
                 for row in rows:
                     del alone[row]
         if alone:
@@ -563,10 +561,10 @@ class _YesNo(_LanguageModelMethod, _LastTokenMethod):
     def __init__(self, reranker: Reranker) -> None:
         super().__init__(reranker)
         yes, no = (list(self.backbone.token_ids(answer)) for answer in _ANSWERS)
-        shared = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
-        if shared is None:
+        n_common = next((i for i, (a, b) in enumerate(zip(yes, no, strict=False)) if a != b), None)
+        if n_common is None:
             raise InputError(f"The tokenizer of {self.backbone.name} does not tell yes from no; use another method.")
-        self._common, self._answers = yes[:shared], [yes[shared], no[shared]]
+        self._common, self._answers = yes[:n_common], [yes[n_common], no[n_common]]
 
     @property
     def closing(self) -> list[int]:
@@ -633,7 +631,7 @@ def _read_description(folder: Path) -> tuple[RerankerSpec, dict[str, Any]]:
         if description["format"] != RERANKER_FORMAT:
             raise ValueError(f"it has format {description['format']!r}, and this version reads {RERANKER_FORMAT}")
         for key in ("fingerprint", "backbone_fingerprint"):
-            description[key]
+            description[key]  # a missing one is an error here
         return from_table(RerankerSpec, description["spec"]), description
     except OSError as error:
         raise InputError(f"{folder} is not the folder of a saved reranker: it has no {RERANKER_FILE}.") from error

@@ -473,6 +473,22 @@ def test_estimate_counts_what_is_left(encoder, tmp_path):
         estimate(other, encoder, output)
 
 
+def test_estimate_counts_the_tokens_of_the_prompt(tmp_path):
+    write_jsonl(tmp_path / "rows.jsonl")
+    encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", prompts={"document": "A text to be found: "})
+    plan = make_plan(encoder, str(tmp_path / "rows.jsonl"), prompt_name="document")
+    guess = estimate(plan, encoder, OutputFolder(str(tmp_path / "out")))
+    before = encoder.stats.tokens
+    encoder.encode([row["text"] for row in ROWS], prompt_name="document")
+    assert guess.n_tokens == encoder.stats.tokens - before
+
+
+def test_only_the_file_system_of_this_machine_is_local(tmp_path):
+    assert OutputFolder(str(tmp_path)).local == tmp_path
+    for url in ("memory://bucket/out", "filecache::memory://bucket/out"):
+        assert OutputFolder(url).local is None, url
+
+
 def test_remote_folders_are_read_and_written(encoder, tmp_path):
     import fsspec
 

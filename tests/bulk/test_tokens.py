@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from decoder2vec.bulk.fed_encoder import FedEncoder
+from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
 from decoder2vec.bulk.tokens import TokeniserSettings, distinct_texts, read_prompts
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import TextError
@@ -23,7 +23,7 @@ def load(cls, name, **options):
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma2", "tiny-gpt2"])
 @pytest.mark.parametrize("options", [{}, {"template": "echo", "max_length": 60, "on_overflow": "chunk"}])
 def test_vectors_are_those_of_the_encoder_bit_by_bit(own_cache, name, options):
-    encoder, fed = load(Encoder, name, **options), load(FedEncoder, name, **options)
+    encoder, fed = load(Encoder, name, **options), load(PretokenisedEncoder, name, **options)
     settings = TokeniserSettings.of(encoder, "Find: ")
     fed.known = read_prompts(TEXTS, settings.tokenise(TEXTS))
     reader = fed._reader("Find: ", None)
@@ -35,7 +35,7 @@ def test_vectors_are_those_of_the_encoder_bit_by_bit(own_cache, name, options):
 
 
 def test_refused_text_is_left_to_the_encoder(own_cache):
-    fed = load(FedEncoder, "tiny-llama", max_length=30, on_overflow="error")
+    fed = load(PretokenisedEncoder, "tiny-llama", max_length=30, on_overflow="error")
     assert TokeniserSettings.of(fed, "").tokenise(TEXTS) == []
     with pytest.raises(TextError, match="over the limit of 30"):
         fed.encode(TEXTS)

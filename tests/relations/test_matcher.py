@@ -199,6 +199,8 @@ def test_threshold_gives_the_best_f1():
         }
         return score_labels(gold, chosen)[0].f1
 
+    none = candidates.select(np.zeros(len(candidates), bool))
+    assert best_threshold(none, probabilities[:0], (NONE, "x", "y"), gold) == 0.5
     best = best_threshold(candidates, probabilities, (NONE, "x", "y"), gold)
     assert f1(best) == pytest.approx(max(f1(threshold) for threshold in np.linspace(0, 1, 401)))
 
@@ -221,7 +223,21 @@ def test_saved_matcher_predicts_the_same(tmp_path):
     own.fit(mentions, relations)
     own.save(tmp_path / "own")
     assert (tmp_path / "own" / "encoder" / "encoder.json").is_file()
+    loaded = d2v.PairMatcher.from_pretrained(tmp_path / "own")
+    assert loaded.predict(mentions) == own.predict(mentions)
+    loaded.save(tmp_path / "own")  # with its encoder, which is in the folder that is replaced
     assert d2v.PairMatcher.from_pretrained(tmp_path / "own").predict(mentions) == own.predict(mentions)
+
+
+def test_an_undirected_matcher_of_two_tables_is_saved(tmp_path):
+    mentions, relations = causes()
+    heads = [mention for mention in mentions if mention.id.endswith("-0")]
+    tails = [mention for mention in mentions if not mention.id.endswith("-0")]
+    matcher = d2v.PairMatcher("tiny-llama", k=2, tune=False, directed=False)
+    matcher.fit(heads, [relation for relation in relations if relation.label == "causes"], tails)
+    matcher.save(tmp_path / "m")
+    loaded = d2v.PairMatcher.from_pretrained(tmp_path / "m")
+    assert loaded.predict(heads, tails) == matcher.predict(heads, tails) and not loaded.directed
 
 
 def test_training_is_deterministic():

@@ -185,7 +185,10 @@ def test_all_weights_are_saved_with_the_matcher(tmp_path, monkeypatch):
     expected = matcher.predict(mentions)
     matcher.save(tmp_path / "m")
     assert (tmp_path / "m" / "classifier" / "backbone").is_dir(), "the cache may be emptied"
-    assert d2v.PairMatcher.from_pretrained(tmp_path / "m", device="cpu").predict(mentions) == expected
+    for _ in range(2):
+        loaded = d2v.PairMatcher.from_pretrained(tmp_path / "m", device="cpu")
+        assert loaded.predict(mentions) == expected
+        loaded.save(tmp_path / "m")  # with its weights, which are in the folder that is replaced
 
 
 def test_bad_input_gets_a_sentence():

@@ -55,7 +55,7 @@ def read_sentence_tokens(
         progress: Called with the number of windows of each batch, once it is computed.
 
     Raises:
-        InputError: A span is empty or outside its text, or there is a prompt.
+        InputError: A span is empty or outside its text, there is a prompt, or the window is longer than the context.
         UnsupportedError: The model was not trained with sentence tokens, or cannot see all of a text.
     """
     check_texts(texts)
@@ -91,7 +91,7 @@ def _windows(
 ) -> Iterator[_Window]:
     """The chunks of all texts, in order, in windows of at most `size` tokens."""
     backbone = extractor.backbone
-    tokenise = Tokeniser(backbone, Template.of("plain"), min(size, backbone.context_length or size))
+    tokenise = Tokeniser(backbone, Template.of("plain"), size)
     special, start = outer_tokens(tokenise)
     room = size - len(start) - 2
     if room < 3:

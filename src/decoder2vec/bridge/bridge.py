@@ -253,14 +253,13 @@ class Bridge:
         """
         target = Path(folder)
         check_bridge_folder(target)
-        base_fingerprint = self.base.fingerprint
-        is_saved = isinstance(self.base, Encoder) and self.base_name is None
+        saves_base = isinstance(self.base, Encoder) and self.base_name is None
         description = {
             "decoder2vec": __version__,
             "format": BRIDGE_FORMAT,
             "objective": self.objective,
-            "base": None if is_saved else self.base_name or self.backbone.name,
-            "base_fingerprint": base_fingerprint,
+            "base": None if saves_base else self.base_name or self.backbone.name,
+            "base_fingerprint": self.base.fingerprint,
             "projector": self.projector.settings(),
             "prompt": self.prompt,
             "lora": self.lora is not None,
@@ -268,7 +267,7 @@ class Bridge:
         }
         with atomic_folder(target, replace=True) as temporary:
             save_tensors(self.projector.state_dict(), temporary / PROJECTOR_FILE, {})
-            if is_saved:
+            if saves_base:
                 assert isinstance(self.base, Encoder)
                 self.base.save(temporary / ENCODER_FOLDER)
             if self.lora:
@@ -298,12 +297,12 @@ class Bridge:
             projector.load_state_dict(load_tensors(path / PROJECTOR_FILE)[0])
         except (KeyError, TypeError, ValueError, RuntimeError, StorageError) as error:
             raise EncoderError(f"{folder} is damaged: {error}") from error
-        source, options = description["base"] or path / ENCODER_FOLDER, {"device": device, "dtype": dtype}
+        source = description["base"] or path / ENCODER_FOLDER
         base: Encoder | Backbone
         if description["objective"] == "lm":
             base = Backbone.load(source, attention="causal", device=device, dtype=dtype)
         else:
-            base = Encoder.from_pretrained(source, **options)  # type: ignore[arg-type]
+            base = Encoder.from_pretrained(source, device=device, dtype=dtype)
         if base.fingerprint != description["base_fingerprint"]:
             raise EncoderError(f"{source} is not the model that the bridge {folder} was trained with; train it again.")
         backbone = base.backbone if isinstance(base, Encoder) else base

@@ -137,8 +137,8 @@ def item_ranks(bridge: Bridge, vectors: Vectors, captions: Sequence[str]) -> Flo
     encoder = bridge.encoder
     similarities = encoder.similarity(encoder.encode_query(list(captions)), bridge.encode(vectors)).cpu().numpy()
     own = np.diag(similarities)[:, None]
-    names = np.unique(np.asarray(captions), return_inverse=True)[1]
-    is_other = names[:, None] != names[None, :]
+    caption_ids = np.unique(np.asarray(captions), return_inverse=True)[1]
+    is_other = caption_ids[:, None] != caption_ids[None, :]
     higher, equal = (similarities > own) & is_other, (similarities == own) & is_other
     return np.asarray(1 + higher.sum(axis=1) + equal.sum(axis=1) / 2, np.float64)
 

@@ -98,8 +98,7 @@ class Projector(nn.Module):
 
     def forward(self, vectors: Any) -> Tensor:
         """[n, tokens, width] soft tokens of [n, dim] vectors, in float32."""
-        given = torch.as_tensor(vectors).to(self.mean.device, torch.float32)
-        states = (given - self.mean) / self.scale
+        states = (torch.as_tensor(vectors).to(self.mean.device, torch.float32) - self.mean) / self.scale
         if self.inner is not None:
             states = functional.gelu(self.inner(states))
         projected: Tensor = self.output(states)

@@ -182,8 +182,7 @@ def read_captioned_vectors(
     source = _existing(captions) if captions is not None else find_captions(path)
     if source is None:
         raise DataFileError(f"{path} needs captions, in the same order, in {path.stem}.txt or in a file that you name.")
-    name = str(path) if source == path else f"{path} with {source}"
-    return CaptionedVectors(vectors, read_captions(source, column), name)
+    return CaptionedVectors(vectors, read_captions(source, column), f"{path} with {source}")
 
 
 def read_item_texts(

@@ -257,11 +257,11 @@ def estimate(
     texts = [text for part in sampled for text in _sample_texts(reader, part, _SAMPLED_ROWS // max(1, len(sampled)))]
     if not texts:
         return Estimate(n_rows, 0, 0.0, None if price_per_hour is None else 0.0)
-    encoder.encode(texts[:8])  # the first call prepares things
-    n_tokens, started = encoder.stats.tokens, time.perf_counter()
-    encoder.encode(texts)
+    reader.encode(texts[:8])  # the first call prepares things
+    tokens_before, started = encoder.stats.tokens, time.perf_counter()
+    reader.encode(texts)
     seconds = (time.perf_counter() - started) / len(texts) * n_rows / workers
-    n_tokens = round((encoder.stats.tokens - n_tokens) / len(texts) * n_rows)
+    n_tokens = round((encoder.stats.tokens - tokens_before) / len(texts) * n_rows)
     cost = None if price_per_hour is None else seconds / 3600 * workers * price_per_hour
     return Estimate(n_rows, n_tokens, seconds, cost)
 

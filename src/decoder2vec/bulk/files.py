@@ -58,17 +58,17 @@ def find_files(sources: Sequence[str]) -> list[str]:
         system, path = open_filesystem(source)
         try:
             if any(character in path for character in "*?[") and not system.exists(path):
-                found = [name for name in system.glob(path) if name.endswith(".lance") or not system.isdir(name)]
+                names = [name for name in system.glob(path) if name.endswith(".lance") or not system.isdir(name)]
             elif system.isdir(path) and not path.endswith(".lance"):
-                found = sorted({_lance_table(name) for name in system.find(path)})
-                found = [name for name in found if name.endswith(_SUFFIXES + _GZIPPED)]
+                names = sorted({_lance_table(name) for name in system.find(path)})
+                names = [name for name in names if name.endswith(_SUFFIXES + _GZIPPED)]
             else:
-                found = [path] if system.exists(path) else []
+                names = [path] if system.exists(path) else []
         except Exception as error:  # every store has errors of its own
             raise InputError(f"Cannot read {source}: {_reason(error)}.") from None
-        if not found:
+        if not names:
             raise InputError(f"{source} names no file; give {', '.join(_SUFFIXES)} files, the text ones also as .gz.")
-        paths += [name if _is_local(system) else system.unstrip_protocol(name) for name in sorted(found)]
+        paths += [name if is_local(system) else system.unstrip_protocol(name) for name in sorted(names)]
     return list(dict.fromkeys(paths))
 
 
@@ -136,7 +136,7 @@ def file_version(path: str) -> str:
     system, inner = open_filesystem(path)
     if path.endswith(".lance"):
         return _lance_version(path)
-    if _is_local(system):
+    if is_local(system):
         return file_sha256(Path(inner), cache_result=False)
     about = {name.lower(): value for name, value in system.info(inner).items()}
     # other fields may depend on how the store was asked
@@ -233,7 +233,8 @@ def import_pyarrow() -> tuple[Any, Any]:
     return pyarrow, pyarrow.parquet
 
 
-def _is_local(system: Any) -> bool:
+def is_local(system: Any) -> bool:
+    """Whether a file system of fsspec is that of this machine."""
     return "file" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,))
 
 
@@ -248,7 +249,7 @@ def _parse(path: str, local: Path) -> Iterator[RowOrError]:
 def _local_copy(path: str) -> Iterator[Path]:
     """A remote text file as a local one, since such a file is read from its beginning anyway."""
     system, inner = open_filesystem(path)
-    if _is_local(system):
+    if is_local(system):
         yield Path(inner)
         return
     with tempfile.TemporaryDirectory(prefix="d2v-") as folder:
@@ -261,7 +262,7 @@ def _open_parquet(path: str) -> Any:
     pyarrow, parquet = import_pyarrow()
     system, inner = open_filesystem(path)
     try:
-        return parquet.ParquetFile(inner, filesystem=None if _is_local(system) else system)
+        return parquet.ParquetFile(inner, filesystem=None if is_local(system) else system)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataFileError(f"{path} is not a whole Parquet file ({error}).") from None
 
@@ -325,13 +326,13 @@ def common_columns(files: Sequence[tuple[RowFile, dict[str, str]]]) -> dict[str,
         InputError: Parquet files, whose types are fixed, have other columns than the rest.
     """
     columns: dict[str, str] = {}
-    for file, own in files:
-        if columns and (file.has_types or files[0][0].has_types) and own != columns:
-            different = next(iter(sorted(set(own.items()) ^ set(columns.items()))))[0]
+    for file, file_columns in files:
+        if columns and (file.has_types or files[0][0].has_types) and file_columns != columns:
+            different = min(set(file_columns.items()) ^ set(columns.items()))[0]
             raise InputError(
                 f"{file.path} and {files[0][0].path} differ in the column {different!r}; embed them apart."
             )
-        for name, kind in own.items():
+        for name, kind in file_columns.items():
             columns[name] = kind if file.has_types else _common_kind(columns.get(name, "null"), kind)
     return columns
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import without_truncation_warnings
+from decoder2vec.backbone.fingerprint import file_sha256
 from decoder2vec.bulk.files import import_pyarrow
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
@@ -125,7 +126,7 @@ def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, index: int, n
     texts_file.unlink(missing_ok=True)  # a stop between the two files below must not leave old texts with new vectors
     with atomic_file(vectors_file) as temporary:
         _write_npy(temporary, iter([(texts, vectors)]), *vectors.shape)
-    content = {"sha256": digest, "vectors": _sha256(vectors_file), "texts": texts}
+    content = {"sha256": digest, "vectors": file_sha256(vectors_file, cache_result=False), "texts": texts}
     with atomic_file(texts_file) as temporary:
         temporary.write_text(json.dumps(content), encoding="utf-8")
 
@@ -134,15 +135,10 @@ def _is_stored(texts_file: Path, vectors_file: Path, digest: str) -> bool:
     """Whether a shard of these texts is there, and as it was written."""
     try:
         content = json.loads(texts_file.read_text(encoding="utf-8"))
-        is_whole = hashlib.sha256(json.dumps(content["texts"]).encode()).hexdigest() == digest
-        return bool(is_whole and content["sha256"] == digest and content["vectors"] == _sha256(vectors_file))
+        is_whole = hashlib.sha256(json.dumps(content["texts"]).encode()).hexdigest() == content["sha256"] == digest
+        return bool(is_whole and content["vectors"] == file_sha256(vectors_file, cache_result=False))
     except (OSError, ValueError, KeyError, TypeError):
         return False
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as handle:
-        return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
 def _read_shard(folder: Path, index: int) -> tuple[list[str], NDArray[np.float32]]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from decoder2vec.bulk.files import open_filesystem, store_errors
+from decoder2vec.bulk.files import is_local, open_filesystem, store_errors
 from decoder2vec.errors import StorageError
 from decoder2vec.storage import TEMPORARY_PREFIX, atomic_file, check_writable, write_lock
 
@@ -27,7 +27,7 @@ class OutputFolder:
     def __init__(self, url: str) -> None:
         self._system, self.path = open_filesystem(url)
         self.url = url
-        self.local = Path(self.path) if "file" in self._system.protocol else None
+        self.local = Path(self.path) if is_local(self._system) else None
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -49,8 +49,8 @@ class OutputFolder:
         else:
             with store_errors(self.url):
                 self._system.invalidate_cache()
-                found = self._system.ls(self.path, detail=False) if self._system.exists(self.path) else ()
-            names = {name.rsplit("/", 1)[-1] for name in found}
+                paths = self._system.ls(self.path, detail=False) if self._system.exists(self.path) else ()
+            names = {path.rsplit("/", 1)[-1] for path in paths}
         return {name for name in names if name and name != _LOCK_FILE and not name.startswith(TEMPORARY_PREFIX)}
 
     @contextmanager

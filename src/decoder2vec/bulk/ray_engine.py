@@ -16,7 +16,7 @@ from decoder2vec.bulk.tokens import TokeniserSettings, distinct_texts, read_prom
 from decoder2vec.errors import DataFileError, Decoder2VecError, MissingExtraError, StorageError
 
 if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
-    from decoder2vec.bulk.fed_encoder import FedEncoder
+    from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
 
 _SHARE_OF_A_CORE = 0.1
 """What Ray reserves for a process that tokenises, where workers compute on the cores."""
@@ -25,8 +25,8 @@ _SHARE_OF_A_CORE = 0.1
 class RayEngine:
     """Computes parts in workers that load the encoder once.
 
-    On GPUs, other processes read the rows and tokenise them, so that a worker with a GPU is fed with tokens. Ray starts
-    a process again that has died, and repeats its part. A part is a file of a fixed name that appears whole, so neither
+    On GPUs, other processes read the rows and tokenise them, so that a worker with a GPU gets tokens. Ray starts a
+    process again that has died, and repeats its part. A part is a file of a fixed name that appears whole, so neither
     a repetition nor a part that two workers compute changes the result.
 
     Args:
@@ -123,12 +123,12 @@ class _Worker:
             raise StorageError(f"{encoder} is another encoder on this node; copy the same one to all nodes.")
         self._encoder, self._embed = model, PartEmbedder(planned, model, OutputFolder(out))
 
-    def load_encoder(self, name: str, device: str | None, dtype: str) -> FedEncoder:
+    def load_encoder(self, name: str, device: str | None, dtype: str) -> PretokenisedEncoder:
         """Return the encoder."""
-        from decoder2vec.bulk.fed_encoder import FedEncoder
+        from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
 
-        encoder = FedEncoder.from_pretrained(name, device=device, dtype=dtype)
-        assert isinstance(encoder, FedEncoder)
+        encoder = PretokenisedEncoder.from_pretrained(name, device=device, dtype=dtype)
+        assert isinstance(encoder, PretokenisedEncoder)
         return encoder
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:

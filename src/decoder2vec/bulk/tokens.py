@@ -1,4 +1,4 @@
-"""Texts that are tokenised in processes without a model, and the encoder that is fed with their tokens."""
+"""Texts that are tokenised in processes without a model, and the tokeniser that looks up their tokens."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class TokeniserSettings:
 
     @property
     def tokenizer(self) -> TokeniserSettings:
-        """Where a backbone has its tokenizer."""
+        """Itself: a `Tokeniser` reads `tokenizer.backend_tokenizer` of a backbone."""
         return self
 
     @cached_property
@@ -89,8 +89,8 @@ class TokeniserSettings:
 
 
 @dataclass(frozen=True)
-class FedTokeniser(Tokeniser):
-    """A tokeniser that takes prompts that were made elsewhere, and makes those of other texts itself."""
+class LookupTokeniser(Tokeniser):
+    """A tokeniser that looks up prompts that were made elsewhere, and makes those of other texts itself."""
 
     known: KnownPrompts = field(default_factory=dict)
 

@@ -61,11 +61,15 @@ def verify_dataset(out: str, encoder: Encoder) -> Verification:
     if encoder.fingerprint != plan.encoder:
         raise StorageError(f"{output.url} holds vectors of another encoder; name the one that wrote it with --encoder.")
     problems = _changed_files(plan.files)
-    expected = {part.name for part in plan.parts()}
-    problems += [f"{name} belongs to no part" for name in sorted(output.names()) if _is_foreign(name, expected)]
+    parts = list(plan.parts())
+    expected = {part.name for part in parts}
+    problems += [
+        f"{name} belongs to no part"
+        for name in sorted(output.names())
+        if name.startswith("part-") and name not in expected
+    ]
     embedder = PartEmbedder(plan, encoder, output)
     n_vectors, samples = 0, []
-    parts = list(plan.parts())
     per_part = max(1, _SAMPLED_ROWS // len(parts))
     with current_progress().phase("reading", plan.n_rows):
         for index, part in enumerate(parts):
@@ -94,10 +98,6 @@ def _changed_files(files: tuple[RowFile, ...]) -> list[str]:
         except (Decoder2VecError, OSError) as error:
             problems.append(f"{file.path} cannot be read: {error}")
     return problems
-
-
-def _is_foreign(name: str, expected: set[str]) -> bool:
-    return name.startswith("part-") and name not in expected
 
 
 def _compare_rows(stored: Any, part: Part, embedder: PartEmbedder, output: OutputFolder) -> None:

@@ -44,7 +44,7 @@ class Mean(Aggregator):
 
     def forward(self, sources: Sequence[Tensor]) -> Tensor:
         """Return the mean."""
-        return sources[0] if len(sources) == 1 else torch.stack(list(sources)).mean(dim=0)
+        return torch.stack(list(sources)).mean(dim=0)
 
 
 class Sum(Aggregator):
@@ -56,7 +56,7 @@ class Sum(Aggregator):
 
     def forward(self, sources: Sequence[Tensor]) -> Tensor:
         """Return the sum."""
-        return sources[0] if len(sources) == 1 else torch.stack(list(sources)).sum(dim=0)
+        return torch.stack(list(sources)).sum(dim=0)
 
 
 class Attention(Aggregator):

@@ -51,67 +51,27 @@ class ProbeConfig:
         if not self.seeds:
             raise InputError("There are no seeds to train with; give one or more, such as 1,2,3.")
         if self.epochs < 1 or self.batch_size < 1 or self.patience < 1:
-            raise InputError("epochs, batch_size and patience are 1 or more.")
+            raise InputError("epochs, batch_size and patience must be 1 or more.")
 
 
-class ClassificationHead(nn.Module):
-    """Logits of the labels of a text or span."""
-
-    def __init__(self, dim: int, n_labels: int) -> None:
-        super().__init__()
-        self.out = nn.Linear(dim, n_labels)
-
-    def forward(self, units: Sequence[Tensor]) -> Tensor:
-        """[row, dim] of one unit to [row, label] logits."""
-        logits: Tensor = self.out(pair_features(units, "classification"))
-        return logits
-
-
-class RegressionHead(nn.Module):
-    """The score of a pair of texts, which does not depend on their order."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.out = nn.Linear(2 * dim, 1)
-
-    def forward(self, units: Sequence[Tensor]) -> Tensor:
-        """[row, dim] of both texts to [row, 1] scores."""
-        scores: Tensor = self.out(pair_features(units, "regression"))
-        return scores
-
-
-class SpanPairHead(nn.Module):
-    """Logits of the relation of two spans: a network with one hidden layer on both and their product."""
-
-    def __init__(self, dim: int, n_labels: int) -> None:
-        super().__init__()
-        self.net = nn.Sequential(
-            nn.Linear(3 * dim, _HIDDEN), nn.ReLU(), nn.Dropout(_DROPOUT), nn.Linear(_HIDDEN, n_labels)
-        )
-
-    def forward(self, units: Sequence[Tensor]) -> Tensor:
-        """[row, dim] of both spans to [row, label] logits."""
-        logits: Tensor = self.net(pair_features(units, "span pair"))
-        return logits
-
-
-def pair_features(units: Sequence[Tensor], kind: str) -> Tensor:
-    """Return [row, feature]: what the head of a kind of task reads of its one or two units."""
+def head_features(units: Sequence[Tensor], kind: str) -> Tensor:
+    """Return [row, feature]: what the head of a kind of task reads of [row, dim] vectors of its one or two units."""
     if kind in ("classification", "tagging"):
         return units[0]
     left, right = units
-    if kind == "regression":
+    if kind == "regression":  # the score of two texts does not depend on their order
         return torch.cat([(left - right).abs(), left * right], dim=1)
     return torch.cat([left, right, left * right], dim=1)
 
 
 def make_head(task: TargetTask, dim: int) -> nn.Module:
-    """Return a new head for a task on vectors of this dimension."""
+    """Return a new head for a task on vectors of this dimension: features to logits of the labels, or to a score."""
     if task.kind == "regression":
-        return RegressionHead(dim)
+        return nn.Linear(2 * dim, 1)
     if task.kind == "span pair":
-        return SpanPairHead(dim, len(task.labels))
-    return ClassificationHead(dim, len(task.labels))
+        layers = nn.Linear(3 * dim, _HIDDEN), nn.ReLU(), nn.Dropout(_DROPOUT), nn.Linear(_HIDDEN, len(task.labels))
+        return nn.Sequential(*layers)
+    return nn.Linear(dim, len(task.labels))
 
 
 @dataclass
@@ -256,7 +216,8 @@ class _Training:
 
     def _forward(self, units: Tensor) -> Tensor:
         """[row, 1 or 2] units to the outputs of the head."""
-        outputs: Tensor = self.head([self.aggregator([x[column] for x in self.inputs]) for column in units.unbind(1)])
+        aggregated = [self.aggregator([x[column] for x in self.inputs]) for column in units.unbind(1)]
+        outputs: Tensor = self.head(head_features(aggregated, self.task.kind))
         return outputs
 
     @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from decoder2vec.choosing.aggregators import AGGREGATORS, Aggregator, linear_like, make_aggregator
-from decoder2vec.choosing.probe import ProbeConfig, ProbeRun, pair_features, standardise, train_probe
+from decoder2vec.choosing.probe import ProbeConfig, ProbeRun, head_features, standardise, train_probe
 from decoder2vec.choosing.sources import Source
 from decoder2vec.choosing.tasks import TargetTask
 from decoder2vec.config import Reading
@@ -310,7 +310,8 @@ class _Search:
         winner = self.choice.winner
         linear = self._train([base], partial(linear_like, self._vectors(*base).shape[1], n_parameters))
         copied = self._train([base] * copies, "attention")
-        shuffled = self._train(winner.inputs, winner.aggregator.replace("none", "mean"), shuffled=True)
+        aggregator = "mean" if winner.aggregator == "none" else winner.aggregator
+        shuffled = self._train(winner.inputs, aggregator, shuffled=True)
         self.choice.controls = [
             Probe(f"base: {base[0]} {_short(base[1])}", (base,), "none", alone.runs),
             Probe("base + linear layer", (base,), "linear", linear),
@@ -370,7 +371,7 @@ def task_logme(vectors: Tensor, task: TargetTask) -> float:
     """
     rows = np.linspace(0, len(task.train) - 1, min(len(task.train), _QUICK_EXAMPLES)).round().astype(int)
     units = torch.from_numpy(task.train.units[rows])
-    features = pair_features([vectors[column] for column in units.unbind(1)], task.kind).double().numpy()
+    features = head_features([vectors[column] for column in units.unbind(1)], task.kind).double().numpy()
     targets = task.train.targets[rows]
     if task.kind != "regression":
         targets = np.eye(len(task.labels))[targets.astype(int)]

@@ -94,11 +94,12 @@ def load_source(source: SourceLike, *, device: str | None = None, dtype: str | N
         return source
     path, _, variant = str(source).partition("#")
     options: dict[str, Any] = {"device": device, "dtype": dtype}
-    is_attention = variant.partition(":")[0] in ATTENTIONS
-    if not saved_encoder_folder(path):
+    is_model = not saved_encoder_folder(path)
+    is_attention = is_model and variant.partition(":")[0] in ATTENTIONS
+    if is_model:
         options |= {"pooling": "mean", "template": "plain", "attention": variant if is_attention else None}
     encoder = Encoder.from_pretrained(path, **options)
-    return encoder.with_adapter(variant) if variant and not (is_attention and "pooling" in options) else encoder
+    return encoder.with_adapter(variant) if variant and not is_attention else encoder
 
 
 def read_source(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -330,8 +330,4 @@ def _limit(rows: Sequence[Example], limit: int | None) -> list[Example]:
     if limit is None or limit >= len(texts):
         return list(rows)
     kept = {texts[index] for index in np.linspace(0, len(texts) - 1, limit).round().astype(int)}
-    return _in(rows, kept)
-
-
-def _in(rows: Iterable[Example], texts: set[str]) -> list[Example]:
-    return [row for row in rows if row.units[0].text in texts]
+    return [row for row in rows if row.units[0].text in kept]

@@ -139,9 +139,12 @@ class PairClassifier:
         """The weights by name."""
         return dict(self._net.state_dict())
 
-    def load_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Set the weights, as `tensors` returned them."""
-        self._net.load_state_dict(dict(tensors))
+    @classmethod
+    def from_tensors(cls, labels: Sequence[str], dim: int, tensors: Mapping[str, Tensor]) -> PairClassifier:
+        """The classifier whose weights `tensors` returned; their number says whether it is directed."""
+        classifier = cls(labels, dim, directed=tensors["1.weight"].shape[1] == 4 * dim)
+        classifier._net.load_state_dict(dict(tensors))
+        return classifier
 
 
 def _scaled(vectors: Floats) -> Tensor:

@@ -90,9 +90,8 @@ def _document(row: Mapping[str, Any], line: str) -> tuple[list[Mention], list[Re
         if span is None:
             raise InputError(f"mention {number} has no start and end.")
         Mention(id, text, span)  # raises where the span is outside the text
-        begin, end = next(
-            ((a, b) for a, b in sentences if a <= span[0] and span[1] <= b), (0, len(text))
-        )  # a mention that crosses the end of a sentence keeps the whole text
+        # a mention that crosses the end of a sentence keeps the whole text
+        begin, end = next(((a, b) for a, b in sentences if a <= span[0] and span[1] <= b), (0, len(text)))
         mentions.append(Mention(id, text[begin:end], (span[0] - begin, span[1] - begin), document))
     known = row.get("relations") or []
     if not isinstance(known, list) or not all(isinstance(each, Mapping) for each in known):

@@ -238,7 +238,10 @@ class PairMatcher:
             save_tensors(tensors, temporary / WEIGHTS_FILE, {})
             if isinstance(self.classifier, RerankerClassifier):
                 reranker = self.classifier.reranker
-                reranker.save(temporary / CLASSIFIER_FOLDER, copy_backbone=_is_in_cache(reranker.backbone.name))
+                # the cache may be emptied, and what the folder held is replaced
+                weights, temporary_folders = real_path(Path(reranker.backbone.name)), (cache_root(), target)
+                copies = any(weights.is_relative_to(real_path(folder)) for folder in temporary_folders)
+                reranker.save(temporary / CLASSIFIER_FOLDER, copy_backbone=copies)
             if self.encoder_name is None:
                 self.encoder.save(temporary / ENCODER_FOLDER)
             (temporary / MATCHER_FILE).write_text(json.dumps(description, indent=1) + "\n", encoding="utf-8")
@@ -269,8 +272,9 @@ class PairMatcher:
             }
             classifier: PairClassifier | RerankerClassifier
             if description["format"] == MATCHER_FORMAT:
-                classifier = PairClassifier(description["labels"], description["dim"], description["directed"])
-                classifier.load_tensors(groups["classifier"])
+                classifier = PairClassifier.from_tensors(
+                    description["labels"], description["dim"], groups["classifier"]
+                )
             else:
                 options = {name: encoder_options.get(name) for name in ("device", "dtype")}
                 reranker = Reranker.load(path / CLASSIFIER_FOLDER, **options)
@@ -287,6 +291,7 @@ class PairMatcher:
                 f"The encoder {encoder} is not the one that the matcher {folder} was trained with; train it again."
             )
         matcher.retriever, matcher.classifier, matcher.threshold = retriever, classifier, threshold
+        matcher.encoder_name = description["encoder"]  # one in this folder is saved again with the matcher
         return matcher
 
     def encode(self, data: MentionSet) -> Floats:
@@ -313,11 +318,11 @@ class PairMatcher:
         """The result; `n_pairs` are all that could be candidates, by default all pairs within documents."""
         assert self.classifier is not None
         labels = self.classifier.labels
-        found = []
+        predictions = []
         for row, (head, tail) in enumerate(candidates.tuples()):
             by_label = dict(zip(labels, probabilities[row].tolist(), strict=True))
             label = max(self.labels, key=by_label.__getitem__) if 1 - by_label[NONE] >= self.threshold else NONE
-            found.append(
+            predictions.append(
                 PredictedRelation(
                     data.mentions[head],
                     data.mentions[tail],
@@ -331,7 +336,9 @@ class PairMatcher:
         scores, missed = None, []
         if gold is not None:
             predicted = {
-                pair: each.label for pair, each in zip(candidates.tuples(), found, strict=True) if each.label != NONE
+                pair: each.label
+                for pair, each in zip(candidates.tuples(), predictions, strict=True)
+                if each.label != NONE
             }
             n_pairs = data.n_pairs if n_pairs is None else n_pairs
             overall, by_label_scores = score_labels(gold, predicted)
@@ -350,7 +357,7 @@ class PairMatcher:
                 for (head, tail), label in gold.items()
                 if (head, tail) not in retrieved
             ]
-        return RelationResult(data, tuple(found), scores, tuple(missed), self.threshold)
+        return RelationResult(data, tuple(predictions), scores, tuple(missed), self.threshold)
 
 
 def _check_markers(data: MentionSet, vectors: Floats) -> None:
@@ -424,8 +431,8 @@ class RelationResult:
     @property
     def relations(self) -> list[PredictedRelation]:
         """The pairs predicted to be related, the most probable first."""
-        found = [each for each in self.candidates if each.label != NONE]
-        return sorted(found, key=lambda each: -each.probability)
+        related = [each for each in self.candidates if each.label != NONE]
+        return sorted(related, key=lambda each: -each.probability)
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as plain data."""
@@ -444,8 +451,3 @@ def check_matcher_folder(target: Path) -> None:
     """Raise an error if a path holds anything other than what `save` wrote, or cannot be written."""
     files = (MATCHER_FILE, WEIGHTS_FILE, f"{ENCODER_FOLDER}/*", f"{CLASSIFIER_FOLDER}/*")
     check_replaceable(target, files if (target / MATCHER_FILE).is_file() else ())
-
-
-def _is_in_cache(name: str) -> bool:
-    """Whether the weights of a model are in the cache, which may be emptied: those of a copy that was trained."""
-    return real_path(Path(name)).is_relative_to(real_path(cache_root()))

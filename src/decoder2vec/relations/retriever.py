@@ -21,18 +21,18 @@ _SCALE, _OFFSET = 10.0, -5.0
 
 @dataclass(frozen=True)
 class Retriever:
-    """Untuned, the vectors of the encoder; tuned, these and a change of low rank, one for heads and one for tails."""
+    """Untuned, the vectors of the encoder; tuned, these plus a low-rank update, one for heads and one for tails."""
 
     head_map: Tensor | None = None
-    """[2, dim, rank] factors of the change."""
+    """[2, dim, rank] factors of the update."""
     tail_map: Tensor | None = None
-    """[2, dim, rank] factors of the change."""
+    """[2, dim, rank] factors of the update."""
 
     def __call__(self, vectors: Floats) -> tuple[Floats, Floats]:
         """[mentions, dim] vectors as heads and as tails, of length 1."""
         unit = functional.normalize(torch.from_numpy(vectors), dim=-1)
         heads, tails = (
-            unit if factors is None else functional.normalize(_changed(unit, factors), dim=-1)
+            unit if factors is None else functional.normalize(_update(unit, factors), dim=-1)
             for factors in (self.head_map, self.tail_map)
         )
         return heads.numpy(), tails.numpy()
@@ -43,26 +43,26 @@ class Retriever:
     ) -> Retriever:
         """Tune with binary cross-entropy on the cosine of a pair, with a learned scale.
 
-        A batch has as many related pairs as others, however rare they are. The change is nothing at first.
+        A batch has as many related pairs as others, however rare they are. The update is zero at first.
 
         Args:
             vectors: [mentions, dim] vectors of the encoder.
             positives: [n, 2] related pairs.
             negatives: [m, 2] near pairs that are not related.
-            directed: Whether heads and tails have changes of their own.
+            directed: Whether heads and tails have updates of their own.
             seed: Seed of the batches.
         """
         generator = torch.Generator().manual_seed(seed)
         unit = functional.normalize(torch.from_numpy(vectors), dim=-1)
         dim = unit.shape[1]
 
-        def no_change() -> Tensor:
+        def zero_update() -> Tensor:
             factors = torch.zeros(2, dim, min(_RANK, dim))
             factors[0].normal_(std=dim**-0.5, generator=generator)
             return nn.Parameter(factors)
 
-        head_map = no_change()
-        maps = (head_map, no_change() if directed else head_map)
+        head_map = zero_update()
+        maps = (head_map, zero_update() if directed else head_map)
         scale, offset = nn.Parameter(torch.tensor(_SCALE)), nn.Parameter(torch.tensor(_OFFSET))
         groups: list[dict[str, Any]] = [
             {"params": list(dict.fromkeys(maps))},
@@ -76,7 +76,7 @@ class Retriever:
                 if not len(pairs):
                     continue
                 batch = pairs[torch.randint(len(pairs), (size,), generator=generator).numpy()]
-                head, tail = (_changed(unit[batch[:, side]], maps[side]) for side in (0, 1))
+                head, tail = (_update(unit[batch[:, side]], maps[side]) for side in (0, 1))
                 logits = scale * functional.cosine_similarity(head, tail) + offset
                 loss = loss + functional.binary_cross_entropy_with_logits(logits, torch.full_like(logits, target))
             optimiser.zero_grad()
@@ -85,5 +85,5 @@ class Retriever:
         return cls(*(each.detach() for each in maps))
 
 
-def _changed(vectors: Tensor, factors: Tensor) -> Tensor:
+def _update(vectors: Tensor, factors: Tensor) -> Tensor:
     return vectors + vectors @ factors[0] @ factors[1].T

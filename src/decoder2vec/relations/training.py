@@ -62,7 +62,9 @@ class MatcherTraining:
             pairs = _to_array(positives), _to_array(near)
             retriever = Retriever.fit(self.vectors, *pairs, directed=self.data.directed, seed=self.seed)
         candidates = retrieve(*retriever(self.vectors), self.data, self.k)
-        training_pairs = sorted({*positives, *self.negatives(candidates, used)})
+        # the mistakes of the retriever are the negatives of the classifier
+        negatives = [pair for pair in candidates.tuples() if used[pair[0]] and pair not in self.gold]
+        training_pairs = sorted({*positives, *negatives})
         targets = [self.gold.get(pair, NONE) for pair in training_pairs]
         return retriever, candidates, _to_array(training_pairs), targets
 
@@ -78,10 +80,6 @@ class MatcherTraining:
         held_out = folds == min(of_relations)
         held_out[len(self.data.heads) :] = False
         return np.asarray(held_out)
-
-    def negatives(self, candidates: Candidates, used: NDArray[np.bool_]) -> list[Pair]:
-        """Unrelated pairs for the classifier: the mistakes of the retriever."""
-        return [pair for pair in candidates.tuples() if used[pair[0]] and pair not in self.gold]
 
     def cross_validate(self) -> tuple[Candidates, NDArray[np.float32]]:
         """The candidates of all heads and their probabilities, by models that were trained on others."""
@@ -121,6 +119,8 @@ def best_threshold(
         labels: The labels, NONE first.
         gold: The related pairs with their labels, also those that are no candidates.
     """
+    if not len(candidates):
+        return 0.5  # as good as any
     related = 1 - probabilities[:, 0].astype(np.float64)
     order = np.argsort(-related, kind="stable")
     predicted = [labels[1 + int(best)] for best in probabilities[:, 1:].argmax(axis=1)]

@@ -111,11 +111,10 @@ class TrajectoryResult:
             DataFileError: There is no such file, or it is none of a trajectory.
         """
         file = Path(path) / TRAJECTORY_FILE if Path(path).is_dir() else Path(path)
+        document = read_json(file, "run the trajectory again")
         try:
-            return cls.from_json(read_json(file, "run the trajectory again"))
+            return cls.from_json(document)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            if isinstance(error, DataFileError):
-                raise
             raise DataFileError(f"{file} is no result of a trajectory ({error}); run it again.") from None
 
     @classmethod
@@ -149,13 +148,14 @@ class TrajectoryResult:
 
     def _summary(self) -> dict[str, Any]:
         summary: dict[str, Any] = {}
+        gain_by_task, sensitivity = self.gain(), self.format_sensitivity()
         for checkpoint in self.checkpoints:
             ratio = self.mean_ratio_of_change(checkpoint)
-            gains = [gains[checkpoint] for gains in self.gain().values() if checkpoint in gains]
+            gains = [gains[checkpoint] for gains in gain_by_task.values() if checkpoint in gains]
             summary[checkpoint] = {
                 "mean_gain": float(np.mean(gains)) if gains else None,
                 "mean_ratio_of_change": None if ratio is None else ratio.value,
-                "format_sensitivity": self.format_sensitivity().get(checkpoint),
+                "format_sensitivity": sensitivity.get(checkpoint),
             }
         return summary
 
@@ -247,7 +247,7 @@ class TrajectoryResult:
     def plot(self, folder: str | Path) -> list[Path]:
         """Draw all figures as PNG into a folder, and return their paths."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        return [one.file for one in draw_trajectory(self, Path(folder)) if one.file]
+        return [drawn.file for drawn in draw_trajectory(self, Path(folder)) if drawn.file]
 
     def _adapted(self, checkpoint: str) -> list[CheckpointRun]:
         """The runs after adaptation without the instruction, one for each seed."""
@@ -262,7 +262,7 @@ def _uncertainty(first: RunScore, best: RunScore) -> float:
     return math.hypot(*widths) if all(map(math.isfinite, widths)) else _DEFAULT_RISE
 
 
-# figures and the part of a page
+# --- figures and the part of a page ---------------------------------------------------------------------------------
 
 
 def draw_trajectory(result: TrajectoryResult, out: Path, stem: str = "trajectory") -> list[Figure]:
@@ -409,10 +409,9 @@ def trajectory_table(result: TrajectoryResult) -> Table:
 
 def trajectory_section(result: TrajectoryResult, figures: Sequence[Figure]) -> Html:
     """The part of a page on one trajectory."""
-    data = trajectory_table(result)
     return join(
         bullets(describe_trajectory(result)),
         *map(figure, figures),
-        folded("Every score", table(data, with_title=False)),
+        folded("Every score", table(trajectory_table(result), with_title=False)),
         paragraph(_LEGEND, muted=True),
     )

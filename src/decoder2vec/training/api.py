@@ -24,7 +24,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype
 from decoder2vec.backbone.sources import Notify
-from decoder2vec.config import fingerprint, to_table
+from decoder2vec.config import fingerprint, key_settings
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder, encoder_path, is_encoder_folder, is_reranker_folder
 from decoder2vec.errors import InputError, UnsupportedError
@@ -534,7 +534,7 @@ def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequ
     """Hash of everything that the result of a stage depends on; its name and description are no part of it."""
     parts = [
         stage.recipe.name,
-        to_table(stage.recipe),
+        key_settings(stage.recipe),
         data.key(),
         backbone.effective_fingerprint,
         str(backbone.dtype),

@@ -31,7 +31,7 @@ from decoder2vec.bridge.bridge import (
 from decoder2vec.bridge.control import COLUMNS, BlindControl, blind_control, item_ranks
 from decoder2vec.bridge.projector import KINDS, Projector
 from decoder2vec.bridge.vectors import CaptionedVectors
-from decoder2vec.config import DEFAULT_ENCODER, fingerprint, to_table
+from decoder2vec.config import DEFAULT_ENCODER, fingerprint, key_settings, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import InputError, unknown_name
@@ -316,7 +316,7 @@ def _run_key(
     """Names everything that a run depends on: a checkpoint of another key is not resumed."""
     backbone = base.backbone if isinstance(base, Encoder) else base
     identity = base.fingerprint, backbone.dtype_name, data.digest(), test.digest() if test else None
-    return fingerprint("bridge", *identity, to_table(config))
+    return fingerprint("bridge", *identity, key_settings(config))
 
 
 def _read_results(folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import torch
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import Notify
-from decoder2vec.config import fingerprint, to_table, with_settings
+from decoder2vec.config import fingerprint, key_settings, to_table, with_settings
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.learning_curve import Forecast, forecast, half_interval, round_figures
@@ -133,8 +133,8 @@ class LearningCurve:
         unclear = [f"{size:,}" for size in self.sizes if not _leads(*self.at(size)[:2])]
         if not unclear:
             return "; the lead is larger than chance at every size"
-        places = " and ".join([", ".join(unclear[:-1]), unclear[-1]] if len(unclear) > 1 else unclear)
-        return f"; at {places} the lead may be chance"
+        sizes = " and ".join([", ".join(unclear[:-1]), unclear[-1]] if len(unclear) > 1 else unclear)
+        return f"; at {sizes} the lead may be chance"
 
     def forecasts(self) -> dict[str, Forecast | None]:
         """By recipe, what about 40 % more data would give; None where too few sizes were measured."""
@@ -232,7 +232,7 @@ def learning_curve(
     source = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)
     stages = _load_stages(recipes, source, settings, backbone, notify)
     with naming_lines(*source.paths()):
-        counts = _parse_sizes(sizes, min(_n_examples(stage_data) for _, stage_data in stages), notify)
+        counts = _resolve_sizes(sizes, min(_n_examples(stage_data) for _, stage_data in stages), notify)
         model = backbone
         if not isinstance(model, Backbone):
             model, _ = load_base_model(model, device=device, dtype=dtype, notify=notify)
@@ -252,7 +252,7 @@ def parse_sizes(text: str) -> list[int | str]:
     return [name if name == "all" else int(name) for name in names]
 
 
-def _parse_sizes(sizes: Sequence[int | str], n_examples: int, notify: Notify) -> list[int]:
+def _resolve_sizes(sizes: Sequence[int | str], n_examples: int, notify: Notify) -> list[int]:
     """The sizes in ascending order; those above the number of examples are left out."""
     counts = sorted({n_examples if size == "all" else int(size) for size in sizes})
     if not counts or counts[0] < _MIN_SIZE:
@@ -276,28 +276,19 @@ def _load_stages(
     for name in names:
         if name in (*PLAN_RECIPES, "rerank"):
             raise InputError(f"A curve compares recipes that learn an encoder from examples, which {name} does not.")
-        own = _settings_of(name, settings)
-        if learns_scores and name != "freeze" and not any(setting.startswith("objective.name=") for setting in own):
-            own = ["objective.name=cosent", *own]
-        tell: Notify = (lambda _: None) if stages else notify  # notes on the data are the same for all recipes
-        plan = load_plan(name, own)
-        ((stage, data),) = source.load(choose_reading(plan, backbone, tell), tell)
-        _n_examples(data)
+        chosen = _settings_of(name, settings)
+        if learns_scores and name != "freeze" and not any(setting.startswith("objective.name=") for setting in chosen):
+            chosen = ["objective.name=cosent", *chosen]
+        report: Notify = (lambda _: None) if stages else notify  # notes on the data are the same for all recipes
+        ((stage, data),) = source.load(choose_reading(load_plan(name, chosen), backbone, report), report)
         stages.append((replace(stage, name=name), data))
     return stages
 
 
 def _settings_of(recipe: str, settings: Sequence[str]) -> list[str]:
     """Settings for all recipes and those that begin with the name of this one."""
-    known = registered_recipes()
-    own = []
-    for setting in settings:
-        first, dot, rest = setting.partition(".")
-        if not dot or first not in known:
-            own.append(setting)
-        elif first == recipe:
-            own.append(rest)
-    return own
+    others = tuple(f"{name}." for name in registered_recipes() if name != recipe)
+    return [setting.removeprefix(f"{recipe}.") for setting in settings if not setting.startswith(others)]
 
 
 def _n_examples(data: TrainingData) -> int:
@@ -315,15 +306,12 @@ def sample(data: TrainingData, size: int, seed: int) -> TrainingData:
     if data.train is None:
         assert data.contrastive is not None
         return replace(data, contrastive=data.contrastive.subset(rows))
-    left, right, scores = ([column[row] for row in rows] for column in _columns(data.train))
-    pairs = ScoredPairs(data.train.name, left, right, scores)
+    every = data.train
+    columns: list[Any] = [[column[row] for row in rows] for column in (every.left, every.right, every.scores)]
+    pairs = ScoredPairs(every.name, *columns)
     check_scores(pairs, data.scale)
-    texts = tuple(pairs.texts()) if data.texts and set(data.texts) <= set(data.train.texts()) else data.texts
+    texts = tuple(pairs.texts()) if data.texts and set(data.texts) <= set(every.texts()) else data.texts
     return replace(data, train=pairs, texts=texts)
-
-
-def _columns(pairs: ScoredPairs) -> tuple[list[Any], ...]:
-    return pairs.left, pairs.right, pairs.scores
 
 
 def _choices(stage: Stage, grid: Grid | None) -> list[dict[str, Any]]:
@@ -396,7 +384,7 @@ class _Runner:
         stage = self._with_schedule(stage, data)
         recipe = with_settings(stage.recipe, dict(choice))
         weights = self.backbone.effective_fingerprint, str(self.backbone.dtype)
-        key = fingerprint(recipe.name, to_table(recipe), data.key(), *weights, seed)
+        key = fingerprint(recipe.name, key_settings(recipe), data.key(), *weights, seed)
         file = self.folder / "runs" / f"{stage.name}-{size}-{key}.json"
         if file.is_file():
             return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]

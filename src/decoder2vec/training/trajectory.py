@@ -16,7 +16,7 @@ from typing import Any
 
 from decoder2vec.backbone.fingerprint import file_sha256
 from decoder2vec.backbone.sources import Notify, download_checkpoint
-from decoder2vec.config import fingerprint
+from decoder2vec.config import fingerprint, key_settings
 from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.evaluation.api import evaluate, instruction_prompts
@@ -132,7 +132,9 @@ class Trajectory:
             str(self.model),
             list(self.names),
             [[task.name, task.digest()] for task in found],
-            None if plan is None else [stage.to_json() for stage in plan.stages],
+            [[stage.recipe.name, key_settings(stage.recipe), key_settings(stage.data)] for stage in plan.stages]
+            if plan
+            else None,
             _training_key(training_data),
             [list(seeds) if plan else [], instruction, repr(sorted(choices.items())), repr(train_options)],
         )

@@ -365,4 +365,6 @@ def test_sentence_tokens_that_are_missing_are_named(trained, backbone):
         trained[1].encode_sentences("One. Two.", prompt="query: ")
     with pytest.raises(InputError, match="no room for a sentence"):
         trained[1].encode_sentences("One. Two.", window=4)
+    with pytest.raises(InputError, match="over the model's context"):
+        trained[1].encode_sentences("One. Two.", window=10**6)
     assert plain.encode_sentences("One. Two.").vectors.shape == (2, plain.dim)

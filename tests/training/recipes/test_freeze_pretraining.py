@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from decoder2vec.heads.codes import CodeSpec
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Schedule
-from decoder2vec.training.recipes.freeze import LatentSource
+from decoder2vec.training.recipes.freeze import PRETRAININGS, FreezeRecipe, LatentSource
+from decoder2vec.training.teachers import Teacher
 from toys.codes import equal_states, net_state
 
 LONG = Schedule(epochs=30, batch=8, rate=1e-2, patience=30)
@@ -108,3 +111,15 @@ def test_damaged_cache_file_is_trained_again(training, own_pretrained):
     again = training(pretrain="autoencoder").run(0)
     assert "reused" not in again.notes["pretraining"]
     assert equal_states(net_state(fresh), net_state(again))
+
+
+@pytest.mark.parametrize(("kind", "key"), [("autoencoder", "52cc5c9311cbe361"), ("distill", "8bbaf1895f8f637a")])
+def test_keys_and_random_numbers_stay_those_of_versions_with_fewer_settings(kind, key):
+    """The keys were recorded before `partial_vocabulary` was a setting; random numbers are drawn from the key."""
+    net = SimpleNamespace(spec=CodeSpec(8, (4, 4), noise=0.1))
+    context = SimpleNamespace(net=net, table=SimpleNamespace(fingerprint="table"))
+    corpus = SimpleNamespace(digests=dict.fromkeys((*PRETRAININGS, "dev", "statistics"), "digest"))
+    recipe = FreezeRecipe(pretrain=kind, teachers=(Teacher("bm25", 2.0),), pretraining=Schedule(epochs=2))
+    assert recipe._pretraining_key(context, corpus, 0) == key
+    changed = replace(recipe, pretraining=Schedule(epochs=2, clip=1.0))
+    assert changed._pretraining_key(context, corpus, 0) != key

@@ -20,7 +20,7 @@ from decoder2vec.activations.extract import check_texts
 from decoder2vec.backbone.attention import parse_attention
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sharding import is_sharded
-from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
+from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, key_settings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 from decoder2vec.export.transformers import write_model
@@ -486,7 +486,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         """Names everything that a run depends on: a checkpoint of another key is not resumed."""
         dev = [vars(pairs) for pairs in corpus.data.dev]
         data = [list(corpus.index), dev, *corpus.objective.resume_key()]
-        recipe = [self.name, to_table(self)]
+        recipe = [self.name, key_settings(self)]
         backbone = corpus.backbone
         return fingerprint(_FORMAT, backbone.effective_fingerprint, str(backbone.dtype), recipe, data, seed)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ import torch
 from decoder2vec.activations.extract import Reader
 from decoder2vec.activations.latent_table import LatentTable
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, to_table
+from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading, fingerprint, key_settings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.heads.codes import MIXINGS, CodeNet, CodeSpec, spread_widths
@@ -67,6 +67,13 @@ _TRAINS_HEAD = ("contrastive", "distill")
 """Pre-trainings after which the network is an encoder: they train its head, too."""
 _FORMAT = 1
 """Increased when pre-training changes, so that networks of an older version are not reused."""
+_FIRST_SETTINGS = (
+    *("epochs", "steps", "batch", "rate", "weight_decay", "patience", "evaluate_every", "clip"),
+    *("dim", "widths", "hidden", "depth", "shortcut", "mixing", "mixed_width", "head", "unit", "dropout", "noise"),
+    *("name", "weight", "prompt", "query_prompt", "pooling", "requests_per_minute", "precision"),
+)
+"""Settings of schedule, network and teachers that enter the key of a pre-training at their defaults, too: its random
+numbers follow from its key, and stay those of versions in which all settings entered. New ones do not belong here."""
 _MAX_FITTED_TEXTS = 20_000
 """Number of texts that statistics and truncations are fitted on."""
 _MAX_FRACTION = 8.0
@@ -433,13 +440,11 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
         kind, digests = self.pretrain, corpus.digests
         uses_head = kind in _TRAINS_HEAD
         extra = [digests["dev"], self.temperature, self.choose_by] if uses_head else []
-        extra += [to_table(teacher) for teacher in self.teachers] if kind == "distill" else []
-        shape = {**asdict(context.net.spec), "head": context.net.spec.head if uses_head else ""}
+        extra += [key_settings(teacher, _FIRST_SETTINGS) for teacher in self.teachers] if kind == "distill" else []
+        spec = context.net.spec
+        shape = {**key_settings(spec, _FIRST_SETTINGS), "head": spec.head if uses_head else ""}
         statistics = [self.standardise, digests["statistics"]]
-        schedule = to_table(self.pretraining)
-        del schedule[
-            "partial_vocabulary"
-        ]  # never set here; keys, and with them random numbers, stay those of earlier versions
+        schedule = key_settings(self.pretraining, _FIRST_SETTINGS)
         return fingerprint(
             _FORMAT, context.table.fingerprint, shape, statistics, schedule, kind, digests[kind], extra, seed
         )
@@ -447,7 +452,7 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
     def _train_on_pairs(self, context: FreezeContext, corpus: LatentCorpus, run: SeedRun) -> dict[str, Any]:
         assert corpus.pairs is not None
         objective = self._pairs_objective(replace(corpus.data, train=corpus.pairs))
-        key = fingerprint(context.table.fingerprint, to_table(self), vars(corpus.pairs), corpus.digests, run.seed)
+        key = fingerprint(context.table.fingerprint, key_settings(self), vars(corpus.pairs), corpus.digests, run.seed)
         checkpoint = run.work / f"pairs-{key}.safetensors" if run.work else None
         history, _ = run.fit(objective, context, self.training, self.choose_by, checkpoint=checkpoint)
         return stage_note(objective, history, self.choose_by)

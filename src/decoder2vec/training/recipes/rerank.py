@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from decoder2vec.activations.extract import check_texts
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading, fingerprint, to_table
+from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading, fingerprint, key_settings
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError, unknown_name
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.progress import current_progress, in_phase
@@ -292,7 +292,7 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
         """Names everything that a run depends on: a checkpoint of another key is not resumed."""
         dev = [vars(pairs) for pairs in corpus.data.dev]
         data = [corpus.objective.texts, dev, *corpus.objective.resume_key()]
-        backbone, recipe = corpus.backbone, [self.name, to_table(self)]
+        backbone, recipe = corpus.backbone, [self.name, key_settings(self)]
         return fingerprint(
             _FORMAT, backbone.effective_fingerprint, str(backbone.dtype), backbone.attention, recipe, data, seed
         )

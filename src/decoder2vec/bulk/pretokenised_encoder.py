@@ -1,15 +1,15 @@
-"""The encoder of a worker that is fed with tokens."""
+"""The encoder of a worker for texts that other processes have tokenised."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from decoder2vec.activations.extract import Reader
-from decoder2vec.bulk.tokens import FedTokeniser, KnownPrompts
+from decoder2vec.bulk.tokens import KnownPrompts, LookupTokeniser
 from decoder2vec.encoder import Encoder
 
 
-class FedEncoder(Encoder):
+class PretokenisedEncoder(Encoder):
     """An `Encoder` that takes the tokens of some texts from elsewhere; vectors are those of the encoder itself."""
 
     known: Sequence[KnownPrompts] = ()
@@ -18,6 +18,8 @@ class FedEncoder(Encoder):
     def _reader(self, prompt: str | None, batch_size: int | None) -> Reader:
         reader = super()._reader(prompt, batch_size)
         for (_, extractor), known in zip(reader.extractors, self.known, strict=False):
-            own = extractor.tokeniser
-            extractor.tokeniser = FedTokeniser(own.backbone, own.template, own.max_length, own.on_overflow, known)
+            plain = extractor.tokeniser
+            extractor.tokeniser = LookupTokeniser(
+                plain.backbone, plain.template, plain.max_length, plain.on_overflow, known
+            )
         return reader
