@@ -39,9 +39,11 @@ def choose_device(requested: str | torch.device | None = None) -> torch.device:
 
 def _check_available(device: torch.device) -> None:
     """Refuse a GPU that torch does not find: the CPU in its stead would only be slow, without a word."""
-    is_available = {"cuda": torch.cuda.is_available, "mps": torch.backends.mps.is_available}.get(device.type)
-    n_gpus = torch.cuda.device_count() if device.type == "cuda" and device.index else None
-    if (is_available and not is_available()) or (n_gpus is not None and device.index >= n_gpus):
+    if device.type == "cuda":
+        found = torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
+    else:
+        found = device.type != "mps" or torch.backends.mps.is_available()
+    if not found:
         raise InputError(
             f"torch {torch.__version__} finds no device {str(device)!r} here; leave out the device to use the best one "
             "there is, or install the build of torch for your GPU."
