@@ -66,7 +66,7 @@ def _backward(
         write_t = tl.load(write + token * n + state)
         read_t = tl.load(read + token * n + state)
         before = states + ((token - 1) * channels + channel[:, None]) * n + state[None, :]
-        h_before = tl.load(before, mask=inside[:, None] & (t > 0), other=0.0)
+        h_before = tl.load(before, mask=inside[:, None] & (token > row * length), other=0.0)
         partial = ((row * tl.num_programs(1) + part) * length + t) * n + state
         tl.store(dread + partial, tl.sum(dy_t[:, None] * h, axis=0))
         gradient += dy_t[:, None] * read_t[None, :]

@@ -21,7 +21,7 @@ from rich.markup import render
 from safetensors import safe_open
 
 from decoder2vec.backbone.tiny import tiny_folder
-from decoder2vec.cli import app
+from decoder2vec.cli import app, skip_last_collection
 from decoder2vec.cli.options import garbage_collection_paused, open_encoder
 from decoder2vec.errors import BackboneError
 from toys.command import SCORED_ROWS, SMALL_SWEEP, d2v, tiny_encoder, write_rows
@@ -315,3 +315,14 @@ def test_package_can_be_run_as_a_module():
     )
     assert (process.returncode, process.stdout) == (1, "")
     assert process.stderr.startswith("error: Cannot read the plan nowhere") and process.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("has_triton", [False, True])
+def test_objects_are_left_at_exit_unless_triton_would_list_them(has_triton, monkeypatch):
+    calls = []
+    monkeypatch.setattr(gc, "freeze", lambda: calls.append("freeze"))
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    if has_triton:
+        monkeypatch.setitem(sys.modules, "triton", object())
+    skip_last_collection()
+    assert calls == ([] if has_triton else ["freeze"])

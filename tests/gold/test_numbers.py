@@ -115,7 +115,8 @@ def assert_same(actual, expected, tolerances, path="", tolerance=2e-3):
         for index, (actual_item, expected_item) in enumerate(zip(actual, expected, strict=True)):
             assert_same(actual_item, expected_item, tolerances, f"{path}[{index}]", tolerance)
     else:
-        assert actual == pytest.approx(expected, rel=2e-3, abs=tolerance), path
+        last_digit = 0.0101 if abs(expected) >= 1 else 0.0  # scores have two decimals
+        assert actual == pytest.approx(expected, rel=2e-3, abs=max(tolerance, last_digit)), path
 
 
 def rounded(array, digits=5):

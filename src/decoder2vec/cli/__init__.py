@@ -80,13 +80,22 @@ for panel, commands in _COMMANDS.items():
             app.command("eval" if command is evaluate else None, rich_help_panel=panel)(command)
 
 
+def skip_last_collection() -> None:
+    """Keep Python from walking all objects of torch and transformers at exit, which takes a second.
+
+    With Triton it does: what is left then, Triton lists as leaked, on stderr.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
+
+
 def main() -> None:
     """Run the command; an error is one sentence on stderr and exit code 1, never a traceback."""
     level = logging.WARNING if is_main_process() else logging.CRITICAL  # what goes wrong in all is printed once
     logging.basicConfig(format="%(levelname)s: %(message)s", level=level)
     for noisy in ("transformers", "huggingface_hub", "httpx", "torch", "matplotlib"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-    atexit.register(gc.freeze)  # else Python walks all objects of torch and transformers at exit, for a second
+    atexit.register(skip_last_collection)
     try:
         app()
     except OtherProcessError:
