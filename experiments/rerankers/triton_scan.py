@@ -65,8 +65,8 @@ def _backward(
         dy_t = tl.load(dy + token * channels + channel, mask=inside, other=0.0)
         write_t = tl.load(write + token * n + state)
         read_t = tl.load(read + token * n + state)
-        before = states + ((token - 1) * channels + channel[:, None]) * n + state[None, :]
-        h_before = tl.load(before, mask=inside[:, None] & (token > row * length), other=0.0)
+        before = states + (tl.maximum(token - 1, 0) * channels + channel[:, None]) * n + state[None, :]
+        h_before = tl.where(token > row * length, tl.load(before, mask=inside[:, None], other=0.0), 0.0)
         partial = ((row * tl.num_programs(1) + part) * length + t) * n + state
         tl.store(dread + partial, tl.sum(dy_t[:, None] * h, axis=0))
         gradient += dy_t[:, None] * read_t[None, :]
