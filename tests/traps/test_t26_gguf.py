@@ -227,3 +227,19 @@ def test_file_that_is_not_gguf_is_refused(content, tmp_path):
     file.write_bytes(content)
     with pytest.raises(BackboneError, match=r"fake\.gguf"):
         load(file)
+
+
+def test_file_is_parsed_once(tmp_path, monkeypatch):
+    parsed = []
+
+    class Counted(gguf.GGUFReader):
+        def __init__(self, *args):
+            parsed.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counted)
+    write_gguf(tmp_path / "model.gguf")
+    (tmp_path / "model").mkdir()
+    conversion.convert_gguf(tmp_path / "model.gguf", tmp_path / "model")
+    assert len(parsed) == 1
+    assert gguf.GGUFReader is Counted  # others read as before

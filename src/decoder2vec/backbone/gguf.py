@@ -1,12 +1,16 @@
 """Conversion of GGUF files to float32 safetensors folders.
 
-A file is converted once: transformers needs most of a minute to read one.
+A file is converted once: transformers needs half a minute to read one.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from decoder2vec.backbone.fingerprint import record_gguf_source
@@ -16,8 +20,30 @@ _BOS_BY_DEFAULT = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "p
 """Pre-tokenizers for which llama.cpp adds BOS unless the file says otherwise; it does so for sentencepiece, too."""
 
 
+_LOCK = Lock()
+
+
 def convert_gguf(file: Path, folder: Path) -> None:
     """Write the model and tokenizer of a GGUF file to `folder` in Hugging Face's layout."""
+    with _parsed_once():
+        _convert(file, folder)
+
+
+@contextmanager
+def _parsed_once() -> Iterator[None]:
+    """Context in which a file is parsed once; transformers does it three times, and lists all names for each module."""
+    import gguf
+
+    with _LOCK:
+        parts = gguf.GGUFReader, gguf.get_tensor_name_map
+        gguf.GGUFReader, gguf.get_tensor_name_map = map(cache, parts)
+        try:
+            yield
+        finally:
+            gguf.GGUFReader, gguf.get_tensor_name_map = parts
+
+
+def _convert(file: Path, folder: Path) -> None:
     metadata = read_metadata(file)
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
