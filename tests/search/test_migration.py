@@ -441,6 +441,13 @@ def test_command_migrates_and_writes_a_page(tmp_path):
     assert "nothing to do" in again.stderr
 
 
+def test_index_without_documents_gets_the_new_encoder(tmp_path):
+    Index.create(tmp_path / "index", WordEncoder())
+    output = d2v("migrate", str(tmp_path / "index"), "--to", "tiny-llama")
+    assert "has the new encoder now: 0 chunks" in output.stderr
+    assert "tiny-llama" in Index.open(tmp_path / "index").encoder.backbone.name
+
+
 def test_page_of_a_map_shows_three_rankings(tmp_path):
     Index.create(tmp_path / "index", WordEncoder()).add(toy_documents())
     result = migrate(tmp_path / "index", WordEncoder(seed=1), map="affine", dry_run=True)

@@ -82,7 +82,7 @@ def migrate(
 def describe(result: Migration) -> str:
     """Return in one sentence what was done."""
     way = f"mapped by {result.map}" if result.map else "embedded again"
-    if result.is_switched and not result.chunks:
+    if result.old_encoder == result.new_encoder:
         return f"nothing to do: {result.index} has the vectors of that encoder"
     if result.is_switched:
         return f"{result.index} has the new encoder now: {result.chunks} chunks {way}"
