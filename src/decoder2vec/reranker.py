@@ -474,12 +474,14 @@ class _Method(ABC):
         scores = np.empty((len(prompts), *self.reranker.score_shape), np.float32)
         alone = dict.fromkeys(range(len(prompts)))
         for group in self._shared.groups(prompts, documents, [self.first_read(prompt) for prompt in prompts]):
-            self.reranker.stats += EncodingStats(tokens=group.length)
+            n_tokens = group.length
             for rows, states in self._shared.states(prompts, group):
                 endings = [_ending(prompts[row], group.length) for row in rows]
                 scores[rows] = self.score_states(states, endings)
+                n_tokens += sum(len(ending.ids) for ending in endings)
                 current_progress().advance(len(rows))
-                self.reranker.stats += EncodingStats(len(rows), sum(len(ending.ids) for ending in endings))
+                self.reranker.stats += EncodingStats(len(rows), n_tokens)
+                n_tokens = 0  # the beginning counts once, and not at all where nothing can share it
                 for row in rows:
                     del alone[row]
         if alone:
