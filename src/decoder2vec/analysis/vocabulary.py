@@ -101,8 +101,7 @@ def prune_vocabulary(
         InputError: `out` is not empty, or `size` is too small.
         UnsupportedError: The tokenizer is not a BPE tokenizer.
     """
-    target = Path(out)
-    check_new_folder(target)
+    check_new_folder(target := Path(out))
     if dtype in (FOUR_BIT, INT8):
         raise InputError(f"Pruning compares the model with whole weights; give another dtype than {dtype}.")
     chosen, _ = load_texts(texts, notify=notify)
@@ -111,12 +110,7 @@ def prune_vocabulary(
     progress.expect("loading the model")
     progress.expect(_TOKENISING, len(chosen))
     progress.expect("saving")
-    encoder = Encoder.load(folder, device=device, dtype=dtype) if (folder := saved_encoder_folder(model)) else None
-    backbone = (
-        encoder.backbone
-        if encoder
-        else with_sentence_tokens(Backbone.load(model, device=device, dtype=dtype, notify=notify))
-    )
+    encoder, backbone = _load(model, device, dtype, notify)
     templates = _templates(template, encoder.spec if encoder else None)
     vocabulary = Vocabulary(backbone.tokenizer)
     with progress.phase(_TOKENISING, len(templates) * (3 * len(chosen) + 2 * len(others))):
@@ -146,6 +140,16 @@ def prune_vocabulary(
             write_sentence_tokens(backbone, reloaded, scratch / "model")
         _finish(scratch / "model", target, encoder, summary, {"model": str(model), "weights": backbone.fingerprint})
     return VocabularyPruning(target, kept, summary)
+
+
+def _load(
+    model: str | Path, device: str | None, dtype: str | None, notify: Callable[[str], None]
+) -> tuple[Encoder | None, Backbone]:
+    """The encoder, if it is one, and the language model."""
+    if folder := saved_encoder_folder(model):
+        encoder = Encoder.load(folder, device=device, dtype=dtype)
+        return encoder, encoder.backbone
+    return None, with_sentence_tokens(Backbone.load(model, device=device, dtype=dtype, notify=notify))
 
 
 def _finish(
