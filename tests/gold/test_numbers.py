@@ -22,11 +22,12 @@ from toys.tasks import write_toy_tasks
 FILE = Path(__file__).parent / "numbers.json"
 EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))
 OLDER_SCIKIT_LEARN = {
-    "test_tasks": {"groups": {"score": 6.2014}, "topics": {"score": 35.8333}},
+    "test_tasks": {"groups": {"score": 6.2014}, "topics": {"score": 35.5556}},
     "test_baselines[bm25]": {"groups": 3.2528},
     "test_baselines[random]": {"groups": 7.1415},
 }
-"""What differs before scikit-learn 1.9: clusters of MiniBatchKMeans, and 2 of 360 predictions."""
+"""What differs before scikit-learn 1.9: clusters of MiniBatchKMeans, and 2 of 360 predictions; of topics this is the mean
+of x86, 35.8333, and ARM, 35.2778."""
 
 SHORT = ("training.steps=4", "training.batch=8", "training.evaluate_every=2")
 PLAIN = (*SHORT, "read.template=plain", "read.pooling=lasttoken")
