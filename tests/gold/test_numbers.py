@@ -26,8 +26,8 @@ OLDER_SCIKIT_LEARN = {
     "test_baselines[bm25]": {"groups": 3.2528},
     "test_baselines[random]": {"groups": 7.1415},
 }
-"""What differs before scikit-learn 1.9: clusters of MiniBatchKMeans, and 2 of 360 predictions; of topics this is the mean
-of x86, 35.8333, and ARM, 35.2778."""
+"""What differs before scikit-learn 1.9: clusters of MiniBatchKMeans, and 2 of 360 predictions. Of topics this is the
+mean of x86, 35.8333, and ARM, 35.2778."""
 
 SHORT = ("training.steps=4", "training.batch=8", "training.evaluate_every=2")
 PLAIN = (*SHORT, "read.template=plain", "read.pooling=lasttoken")
