@@ -200,8 +200,15 @@ def test_products_are_exact(product, shape):
     assert np.array_equal(result.numpy(), rows.astype(np.int64) @ weight.T.astype(np.int64))
 
 
-def test_products_of_onnx_runtime_have_as_many_threads_as_torch(one_thread):
-    assert int8_product._session(torch.get_num_threads()).get_session_options().intra_op_num_threads == 1
+def test_products_of_onnx_runtime_have_as_many_threads_as_torch(monkeypatch):
+    asked, session = [], int8_product._session
+    monkeypatch.setattr(int8_product, "_session", lambda n_threads: asked.append(n_threads) or session(n_threads))
+    matrix = torch.ones(2, 3, dtype=torch.int8)
+    for n_threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n_threads=n_threads: n_threads)
+        OnnxRuntimeProduct()(matrix, matrix)
+        assert session(n_threads).get_session_options().intra_op_num_threads == n_threads
+    assert asked == [1, 2]
 
 
 def test_every_product_gives_the_same_vectors(folder, tmp_path, monkeypatch):

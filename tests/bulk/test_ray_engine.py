@@ -225,10 +225,12 @@ def encoders(cluster):
 def test_encoder_in_workers_gives_the_same_vectors(encoders):
     local, shared = encoders
     texts = [f"sentence {number} " * (1 + number % 9) for number in range(300)]
-    length = np.linalg.norm(local.encode(texts), axis=1).max()
-    for options in ({}, {"prompt": "Find: ", "truncate_dim": 8}):
+    for prompt, dim in ((None, None), ("Find: ", 8)):
+        whole, cut = (np.linalg.norm(local.encode(texts, prompt=prompt, truncate_dim=d), axis=1) for d in (None, dim))
+        growth = (whole / cut).max()  # of rounding, where what is left of a vector is scaled to a length of 1
+        options = {"prompt": prompt, "truncate_dim": dim, "normalize_embeddings": True}
         computed, expected = (each.encode(texts, **options) for each in (shared, local))
-        np.testing.assert_allclose(computed, expected, rtol=0, atol=1e-6 * length)
+        np.testing.assert_allclose(computed, expected, atol=1e-6 * growth)
     assert shared.stats.texts == 600
     assert shared.fingerprint == local.fingerprint
 

@@ -9,6 +9,7 @@ import json
 import os
 from importlib.metadata import version
 from pathlib import Path
+from platform import machine
 
 import numpy as np
 import pytest
@@ -22,12 +23,11 @@ from toys.tasks import write_toy_tasks
 FILE = Path(__file__).parent / "numbers.json"
 EXACT = bool(os.environ.get("D2V_GOLD_EXACT"))
 OLDER_SCIKIT_LEARN = {
-    "test_tasks": {"groups": {"score": 6.2014}, "topics": {"score": 35.5556}},
+    "test_tasks": {"groups": {"score": 6.2014}, "topics": {"score": 35.2778 if machine() == "aarch64" else 35.8333}},
     "test_baselines[bm25]": {"groups": 3.2528},
     "test_baselines[random]": {"groups": 7.1415},
 }
-"""What differs before scikit-learn 1.9: clusters of MiniBatchKMeans, and 2 of 360 predictions. Of topics this is the
-mean of x86, 35.8333, and ARM, 35.2778."""
+"""What differs before scikit-learn 1.9: clusters of MiniBatchKMeans, and 2 of 360 predictions, on ARM 4."""
 
 SHORT = ("training.steps=4", "training.batch=8", "training.evaluate_every=2")
 PLAIN = (*SHORT, "read.template=plain", "read.pooling=lasttoken")
@@ -116,7 +116,8 @@ def assert_same(actual, expected, tolerances, path="", tolerance=2e-3):
         for index, (actual_item, expected_item) in enumerate(zip(actual, expected, strict=True)):
             assert_same(actual_item, expected_item, tolerances, f"{path}[{index}]", tolerance)
     else:
-        last_digit = 0.0101 if abs(expected) >= 1 else 0.0  # scores have two decimals
+        is_score = abs(expected) >= 1 and round(expected, 2) == expected  # the last decimal may change
+        last_digit = 0.0101 if is_score else 0.0
         assert actual == pytest.approx(expected, rel=2e-3, abs=max(tolerance, last_digit)), path
 
 

@@ -18,9 +18,8 @@ from decoder2vec.errors import BackboneError
 
 _BOS_BY_DEFAULT = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"}
 """Pre-tokenizers for which llama.cpp adds BOS unless the file says otherwise; it does so for sentencepiece, too."""
-
-
 _LOCK = Lock()
+"""Held by a conversion, which exchanges functions of the package gguf."""
 
 
 def convert_gguf(file: Path, folder: Path) -> None:

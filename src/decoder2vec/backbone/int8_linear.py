@@ -157,7 +157,7 @@ def _choose_product(layer: nn.Linear) -> tuple[Int8Product, str]:
     gain = max(gains)
     reason = f"a layer in int8 has {gain:.2g} times the speed of float32 on this processor"
     if gain < 1:
-        advice = "" if len(products) > 1 else ", or pip install 'decoder2vec[onnx]', which may be faster"
+        advice = "" if len(available_products()) > 1 else ", or pip install 'decoder2vec[onnx]', which may be faster"
         raise UnsupportedError(f"{reason.capitalize()}; use another dtype{advice}.")
     return products[gains.index(gain)], reason
 
