@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import study
 import torch
-from bm25_runs import Candidates, Run, difference, fuse, ndcg_at_10, read_runs, search_bm25
+from bm25_runs import Candidates, Cosines, Run, difference, fuse, ndcg_at_10, read_runs, search_bm25
 from study import VARIANTS, Results, Trainer, Variant, run_study, with_settings
 from train_packed import READING, TEMPLATES, PairPacker, Settings, mine, new_reranker
 
@@ -28,7 +28,7 @@ from token_table import TokenTable
 from toys.texts import sentences
 
 TEXTS = sentences(60)
-FAST = ["seconds=0.01", "batch_tokens=512", "negatives=2"]
+FAST = ["steps=2", "batch_tokens=512", "negatives=2"]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -137,6 +137,14 @@ def test_scores_are_those_of_the_reranker(candidates, own_cache):
             np.testing.assert_allclose([of_query[one] for one in documents], expected, atol=1e-4)
 
 
+def test_an_encoder_sorts_by_its_cosines(candidates, start):
+    encoder = Encoder.load(start, device="cpu", dtype="float32")
+    for query, of_query in candidates.score(Cosines(encoder), 5).items():
+        vectors = encoder.encode([candidates.run.queries[query], *(candidates.corpus[one] for one in of_query)])
+        vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        np.testing.assert_allclose(list(of_query.values()), vectors[1:] @ vectors[0], atol=1e-5)
+
+
 def test_measures_are_means_over_queries(candidates):
     class Reverse:
         def rerank(self, query, texts):
@@ -174,7 +182,7 @@ def test_study_measures_every_variant_and_continues(trainer, candidates, tmp_pat
     monkeypatch.setattr(study, "train", None)
     assert run_study(Results(file, {"scifact": candidates}), lambda: trainer, first, []) == [], "nothing to train"
     monkeypatch.undo()
-    others = ["likelihood:tiny-qwen2"]
+    others = ["likelihood:tiny-qwen2", "cosine:random"]
     assert run_study(Results(file, {"scifact": candidates}), lambda: trainer, variants, [*others, "nothing/here"]) == [
         "nothing/here"
     ]

@@ -11,17 +11,20 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from decoder2vec.evaluation.tasks.retrieval import is_dev_query, read_beir
 from decoder2vec.maths.metrics import mean_interval
 from decoder2vec.maths.ranking import ndcg
+from decoder2vec.maths.similarity import normalise
 from decoder2vec.reranker import Reranker
+from decoder2vec.search.store import encode_texts
 from decoder2vec.storage import write_json
 from decoder2vec.text.bm25 import BM25
 from decoder2vec.text.tokens import Prompt
@@ -74,6 +77,21 @@ def read_runs(file: Path) -> dict[str, Run]:
 
 
 @dataclass
+class Cosines:
+    """Sorts by the cosines of an encoder's vectors; those of documents are kept."""
+
+    encoder: Any
+    vectors: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    def rerank(self, query: str, texts: Sequence[str]) -> NDArray[np.float32]:
+        """The cosine of each text with the query."""
+        if new := list(dict.fromkeys(text for text in texts if text not in self.vectors)):
+            self.vectors.update(zip(new, normalise(encode_texts(self.encoder, new, "document")), strict=True))
+        (of_query,) = normalise(encode_texts(self.encoder, [query], "query"))
+        return np.stack([self.vectors[text] for text in texts]) @ of_query
+
+
+@dataclass
 class Candidates:
     """The pairs of a task that rerankers score; their prompts are kept, since many rerankers have the same."""
 
@@ -88,7 +106,7 @@ class Candidates:
         return list(self.run.run)[:: _EVERY.get(self.task, 1)]
 
     def score(self, reranker: Any, depth: int) -> Scores:
-        """Score the first `depth` documents of each query by whatever `open_reranker` returns."""
+        """Score the first `depth` documents of each query by a reranker or by `Cosines`."""
         pairs = [(query, document) for query in self.queries for document in self.run.run[query][:depth]]
         if isinstance(reranker, Reranker):
             values = self._score_prompts(reranker, pairs)

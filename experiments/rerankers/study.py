@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from bm25_runs import DEPTHS, Candidates, difference, read_runs
+from bm25_runs import DEPTHS, Candidates, Cosines, difference, read_runs
 from train_packed import TEMPLATES, Groups, PairPacker, Settings, draw_batches, mine, new_reranker, train
 
 from decoder2vec.adapters.lora import Lora
@@ -40,21 +40,27 @@ from decoder2vec.backbone.machine import choose_device
 from decoder2vec.config import DEFAULT_MAX_LENGTH, from_table, override, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.tasks.retrieval import read_beir
 from decoder2vec.reranker import Reranker
-from decoder2vec.search.rerank import open_reranker
 from decoder2vec.storage import write_json
 from decoder2vec.text.pair_template import PairTemplate, PairTokeniser
 from distill_packed import Pool, centre, copy_updates, prefetched, read_pool, training_dtype
 from packed_pool import Teacher, add_arguments, pack_texts, read_teachers, some_pairs, texts_of_pairs
 
 PAIRS_OF_A_SOURCE = 60_000
-RERANKERS = ("smollm2-135m-reranker", "likelihood:smollm2-135m", "yes_no:smollm2-135m", "smollm2-135m-general")
-"""Scored as they are: the reranker that ships, in int8, two ways without training, and the encoder."""
+RERANKERS = (
+    "smollm2-135m-reranker",
+    "likelihood:smollm2-135m",
+    "yes_no:smollm2-135m",
+    "cosine:smollm2-135m-general",
+    "cosine:all-minilm-l6-v2",
+)
+"""Scored as they are: the reranker that ships, in int8, two ways without training, and the cosines of two encoders."""
 _REFERENCE = "7 negatives"
 _DEEP = {"main": 200, "smollm2-135m-reranker": 200}
 """Depth on SciFact of those that are also measured deeper than the others."""
-_SHORT = Settings(seconds=45)
+_SHORT = Settings(steps=400)
 _CHECKED = 20
 """Pairs of each source whose prompts are compared with those of the library."""
 
@@ -73,7 +79,7 @@ class Variant:
 
 VARIANTS = {
     _REFERENCE: Variant(),
-    "main": Variant(replace(_SHORT, seconds=200)),
+    "main": Variant(replace(_SHORT, steps=1800)),
     "1 negative": Variant(replace(_SHORT, negatives=1)),
     "3 negatives": Variant(replace(_SHORT, negatives=3)),
     "15 negatives": Variant(replace(_SHORT, negatives=15)),
@@ -279,7 +285,7 @@ def run_study(
         results: What is there, and what is added.
         trainer: Makes the trainer; called if a variant is missing.
         variants: The variants by name.
-        rerankers: Others, whatever `open_reranker` opens.
+        rerankers: Others: what `Reranker.from_pretrained` loads, or cosine:ENCODER.
     """
     jobs: dict[str, tuple[dict[str, Any], Callable[[], tuple[Any, dict[str, float]]]]] = {}
     prepared = _Once(trainer)
@@ -305,6 +311,12 @@ def run_study(
     return failed
 
 
+def open_reranker(name: str) -> Reranker | Cosines:
+    """A reranker by name, or an encoder whose cosines are one."""
+    kind, _, encoder = name.partition("cosine:")
+    return Reranker.from_pretrained(kind) if kind else Cosines(load_encoder(encoder))
+
+
 class _Once:
     """Calls a function the first time and returns the same result afterwards."""
 
@@ -327,7 +339,9 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--runs", type=Path, required=True, help="file that bm25_runs.py wrote")
     parser.add_argument("--variants", nargs="*", default=list(VARIANTS), help="all by default")
-    parser.add_argument("--rerankers", nargs="*", default=RERANKERS, help="others to score: a reranker or an encoder")
+    parser.add_argument(
+        "--rerankers", nargs="*", default=RERANKERS, help="others to score: a reranker, or cosine:ENCODER"
+    )
     parser.add_argument("--texts", choices=("all", "pairs"), default="pairs", help="texts that teachers are centred by")
     parser.add_argument("--pairs", type=int, default=PAIRS_OF_A_SOURCE, help="of a source, at most")
     parser.add_argument("--cache", type=Path, help="folder in which tokens and vectors of teachers are kept")

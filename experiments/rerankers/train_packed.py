@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 import torch
@@ -53,8 +54,8 @@ class Settings:
     temperature: float = 0.05
     """What the teachers' cosines are divided by."""
     rate: float = 6e-4
-    seconds: float = 180
-    """Training ends then; the learning rate falls to zero by that time."""
+    steps: int = 1600
+    """The learning rate falls to zero by then. Batches have the same number of tokens, whatever the variant."""
     batch_tokens: int = 49_152
     balance: float = 0.7
     """Sources are drawn in proportion to this power of their sizes."""
@@ -194,7 +195,7 @@ def train(
     batches: Iterator[tuple[TokenBatch, Tensor, int]],
     settings: Settings,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Train LoRA, or all weights without it, and a linear score for some seconds.
+    """Train LoRA, or all weights without it, and a linear score.
 
     Args:
         backbone: The model.
@@ -215,12 +216,11 @@ def train(
     on_gpu = backbone.device.type == "cuda"
     optimiser = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=on_gpu)
     dtype = torch.bfloat16 if on_gpu else torch.float32
-    began, step, n_tokens, n_queries = time.perf_counter(), 0, 0, 0
+    began, n_tokens, n_queries = time.perf_counter(), 0, 0
     losses: list[Tensor] = []
-    while (passed := (time.perf_counter() - began) / settings.seconds) < 1 or step < 2:
-        batch, teacher, tokens = next(batches)
+    for step, (batch, teacher, tokens) in enumerate(islice(batches, settings.steps)):
         for parameter_group in optimiser.param_groups:
-            parameter_group["lr"] = settings.rate * min(1, (step + 1) / 40, max(0.0, 1 - passed))
+            parameter_group["lr"] = settings.rate * min((step + 1) / 40, 1 - step / settings.steps)
         with computing_in(backbone.model, dtype), compiled.enabled() if compiled else nullcontext():
             scores = capture(batch)[:, 0].float() @ head
             loss = group_loss(scores.view(teacher.shape), teacher, settings)
@@ -229,14 +229,11 @@ def train(
         optimiser.step()
         optimiser.zero_grad()
         losses.append(loss.detach())
-        step, n_tokens, n_queries = step + 1, n_tokens + tokens, n_queries + len(teacher)
-        if step % 20 == 0:
-            float(losses[-1])  # waits for the GPU, so that the clock counts finished steps
+        n_tokens, n_queries = n_tokens + tokens, n_queries + len(teacher)
     trained.requires_grad_(False)
+    last = float(torch.stack(losses[-100:]).mean())  # waits for the GPU
     seconds = time.perf_counter() - began
-    last = torch.stack(losses[-100:]).mean()
-    summary = {"steps": step, "queries": n_queries, "tokens": n_tokens, "seconds": seconds, "loss": float(last)}
-    return head.detach(), summary
+    return head.detach(), {"queries": n_queries, "tokens": n_tokens, "seconds": seconds, "loss": last}
 
 
 def new_reranker(backbone: Backbone, lora: Lora | None, head: Tensor, settings: Settings) -> Reranker:
