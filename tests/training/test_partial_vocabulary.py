@@ -20,6 +20,7 @@ from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import checkpoint
 from decoder2vec.training.api import train
 from decoder2vec.training.loop import Schedule
+from decoder2vec.training.objectives.crop import CropConfig
 from decoder2vec.training.objectives.mntp import MNTPConfig
 from decoder2vec.training.partial_vocabulary import partial_vocabulary, used_token_ids
 from decoder2vec.training.plan import Plan
@@ -214,6 +215,7 @@ def test_interrupted_run_resumes_with_the_same_encoder(recipe, backbone, tmp_pat
     [
         (lambda schedule: FullRecipe(training=schedule, objective=MNTPConfig()), "predicts tokens"),
         (lambda schedule: LoraRecipe(training=schedule, objective=MNTPConfig()), "predicts tokens"),
+        (lambda schedule: FullRecipe(training=schedule, objective=CropConfig()), "crop draws texts in every step"),
         (lambda schedule: FullRecipe(training=schedule, fsdp=True), "fsdp"),
         (lambda schedule: FreezeRecipe(training=schedule), "freeze trains on cached states"),
         (lambda schedule: RerankRecipe(training=schedule), "rerank trains with the whole vocabulary"),
