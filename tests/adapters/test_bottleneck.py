@@ -336,7 +336,7 @@ def test_impossible_settings_are_refused_in_one_sentence(make, sentence, backbon
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize("format", ["sentence-transformers", "onnx", "transformers", "peft"])
+@pytest.mark.parametrize("format", ["sentence-transformers", "transformers", "peft"])
 def test_formats_without_such_adapters_refuse_them(format, backbone, tmp_path):
     model = backbone("tiny-llama")
     encoder = Encoder(

@@ -15,7 +15,7 @@ from decoder2vec.choosing.tasks import Example, TargetTask
 from decoder2vec.config import Reading
 from decoder2vec.errors import DivergedError, EncoderError, InputError, UnknownNameError
 from decoder2vec.maths.transferability import logme
-from toys.choosing import classification_task, planted_source
+from toys.choosing import classification_task, planted_source, unit_labels
 
 FAST = ProbeConfig(epochs=12, seeds=(1, 2), rate=1e-2, aggregator_rate=3e-3)
 
@@ -41,6 +41,33 @@ def test_logme_finds_the_same_layer_without_training(planted):
     quick = search([planted_source(planted.task, "good", 2, seed=2)], planted.task, quick=True)
     assert quick.is_quick and quick.best_layer("good").reading == Reading(2)
     assert quick.agreement() is None and quick.verdict() == "By LogME, without training: good, layer 2, mean."
+
+
+def test_the_mean_of_layers_is_ranked_beside_them(planted):
+    assert planted.averages["good"] < planted.best_layer("good").logme, "one layer holds the label"
+    task, rng = planted.task, np.random.default_rng(0)
+    layers = rng.normal(size=(4, len(task.units), 12)).astype(np.float32)
+    layers[..., :3] += np.eye(3)[unit_labels(task)]  # in every layer, each with noise of its own
+    layers *= np.array([1, 10, 0.1, 3])[:, None, None]
+    noisy = module.Source("noisy", tuple(map(Reading, range(4))), layers.__getitem__)
+    quick = search([noisy], task, quick=True)
+    mean = torch.stack([standardise(layer, task.train.units) for layer in layers]).mean(dim=0)
+    assert quick.averages == {"noisy": pytest.approx(task_logme(mean, task), abs=1e-6)}
+    assert quick.averages["noisy"] > quick.best_layer("noisy").logme + 0.01
+    assert quick.verdict().endswith("The mean of the layers of noisy is better than any layer.")
+    assert quick.to_json()["averages"]["noisy"] == pytest.approx(quick.averages["noisy"], abs=1e-4)
+
+
+def test_sources_of_other_dimensions_have_no_mean(monkeypatch):
+    task = classification_task(60)
+    sources = [planted_source(task, "a", 1), planted_source(task, "b", 2, dim=8)]
+    config = ProbeConfig(epochs=2, seeds=(1,))
+    combined = search(sources, task, aggregators=["attention", "concat"], config=config)
+    assert {len(probe.inputs) for probe in combined.probes} == {1, 2}
+    assert len(search(sources, task, quick=True).layers) == 8
+    monkeypatch.setattr(module, "train_probe", None)  # nothing is trained before
+    with pytest.raises(InputError, match="12 and 8 dimensions have no mean or sum"):
+        search(sources, task, config=config)
 
 
 def test_controls_are_always_there(planted):

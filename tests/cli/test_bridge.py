@@ -7,6 +7,8 @@ import json
 import numpy as np
 import pytest
 
+from decoder2vec.encoder import Encoder, spec_from_kwargs
+from decoder2vec.search.index import Index
 from decoder2vec.training.bridge import BridgeConfig, train_bridge
 from decoder2vec.training.loop import Schedule
 from toys.bridge import toy_items
@@ -55,6 +57,14 @@ def test_a_bridge_for_search(files, run_main, tmp_path):
     assert code == 0 and "added 3," in err
 
 
+def test_the_control_is_printed_even_if_the_index_takes_no_items(files, backbone, run_main, tmp_path):
+    Index.create(tmp_path / "idx", Encoder(backbone("tiny-gpt2"), spec_from_kwargs("tiny-gpt2", {})))
+    command = ["bridge", files / "items.npy", "--out", tmp_path / "b", "-m", "tiny-llama", *SMALL]
+    code, out, err = run_main(*command, "--index", tmp_path / "idx", "--json", tmp_path / "results.json")
+    assert code == 1 and "another embedding space" in err
+    assert all(word in out for word in ("real", "zeroed", "shuffled")) and (tmp_path / "results.json").is_file()
+
+
 def test_a_bridge_for_descriptions(files, run_main, tmp_path):
     code, out, err = run_main(
         "bridge", files / "items.npy", "--out", tmp_path / "b", "--loss", "lm", "-m", "tiny-llama", *SMALL
@@ -87,6 +97,7 @@ def test_vectors_without_captions_are_described(describing, run_main, tmp_path):
         (["bridge", "items.npy"], "Give --out to train a bridge, or --through with --index"),
         (["bridge", "items.npy", "--out", "b", "--loss", "mlm", "-m", "tiny-llama"], "Unknown objective 'mlm'"),
         (["bridge", "absent.npy", "--out", "b"], "There is no file absent.npy"),
+        (["bridge", "absent.npy", "--out", "b", "--loss", "lm", "--index", "i"], "--index needs --loss contrastive"),
         (["describe", ".", "items.npy"], "is not the folder of a bridge"),
         (["describe", "lm", "items.npy", "--row", "99"], "has rows 0 to 59; there is no row 99"),
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import pytest
 from PIL import Image
 
+from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.errors import Decoder2VecError
 from toys.choosing import write_gap
 from toys.command import d2v
@@ -68,6 +70,19 @@ def test_cosines_with_a_model_of_the_task(labelled):
     cosines = json.loads(d2v("choose", *SOURCES, *options, *OPTIONS).stdout)["cosines"]
     assert cosines.pop("target") == "target"
     assert cosines["both"] == pytest.approx(1, abs=1e-3) and abs(cosines["base"]) <= 1
+
+
+def test_another_tokenizer_is_aligned_by_words_on_request(labelled, tmp_path):
+    folder = shutil.copytree(tiny_folder("tiny-llama"), tmp_path / "lower")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "tree"}, "content": "oak wood"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
+    options = ("--data", labelled, "--quick", "--json", *OPTIONS)
+    with pytest.raises(Decoder2VecError, match="--align-words"):
+        d2v("choose", "tiny-llama", folder, *options)
+    together = json.loads(d2v("choose", "tiny-llama", folder, "--align-words", *options).stdout)
+    alone = [json.loads(d2v("choose", source, *options).stdout) for source in ("tiny-llama", folder)]
+    assert together["layers"] == [row for document in alone for row in document["layers"]]
 
 
 def test_gap_is_scored_by_gender(tmp_path):

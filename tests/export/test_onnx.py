@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
+from decoder2vec.adapters.bottleneck import Bottleneck, BottleneckConfig, Convolution, ConvolutionConfig
 from decoder2vec.analysis.doctor import doctor
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError, UnknownNameError, UnsupportedError
@@ -67,6 +68,39 @@ def test_padding_and_batches_do_not_change_vectors(name, side, exported, encoder
     inputs = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
     (vectors,) = session.run(["sentence_embedding"], inputs)
     assert distance(vectors, encoder.encode(TEXTS)) < 1e-4
+
+
+BRANCH_ADAPTERS = {
+    "bottleneck": ("tiny-llama", None, lambda model: Bottleneck(model, BottleneckConfig(5, norm="post")), {}),
+    "convolution": ("tiny-gpt2", None, lambda model: Convolution(model, ConvolutionConfig(3, 5)), {"layer": 3}),
+    "convolution, both sides": (
+        "tiny-qwen3",
+        "bidirectional",
+        lambda model: Convolution(model, ConvolutionConfig(4, 5, where=("mlp",))),
+        {"pooling": "lasttoken", "normed": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BRANCH_ADAPTERS)
+def test_bottleneck_and_convolution_adapters_are_in_the_graph(name, make_encoder, tmp_path):
+    model, attention, make_adapter, choices = BRANCH_ADAPTERS[name]
+    plain = make_encoder(model, attention, **choices)
+    torch.manual_seed(0)
+    adapter = make_adapter(plain.backbone).requires_grad_(False)
+    for parameter in adapter.parameters():
+        parameter += 0.3 * torch.randn_like(parameter)
+    encoder = Encoder(plain.backbone.with_adapter(adapter), plain.spec)
+    expected = encoder.encode(TEXTS)
+    assert distance(plain.encode(TEXTS), expected) > 0.1
+    export(encoder, "onnx", tmp_path / "onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "onnx" / "model.onnx")
+    prompts = Tokeniser(encoder.backbone, Template(encoder.spec.template), encoder.max_seq_length)(TEXTS).prompts
+    for side in ("left", "right"):
+        batch = collate(prompts, 7, side=side)
+        inputs = {"input_ids": batch.ids.numpy(), "attention_mask": batch.mask.numpy()}
+        assert distance(session.run(["sentence_embedding"], inputs)[0], expected) < 1e-4
+    assert np.array_equal(encoder.encode(TEXTS), expected), "the encoder is not changed"
 
 
 def test_graph_has_two_inputs_and_dynamic_axes(exported):

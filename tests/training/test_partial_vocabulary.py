@@ -20,6 +20,8 @@ from decoder2vec.text.tokens import Tokeniser
 from decoder2vec.training import checkpoint
 from decoder2vec.training.api import train
 from decoder2vec.training.loop import Schedule
+from decoder2vec.training.objectives import OBJECTIVES
+from decoder2vec.training.objectives.crop import CropConfig
 from decoder2vec.training.objectives.mntp import MNTPConfig
 from decoder2vec.training.partial_vocabulary import partial_vocabulary, used_token_ids
 from decoder2vec.training.plan import Plan
@@ -28,6 +30,8 @@ from decoder2vec.training.recipes.full import FullRecipe
 from decoder2vec.training.recipes.lora import LoraRecipe
 from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.recipes.rerank import RerankRecipe
+from toys.contract import TOY_OBJECTIVES
+from toys.regression import equal_states, state_of
 from toys.texts import sentences
 from toys.training import ADAPTER_RECIPES, small_recipe, toy_data, toy_examples
 
@@ -136,6 +140,20 @@ def test_every_recipe_trains_the_same_encoder(recipe, decay, backbone, tmp_path,
     assert torch.equal(model.model.get_input_embeddings().weight, before), "the model itself is whole and unchanged"
 
 
+@pytest.mark.parametrize("name", [name for name, toy in TOY_OBJECTIVES.items() if toy.recipe.name == "lora"])
+def test_every_objective_learns_the_same_or_refuses(name, backbone, one_thread):
+    toy = TOY_OBJECTIVES[name]
+    whole = replace(toy.recipe, training=replace(toy.recipe.training, clip=0.0))
+    if OBJECTIVES[name].predicts_tokens or OBJECTIVES[name].draws_texts:
+        with pytest.raises(InputError, match=r"leave out training\.partial_vocabulary"):
+            replace(whole, training=replace(whole.training, partial_vocabulary=True))
+        return
+    partial = replace(whole, training=replace(whole.training, partial_vocabulary=True))
+    model = backbone("tiny-gpt2", "bidirectional")
+    states = [state_of(Trainer(recipe, toy.data, model).run(0).model.module) for recipe in (whole, partial)]
+    assert equal_states(*states)
+
+
 def test_clip_and_keep_train_the_same_encoder_up_to_rounding(backbone, tmp_path, one_thread):
     texts = [example.anchor for example in toy_examples()]
     encoders = [
@@ -214,6 +232,7 @@ def test_interrupted_run_resumes_with_the_same_encoder(recipe, backbone, tmp_pat
     [
         (lambda schedule: FullRecipe(training=schedule, objective=MNTPConfig()), "predicts tokens"),
         (lambda schedule: LoraRecipe(training=schedule, objective=MNTPConfig()), "predicts tokens"),
+        (lambda schedule: FullRecipe(training=schedule, objective=CropConfig()), "crop draws texts in every step"),
         (lambda schedule: FullRecipe(training=schedule, fsdp=True), "fsdp"),
         (lambda schedule: FreezeRecipe(training=schedule), "freeze trains on cached states"),
         (lambda schedule: RerankRecipe(training=schedule), "rerank trains with the whole vocabulary"),

@@ -22,6 +22,7 @@ from torch.nn import functional
 from decoder2vec.backbone.attention import parse_attention
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, TokenBatch
+from decoder2vec.backbone.blocks import find_blocks
 from decoder2vec.backbone.branches import BRANCHES, find_branches, hook_output
 from decoder2vec.errors import InputError, UnsupportedError, unknown_name
 
@@ -172,6 +173,14 @@ class BranchAdapter(Adapter):
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def copy_for(self, model: nn.Module) -> BranchAdapter:
+        """A copy for a copy of the model, which may have another number of blocks."""
+        copied = copy.deepcopy(self)
+        branches = enumerate(find_branches(model, find_blocks(model)[1]))
+        found = {f"{block}-{name}": module for block, modules in branches for name, module in modules.items()}
+        copied._branches = {name: module for name, module in found.items() if name in self.inserted}
         return copied
 
     @contextmanager

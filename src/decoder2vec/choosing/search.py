@@ -131,6 +131,8 @@ class Choice:
     target: str = ""
     """What `cosines` compare with: the model trained for the task if there is one, else the base."""
     seconds: float = 0.0
+    averages: dict[str, float] = field(default_factory=dict)
+    """LogME of the mean of all layers of each source, after every layer was standardised."""
 
     @property
     def is_quick(self) -> bool:
@@ -163,7 +165,10 @@ class Choice:
         """Say in a sentence or two what should feed the task, and whether combining sources pays."""
         if self.is_quick:
             best = self.best_layer(self.sources[0])
-            return f"By LogME, without training: {best.source}, {best.reading}."
+            source = max(self.averages, key=lambda name: self.averages[name])
+            better = f" The mean of the layers of {source} is better than any layer."
+            more = better if self.averages[source] > best.logme else ""
+            return f"By LogME, without training: {best.source}, {best.reading}.{more}"
         winner = self.winner
         lines = [f"Best on validation data: {winner.name}, {winner.valid:.1f} (test {winner.test:.1f})."]
         alone = max((probe for probe in self.probes if probe.aggregator == "none"), key=lambda probe: probe.valid)
@@ -200,6 +205,7 @@ class Choice:
             "controls": [probe.to_json() for probe in self.controls],
             "cosines": {"target": self.target, **{name: round(value, 4) for name, value in self.cosines.items()}},
             "logme_spearman": None if agreement is None else round(agreement, 4),
+            "averages": {name: round(value, 5) for name, value in self.averages.items()},
             "layers": [row.to_json() for row in self.layers],
             "seconds": round(self.seconds, 1),
         }
@@ -237,6 +243,8 @@ def search(
         raise InputError("There is nothing to choose from; give one or more models or encoders.")
     started = time.perf_counter()
     run = _Search(sources, task, tuple(aggregators), config or ProbeConfig())
+    if not quick:
+        run.check_dims()
     run.rank_layers()
     if not quick:
         with current_progress().phase("training"):
@@ -267,15 +275,24 @@ class _Search:
         self.task, self.aggregators, self.config = task, aggregators, config
         self.choice = Choice(task, sources[0].name, config)
 
+    def check_dims(self) -> None:
+        """Raise InputError if the sources cannot be aggregated, before anything is trained."""
+        dims = [source.vectors(source.readings[0]).shape[1] for source in self.sources.values()]
+        for name in self.aggregators:
+            make_aggregator(name, dims)
+
     def rank_layers(self) -> None:
-        """Compute LogME of every layer of every source."""
+        """Compute LogME of every layer of every source, and of the mean of its layers."""
         progress = current_progress()
         with progress.phase("ranking layers"):
-            for source in self.sources.values():
+            for name, source in self.sources.items():
+                total = torch.zeros(())
                 for reading in source.readings:
-                    evidence = task_logme(self._vectors(source.name, reading), self.task)
-                    self.choice.layers.append(LayerScore(source.name, reading, evidence))
+                    vectors = self._vectors(name, reading)
+                    self.choice.layers.append(LayerScore(name, reading, task_logme(vectors, self.task)))
+                    total = total + vectors
                     progress.advance(1)
+                self.choice.averages[name] = task_logme(total / len(source.readings), self.task)
 
     def train_layers(self) -> None:
         """Train a head on every layer of every source alone."""

@@ -130,7 +130,7 @@ def read_source(
     if like is not None and tokens != like.tokens:
         raise InputError(
             f"{name} splits the texts into other tokens than {like.name}, so their vectors cannot be combined; choose "
-            "among sources of one tokenizer at a time."
+            "among sources of one tokenizer at a time, or align them by words (--align-words, align_words=True)."
         )
     for pooling in poolings:
         if pooling not in POOLINGS:

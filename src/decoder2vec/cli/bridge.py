@@ -62,6 +62,8 @@ def bridge(
     """Train a bridge from vectors to texts, always measured with real, zeroed and shuffled vectors."""
     if (out is None) == (through is None) or (through and not index):
         raise InputError("Give --out to train a bridge, or --through with --index to add vectors by a trained one.")
+    if out and index and loss == "lm":
+        raise InputError("--index needs --loss contrastive: a bridge with --loss lm describes vectors in words.")
     check_output_file(json_file, ".json", sources=[vectors, captions, test])
     with show_progress() as progress:
         from decoder2vec.bridge.bridge import Bridge
@@ -88,12 +90,13 @@ def bridge(
                 command="d2v " + shlex.join(sys.argv[1:]),
             )
             trained = result.bridge
-        if index:
-            _add(index, trained, vectors, captions, column, vector_column)
     if out:
         _print(result, out)
     if json_file and out:
         write_json(json_file, result.results)
+    if index:
+        with show_progress():
+            _add(index, trained, vectors, captions, column, vector_column)
 
 
 def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, rate: float | None) -> BridgeConfig:

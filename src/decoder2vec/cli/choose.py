@@ -47,6 +47,9 @@ def choose(
     target: Annotated[
         str | None, typer.Option(help="A model trained for the task, to compare the sources with.")
     ] = None,
+    align_words: Annotated[
+        bool, typer.Option("--align-words", help="Let sources have different tokenizers; words are aligned.")
+    ] = False,
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every probe is trained with each.")] = "1,2,3",
     epochs: Annotated[
         int, typer.Option(help="Epochs at most; training stops where validation scores do not rise.")
@@ -72,6 +75,7 @@ def choose(
             poolings=split_names(poolings),
             aggregators=split_names(aggregators),
             target=target,
+            align_words=align_words,
             config=ProbeConfig(epochs=epochs, seeds=_integers(seeds, "--seeds")),
             limit=limit,
             device=device,
@@ -118,6 +122,7 @@ def _print_layers(result: Choice) -> None:
     if result.is_quick:
         ranked = sorted(result.layers, key=lambda row: -row.logme)[:_MAX_LAYERS]
         rows = [(row.source, str(row.reading.layer), row.reading.pooling, f"{row.logme:.4f}") for row in ranked]
+        rows += [(name, "mean", "", f"{average:.4f}") for name, average in result.averages.items()]
         table(("source", "layer", "pooling", "LogME"), rows, f"best of {len(result.layers)} layers, by LogME")
         return
     lines = []

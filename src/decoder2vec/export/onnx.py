@@ -1,13 +1,15 @@
 """Write an encoder as an ONNX model that onnxruntime runs alone: token ids and attention mask in, vectors out.
 
-Pooling, head and normalisation are inside the graph. The files around it are those that transformers.js, optimum and
-sentence-transformers expect: `onnx/model.onnx`, config, tokenizer, and the settings of sentence-transformers.
+Pooling, head and normalisation are inside the graph, and so are bottleneck and convolution adapters. The
+files around it are those that transformers.js, optimum and sentence-transformers expect: `onnx/model.onnx`, config,
+tokenizer, and the settings of sentence-transformers.
 """
 
 from __future__ import annotations
 
 import inspect
 import warnings
+from contextlib import nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from decoder2vec.adapters.bottleneck import BranchAdapter
+from decoder2vec.adapters.lora import Lora
+from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, MissingExtraError, UnsupportedError, unknown_name
@@ -64,7 +69,7 @@ def export_onnx(encoder: Encoder, target: Path, dtype: str = "float32") -> str:
     if torch.torch_version.TorchVersion(torch.__version__) < _OLDEST_TORCH:
         needed = f"torch {_OLDEST_TORCH} or later (torch {torch.__version__} writes wrong graphs)"
         raise MissingExtraError(needed, "onnx")
-    config = SentenceTransformersConfig.from_encoder(encoder)
+    config = SentenceTransformersConfig.from_encoder(encoder, (Lora, BranchAdapter))
     progress = current_progress()
     with atomic_folder(target) as folder, progress.phase("writing"):
         with progress.phase("merging"):
@@ -105,6 +110,8 @@ class OnnxGraph(nn.Module):
         super().__init__()
         self.prompt_tokens = 0 if config.include_prompt else _prompt_tokens(encoder, config)
         self.model, self.state = merged_model_copy(encoder)
+        adapter = encoder.backbone.adapter
+        self.adapter = adapter.copy_for(self.model).cpu() if isinstance(adapter, BranchAdapter) else None
         self.pooling = pooling_module(encoder, include_prompt=True).float()
         if self.state != "hidden_states":
             self.pooling.config["readings"][0]["layer"] = 0  # the only state that it is given
@@ -116,13 +123,15 @@ class OnnxGraph(nn.Module):
         """[text, token] ids and mask to [text, dim] vectors, and the [text, token, width] states that are pooled."""
         counts = attention_mask.cumsum(dim=1)
         positions = {"position_ids": (counts - 1).clamp(min=0)} if self.takes_positions else {}
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            use_cache=False,
-            output_hidden_states=self.state != "last_hidden_state",
-            **positions,
-        )
+        batch = TokenBatch(input_ids, attention_mask, torch.zeros_like(counts[:, -1]), counts[:, -1])
+        with self.adapter.enabled(batch) if self.adapter else nullcontext():
+            outputs = self.model(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                use_cache=False,
+                output_hidden_states=self.state != "last_hidden_state",
+                **positions,
+            )
         if self.state == "hidden_states":
             states = list(outputs.hidden_states)
         elif self.state == "last_hidden_state":

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from decoder2vec.adapters.bottleneck import BranchAdapter
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.batch import Adapter
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.tokenizer import probe_texts
@@ -52,9 +54,16 @@ class SentenceTransformersConfig:
     """Whether `layerwise_pooling.py` pools; loading the folder then needs trust_remote_code=True."""
 
     @classmethod
-    def from_encoder(cls, encoder: Encoder) -> SentenceTransformersConfig:
-        """Return the config of an encoder; raise UnsupportedError if sentence-transformers cannot express it."""
-        if reason := next(_unsupported_features(encoder), None):
+    def from_encoder(
+        cls, encoder: Encoder, adapters: tuple[type[Adapter], ...] = (Lora,)
+    ) -> SentenceTransformersConfig:
+        """Return the config of an encoder; raise UnsupportedError if the format cannot express it.
+
+        Args:
+            encoder: The encoder.
+            adapters: The kinds of adapters that the format can hold.
+        """
+        if reason := next(_unsupported_features(encoder, adapters), None):
             raise unsupported(reason)
         readings = encoder.spec.readings
         template = Template.of(readings[0].template or encoder.spec.template)
@@ -91,12 +100,13 @@ def unsupported(reason: str) -> UnsupportedError:
     return UnsupportedError(f"This encoder cannot be exported with its pooling: {reason}.")
 
 
-def _unsupported_features(encoder: Encoder) -> Iterator[str]:
+def _unsupported_features(encoder: Encoder, adapters: tuple[type[Adapter], ...]) -> Iterator[str]:
     spec, backbone = encoder.spec, encoder.backbone
-    if backbone.adapter and not isinstance(backbone.adapter, Lora):
+    if backbone.adapter and not isinstance(backbone.adapter, adapters):
+        instead = "use the format onnx" if isinstance(backbone.adapter, BranchAdapter) else "keep decoder2vec"
         yield (
             f"its adapter ({backbone.adapter.kind}) does not change the weights but the tokens or states; "
-            "train with the recipe 'lora' or 'full'"
+            f"train with the recipe 'lora' or 'full', or {instead}"
         )
     if len({reading.template or spec.template for reading in spec.readings}) > 1:
         yield f"its readings have several templates, and a text is read once; use one template for all: {_ONE_TEMPLATE}"

@@ -33,6 +33,7 @@ def choose(
     poolings: Sequence[str] = (),
     aggregators: Sequence[str] = AGGREGATORS,
     target: SourceLike | None = None,
+    align_words: bool = False,
     config: ProbeConfig | None = None,
     limit: int | None = None,
     device: str | None = None,
@@ -68,6 +69,7 @@ def choose(
         poolings: Poolings to try; by default that of each source, for spans one that suits the task.
         aggregators: mean, sum, attention, concat; by default all.
         target: A model that was trained for the task: cosines of the sources with it are reported.
+        align_words: Allow different tokenizers: vectors of the same text, word or span are combined, with any tokens.
         config: How probes are trained; three seeds by default.
         limit: Use at most this many texts of each file, evenly spaced.
         device: cuda, mps or cpu; by default the best one available.
@@ -84,14 +86,14 @@ def choose(
         raise InputError("A TargetTask has its own splits; leave out valid, test and limit.")
     task = data if isinstance(data, TargetTask) else read_task(data, valid, test, limit=limit)
     config = config or ProbeConfig()
-    _expect_phases(
-        named, task, 0 if quick else len(config.seeds), len(layers) * max(1, len(poolings)), len(aggregators)
-    )
+    n_seeds, n_layers = 0 if quick else len(config.seeds), len(layers) * max(1, len(poolings))
+    _expect_phases(named, task, n_seeds, n_layers, len(aggregators))
     read: list[Source] = []
     for name, source in (*named.items(), *([] if target is None else [("target", target)])):
         with current_progress().stage(name):
             encoder = load_source(source, device=device, dtype=dtype)
-            read.append(read_source(name, encoder, task, poolings, layers, like=read[0] if read else None))
+            like = read[0] if read and not align_words else None
+            read.append(read_source(name, encoder, task, poolings, layers, like=like))
             del encoder  # one model in memory at a time
     compared = None if target is None else read.pop()
     result = search(read, task, aggregators=aggregators, config=config, target=compared, quick=quick)

@@ -109,6 +109,7 @@ class CropObjective(TwoViewsObjective[CropConfig]):
     names = ("crop",)
     config_class = CropConfig
     reads: ClassVar[tuple[Reads, ...]] = (Reads.TOKENS, Reads.PREFIX_KV)
+    draws_texts = True
     unreadable = "draws new crops in every step, which have no cached latents; use lora, soft_prompt, kv_prefix or full"
 
     def __init__(self, config: CropConfig, data: TrainingData, spec: InputSpec) -> None:

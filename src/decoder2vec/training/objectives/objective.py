@@ -71,6 +71,8 @@ class Objective(ABC, Generic[Config, Context]):
     """Why other recipes cannot, for the error message."""
     predicts_tokens: ClassVar[bool] = False
     """Whether it needs the language-model head, and with it the whole vocabulary."""
+    draws_texts: ClassVar[bool] = False
+    """Whether it makes new texts in every step, so that their tokens are not known before."""
     needs_dev: ClassVar[bool] = True
     """Whether states are selected on dev pairs; else there is a metric on held-out examples."""
 

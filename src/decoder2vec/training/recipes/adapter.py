@@ -152,10 +152,16 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             return
         if self.fsdp:
             raise InputError("FSDP shards the whole embeddings; set one of fsdp and training.partial_vocabulary.")
-        if OBJECTIVES[self.objective.name].predicts_tokens:
+        objective = OBJECTIVES[self.objective.name]
+        if objective.predicts_tokens:
             raise InputError(
                 f"The objective {self.objective.name} predicts tokens of the whole vocabulary, so every embedding is "
                 "needed; leave out training.partial_vocabulary."
+            )
+        if objective.draws_texts:
+            raise InputError(
+                f"The objective {self.objective.name} draws texts in every step, whose tokens are not known before; "
+                "leave out training.partial_vocabulary."
             )
 
     @abstractmethod
