@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import decoder2vec as d2v
+from decoder2vec.bulk import ray_engine
 from decoder2vec.bulk.dataset import make_plan
 from decoder2vec.bulk.ray_engine import RayEngine
 from decoder2vec.cli import app
@@ -150,6 +152,15 @@ def test_other_encoder_on_a_node_is_one_sentence(cluster, data, tmp_path):
     plan = replace(make_plan(encoder, str(data / "rows.jsonl")), encoder="of another encoder")
     with pytest.raises(StorageError, match=r"workers of Ray failed: .*another encoder on this node[^\n]*$"):
         list(RayEngine(plan, "tiny-llama", str(tmp_path), device="cpu")(plan.parts()))
+
+
+@pytest.mark.parametrize(("workers", "n_gpus", "wanted", "started"), [(2, 0, 3, 2), (2, 0, None, 0), (2, 2, None, 2)])
+def test_number_of_tokenising_processes_is_bounded_and_said(workers, n_gpus, wanted, started, monkeypatch, caplog):
+    monkeypatch.setattr(ray_engine, "start_ray", lambda: None)
+    monkeypatch.setattr(ray_engine, "count_workers", lambda *_: (workers, n_gpus))
+    engine = RayEngine(SimpleNamespace(compute="float32"), "tiny-llama", "out", tokenisers=wanted)
+    assert engine.tokenisers == started
+    assert ("2 processes tokenise, one for each worker, not 3." in caplog.text) == (wanted == 3)
 
 
 def test_loaded_encoder_is_refused():

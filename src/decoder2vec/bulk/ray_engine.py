@@ -18,6 +18,8 @@ from decoder2vec.errors import DataFileError, Decoder2VecError, MissingExtraErro
 if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
     from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
 
+log = logging.getLogger(__name__)
+
 _SHARE_OF_A_CORE = 0.1
 """What Ray reserves for a process that tokenises, where workers compute on the cores."""
 
@@ -36,8 +38,8 @@ class RayEngine:
         workers: How many; by default one for each GPU of the cluster, or for each core.
         device: Where workers compute; by default on a GPU if the cluster has one.
         dtype: What they compute in; by default what the plan says.
-        tokenisers: Processes that read and tokenise for the workers; by default one for each GPU, and none on CPUs,
-            where every worker does it in a thread.
+        tokenisers: Processes that read and tokenise for the workers, at most one for each; by default one for each GPU,
+            and none on CPUs, where every worker does it in a thread.
         settings: How they tokenise; needed if there are any.
     """
 
@@ -57,7 +59,10 @@ class RayEngine:
         self._ray = start_ray()
         self.workers, self._n_gpus = count_workers(self._ray, workers, device)
         self.device = "cuda" if self._n_gpus else device
-        self.tokenisers = (self.workers if self._n_gpus else 0) if tokenisers is None else tokenisers
+        wanted = (self.workers if self._n_gpus else 0) if tokenisers is None else tokenisers
+        self.tokenisers = min(wanted, self.workers)  # more might wait for cores without end
+        if wanted > self.tokenisers:
+            log.warning("%d processes tokenise, one for each worker, not %d.", self.tokenisers, wanted)
         self._settings = settings
 
     def __call__(self, parts: Iterable[Part]) -> Iterator[PartResult]:
@@ -75,7 +80,7 @@ class RayEngine:
                 fn_constructor_args=(plan, self._settings),
                 batch_size=1,
                 num_cpus=1 if self._n_gpus else _SHARE_OF_A_CORE,
-                compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, self.workers, len(items))),
+                compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, len(items))),
             )
         results = rows.map_batches(
             _Worker,
