@@ -155,17 +155,22 @@ class _Worker:
         return self._embed.embed(part, table, problems)
 
 
-def count_workers(ray: Any, workers: int | None, device: str | None) -> tuple[int, int]:
+def count_workers(ray: Any, workers: int | None, device: str | None, *, at_once: bool = False) -> tuple[int, int]:
     """Return how many workers there should be, and how many GPUs the cluster has for them.
 
     Args:
         ray: What `start_ray` returned.
         workers: How many are wanted; None: one for each GPU, or for each core.
         device: Where they compute; None: on GPUs if there are any.
+        at_once: All of them are waited for, so that there must be no more than the cluster has room for.
     """
     resources = ray.cluster_resources()
     n_gpus = int(resources.get("GPU", 0)) if device in (None, "cuda") else 0
-    return workers or n_gpus or int(resources.get("CPU", 1)), n_gpus
+    most = n_gpus or int(resources.get("CPU", 1))
+    if at_once and workers and workers > most:
+        log.warning("%d workers are started, not %d: Ray has no more %s.", most, workers, "GPUs" if n_gpus else "cores")
+        workers = most
+    return workers or most, n_gpus
 
 
 def start_ray() -> Any:
@@ -173,6 +178,7 @@ def start_ray() -> Any:
 
     Raises:
         MissingExtraError: It is not installed.
+        StorageError: It cannot start, or there is no such cluster.
     """
     # its core warns that workers keep their arguments in shared memory, whatever the arguments are
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -182,7 +188,13 @@ def start_ray() -> Any:
     except ImportError:
         raise MissingExtraError("ray", "ray") from None
     if not ray.is_initialized():
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as error:
+            address = os.environ.get("RAY_ADDRESS")
+            where = f"the cluster that RAY_ADDRESS names, {address}," if address else "Ray on this machine"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise StorageError(f"Cannot use {where}: {reason}.") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False  # the caller has its own
     return ray
