@@ -1,4 +1,4 @@
-"""Rerankers of recurrent models and hybrids: the same score alone, in a padded batch and with a shared document."""
+"""Rerankers of recurrent models and hybrids: one score alone, in a batch and with a shared document; training."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from transformers import AutoModelForCausalLM
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.reranker import Reranker, RerankerSpec
+from decoder2vec.training.api import train
+from decoder2vec.training.contrastive_examples import ContrastiveExamples
+from decoder2vec.training.objectives.ranking import measure_ranking
 from toys.hybrids import HYBRIDS, SETTINGS
 from toys.texts import built
+from toys.training import small_recipe, toy_data, toy_examples
 
 RECURRENT = {"rwkv": {"attention_hidden_size": 32, "num_hidden_layers": 2}}
 FAMILIES = {**RECURRENT, **{family: SETTINGS | HYBRIDS[family] for family in HYBRIDS}}
@@ -63,3 +67,15 @@ def test_a_score_is_the_same_alone_in_every_batch_and_with_a_shared_document(fol
         one_batch = reranker.score_pairs(queries, documents)
     for scores in (alone, together, one_batch):
         assert gap(scores, expected) < 1e-5 * scale
+
+
+def test_a_trained_reranker_gives_the_reported_scores_beside_the_likelihood(folder, one_thread, tmp_path):
+    data = toy_data(contrastive=ContrastiveExamples.of(toy_examples()[:7]))
+    with quiet_transformers():
+        result = train(small_recipe("rerank", epochs=1), data, folder, tmp_path / "out", device="cpu", dtype="float32")
+        saved = Reranker.load(tmp_path / "out", device="cpu", dtype="float32")
+        pairs = data.dev[0]
+        scores = saved.score_pairs(pairs.left, pairs.right)
+    ranking = result.results["seeds"][0]["notes"]["ranking"]
+    assert ranking["trained"]["dev"] == measure_ranking(pairs, scores)
+    assert 0 < ranking["likelihood"]["dev"]["mrr@10"] <= 100

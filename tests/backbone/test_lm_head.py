@@ -12,6 +12,7 @@ from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder, tiny_tokenizer
 from decoder2vec.errors import BackboneError
+from toys.hybrids import HYBRIDS, SETTINGS
 from toys.texts import SIZES, built
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -22,6 +23,10 @@ TRANSFORMED_LOGITS = {
     "capped": ("gemma2", {"final_logit_softcapping": 1.5, "head_dim": 8, "num_key_value_heads": 2}),
     "divided": ("granite", {"logits_scaling": 7.0}),
     "multiplied": ("cohere", {"logit_scale": 0.3}),
+    "multiplied by a number of the base model": (
+        "falcon_h1",
+        {**SETTINGS, **HYBRIDS["falcon_h1"], "lm_head_multiplier": 0.3},
+    ),
     "biased": ("phi", {}),
     "biased under another name": ("gptj", {"rotary_dim": 8}),
     "projected to a lower width": ("opt", {"word_embed_proj_dim": 16, "ffn_dim": 64}),

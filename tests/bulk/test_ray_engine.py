@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import decoder2vec as d2v
+from decoder2vec.bulk import ray_engine
 from decoder2vec.bulk.dataset import make_plan
 from decoder2vec.bulk.ray_engine import RayEngine
 from decoder2vec.cli import app
@@ -150,6 +152,48 @@ def test_other_encoder_on_a_node_is_one_sentence(cluster, data, tmp_path):
     plan = replace(make_plan(encoder, str(data / "rows.jsonl")), encoder="of another encoder")
     with pytest.raises(StorageError, match=r"workers of Ray failed: .*another encoder on this node[^\n]*$"):
         list(RayEngine(plan, "tiny-llama", str(tmp_path), device="cpu")(plan.parts()))
+
+
+@pytest.mark.parametrize(("workers", "n_gpus", "wanted", "started"), [(2, 0, 3, 2), (2, 0, None, 0), (2, 2, None, 2)])
+def test_number_of_tokenising_processes_is_bounded_and_said(workers, n_gpus, wanted, started, monkeypatch, caplog):
+    monkeypatch.setattr(ray_engine, "start_ray", lambda: None)
+    monkeypatch.setattr(ray_engine, "count_workers", lambda *_: (workers, n_gpus))
+    engine = RayEngine(SimpleNamespace(compute="float32"), "tiny-llama", "out", tokenisers=wanted)
+    assert engine.tokenisers == started
+    assert ("2 processes tokenise, one for each worker, not 3." in caplog.text) == (wanted == 3)
+
+
+@pytest.mark.parametrize(
+    ("resources", "device", "wanted", "expected"),
+    [
+        ({"CPU": 2.0}, None, 8, (2, 0)),
+        ({"CPU": 2.0}, None, None, (2, 0)),
+        ({"CPU": 8.0, "GPU": 1.0}, None, 2, (1, 1)),
+        ({"CPU": 8.0, "GPU": 1.0}, "cpu", 2, (2, 0)),
+    ],
+)
+def test_workers_that_are_waited_for_have_room(resources, device, wanted, expected, caplog):
+    """Ray starts no more than it has cores or GPUs, and would wait for the others without end."""
+    cluster = SimpleNamespace(cluster_resources=lambda: resources)
+    assert ray_engine.count_workers(cluster, wanted, device, at_once=True) == expected
+    assert ("workers are started, not" in caplog.text) == (wanted is not None and wanted > expected[0])
+    assert ray_engine.count_workers(cluster, 8, device)[0] == 8, "Ray Data starts them as there is room"
+
+
+@pytest.mark.parametrize("address", [None, "10.0.0.1:6379"])
+def test_ray_that_cannot_start_is_one_sentence(address, monkeypatch):
+    def init(**_):
+        raise ConnectionError("no answer\nand more lines.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    with pytest.raises(
+        StorageError, match=r"^Cannot use (the cluster .* 10.0.0.1:6379,|Ray on this machine): no answer\.$"
+    ):
+        ray_engine.start_ray()
 
 
 def test_loaded_encoder_is_refused():

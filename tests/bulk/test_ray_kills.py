@@ -1,8 +1,8 @@
 """Processes of Ray and their driver are killed at random moments: no row is lost, doubled or changed.
 
-`D2V_KILLS=1000 pytest -m soak tests/bulk/test_ray_kills.py -k hashes` kills a thousand times; by default it is some.
-With an encoder, a killed worker takes seconds to load it again. A worker that hashes texts in place of the encoder
-starts without torch; everything else (plan, engine, tokenising processes, parts, files) is the same.
+`D2V_KILLS=200 pytest -m soak tests/bulk/test_ray_kills.py -k hash` kills a thousand times; by default it is some. With
+an encoder, a killed worker takes seconds to load it again. A worker that hashes texts in place of the encoder starts
+without torch; everything else (plan, engine, tokenising processes, parts, files) is the same.
 """
 
 from __future__ import annotations

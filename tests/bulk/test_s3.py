@@ -82,14 +82,21 @@ def test_absent_input_is_one_sentence(store, encoder, source):
         d2v.embed_dataset(encoder, source, "s3://bucket/vectors")
 
 
-def test_missing_credentials_are_one_sentence(store, encoder, monkeypatch, tmp_path):
+@pytest.fixture
+def without_credentials(store, monkeypatch, tmp_path):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.mark.usefixtures("without_credentials")
+def test_missing_credentials_are_one_sentence(encoder):
     with pytest.raises(InputError, match=r"Cannot read s3://bucket/rows.jsonl: .*credentials"):
         d2v.embed_dataset(encoder, "s3://bucket/rows.jsonl", "s3://bucket/vectors")
+    with pytest.raises(StorageError, match=r"Cannot use s3://bucket/vectors: .*credentials"):
+        d2v.verify_dataset("s3://bucket/vectors", encoder)
 
 
 def test_bucket_that_does_not_exist_is_one_sentence(store, encoder):

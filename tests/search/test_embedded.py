@@ -14,6 +14,7 @@ from decoder2vec.errors import InputError, StorageError
 from decoder2vec.search import indexing
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
+from toys.command import d2v
 from toys.encoder import WordEncoder
 
 ROWS = [{"key": f"r{i}", "text": f"Ship {i} sails to port {i % 3}.", "year": 2000 + i % 4} for i in range(25)]
@@ -103,9 +104,24 @@ def test_damaged_part_is_refused_and_what_was_added_stays(tmp_path, folder, enco
     vectors = folder()
     (vectors / "part-00000-000000000010.parquet").write_bytes(b"PAR1")
     index = Index.create(tmp_path / "index", encoder)
-    with pytest.raises(StorageError, match="not as it was written"):
+    with pytest.raises(StorageError, match=f"{vectors}/part-00000-000000000010.parquet is not as it was written"):
         index.add(vectors)
     index.verify()
+
+
+def test_vectors_at_a_url_are_indexed(tmp_path, folder):
+    options = {"device": "cpu", "dtype": "float32", "rows_per_part": 10, "id_column": "key"}
+    folder()
+    embed_dataset("tiny-llama", str(tmp_path / "rows.jsonl"), "memory://store/vectors", **options)
+    index, encoder = tmp_path / "index", ("--encoder", "tiny-llama", "--device", "cpu", "--dtype", "float32")
+    with pytest.raises(StorageError, match=r"memory://store/other has no plan\.json"):
+        d2v("index", "memory://store/other", "--out", index, *encoder)
+    d2v("index", "memory://store/vectors", "--out", index, *encoder)
+    again = d2v("index", "memory://store/vectors", "--out", index)
+    assert f"added 0, updated 0, unchanged {len(ROWS)}" in again.output
+    _, vectors = Index.open(index).store.read_vectors(["r3"])
+    expected = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32").encode([ROWS[3]["text"]])
+    np.testing.assert_allclose(vectors, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_plan_of_the_user_is_no_folder_of_vectors(tmp_path):

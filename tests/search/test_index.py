@@ -22,6 +22,7 @@ from decoder2vec.search.documents import Document, Skipped
 from decoder2vec.search.index import Index
 from decoder2vec.search.store import Chunk
 from decoder2vec.text.files import ScoredPairs
+from toys.command import with_lora
 from toys.encoder import WordEncoder
 from toys.progress import Recorder
 
@@ -248,6 +249,23 @@ def test_index_keeps_its_encoder(location, closing, backbone):
     assert reopened.encoder.fingerprint == encoder.fingerprint
     hit = reopened.search("A cat sleeps.", 1, "dense")[0]
     assert (hit.id, hit.text) == ("a", "A cat sleeps.") and hit.score == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32"])
+def test_lora_takes_no_more_space_than_in_the_folder_of_its_encoder(tmp_path, dtype, one_thread):
+    """An encoder that ships in int8 took four times as much in every index."""
+    plain = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
+    folder = with_lora(plain).save(tmp_path / "encoder", lora_dtype=dtype)
+    encoder = Encoder.load(folder, device="cpu", dtype="float32")
+    Index.create(tmp_path / "index", encoder).add(["a red boat", "a green tree"])
+    files, copies = (
+        {file.name: file.stat().st_size for file in (path / "adapter").iterdir()}
+        for path in (folder, tmp_path / "index" / "encoder")
+    )
+    assert copies == files
+    opened = Index.open(tmp_path / "index", device="cpu", dtype="float32")
+    assert opened.encoder.fingerprint == encoder.fingerprint
+    np.testing.assert_array_equal(opened.encoder.encode(["a red boat"]), encoder.encode(["a red boat"]))
 
 
 def test_index_keeps_its_learned_reranker(index, closing):

@@ -104,6 +104,16 @@ def test_negatives_are_drawn_from_the_top_without_any_judged_positive():
     assert rows[2] == ["query b", "document 5", "document 1", "document 0", "document 2", "document 3", "document 4"]
 
 
+def test_a_chunk_of_a_judged_positive_is_no_negative():
+    """An index ranks chunks, and joins titles by line breaks."""
+    positive = "Bread. Yeast makes the dough rise. Salt slows it down."
+    judged = [Example("why does dough rise", positive, (), "a"), Example("cats", "Cats sleep.", (), "b")]
+    chunks = ["Bread.\nYeast makes the dough rise.", "Salt slows it down.", "Salt is a mineral."]
+    rows = draw_negatives(lambda queries, _: [chunks for _ in queries], ContrastiveExamples.of(judged))
+    assert rows[0] == ["why does dough rise", positive, "Salt is a mineral."]
+    assert rows[1] == ["cats", "Cats sleep.", *chunks]
+
+
 def test_draws_are_uniform_and_seeded():
     draws = [draw_negatives(in_order, JUDGED, count=2, top=12, seed=seed)[2][2:] for seed in range(400)]
     counts = Counter(negative for draw in draws for negative in draw)

@@ -41,6 +41,15 @@ def round_adapter(adapter: Adapter | None, backbone: Backbone, dtype: str) -> Ad
     return rounded.requires_grad_(False).to(backbone.device)
 
 
+def exact_dtype(adapter: Adapter | None, backbone: Backbone) -> str:
+    """The smallest dtype in which a LoRA can be saved without any change, such as that in which it was saved before."""
+    if not isinstance(adapter, Lora):
+        return "float32"
+    digest = adapter.digest()
+    rounded = ((dtype, round_adapter(adapter, backbone, dtype)) for dtype in ("int8", "bfloat16"))
+    return next((dtype for dtype, each in rounded if each and each.digest() == digest), "float32")
+
+
 def save_adapter(adapter: Adapter, folder: Path, backbone: Backbone, dtype: str = "float32") -> None:
     """Write the adapter, and the fingerprint of the model that it is for; a dtype other than float32 is for LoRA."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -36,8 +36,9 @@ class LMHead:
         model: Any = _load_language_model(resolve_model_folder(backbone.name), backbone.dtype)
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
         self._head_name = next(name for name, module in model.named_modules() if module is head)
-        self._base_model = _FixedOutputModel()
-        setattr(model, _base_model_attribute(model), self._base_model)
+        base_model = _base_model_attribute(model)
+        self._base_model = _FixedOutputModel(getattr(model, base_model))
+        setattr(model, base_model, self._base_model)
         self.model = model.requires_grad_(False).eval().to(backbone.device)
         self.is_tied = head.weight is embeddings.weight
         if self.is_tied:
@@ -133,6 +134,11 @@ class _FixedOutputModel(nn.Module):
     """Replaces the base model and returns the states that were set."""
 
     states: Tensor | None = None
+
+    def __init__(self, replaced: nn.Module) -> None:
+        super().__init__()
+        # Falcon-H1 scales its logits by a number of its base model
+        vars(self).update({name: value for name, value in vars(replaced).items() if isinstance(value, int | float)})
 
     @property
     def decoder(self) -> _FixedOutputModel:

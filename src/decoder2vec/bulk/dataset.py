@@ -97,8 +97,8 @@ def embed_dataset(
         prompt_name: The encoder's prompt to put in front of every text, such as document; none by default.
         engine: local (this process) or ray (the nodes of a Ray cluster, or the cores of this machine).
         workers: Processes of the engine ray; by default one for each GPU, or for each core.
-        tokenisers: Further processes of the engine ray, which read and tokenise for the workers; by default one for
-            each GPU, and none on CPUs, where every worker does it in a thread.
+        tokenisers: Further processes of the engine ray, which read and tokenise for the workers, at most one for each;
+            by default one for each GPU, and none on CPUs, where every worker does it in a thread.
         device: cuda, mps or cpu; by default the best one available.
         dtype: By default the one that suits the device.
         price_per_hour: Of one worker; the progress then says what the run has cost so far.

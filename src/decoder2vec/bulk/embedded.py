@@ -47,20 +47,22 @@ class EmbeddedDataset:
             StorageError: It is not as it was written.
         """
         pyarrow, parquet = import_pyarrow()
-        record = self.records[part.name]
+        record, file = self.records[part.name], f"{self.output.url}/{part.name}"
+        cure = "delete it and run `d2v embed` again"
         try:
             if self.output.sha256(part.name) != record["sha256"]:
-                raise StorageError(f"{part.name} is not as it was written; delete it and run the same command again")
+                raise StorageError(f"{file} is not as it was written; {cure}.")
             with self.output.open(part.name) as handle:
                 table = parquet.read_table(io.BytesIO(handle.read()))
         except FileNotFoundError:
-            raise StorageError(f"{part.name} is missing; run the same command again") from None
+            raise StorageError(f"{file} is missing; run `d2v embed` again.") from None
         except pyarrow.ArrowException as error:
-            raise StorageError(f"{part.name} is damaged ({error}); delete it and run the same command again") from None
+            raise StorageError(f"{file} is damaged ({error}); {cure}.") from None
         if read_note(part, self.output) != part.note(self.plan.key):
-            raise StorageError(f"{part.name} is a part of something else; delete it and run the same command again")
+            raise StorageError(f"{file} is a part of something else; {cure}.")
         if len(table) + record["n_skipped"] != part.stop - part.start:
-            raise StorageError(f"{part.name} has {len(table)} rows and {record['n_skipped']} skipped ones of its range")
+            n_rows, n_skipped = part.stop - part.start, record["n_skipped"]
+            raise StorageError(f"{file} has {len(table)} rows and {n_skipped} skipped ones, not {n_rows}; {cure}.")
         return table
 
 

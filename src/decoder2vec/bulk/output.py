@@ -6,7 +6,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,8 @@ class OutputFolder:
 
     def open(self, name: str) -> Any:
         """Open a file for reading bytes."""
-        return self._system.open(f"{self.path}/{name}", "rb")
+        with store_errors(self.url) if self.local is None else nullcontext():
+            return self._system.open(f"{self.path}/{name}", "rb")
 
     def sha256(self, name: str) -> str:
         """The SHA-256 of a file."""

@@ -55,7 +55,7 @@ class RayEncoder(Encoder):
             StorageError: A worker has another encoder under that name.
         """
         ray = start_ray()
-        n_workers, n_gpus = count_workers(ray, workers, device)
+        n_workers, n_gpus = count_workers(ray, workers, device, at_once=True)
         local = Encoder.from_pretrained(name, device=device, dtype=dtype, **choices)
         encoder = cls(local.backbone, local.spec, local.head)
         encoder.probabilities = local.probabilities

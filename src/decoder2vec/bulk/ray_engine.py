@@ -18,6 +18,8 @@ from decoder2vec.errors import DataFileError, Decoder2VecError, MissingExtraErro
 if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
     from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
 
+log = logging.getLogger(__name__)
+
 _SHARE_OF_A_CORE = 0.1
 """What Ray reserves for a process that tokenises, where workers compute on the cores."""
 
@@ -36,8 +38,8 @@ class RayEngine:
         workers: How many; by default one for each GPU of the cluster, or for each core.
         device: Where workers compute; by default on a GPU if the cluster has one.
         dtype: What they compute in; by default what the plan says.
-        tokenisers: Processes that read and tokenise for the workers; by default one for each GPU, and none on CPUs,
-            where every worker does it in a thread.
+        tokenisers: Processes that read and tokenise for the workers, at most one for each; by default one for each GPU,
+            and none on CPUs, where every worker does it in a thread.
         settings: How they tokenise; needed if there are any.
     """
 
@@ -57,7 +59,10 @@ class RayEngine:
         self._ray = start_ray()
         self.workers, self._n_gpus = count_workers(self._ray, workers, device)
         self.device = "cuda" if self._n_gpus else device
-        self.tokenisers = (self.workers if self._n_gpus else 0) if tokenisers is None else tokenisers
+        wanted = (self.workers if self._n_gpus else 0) if tokenisers is None else tokenisers
+        self.tokenisers = min(wanted, self.workers)  # more might wait for cores without end
+        if wanted > self.tokenisers:
+            log.warning("%d processes tokenise, one for each worker, not %d.", self.tokenisers, wanted)
         self._settings = settings
 
     def __call__(self, parts: Iterable[Part]) -> Iterator[PartResult]:
@@ -75,7 +80,7 @@ class RayEngine:
                 fn_constructor_args=(plan, self._settings),
                 batch_size=1,
                 num_cpus=1 if self._n_gpus else _SHARE_OF_A_CORE,
-                compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, self.workers, len(items))),
+                compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, len(items))),
             )
         results = rows.map_batches(
             _Worker,
@@ -150,17 +155,22 @@ class _Worker:
         return self._embed.embed(part, table, problems)
 
 
-def count_workers(ray: Any, workers: int | None, device: str | None) -> tuple[int, int]:
+def count_workers(ray: Any, workers: int | None, device: str | None, *, at_once: bool = False) -> tuple[int, int]:
     """Return how many workers there should be, and how many GPUs the cluster has for them.
 
     Args:
         ray: What `start_ray` returned.
         workers: How many are wanted; None: one for each GPU, or for each core.
         device: Where they compute; None: on GPUs if there are any.
+        at_once: All of them are waited for, so that there must be no more than the cluster has room for.
     """
     resources = ray.cluster_resources()
     n_gpus = int(resources.get("GPU", 0)) if device in (None, "cuda") else 0
-    return workers or n_gpus or int(resources.get("CPU", 1)), n_gpus
+    most = n_gpus or int(resources.get("CPU", 1))
+    if at_once and workers and workers > most:
+        log.warning("%d workers are started, not %d: Ray has no more %s.", most, workers, "GPUs" if n_gpus else "cores")
+        workers = most
+    return workers or most, n_gpus
 
 
 def start_ray() -> Any:
@@ -168,6 +178,7 @@ def start_ray() -> Any:
 
     Raises:
         MissingExtraError: It is not installed.
+        StorageError: It cannot start, or there is no such cluster.
     """
     # its core warns that workers keep their arguments in shared memory, whatever the arguments are
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
@@ -177,7 +188,13 @@ def start_ray() -> Any:
     except ImportError:
         raise MissingExtraError("ray", "ray") from None
     if not ray.is_initialized():
-        ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        try:
+            ray.init(log_to_driver=False, include_dashboard=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as error:
+            address = os.environ.get("RAY_ADDRESS")
+            where = f"the cluster that RAY_ADDRESS names, {address}," if address else "Ray on this machine"
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise StorageError(f"Cannot use {where}: {reason}.") from error
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False  # the caller has its own
     return ray

@@ -42,7 +42,7 @@ class RayLatents:
         self, model: str | Path, backbone: Backbone, workers: int | None = None, device: str | None = None
     ) -> None:
         ray = start_ray()
-        n_workers, n_gpus = count_workers(ray, workers, device)
+        n_workers, n_gpus = count_workers(ray, workers, device, at_once=True)
         remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=-1)(_Worker)
         place = "cuda" if n_gpus else device
         self._workers = [remote.remote(str(model), place, backbone.dtype_name) for _ in range(n_workers)]

@@ -54,7 +54,8 @@ Workers = Annotated[int | None, typer.Option(help="Processes of the engine ray."
 Tokenisers = Annotated[
     int | None,
     typer.Option(
-        help="Processes of the engine ray that tokenise; by default one for each GPU.", rich_help_panel=_FOLDER
+        help="Processes of the engine ray that tokenise, at most one per worker; by default one per GPU.",
+        rich_help_panel=_FOLDER,
     ),
 ]
 DryRun = Annotated[

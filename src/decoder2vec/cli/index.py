@@ -56,9 +56,9 @@ _PHASES = ("loading the model", "reading", "tokenising", "encoding", "saving", "
 def index(
     out: Annotated[str, typer.Option(metavar="INDEX", help="Folder, or postgresql://host/database#name.")],
     source: Annotated[
-        Path | None,
+        str | None,
         typer.Argument(
-            help="A folder of d2v embed, or: .txt .md .rst .html .eml .pdf .docx .pptx .xlsx .csv .tsv .jsonl."
+            help="A folder or URL of d2v embed, or: .txt .md .rst .html .eml .pdf .docx .pptx .xlsx .csv .tsv .jsonl."
         ),
     ] = None,
     encoder: EncoderOption = "",
@@ -187,7 +187,7 @@ def _check_tuning_options(
         raise InputError("Give --queries and --qrels to tune hybrid search, or --pairs to learn a reranker.")
 
 
-def _check_indexed(source: Path, changes: IndexChanges, report: dict[str, Any], json_file: Path | None) -> None:
+def _check_indexed(source: str, changes: IndexChanges, report: dict[str, Any], json_file: Path | None) -> None:
     """Raise if everything was left out, and --json says what and why; where there was only no text, warn of it."""
     if not changes.skipped or any(report[name] for name in _KEPT):
         return
@@ -201,7 +201,7 @@ def _check_indexed(source: Path, changes: IndexChanges, report: dict[str, Any], 
 
 def _open_or_create(
     out: str,
-    source: Path | None,
+    source: str | None,
     encoder: str,
     choices: dict[str, Any],
     loading: dict[str, Any],
@@ -213,7 +213,8 @@ def _open_or_create(
     from decoder2vec.search.index import Index, open_store, open_with_header
     from decoder2vec.search.store import encoder_folder, without_password
 
-    if source and not source.exists():
+    is_embedded = bool(source) and is_embedded_folder(source or "")
+    if source and not is_embedded and not Path(source).exists():
         raise DataFileError(f"{source} does not exist.")
     if Index.exists(out):
         chunking.check_existing(out)
@@ -226,11 +227,12 @@ def _open_or_create(
         return opened
     if not source:
         raise InputError(f"There is no index at {without_password(out)}; give a folder or file to create one.")
-    next(read_documents(source), None)  # refuses a folder without files before the index is created
+    if not is_embedded:
+        next(read_documents(Path(source)), None)  # refuses a folder without files before the index is created
     chosen = chunking.to_chunking()
     open_store(out).check_new()  # before the model is loaded
     model = open_on_engine(encoder or DEFAULT_ENCODER, **loading, **choices)
-    if is_embedded_folder(source):
+    if is_embedded:
         from decoder2vec.search.embedded import embedded_documents
 
         next(embedded_documents(source, model), None)  # refuses vectors of another encoder, too
@@ -251,7 +253,7 @@ def _delete(opened: Index, ids: list[str]) -> None:
     info(f"deleted {len(deleted)} documents" + (f"; not in the index: {', '.join(missing)}" if missing else ""))
 
 
-def _add(opened: Index, source: Path, columns: tuple[str, ...]) -> IndexChanges:
+def _add(opened: Index, source: str, columns: tuple[str, ...]) -> IndexChanges:
     """Add documents, and print how many, and what was left out."""
     notes: list[str] = []
     changes = opened.add(source, columns=columns, notify=notes.append)

@@ -142,7 +142,12 @@ def read_documents(
 
 
 def is_embedded_folder(source: str | Path) -> bool:
-    """Tell whether `embed_dataset` has written to a folder; a user's own plan.json is another one."""
+    """Tell whether `embed_dataset` has written to a folder; a user's own plan.json is another one.
+
+    A URL is taken for such a folder, since nothing else is indexed from there.
+    """
+    if "://" in str(source):
+        return True
     try:
         plan = json.loads(Path(source, "plan.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

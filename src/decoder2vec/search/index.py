@@ -31,6 +31,7 @@ from decoder2vec.search.store import (
     MetadataFilter,
     encode_texts,
     encoder_folder,
+    keep_encoder,
     resolve_encoder,
     without_password,
 )
@@ -214,10 +215,7 @@ class Index:
         with store.write_lock():
             store.check_new()  # another process may have created one meanwhile
             store.create(header.id, space.dim)
-            from decoder2vec.encoder import Encoder
-
-            if isinstance(encoder, Encoder):
-                encoder.save(encoder_folder(store))
+            keep_encoder(store, encoder)
             store.write_header(to_table(header))  # last: a location without a header is not an index
         return cls(location, store, header, encoder)
 

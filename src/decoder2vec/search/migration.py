@@ -43,7 +43,7 @@ from decoder2vec.search.store import (
     Embeddings,
     EmbeddingSpace,
     document_id_of,
-    encoder_folder,
+    keep_encoder,
     resolve_encoder,
     without_password,
 )
@@ -182,10 +182,7 @@ def _write_and_switch(
     target.generation = generation
     if not target.is_created():
         target.create(work.header.id, work.space.dim)
-    from decoder2vec.encoder import Encoder
-
-    if isinstance(work.encoder, Encoder):
-        work.encoder.save(encoder_folder(target))
+    keep_encoder(target, work.encoder)
     _copy_missing(source, target, transform, at_once)
     dim, similarity = work.space.dim, work.space.similarity
     kinds = () if similarity == "manhattan" else target.ann_kinds(dim)

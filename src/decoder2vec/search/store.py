@@ -169,6 +169,15 @@ def encoder_folder(store: ChunkStore) -> Path:
     return store.local_folder / f"encoder{generation_suffix(store.generation)}"
 
 
+def keep_encoder(store: ChunkStore, encoder: Any) -> None:
+    """Save an `Encoder` beside the vectors of a store, in no more bits than it needs; others cannot be saved."""
+    from decoder2vec.adapters.saving import exact_dtype
+    from decoder2vec.encoder import Encoder
+
+    if isinstance(encoder, Encoder):
+        encoder.save(encoder_folder(store), lora_dtype=exact_dtype(encoder.backbone.adapter, encoder.backbone))
+
+
 def check_generation(store: ChunkStore, location: str | Path) -> None:
     """Raise StorageError if the index has been moved to another encoder since it was opened."""
     header = store.header()

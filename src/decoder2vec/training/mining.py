@@ -139,7 +139,7 @@ def draw_negatives(
 
     Returns:
         For each example its anchor, its positive and its negatives, best first. A known positive of the anchor, of this
-        or of another example, is never among them.
+        or of another example, is never among them, nor a part of one, such as a chunk.
 
     """
     if count < 1 or top < 1:
@@ -148,13 +148,20 @@ def draw_negatives(
     ranked = dict(zip(anchors, rank([examples.texts[anchor] for anchor in anchors], top), strict=True))
     rows = []
     for anchor, positive in zip(examples.anchors.tolist(), examples.positives.tolist(), strict=True):
-        known = {examples.texts[text] for text in (examples.groups[[anchor]] @ examples.groups.T).nonzero()[1]}
+        related = (examples.groups[[anchor]] @ examples.groups.T).nonzero()[1]
+        known = [_squeeze(examples.texts[text]) for text in related if text != anchor]
         query = examples.texts[anchor]
-        allowed = [text for text in dict.fromkeys(ranked[anchor][:top]) if text not in known and text != query]
+        candidates = [text for text in dict.fromkeys(ranked[anchor][:top]) if text != query]
+        allowed = [text for text in candidates if not any(_squeeze(text) in positive for positive in known)]
         rng = np.random.default_rng([seed, zlib.crc32(query.encode()), zlib.crc32(examples.texts[positive].encode())])
         drawn = sorted(rng.permutation(len(allowed))[:count].tolist())
         rows.append([query, examples.texts[positive], *(allowed[index] for index in drawn)])
     return rows
+
+
+def _squeeze(text: str) -> str:
+    """The text with single spaces: an index joins a title and a text by a line break, BEIR's files by a space."""
+    return " ".join(text.split())
 
 
 def bm25_ranker(documents: Sequence[str]) -> Ranker:
