@@ -274,7 +274,7 @@ def test_index_keeps_its_learned_reranker(index, closing):
     pairs = ScoredPairs("toy", ["katar", "loben"] * 4, ["katar", "misol"] * 4, [1.0, 0.0] * 4)
     learned = index.learn_reranker(pairs)
     reopened = closing(Index.open(index.location, WordEncoder()))
-    hits = reopened.search(QUERIES[0], 5, reranker=reopened.load_reranker())
+    hits = reopened.search(QUERIES[0], 5, rerank=reopened.load_reranker())
     assert scores_of(hits) == pytest.approx(learned.rerank(QUERIES[0], [hit.text for hit in hits]))
 
 

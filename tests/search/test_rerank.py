@@ -41,7 +41,7 @@ def index(tmp_path):
 
 def test_any_reranker_decides_the_order(index):
     reranker = LengthReranker()
-    hits = index.search("cat", 2, "dense", reranker=reranker)
+    hits = index.search("cat", 2, "dense", rerank=reranker)
     assert [hit.text for hit in hits] == [TEXTS[0], TEXTS[2]] and hits[0].score == len(TEXTS[0])
     assert len(reranker.calls[0][1]) == len(TEXTS)  # more documents are rescored than returned
 
@@ -52,7 +52,7 @@ def test_pair_reranker_returns_scores_of_the_encoder(index, backbone):
     encoder = Encoder(
         model, EncoderSpec("tiny-llama", recipe.readings(model)), LayerwiseHead(CodeNet(recipe.code_spec(model)))
     )
-    hits = index.search("A cat sleeps on the sofa.", 4, "dense", reranker=PairReranker(encoder))
+    hits = index.search("A cat sleeps on the sofa.", 4, "dense", rerank=PairReranker(encoder))
     expected = {text: encoder.score("A cat sleeps on the sofa.", text) for text in TEXTS}
     assert {hit.text: hit.score for hit in hits} == pytest.approx(expected, abs=1e-5)
     assert [hit.score for hit in hits] == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-5)

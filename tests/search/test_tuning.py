@@ -165,7 +165,7 @@ def test_the_depth_of_a_reranker_is_chosen_and_used_by_search(deep_index, tmp_pa
     expected = tuned.depth if tuned.gain.value > 0 else 30
     assert opened.header.rerank_depth == deep_index.header.rerank_depth == expected
     counted = ChosenDocuments()
-    opened.search("subject3", 1, reranker=counted)
+    opened.search("subject3", 1, rerank=counted)
     assert counted.counts == [expected]
 
 

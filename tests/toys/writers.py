@@ -351,7 +351,7 @@ def search_index(folder: Path) -> Content:
     queries = [("word3 version0", mode) for mode in ("dense", "lexical", "hybrid")]
     found = {mode: index.search(query, mode=mode) for query, mode in queries}
     if reranker:
-        found["reranked"] = index.search("word3 version0", reranker=reranker)
+        found["reranked"] = index.search("word3 version0", rerank=reranker)
     return {mode: [[hit.id, hit.text, round(float(hit.score), 4)] for hit in hits] for mode, hits in found.items()}
 
 

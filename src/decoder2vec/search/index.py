@@ -335,7 +335,7 @@ class Index:
         top: int = 10,
         mode: str = "hybrid",
         filter: MetadataFilter | None = None,
-        reranker: SupportsRerank | None = None,
+        rerank: SupportsRerank | None = None,
         *,
         exact: bool = False,
     ) -> list[Hit]:
@@ -347,20 +347,20 @@ class Index:
             mode: "dense" (embedding similarity), "lexical" (BM25) or "hybrid" (both, fused as `tune` chose).
             filter: Required metadata, such as {"kind": "pet", "year": ["2024", "2025"]}: all keys must match, each with
                 its value or one of its values.
-            reranker: Rescores the best 30 documents, or as many as `tune` chose. Anything with `rerank(query, texts)`,
+            rerank: Rescores the best 30 documents, or as many as `tune` chose. Anything with `rerank(query, texts)`,
                 such as a `Reranker`, a `PairReranker` or what `load_reranker` returns.
             exact: Compare the query with every vector, even if there is an approximate index.
 
         Raises:
             InputError: `mode` is unknown, or `top` is less than 1.
         """
-        depth = max(top, self.header.rerank_depth) if reranker else top
+        depth = max(top, self.header.rerank_depth) if rerank else top
         ranked = self.rank([query], depth, mode, filter, exact=exact)[0]
         chunks = self.store.read_chunks([document.chunk_key for document in ranked])
         # another process may have deleted a document since it was ranked
         ranked = [document for document in ranked if document.chunk_key in chunks]
-        if reranker and ranked:
-            scores = reranker.rerank(query, [chunks[document.chunk_key].text for document in ranked])
+        if rerank and ranked:
+            scores = rerank.rerank(query, [chunks[document.chunk_key].text for document in ranked])
             rescored = [document._replace(score=float(score)) for document, score in zip(ranked, scores, strict=True)]
             ranked = sorted(rescored, key=lambda document: -document.score)
         ranked = ranked[:top]
@@ -405,7 +405,7 @@ class Index:
         self,
         queries: str | Path | Mapping[str, str],
         qrels: str | Path | Qrels,
-        reranker: SupportsRerank | None = None,
+        rerank: SupportsRerank | None = None,
         *,
         depth: int = 50,
     ) -> TuningResult:
@@ -418,7 +418,7 @@ class Index:
         Args:
             queries: Query id -> text, or a file with `_id` and `text`.
             qrels: Query id -> document id -> relevance, or a file with `query-id`, `corpus-id` and `score`.
-            reranker: A reranker, as for `search`, that rescores the best documents of every query.
+            rerank: A reranker, as for `search`, that rescores the best documents of every query.
             depth: Maximum number of documents of a query that it rescores.
 
         Returns:
@@ -431,14 +431,12 @@ class Index:
         queries = read_queries(Path(queries)) if isinstance(queries, str | Path) else queries
         qrels = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else qrels
 
-        def rerank(query: str, ranked: Sequence[RankedDocument]) -> Sequence[float]:
-            assert reranker is not None
+        def rescore(query: str, ranked: Sequence[RankedDocument]) -> Sequence[float]:
+            assert rerank is not None
             chunks = self.store.read_chunks([document.chunk_key for document in ranked])
-            return reranker.rerank(query, [chunks[document.chunk_key].text for document in ranked])
+            return rerank.rerank(query, [chunks[document.chunk_key].text for document in ranked])
 
-        result = choose_fusion(
-            self._candidates, queries, qrels, self.header.fusion, rerank if reranker else None, depth
-        )
+        result = choose_fusion(self._candidates, queries, qrels, self.header.fusion, rescore if rerank else None, depth)
         if result.best != result.before:
             self.set_fusion(result.best)
         if result.reranked and result.reranked.gain.value > 0:
