@@ -117,7 +117,7 @@ def main() -> None:
             ratio = seconds / best["decoder2vec"]
             rows.append((kind, method, tokens, round(seconds, 2), round(tokens / seconds, 1), f"{ratio:.2f}x"))
     columns = ("texts", "way", "tokens", "seconds", speed_column(args.cpu), "ours is faster by")
-    report("against_sentence_transformers", columns, rows, model=name)
+    report("against_sentence_transformers", columns, rows, model=name, dtype="float32")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,13 @@ def main() -> None:
         (name, round(seconds, 2), f"{seconds / best['last layer'] - 1:+.1%}", round(measure_peak(model, name)))
         for name, seconds in best.items()
     ]
-    report("all_layers", ("way", "seconds", "against the last layer", "peak MB above the model"), rows, model=model)
+    report(
+        "all_layers",
+        ("way", "seconds", "against the last layer", "peak MB above the model"),
+        rows,
+        model=model,
+        dtype=backbone.dtype_name,
+    )
 
 
 if __name__ == "__main__":

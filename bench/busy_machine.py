@@ -65,7 +65,7 @@ def main() -> None:
     quiet = speeds["decoder2vec"][0]
     rows = [(name, *(f"{speed:.0f} ({100 * speed / quiet:.0f} %)" for speed in row)) for name, row in speeds.items()]
     columns = ("threads", *(f"tokens/s beside {count} busy processes" for count in counts))
-    report("busy_machine", columns, rows, encoder=DEFAULT_ENCODER, texts=60, cores=os.cpu_count())
+    report("busy_machine", columns, rows, encoder=DEFAULT_ENCODER, dtype="float32", texts=60, cores=os.cpu_count())
 
 
 if __name__ == "__main__":

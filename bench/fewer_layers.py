@@ -58,7 +58,13 @@ def main() -> None:
         )
         for variant, encoder in encoders.items()
     ]
-    report("fewer_layers", ("plan", "dim", "s for 24 texts", "speed", "STS-B test"), rows, model=backbone.name)
+    report(
+        "fewer_layers",
+        ("plan", "dim", "s for 24 texts", "speed", "STS-B test"),
+        rows,
+        model=backbone.name,
+        dtype=backbone.dtype_name,
+    )
 
 
 if __name__ == "__main__":

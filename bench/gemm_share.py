@@ -42,7 +42,7 @@ def main() -> None:
             )
         )
     columns = ("texts", "tokens each", "tokens/s", "GEMM GFLOP/s", "share of GEMM", "padding")
-    report("gemm_share", columns, rows, model=model, layers="all")
+    report("gemm_share", columns, rows, model=model, dtype=backbone.dtype_name, layers="all")
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ def main() -> None:
             rows.append((recipe.name, batch, batches, blocks, f"{speed:.0f}", f"{peak_megabytes():.0f}"))
             print(*rows[-1], flush=True)
     columns = ("trained", "triplets a batch", "batches", "blocks", "tokens/s", "peak MB so far")
-    report("gpu_training", columns, rows, backbone=args.backbone, steps=args.steps)
+    report("gpu_training", columns, rows, backbone=args.backbone, dtype=backbone.dtype_name, steps=args.steps)
 
 
 if __name__ == "__main__":

@@ -57,13 +57,20 @@ def flops_per_token(backbone: object) -> float:
 
 def describe_machine() -> dict[str, object]:
     """Return the hardware, the number of threads and the versions of the libraries."""
-    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU"
+    hardware = torch.cuda.get_device_name() if torch.cuda.is_available() else _processor()
     packages = ("torch", "transformers")
     return {
         "machine": hardware,
         "threads": torch.get_num_threads(),
         **{name: metadata.version(name) for name in packages},
     }
+
+
+def _processor() -> str:
+    """The architecture and, where `lscpu` is there, the name of the processor."""
+    described = subprocess.run("lscpu", shell=True, capture_output=True, text=True, check=False).stdout
+    names = [line.partition(":")[2].strip() for line in described.splitlines() if line.startswith("Model name")]
+    return " ".join([platform.machine(), "CPU", *(f"({name})" for name in names[:1])])
 
 
 def report(name: str, columns: Sequence[str], rows: Sequence[Sequence[object]], **facts: object) -> None:

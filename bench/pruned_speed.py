@@ -56,7 +56,15 @@ def main() -> None:
         )
     columns = ("layers", "of all", "seconds", "of the time", "off by", "parameters", "MB of weights")
     largest = max(map(abs, deviations))
-    report("pruned_speed", columns, rows, model=name, texts=len(texts), largest_deviation=round(largest, 3))
+    report(
+        "pruned_speed",
+        columns,
+        rows,
+        model=name,
+        dtype=full.dtype_name,
+        texts=len(texts),
+        largest_deviation=round(largest, 3),
+    )
 
 
 if __name__ == "__main__":

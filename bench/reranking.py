@@ -98,7 +98,7 @@ def main() -> None:
         plain = seconds["plain loop"]
         rows += [(workload, key, f"{len(queries) / s:.1f}", f"{plain / s:.2f}x") for key, s in seconds.items()]
     columns = ("pairs", "method", "pairs per CPU second of one thread", "against the plain loop")
-    report("reranking", columns, rows, model=name, batch=BATCH, max_words=MAX_WORDS)
+    report("reranking", columns, rows, model=name, dtype="float32", batch=BATCH, max_words=MAX_WORDS)
 
 
 if __name__ == "__main__":

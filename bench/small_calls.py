@@ -79,7 +79,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = [measure(name, options) for name, options in ENCODERS.items()]
     columns = ("encoder", "tokens", "bare pass, ms", "encode, ms", "ratio", "tokenising, template and pooling")
-    report("small_calls", columns, rows, texts=TEXTS, rounds=ROUNDS)
+    report("small_calls", columns, rows, dtype="float32", texts=TEXTS, rounds=ROUNDS)
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main() -> None:
             rows.append((epochs, method, f"{seconds:.1f} s", f"{baseline / seconds:.2f}x", f"{loss:.5f}"))
             print(rows[-1], flush=True)
     columns = ("epochs", "keys and values", "whole run", "against every token", "last loss")
-    report("suffix_runs", columns, rows, backbone=args.backbone, triplets=args.triplets)
+    report("suffix_runs", columns, rows, backbone=args.backbone, dtype=backbone.dtype_name, triplets=args.triplets)
 
 
 if __name__ == "__main__":

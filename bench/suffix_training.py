@@ -103,7 +103,7 @@ def main() -> None:
             )
             print(rows[-1], flush=True)
     columns = ("texts", "k", "naive", "short", "filling", "faster", "bound", "of bound", "gradients apart")
-    report("suffix_training", columns, rows, backbone=args.backbone)
+    report("suffix_training", columns, rows, backbone=args.backbone, dtype=backbone.dtype_name)
 
 
 if __name__ == "__main__":

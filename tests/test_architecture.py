@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,6 +149,12 @@ def test_only_the_cli_prints(file):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert lines == []
+
+
+def test_json_is_parsed_in_one_place():
+    """`storage.parse_json`, whose only error is ValueError; two modules run where this package is not installed."""
+    modules = [path_of(file) for file in FILES if re.search(r"\bjson\.loads?\(", file.read_text(encoding="utf-8"))]
+    assert sorted(modules) == ["export/layerwise_pooling.py", "export/reload.py", "storage.py"]
 
 
 def test_import_loads_only_this_package_and_the_standard_library():

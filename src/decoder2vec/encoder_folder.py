@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import EncoderError
 from decoder2vec.maths.probability import ProbabilityCurve
-from decoder2vec.storage import check_replaceable, write_json
+from decoder2vec.storage import check_replaceable, parse_json, write_json
 
 DESCRIPTION_FILE = "encoder.json"
 RERANKER_FILE = "reranker.json"
@@ -94,7 +93,7 @@ def read_probabilities(description: Mapping[str, Any], folder: Path) -> dict[str
 def write_probabilities(folder: Path, curves: Mapping[str, ProbabilityCurve]) -> None:
     """Write a calibration into the description of a saved encoder; everything else stays as it is."""
     file = folder / DESCRIPTION_FILE
-    write_json(file, {**json.loads(file.read_text(encoding="utf-8")), **probabilities_json(curves)})
+    write_json(file, {**parse_json(file.read_text(encoding="utf-8")), **probabilities_json(curves)})
 
 
 def _written_files(folder: Path) -> list[str]:
@@ -103,6 +102,6 @@ def _written_files(folder: Path) -> list[str]:
         return []
     description = DESCRIPTION_FILE if is_encoder_folder(folder) else RERANKER_FILE
     try:
-        return [*json.loads((folder / description).read_text(encoding="utf-8"))["files"], *_LATER_FILES]
+        return [*parse_json((folder / description).read_text(encoding="utf-8"))["files"], *_LATER_FILES]
     except (OSError, ValueError, KeyError, TypeError):  # damaged, or of version 0.1
         return [*_FILES_OF_0_1, *_LATER_FILES]

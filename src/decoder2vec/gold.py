@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.errors import EncoderError, InputError
+from decoder2vec.storage import parse_json
 
 GOLD_FILE = "gold.json"
 """In the folder of a saved encoder, and of an export."""
@@ -88,7 +89,7 @@ class GoldVectors:
         if not file.is_file():
             return None
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
             vectors = np.array(content["vectors"], np.float32)
             if vectors.ndim != 2 or len(vectors) != len(content["texts"]):
                 raise ValueError("it has not one vector for each text")

@@ -34,7 +34,7 @@ from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.interpolation import METHODS, interpolate
 from decoder2vec.saved_encoder import read_encoder_folder
-from decoder2vec.storage import check_replaceable, temporary_folder, versions
+from decoder2vec.storage import check_replaceable, parse_json, temporary_folder, versions
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, TRAINING_TEXTS_FILE, read_hashes
 
 MERGE_FILE = "merge.json"
@@ -127,7 +127,7 @@ class _Parent:
         for name, key in ((MERGE_FILE, "base"), (_RESULTS_FILE, "backbone")):
             if (self.folder / name).is_file():
                 try:
-                    base = json.loads((self.folder / name).read_text(encoding="utf-8"))[key]
+                    base = parse_json((self.folder / name).read_text(encoding="utf-8"))[key]
                     return base and {part: str(base[part]) for part in ("name", "fingerprint")}
                 except (ValueError, KeyError, TypeError):  # damaged, or not written by this package
                     return None
@@ -350,7 +350,7 @@ def _stored_dtype(encoders: Sequence[Encoder]) -> torch.dtype:
     result: torch.dtype | None = None
     for encoder in encoders:
         file = resolve_model_folder(encoder.backbone.name) / "config.json"
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
         dtype = getattr(torch, str(config.get("dtype", config.get("torch_dtype"))), torch.float32)
         result = dtype if result is None else torch.promote_types(result, dtype)
     return result or torch.float32

@@ -8,7 +8,6 @@ and others whose model is a Llama in float32 with LoRA or no adapter, and with a
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +33,7 @@ from decoder2vec.encoder_folder import (
 from decoder2vec.heads.standardise import AFFINE_HEADS, AffineHead
 from decoder2vec.maths.probability import ProbabilityCurve
 from decoder2vec.maths.similarity import check_finite, normalise
+from decoder2vec.storage import parse_json
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import Prompt, Tokeniser
 
@@ -94,7 +94,7 @@ class QuickEncoder:
 
     @classmethod
     def _load(cls, folder: Path) -> QuickEncoder | None:
-        description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        description = parse_json((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
         spec = EncoderSpec.from_json(description["spec"])
         model_folder = _model_folder(folder, spec.backbone)
         if model_folder is None or not _is_supported(spec) or description["head"] not in (None, *AFFINE_HEADS):
@@ -205,14 +205,14 @@ class _FileTokenizer:
         """Read the files; None if the tokenizer is not simply what `tokenizer.json` says."""
         from tokenizers import Tokenizer
 
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        config = parse_json((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
         if config["tokenizer_class"] not in _TOKENIZER_CLASSES or config.get("add_eos_token"):
             return None
         backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
         bos, eos, pad = (_token_id(backend, config.get(f"{name}_token")) for name in ("bos", "eos", "pad"))
         adds_bos = config.get("add_bos_token") and bos is not None and bos not in backend.encode("a").ids
         empty = next(token_id for token_id in (bos, eos, pad, 0) if token_id is not None)
-        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        model = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         limit, vocabulary_size = model.get("max_position_embeddings"), model["vocab_size"]
         return cls(backend, limit, bos if adds_bos else None, empty, vocabulary_size)
 
@@ -232,7 +232,7 @@ class _Lora:
 
         if not folder.is_dir():
             return None
-        description = json.loads((folder / "adapter.json").read_text(encoding="utf-8"))
+        description = parse_json((folder / "adapter.json").read_text(encoding="utf-8"))
         if description["kind"] != "lora":
             raise ValueError(description["kind"])
         names = ("adapter.safetensors", "adapter_model.safetensors")  # in int8, or as peft writes it

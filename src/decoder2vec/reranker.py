@@ -42,7 +42,7 @@ from decoder2vec.errors import BackboneError, EncoderError, InputError, StorageE
 from decoder2vec.gold import GoldVectors
 from decoder2vec.package import __version__
 from decoder2vec.progress import Progress, current_progress
-from decoder2vec.storage import atomic_folder, real_path
+from decoder2vec.storage import atomic_folder, parse_json, real_path
 from decoder2vec.tensor_files import load_tensors, save_tensors
 from decoder2vec.text.batches import collate, plan_batches
 from decoder2vec.text.pair_template import PairTemplate, PairTokeniser
@@ -629,7 +629,7 @@ _METHODS: dict[str, type[_Method]] = {"linear": _Linear, "likelihood": _Likeliho
 def _read_description(folder: Path) -> tuple[RerankerSpec, dict[str, Any]]:
     """The spec and the whole description of a saved reranker."""
     try:
-        description = json.loads((folder / RERANKER_FILE).read_text(encoding="utf-8"))
+        description = parse_json((folder / RERANKER_FILE).read_text(encoding="utf-8"))
         if description["format"] != RERANKER_FORMAT:
             raise ValueError(f"it has format {description['format']!r}, and this version reads {RERANKER_FORMAT}")
         for key in ("fingerprint", "backbone_fingerprint"):
@@ -637,7 +637,7 @@ def _read_description(folder: Path) -> tuple[RerankerSpec, dict[str, Any]]:
         return from_table(RerankerSpec, description["spec"]), description
     except OSError as error:
         raise InputError(f"{folder} is not the folder of a saved reranker: it has no {RERANKER_FILE}.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EncoderError(f"{folder} is not a saved reranker: {error}") from error
 
 

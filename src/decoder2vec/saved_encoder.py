@@ -25,7 +25,7 @@ from decoder2vec.encoder_folder import (
 from decoder2vec.errors import BackboneError, EncoderError, InputError
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.heads.standardise import AffineHead
-from decoder2vec.storage import atomic_folder, real_path
+from decoder2vec.storage import atomic_folder, parse_json, real_path
 
 AnyHead = AffineHead | LayerwiseHead
 
@@ -76,7 +76,7 @@ def write_encoder_folder(
 def read_encoder_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
     """The description and the head of a saved encoder."""
     try:
-        description = json.loads((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
+        description = parse_json((folder / DESCRIPTION_FILE).read_text(encoding="utf-8"))
         kind = description["head"]
         for key in ("spec", "backbone_fingerprint"):
             description[key]
@@ -84,7 +84,7 @@ def read_encoder_folder(folder: Path) -> tuple[dict[str, Any], AnyHead | None]:
             raise TypeError(f"head is {kind!r}")
     except OSError as error:
         raise InputError(f"{folder} is not the folder of a saved encoder: it has no {DESCRIPTION_FILE}.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EncoderError(f"{folder} is not a saved encoder: {error}") from error
     return description, _read_head(folder / HEAD_FILE, kind)
 

@@ -61,6 +61,11 @@ def real_path(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
+def name_in_utf8(name: str) -> str:
+    """Return the name of a file with escapes for bytes that are not UTF-8, which no store can keep."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
 @contextmanager
 def atomic_file(target: Path) -> Iterator[Path]:
     """Yield a temporary path that becomes `target` if the block succeeds, and is deleted if it does not.
@@ -337,6 +342,14 @@ def write_json(target: Path, document: Any, *, allow_nan: bool = True) -> None:
         temporary.write_text(json.dumps(document, indent=1, allow_nan=allow_nan) + "\n", encoding="utf-8")
 
 
+def parse_json(content: str | bytes) -> Any:
+    """Parse JSON; whatever is wrong with it is a ValueError, even brackets that are nested too deeply for Python."""
+    try:
+        return json.loads(content)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
 def read_json(file: Path, hint: str) -> Any:
     """Read a JSON file.
 
@@ -345,10 +358,10 @@ def read_json(file: Path, hint: str) -> Any:
         hint: What the user can do if the file is malformed, for the error message.
     """
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataFileError(f"Cannot read {file}: {error.strerror}.") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise DataFileError(f"{file} holds no JSON ({error}); {hint}, or leave it out.") from None
 
 
@@ -380,7 +393,7 @@ def read_checksums(folder: Path) -> dict[str, str]:
     """
     file = folder / CHECKSUMS_FILE
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = parse_json(file.read_text(encoding="utf-8"))
         files: dict[str, str] = document["files"]
         if document["sha256"] == _digest(files):
             return files

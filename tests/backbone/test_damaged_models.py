@@ -39,6 +39,17 @@ def test_wrong_config_is_refused_in_one_sentence(folder, change):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "3", "[" * 100_000, '{"model": 3, "bos_token": 3}'], ids=lambda text: text[:9]
+)
+def test_damaged_tokenizer_is_refused_in_one_sentence(folder, name, content):
+    (folder / name).write_text(content)
+    with pytest.raises(BackboneError, match="has no tokenizer that transformers can load") as caught:
+        Backbone.load(folder, device="cpu")
+    assert "\n" not in str(caught.value)
+
+
 def test_weights_of_another_shape_are_refused(folder):
     file = folder / "model.safetensors"
     weights = load_file(file)

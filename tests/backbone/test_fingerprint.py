@@ -88,6 +88,12 @@ def test_changed_file_is_hashed_again(tmp_path):
         assert file_sha256(file) == hashlib.sha256(content).hexdigest()
 
 
+def test_name_that_is_not_utf8_is_hashed(tmp_path):
+    file = tmp_path / os.fsdecode(b"\xff\xfe")
+    file.write_bytes(b"one")
+    assert file_sha256(file) == file_sha256(file) == hashlib.sha256(b"one").hexdigest()
+
+
 def test_file_replaced_by_one_of_equal_size_and_time_is_noticed(tmp_path):
     file, other = tmp_path / "file", tmp_path / "other"
     for path, content in ((file, b"one"), (other, b"two")):

@@ -101,6 +101,18 @@ def test_files_of_one_name_in_two_folders_have_other_ids(encoder, tmp_path):
     assert [row["id"] for row in read(tmp_path / "out")] == ["a/x.txt:0", "b/x.txt:0"]
 
 
+def test_names_that_are_not_utf8_are_escaped(encoder, tmp_path):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    try:
+        (folder / os.fsdecode(b"\xff.txt")).write_text("Cats sleep.\n", encoding="utf-8")
+    except OSError:
+        pytest.skip("the file system takes names in UTF-8 only")
+    for _ in range(2):  # the second time, nothing is left to do
+        d2v.embed_dataset(encoder, str(folder), tmp_path / "out")
+    assert [row["id"] for row in read(tmp_path / "out")] == ["\\xff.txt:0"]
+
+
 def test_folder_and_list_of_files_are_read_in_order(encoder, tmp_path):
     data = tmp_path / "data"
     (data / "deep").mkdir(parents=True)

@@ -22,6 +22,20 @@ def test_report_accepts_one_path_and_uses_its_folder(tmp_path):
     assert f"<code>d2v report {file}</code>" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["index.html", "report.md"])
+def test_page_of_the_user_is_kept(name, tmp_path):
+    file = write_evaluation(tmp_path, *make_evaluation("a", tasks={"scifact": "retrieval"}))
+    page = tmp_path / "site" / name
+    page.parent.mkdir()
+    page.write_text("years of work")
+    with pytest.raises(InputError, match=f"site holds {name}, which is no report; choose another folder"):
+        api.report(file, tmp_path / "site")
+    assert [path.read_text() for path in page.parent.iterdir()] == ["years of work"]
+    page.unlink()
+    for _ in range(2):  # a report may be replaced
+        api.report(file, tmp_path / "site")
+
+
 def test_package_is_callable_like_its_function(complete_run, tmp_path):
     complete_run("runs/step5")
     page = decoder2vec.report([tmp_path / "runs"], tmp_path / "out")

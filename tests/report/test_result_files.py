@@ -106,6 +106,30 @@ def test_damaged_files_are_skipped_in_folders_and_refused_by_name(tmp_path):
             find_results([tmp_path / f"{name}.json"])
 
 
+def huge(document, *path):
+    """The document with an integer that no float holds at a path."""
+    inner = document
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = 10**400
+    return document
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        huge(make_evaluation()[0], "tasks", "scifact", "score"),
+        huge(make_evaluation()[0], "cost", "parameters"),
+        huge(make_sweep(), "rows", 0, "spearman"),
+        huge(make_dimensions(), "layers", 0, "twonn"),
+    ],
+    ids=["score", "cost", "sweep", "dimension"],
+)
+def test_integer_of_400_digits_is_an_unexpected_structure(document, tmp_path):
+    with pytest.raises(DataFileError, match=r"odd\.json has an unexpected structure"):
+        find_results([write(tmp_path / "odd.json", document)])
+
+
 def test_wrong_or_missing_path_is_refused_with_what_to_give(tmp_path):
     with pytest.raises(
         DataFileError, match="not a result that can be reported; give a file written by `d2v eval --json`"

@@ -150,6 +150,13 @@ def test_curve_with_a_wrong_length_is_refused(write_run):
         find_runs(write_run("it", record, make_results()))
 
 
+def test_integer_of_400_digits_is_refused(write_run):
+    results = make_results()
+    results["seeds"][0]["checks"]["random pairs"] = 10**400
+    with pytest.raises(DataFileError, match=r"results\.json"):
+        find_runs(write_run("it", make_record(), results))
+
+
 def test_damaged_result_file_is_named_in_the_error(tmp_path):
     (tmp_path / "step1.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataFileError, match=r"step1\.json holds no JSON"):

@@ -86,7 +86,9 @@ def test_result_is_read_as_it_was_written(tmp_path):
     result = make_result()
     (tmp_path / "trajectory.json").write_text(json.dumps(result.to_json()), encoding="utf-8")
     assert TrajectoryResult.load(tmp_path) == TrajectoryResult.load(tmp_path / "trajectory.json") == result
-    for content in ("{", "[]", '{"kind": "trajectory"}'):
+    huge = result.to_json()
+    huge["runs"][0]["scores"]["flat"][0] = 10**400
+    for content in ("{", "[]", '{"kind": "trajectory"}', json.dumps(huge)):
         (tmp_path / "trajectory.json").write_text(content, encoding="utf-8")
         with pytest.raises(DataFileError, match=r"trajectory\.json"):
             TrajectoryResult.load(tmp_path)

@@ -28,7 +28,7 @@ from safetensors.numpy import save_file
 
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import StorageError, unknown_name
-from decoder2vec.storage import atomic_file, cache_root
+from decoder2vec.storage import atomic_file, cache_root, parse_json
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class Store:
     def _check_description(self) -> None:
         """Raise an error if the folder describes another space: its vectors would be taken for ours."""
         try:
-            description = json.loads((self.folder / "space.json").read_text(encoding="utf-8"))
+            description = parse_json((self.folder / "space.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return
         if not isinstance(description, dict) or space_name(description) != self.folder.name:
@@ -326,7 +326,7 @@ def find_covering_space(
     required = {key: value for key, value in space.items() if key not in ("readings", "backbone")}
     for file in (root or store_root()).glob("*/space.json"):
         try:
-            other = json.loads(file.read_text(encoding="utf-8"))
+            other = parse_json(file.read_text(encoding="utf-8"))
             same = all(other[key] == value for key, value in required.items())
             if same and all(list(reading) in other["readings"] for reading in space["readings"]):
                 store = Store(other, root=root)
@@ -349,7 +349,7 @@ def _map_segment(file: Path) -> Segment:
     with file.open("rb") as handle:
         memory = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
     size = int.from_bytes(memory[:8], "little")
-    header = json.loads(memory[8 : 8 + size])
+    header = parse_json(memory[8 : 8 + size])
     metadata = header.pop("__metadata__", {})
     arrays = {}
     for name, entry in header.items():
@@ -386,7 +386,7 @@ def iter_spaces(*, verify: bool = False, root: Path | None = None) -> Iterator[S
     base = root or store_root()
     for folder in sorted(path for path in base.glob("*") if path.is_dir()):
         try:
-            space = json.loads((folder / "space.json").read_text(encoding="utf-8"))
+            space = parse_json((folder / "space.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             space = {}
         space = space if isinstance(space, dict) else {}

@@ -19,6 +19,7 @@ from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
 from decoder2vec.errors import EncoderError, InputError, unknown_name
+from decoder2vec.storage import parse_json
 
 _DESCRIPTION = "adapter.json"
 _WEIGHTS = "adapter.safetensors"
@@ -74,14 +75,14 @@ def load_adapter(folder: Path, backbone: Backbone) -> Adapter:
 
     """
     try:
-        description = json.loads((folder / _DESCRIPTION).read_text(encoding="utf-8"))
+        description = parse_json((folder / _DESCRIPTION).read_text(encoding="utf-8"))
         kind, trained_on = description["kind"], description["backbone_fingerprint"]
         settings = description["settings"]
         if not isinstance(kind, str) or not isinstance(settings, dict):
             raise TypeError("kind is a text and settings are a table")
     except OSError as error:
         raise InputError(f"{folder} holds no adapter: {error}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EncoderError(f"The adapter in {folder} is damaged: {_DESCRIPTION}: {error}") from error
     if trained_on != backbone.fingerprint:
         raise InputError(

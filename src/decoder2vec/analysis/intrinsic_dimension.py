@@ -6,7 +6,6 @@ neighbours. Estimates depend on the number of points, so halves and quarters of 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,7 +35,7 @@ from decoder2vec.maths.intrinsic_dimension import (
     unique_row_indices,
 )
 from decoder2vec.progress import current_progress, in_phase
-from decoder2vec.storage import check_output_file
+from decoder2vec.storage import check_output_file, parse_json
 
 _FEW_POINTS = 300
 """Estimates from fewer points are flagged."""
@@ -298,7 +297,7 @@ def _round(value: Any) -> Any:
 def read_curves(file: Path) -> list[Document]:
     """Read the curves that `d2v analyze id` wrote: one, or several that were compared."""
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = parse_json(file.read_text(encoding="utf-8"))
         curves = document.get("encoders", [document])
         for curve in curves:
             required = {"encoder", "texts", "plan", "area", "layers", "area_samples"}

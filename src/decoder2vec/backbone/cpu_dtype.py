@@ -6,7 +6,6 @@ only a measurement tells them apart. The choice is remembered for a model on a p
 
 from __future__ import annotations
 
-import json
 import platform
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import StorageError
-from decoder2vec.storage import cache_root, write_json
+from decoder2vec.storage import cache_root, parse_json, write_json
 
 MIN_WIDTH = 256
 """Narrower models are fast enough in float32, and not measured."""
@@ -127,9 +126,9 @@ def _processor() -> str:
 
 def _read_note(note: Path) -> tuple[torch.dtype, str] | None:
     try:
-        content = json.loads(note.read_text(encoding="utf-8"))
+        content = parse_json(note.read_text(encoding="utf-8"))
         return {"float32": torch.float32, "bfloat16": torch.bfloat16}[content["dtype"]], str(content["reason"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):  # none, or damaged: measured again
+    except (OSError, ValueError, LookupError, TypeError):  # none, or damaged: measured again
         return None
 
 

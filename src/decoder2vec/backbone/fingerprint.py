@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from decoder2vec.config import fingerprint
-from decoder2vec.storage import atomic_file, cache_root
+from decoder2vec.storage import atomic_file, cache_root, parse_json
 
 _SOURCE_FILE = "source.json"
 _CONVERSION = 1
@@ -25,7 +26,7 @@ def folder_fingerprint(folder: Path) -> str:
     """
     if source := _gguf_source(folder):
         return fingerprint("gguf", *source)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
     for key in _VOLATILE_KEYS:
         config.pop(key, None)
     tokenizer = {name: file_sha256(folder / name) for name in _TOKENIZER_FILES if (folder / name).is_file()}
@@ -47,7 +48,7 @@ def is_whole_conversion(folder: Path) -> bool:
 def _gguf_source(folder: Path) -> tuple[str, int] | None:
     """Hash of the GGUF file that a folder comes from, and version of the conversion; None if it has other weights."""
     try:
-        source = json.loads((folder / _SOURCE_FILE).read_text(encoding="utf-8"))
+        source = parse_json((folder / _SOURCE_FILE).read_text(encoding="utf-8"))
         return (source["sha256"], source["conversion"]) if source["weights"] == _hash_weights(folder) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -69,9 +70,9 @@ def file_sha256(file: Path, *, cache_result: bool = True) -> str:
     """
     stat = file.stat()
     stamp = f"{file.resolve()}|{stat.st_ino}|{stat.st_size}|{stat.st_mtime_ns}|{stat.st_ctime_ns}"
-    cached = cache_root() / "hashes" / f"{hashlib.sha256(stamp.encode()).hexdigest()[:32]}.json"
+    cached = cache_root() / "hashes" / f"{hashlib.sha256(os.fsencode(stamp)).hexdigest()[:32]}.json"
     try:
-        return str(json.loads(cached.read_text())["sha256"])
+        return str(parse_json(cached.read_text())["sha256"])
     except (OSError, ValueError, KeyError):
         pass
     with file.open("rb") as handle:

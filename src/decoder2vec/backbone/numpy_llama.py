@@ -6,7 +6,6 @@ families; `Backbone` has all of these.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.backbone.fingerprint import weight_files
+from decoder2vec.storage import parse_json
 
 States = NDArray[np.float32]
 LowRank = tuple[States, States]
@@ -42,7 +42,7 @@ class NumpyLlama:
     @classmethod
     def load(cls, folder: Path, updates: Mapping[str, LowRank]) -> NumpyLlama | None:
         """Map the weights of a model folder; None if it is not a plain Llama in float32."""
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = parse_json((folder / "config.json").read_text(encoding="utf-8"))
         rope = config.get("rope_parameters") or {}
         is_expected = all(config.get(key) == value for key, value in _EXPECTED.items())
         if not is_expected or any(map(config.get, _ABSENT)) or rope.get("rope_type", "default") != "default":
@@ -149,7 +149,7 @@ def _mapped_arrays(file: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a safetensors file, mapped into memory; those that are not float32 as bytes."""
     content = np.memmap(file, np.uint8, "r")
     start = 8 + int(content[:8].view("<u8")[0])
-    header = json.loads(content[8:start].tobytes())
+    header = parse_json(content[8:start].tobytes())
     header.pop("__metadata__", None)
     arrays: dict[str, NDArray[Any]] = {}
     for name, entry in header.items():

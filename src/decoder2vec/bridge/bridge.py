@@ -35,7 +35,7 @@ from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.similarity import normalise
 from decoder2vec.package import __version__
 from decoder2vec.progress import current_progress
-from decoder2vec.storage import atomic_folder, check_replaceable
+from decoder2vec.storage import atomic_folder, check_replaceable, parse_json
 from decoder2vec.tensor_files import load_tensors, save_tensors
 from decoder2vec.text.template import Template
 
@@ -341,7 +341,7 @@ def read_description(folder: Path) -> dict[str, Any]:
         EncoderError: It is damaged, or of another version.
     """
     try:
-        description: dict[str, Any] = json.loads((folder / BRIDGE_FILE).read_text(encoding="utf-8"))
+        description: dict[str, Any] = parse_json((folder / BRIDGE_FILE).read_text(encoding="utf-8"))
         if description["format"] != BRIDGE_FORMAT:
             raise ValueError(f"it has format {description['format']!r}, and this version reads {BRIDGE_FORMAT}")
         if description["objective"] not in OBJECTIVES:
@@ -353,7 +353,7 @@ def read_description(folder: Path) -> dict[str, Any]:
             raise TypeError(f"base is {description['base']!r}")
     except OSError as error:
         raise InputError(f"{folder} is not the folder of a bridge: it has no {BRIDGE_FILE}.") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise EncoderError(f"The bridge {folder} is damaged: {error}") from error
     return description
 

@@ -25,7 +25,7 @@ from decoder2vec.bulk.files import import_pyarrow
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.progress import current_progress
-from decoder2vec.storage import atomic_file, check_replaceable, write_lock
+from decoder2vec.storage import atomic_file, check_replaceable, parse_json, write_lock
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +134,7 @@ def _embed_shard(encoder: Encoder, texts: list[str], folder: Path, index: int, n
 def _is_stored(texts_file: Path, vectors_file: Path, digest: str) -> bool:
     """Whether a shard of these texts is there, and as it was written."""
     try:
-        content = json.loads(texts_file.read_text(encoding="utf-8"))
+        content = parse_json(texts_file.read_text(encoding="utf-8"))
         is_whole = hashlib.sha256(json.dumps(content["texts"]).encode()).hexdigest() == content["sha256"] == digest
         return bool(is_whole and content["vectors"] == file_sha256(vectors_file, cache_result=False))
     except (OSError, ValueError, KeyError, TypeError):
@@ -142,7 +142,7 @@ def _is_stored(texts_file: Path, vectors_file: Path, digest: str) -> bool:
 
 
 def _read_shard(folder: Path, index: int) -> tuple[list[str], NDArray[np.float32]]:
-    texts = json.loads((folder / f"{index:08d}.json").read_text(encoding="utf-8"))["texts"]
+    texts = parse_json((folder / f"{index:08d}.json").read_text(encoding="utf-8"))["texts"]
     return texts, np.load(folder / f"{index:08d}.npy", mmap_mode="r", allow_pickle=False)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from decoder2vec.bulk.files import is_local, open_filesystem, store_errors
 from decoder2vec.errors import StorageError
-from decoder2vec.storage import TEMPORARY_PREFIX, atomic_file, check_writable, write_lock
+from decoder2vec.storage import TEMPORARY_PREFIX, atomic_file, check_writable, parse_json, write_lock
 
 _LOCK_FILE = ".writing"
 
@@ -82,7 +82,7 @@ class OutputFolder:
         """
         try:
             with self.open(name) as handle:
-                return json.load(handle)
+                return parse_json(handle.read())
         except FileNotFoundError:
             raise StorageError(f"{self.url} has no {name}; `d2v embed` has written nothing there.") from None
         except ValueError as error:

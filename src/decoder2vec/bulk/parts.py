@@ -15,6 +15,7 @@ from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.plan import EmbeddingPlan, Part, VectorFormat
 from decoder2vec.errors import DataFileError, Decoder2VecError
 from decoder2vec.maths.similarity import normalise
+from decoder2vec.storage import parse_json
 
 if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
     from decoder2vec.encoder import Encoder
@@ -151,7 +152,7 @@ def read_note(part: Part, output: OutputFolder) -> Any:
     pyarrow, parquet = import_pyarrow()
     try:
         with output.open(part.name) as handle:
-            return json.loads((parquet.read_schema(handle).metadata or {}).get(_METADATA, b"null"))
+            return parse_json((parquet.read_schema(handle).metadata or {}).get(_METADATA, b"null"))
     except (pyarrow.ArrowException, OSError, ValueError):
         return None
 

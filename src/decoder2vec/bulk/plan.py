@@ -15,6 +15,7 @@ from typing import Any
 
 from decoder2vec.bulk.files import RowFile
 from decoder2vec.errors import StorageError
+from decoder2vec.storage import name_in_utf8
 
 PLAN_FILE, MANIFEST_FILE = "plan.json", "manifest.json"
 FORMAT = 1
@@ -100,7 +101,7 @@ class EmbeddingPlan:
         """A name of each file that no other has: its path below the folder that all of them are in."""
         folders = [file.path.split("/")[:-1] for file in self.files]
         n_shared = sum(1 for _ in takewhile(lambda names: len(set(names)) == 1, zip(*folders, strict=False)))
-        return ["/".join(file.path.split("/")[n_shared:]) for file in self.files]
+        return [name_in_utf8("/".join(file.path.split("/")[n_shared:])) for file in self.files]
 
     @property
     def n_rows(self) -> int:

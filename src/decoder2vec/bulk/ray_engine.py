@@ -14,6 +14,7 @@ from decoder2vec.bulk.parts import PartEmbedder, PartReader, PartResult
 from decoder2vec.bulk.plan import EmbeddingPlan, Part
 from decoder2vec.bulk.tokens import TokeniserSettings, distinct_texts, read_prompts, table_from_bytes, table_to_bytes
 from decoder2vec.errors import DataFileError, Decoder2VecError, MissingExtraError, StorageError
+from decoder2vec.storage import parse_json
 
 if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
     from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
@@ -92,7 +93,7 @@ class RayEngine:
         )
         try:
             for row in results.iter_rows():
-                outcome = json.loads(row["outcome"])
+                outcome = parse_json(row["outcome"])
                 if "error" in outcome:
                     raise (DataFileError if outcome["of_a_row"] else StorageError)(outcome["error"])
                 yield PartResult(**outcome)
@@ -148,7 +149,7 @@ class _Worker:
 
     def _embed_tokens(self, part: Part, rows: bytes, batch: dict[str, Any]) -> PartResult:
         """Compute a part whose rows and tokens came with it."""
-        table, problems = table_from_bytes(rows), json.loads(batch["problems"][0])
+        table, problems = table_from_bytes(rows), parse_json(batch["problems"][0])
         problems = {int(index): reason for index, reason in problems.items()}
         texts = distinct_texts(table[self._embed.plan.text_column].to_pylist(), problems)
         self._encoder.known = read_prompts(texts, [bytes(tokens) for tokens in batch["tokens"][0]])

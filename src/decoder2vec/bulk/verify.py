@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from decoder2vec.bulk.plan import Part
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, StorageError
 from decoder2vec.progress import current_progress
+from decoder2vec.storage import parse_json
 
 _SAMPLED_ROWS = 64
 """Rows that are embedded again."""
@@ -107,7 +107,7 @@ def _compare_rows(stored: Any, part: Part, embedder: PartEmbedder, output: Outpu
     if len(stored) < len(table):
         try:
             with output.open(part.skipped_name) as handle:
-                skipped = {json.loads(line)["row"] - part.start for line in handle}
+                skipped = {parse_json(line)["row"] - part.start for line in handle}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{part.skipped_name} is missing or damaged ({error})") from None
     expected = table.take([index for index in range(len(table)) if index not in skipped])

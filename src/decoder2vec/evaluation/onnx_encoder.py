@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
 from decoder2vec.export.sentence_transformers import POOLING_FLAGS
 from decoder2vec.gold import GOLD_FILE
 from decoder2vec.maths.pooling import POOLINGS, pool
+from decoder2vec.storage import parse_json
 from decoder2vec.text.batches import plan_batches
 
 _MODEL_FILES = ("onnx/model.onnx", "model.onnx", "onnx/model_quantized.onnx", "model_quantized.onnx")
@@ -208,6 +208,6 @@ def _read_json(file: Path) -> Any:
     if not file.is_file():
         return {}
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise BackboneError(f"{file} is not valid JSON: {error}.") from error

@@ -22,6 +22,7 @@ import numpy as np
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import EncoderError, InputError
 from decoder2vec.evaluation.text_encoder import FloatArray, TextEncoder
+from decoder2vec.storage import parse_json
 
 KEY_VARIABLES = ("D2V_API_KEY", "OPENAI_API_KEY")
 """Environment variables with the key; the first that is set is used."""
@@ -88,7 +89,7 @@ class _ServerEncoder(TextEncoder):
             asked_wait = None
             try:
                 with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
-                    return json.load(response)
+                    return parse_json(response.read())
             except urllib.error.HTTPError as error:
                 failure = f"{error.code} {_error_message(error)}".replace(key or "\0", "...")
                 if error.code not in _RETRIED_STATUSES:
@@ -207,7 +208,7 @@ def _retry_after(value: str) -> float | None:
 def _error_message(error: urllib.error.HTTPError) -> str:
     """The server's message, or the reason phrase of the status."""
     try:
-        reason = json.load(error)["error"]
+        reason = parse_json(error.read())["error"]
         return str(reason if isinstance(reason, str) else reason["message"]).rstrip(".")
     except (ValueError, KeyError, TypeError, OSError):
         return str(error.reason)

@@ -24,7 +24,7 @@ from decoder2vec.evaluation.similarity import SupportsEncode
 from decoder2vec.evaluation.tasks.layout import TUNING_SUFFIXES
 from decoder2vec.evaluation.tasks.task import Role, Task, TaskVectors, evenly_spaced, ranks_lexically
 from decoder2vec.evaluation.vector_cache import VectorCache, token_counter
-from decoder2vec.storage import atomic_file, versions
+from decoder2vec.storage import atomic_file, parse_json, versions
 from decoder2vec.text.data_check import PairHashes, TextHashes, count_overlap, count_shared_texts
 
 Document = dict[str, Any]
@@ -305,7 +305,7 @@ class Suite:
         if file is None or not file.exists():
             return {}
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             content = None
         if not isinstance(content, dict) or (file == self.json_file and "tasks" not in content):

@@ -21,7 +21,7 @@ from decoder2vec.export.sentence_transformers import export_sentence_transformer
 from decoder2vec.export.transformers import export_transformers
 from decoder2vec.progress import current_progress
 from decoder2vec.reranker import Reranker
-from decoder2vec.storage import atomic_folder
+from decoder2vec.storage import atomic_folder, parse_json
 
 
 def export(
@@ -95,7 +95,7 @@ def export_peft(encoder: Encoder, target: Path) -> str:
     with current_progress().phase("writing"), atomic_folder(target) as folder:
         save_adapter(adapter, folder, encoder.backbone)
         config_file = folder / "adapter_config.json"
-        config = json.loads(config_file.read_text(encoding="utf-8"))
+        config = parse_json(config_file.read_text(encoding="utf-8"))
         config["base_model_name_or_path"] = base_model_name(encoder)
         config_file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         (folder / "README.md").write_text(peft_card(encoder), encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.pruned import load_full_model
-from decoder2vec.storage import temporary_folder
+from decoder2vec.storage import parse_json, temporary_folder
 
 _TOKEN_ID_ENDINGS = ("token_id", "token_ids", "token_index")
 """How settings that hold token ids are called in configs."""
@@ -72,7 +71,7 @@ class VocabularySummary:
 def config_token_ids(folder: Path) -> set[int]:
     """Return the ids of tokens that the configs of a model folder name, such as BOS and EOS."""
     files = [file for name in ("config.json", "generation_config.json") if (file := folder / name).is_file()]
-    return {id for file in files for id in _named_ids(json.loads(file.read_text(encoding="utf-8")))}
+    return {id for file in files for id in _named_ids(parse_json(file.read_text(encoding="utf-8")))}
 
 
 def write_pruned_vocabulary(backbone: Backbone, kept: Sequence[int], tokenizer: Any, folder: Path) -> None:

@@ -23,7 +23,7 @@ from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet, CodeSpec
 from decoder2vec.heads.pair import PairHead
-from decoder2vec.storage import atomic_file
+from decoder2vec.storage import atomic_file, parse_json
 
 Vectors = NDArray[np.float32]
 
@@ -149,7 +149,7 @@ class LayerwiseHead:
     def load(cls, file: Path) -> LayerwiseHead:
         """Read a head that `save` wrote."""
         with safe_open(file, framework="pt") as handle:
-            fields: dict[str, Any] = json.loads(handle.metadata()["spec"])
+            fields: dict[str, Any] = parse_json(handle.metadata()["spec"])
             tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         net = CodeNet(CodeSpec(**{**fields, "widths": tuple(fields["widths"])}))
         projection, knots = tensors.pop("cut", None), tensors.pop("calibration")

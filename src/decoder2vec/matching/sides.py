@@ -15,9 +15,9 @@ from typing import Any
 
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.matching.sections import field_kind
-from decoder2vec.search.documents import name_in_utf8, storable
+from decoder2vec.search.documents import storable
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
-from decoder2vec.storage import real_path
+from decoder2vec.storage import name_in_utf8, real_path
 
 TEXT_FIELDS = ("text", "description")
 """Fields that hold the text of a document; the first that is present is used."""

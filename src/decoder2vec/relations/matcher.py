@@ -29,7 +29,7 @@ from decoder2vec.relations.metrics import RelationScores, accuracy, score_labels
 from decoder2vec.relations.retriever import Retriever
 from decoder2vec.relations.training import N_FOLDS, MatcherTraining, best_threshold
 from decoder2vec.reranker import Reranker
-from decoder2vec.storage import atomic_folder, cache_root, check_replaceable, real_path
+from decoder2vec.storage import atomic_folder, cache_root, check_replaceable, parse_json, real_path
 from decoder2vec.tensor_files import load_tensors, save_tensors
 
 log = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ class PairMatcher:
         """
         path = Path(folder).expanduser()
         try:
-            description = json.loads((path / MATCHER_FILE).read_text(encoding="utf-8"))
+            description = parse_json((path / MATCHER_FILE).read_text(encoding="utf-8"))
             if description["format"] not in (MATCHER_FORMAT, RERANKER_MATCHER_FORMAT):
                 raise ValueError(f"it has format {description['format']!r}, which this version does not read")
             settings = {key: description[key] for key in ("k", "directed", "tune", "seed")}

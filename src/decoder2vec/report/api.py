@@ -52,7 +52,7 @@ def report(
         notify: Called with sentences on what was found and what was left out.
 
     Raises:
-        InputError: There is no path, or an option for scoring comes without `data`.
+        InputError: There is no path, an option for scoring comes without `data`, or `out` holds a page of another kind.
         DataFileError: A path does not exist or holds nothing to report, or a file named in `paths` is damaged.
         StorageError: The folder cannot be written.
 
@@ -76,7 +76,7 @@ def report(
     sources = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if not sources:
         raise InputError("There is nothing to report; give at least one file or folder.")
-    folder = Path(out) if out is not None else _default_folder(sources[0])
+    folder = _without_other_pages(Path(out) if out is not None else _default_folder(sources[0]))
     options = {"out": out, "data": data, "tasks": tasks, "instruction": instruction, "limit": limit}
     command = _command(sources, {**options, "trained_on": trained_on}, paper_examples)
     scored = None
@@ -119,6 +119,19 @@ def _describe_inputs(inputs: ReportInputs, runs: Sequence[TrainingRun]) -> list[
 def _default_folder(source: Path) -> Path:
     """`report` in a folder or beside a file, or here if the source is the name of a model."""
     return (source if source.is_dir() else source.parent if source.exists() else Path()) / "report"
+
+
+def _without_other_pages(folder: Path) -> Path:
+    """The folder; raises an error if it holds pages that are not of an earlier report, which would be replaced."""
+    from decoder2vec.report.comparison_page import MARKDOWN
+    from decoder2vec.report.run_page import PAGE
+
+    page = folder / PAGE
+    is_report = page.is_file() and b"decoder2vec" in page.read_bytes()  # in the footer of every report
+    other = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), None)
+    if other and not is_report:
+        raise InputError(f"{folder} holds {other}, which is no report; choose another folder.")
+    return folder
 
 
 def _command(sources: Sequence[Path], options: Mapping[str, Any], paper_examples: bool) -> str:

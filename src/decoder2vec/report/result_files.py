@@ -246,7 +246,7 @@ _Parsed = TypeVar("_Parsed")
 def _parse(file: Path, parse: Callable[[], _Parsed]) -> _Parsed:
     try:
         return parse()
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise DataFileError(
             f"{file} has an unexpected structure ({type(error).__name__}: {error}); write it again, or leave it out."
         ) from None

@@ -239,7 +239,7 @@ def _read_results(file: Path) -> TrainingRun | None:
 def _parse(file: Path, document: Any, run: TrainingRun, add: Callable[[TrainingRun, Any], TrainingRun]) -> TrainingRun:
     try:
         return add(run, document)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
         raise DataFileError(
             f"{file} is not a file written by `d2v train` ({type(error).__name__}: {error}); train again."
         ) from None

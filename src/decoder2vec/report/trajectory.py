@@ -114,7 +114,7 @@ class TrajectoryResult:
         document = read_json(file, "run the trajectory again")
         try:
             return cls.from_json(document)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataFileError(f"{file} is no result of a trajectory ({error}); run it again.") from None
 
     @classmethod

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from decoder2vec.errors import DataFileError, InputError, MissingExtraError
 from decoder2vec.progress import current_progress
 from decoder2vec.search.file_formats import TABLE_SUFFIXES, TEXT_SUFFIXES, read_file_text, read_tables
-from decoder2vec.storage import real_path
+from decoder2vec.storage import name_in_utf8, parse_json, real_path
 from decoder2vec.text.tables import RowOrError
 
 _ID_COLUMNS = ("id", "_id")
@@ -149,8 +149,8 @@ def is_embedded_folder(source: str | Path) -> bool:
     if "://" in str(source):
         return True
     try:
-        plan = json.loads(Path(source, "plan.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        plan = parse_json(Path(source, "plan.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(plan, dict) and plan.keys() >= {"format", "encoder", "rows_per_part"}
 
@@ -173,11 +173,6 @@ def unusable_reason(document: Document) -> str:
 def storable(text: str) -> str:
     """Remove NUL characters and replace lone surrogates, which no store can keep."""
     return text.replace("\x00", "").encode("utf-8", "replace").decode("utf-8")
-
-
-def name_in_utf8(name: str) -> str:
-    """Return the name of a file with escapes for bytes that are not UTF-8, which no store can keep."""
-    return os.fsencode(name).decode("utf-8", "backslashreplace")
 
 
 def _visible_files(folder: Path) -> Iterator[Path | OSError]:

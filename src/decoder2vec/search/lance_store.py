@@ -44,6 +44,7 @@ from decoder2vec.storage import (
     damaged_files,
     files_below,
     mark_as_used,
+    parse_json,
     read_checksums,
     unused_folder,
     write_checksums,
@@ -113,10 +114,10 @@ class LanceStore:
         """Return the header, or None if there is no index."""
         file = self.folder / _HEADER_FILE
         try:
-            header = json.loads(file.read_text(encoding="utf-8"))
+            header = parse_json(file.read_text(encoding="utf-8"))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise StorageError(f"{file} cannot be read ({error}); create the index again.") from None
         if not isinstance(header, dict):
             raise StorageError(f"{file} is damaged: it holds no JSON object; create the index again.")
@@ -214,7 +215,7 @@ class LanceStore:
         if not keys:
             return {}
         rows = self._read(["document", "number", "total", "text", "metadata", "digest"], _is_in("key", keys))
-        chunks = [Chunk(**{**row, "metadata": json.loads(row["metadata"])}) for row in rows.to_pylist()]
+        chunks = [Chunk(**{**row, "metadata": parse_json(row["metadata"])}) for row in rows.to_pylist()]
         return {chunk.key: chunk for chunk in chunks}
 
     def ann_kinds(self, dim: int) -> tuple[str, ...]:

@@ -48,6 +48,7 @@ from decoder2vec.search.store import (
     without_password,
 )
 from decoder2vec.search.tuning import Qrels, read_qrels, read_queries
+from decoder2vec.storage import parse_json
 
 _EMBEDDED_DOCUMENTS, _MAPPED_DOCUMENTS = 64, 2048
 """Documents that are written in one step; a kill loses at most the work on as many."""
@@ -431,7 +432,7 @@ def _read_map(file: Path) -> tuple[SpaceMap, Migration] | None:
     try:
         tensors, metadata = load_tensors(file)
         weights = {name: tensor.numpy() for name, tensor in tensors.items()}
-        learned = SpaceMap(**json.loads(metadata["map"]), weights=weights)
-        return learned, from_table(Migration, json.loads(metadata["result"]))
+        learned = SpaceMap(**parse_json(metadata["map"]), weights=weights)
+        return learned, from_table(Migration, parse_json(metadata["result"]))
     except (StorageError, InputError, KeyError, TypeError, ValueError):
         return None

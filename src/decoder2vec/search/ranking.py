@@ -16,7 +16,7 @@ from decoder2vec.errors import StorageError
 from decoder2vec.maths.similarity import normalise, similarity_matrix
 from decoder2vec.search.hybrid import FullScores, RankedDocument
 from decoder2vec.search.store import ChunkStore, Embeddings, MetadataFilter, document_id_of
-from decoder2vec.storage import atomic_folder, damaged_files, write_checksums
+from decoder2vec.storage import atomic_folder, damaged_files, parse_json, write_checksums
 from decoder2vec.text.bm25 import K1, SETTINGS, new_index, tokenise_queries, tokenise_to_ids
 
 MAX_EXACT_BYTES = 512 * 2**20
@@ -219,7 +219,7 @@ class LexicalSearch:
     def load(cls, folder: Path, revision: str) -> LexicalSearch | None:
         """Return the saved index, or None if it is missing, damaged, of another revision or of other BM25 settings."""
         try:
-            note = json.loads((folder / _KEYS_FILE).read_text(encoding="utf-8"))
+            note = parse_json((folder / _KEYS_FILE).read_text(encoding="utf-8"))
             if (note["state"], note["bm25"]) != (revision, SETTINGS) or damaged_files(folder):
                 return None
             retriever = new_index().load(folder, mmap=True, show_progress=False) if note["words"] else None

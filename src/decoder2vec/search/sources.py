@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from decoder2vec.search.documents import Document
-from decoder2vec.storage import atomic_file
+from decoder2vec.storage import atomic_file, parse_json
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class SourceRecord:
         self._file = file
         self._folders: dict[str, dict[str, Origin]] = {}
         try:
-            for folder, origins in json.loads(file.read_text(encoding="utf-8")).items():
+            for folder, origins in parse_json(file.read_text(encoding="utf-8")).items():
                 self._folders[folder] = {id: Origin(*origin) for id, origin in origins.items()}
         except FileNotFoundError:
             pass

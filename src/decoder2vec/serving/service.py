@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -33,6 +32,7 @@ from decoder2vec.serving.served_index import OpenedIndex, ServedIndex
 from decoder2vec.serving.similarity_scale import measure_scale
 from decoder2vec.serving.tokens import PairTokenCounter, TokenCounter
 from decoder2vec.serving.vector_cache import BatchKey, CachedBatcher, VectorCache
+from decoder2vec.storage import parse_json
 from decoder2vec.text.sentences import join_chunks
 from decoder2vec.text.template import Template
 
@@ -493,7 +493,7 @@ def _default_batch_tokens(encoder: Any) -> int:
 def _read_sweep(file: Path) -> bytes:
     try:
         content = file.read_bytes()
-        json.loads(content)
+        parse_json(content)
     except OSError as error:
         raise DataFileError(f"{file} cannot be read: {error.strerror}.") from None
     except ValueError:

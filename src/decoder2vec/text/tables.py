@@ -6,7 +6,6 @@ import contextlib
 import csv
 import gzip
 import io
-import json
 import sys
 import zlib
 from collections import deque
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from decoder2vec.errors import DataFileError
+from decoder2vec.storage import parse_json
 from decoder2vec.text.charset import bom_charset, detect_charset
 
 RowOrError = tuple[int, dict[str, Any] | str]
@@ -196,8 +196,8 @@ def _parse_jsonl(handle: TextIO) -> Iterator[RowOrError]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            row = parse_json(line)
+        except ValueError as error:
             yield number, f"not JSON ({error})."
             continue
         yield number, row if isinstance(row, dict) else f"expected a JSON object, not {type(row).__name__}."

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.progress import current_progress
+from decoder2vec.storage import parse_json
 from decoder2vec.text.template import Template
 from decoder2vec.text.tokens import plain_backend, tokenising_batches
 
@@ -91,7 +92,7 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._document = json.loads(tokenizer.backend_tokenizer.to_str())
+        self._document = parse_json(tokenizer.backend_tokenizer.to_str())
         model = self._document["model"]
         if model["type"] != "BPE":
             raise UnsupportedError(f"The vocabulary of a {model['type']} tokenizer cannot be pruned; only BPE's can.")

@@ -33,7 +33,7 @@ from decoder2vec.evaluation.tasks.task import Task, unique
 from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.reranker import Reranker
-from decoder2vec.storage import atomic_file, cache_root, check_replaceable, real_path, versions
+from decoder2vec.storage import atomic_file, cache_root, check_replaceable, parse_json, real_path, versions
 from decoder2vec.text.data_check import (
     TRAINING_PAIRS_FILE,
     TRAINING_TEXTS_FILE,
@@ -579,7 +579,7 @@ def _is_broken(folder: Path) -> bool:
 
 def _read_documents(folder: Path) -> list[dict[str, Any]]:
     """Results and record of a training."""
-    documents = [json.loads((folder / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE)]
+    documents = [parse_json((folder / name).read_text(encoding="utf-8")) for name in (RESULTS_FILE, RUN_FILE)]
     if not all(isinstance(document, dict) for document in documents):
         raise ValueError(f"{folder} has results of another shape")
     return documents

@@ -38,7 +38,7 @@ from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.package import __version__
 from decoder2vec.progress import current_progress
-from decoder2vec.storage import check_replaceable, versions
+from decoder2vec.storage import check_replaceable, parse_json, versions
 from decoder2vec.training.loop import History, OnProgress, Rows, Schedule, TrainingTask, fit
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -297,7 +297,7 @@ def _load_base(
         name = str(Path(name).expanduser().resolve()) if Path(name).expanduser().exists() else name
         dtype = dtype or ("float32" if config.rank else None)  # updates are smaller than what 16 bits of a weight show
         if is_lm and (folder := saved_encoder_folder(name)):
-            model_name = json.loads((folder / "encoder.json").read_text(encoding="utf-8"))["spec"]["backbone"]
+            model_name = parse_json((folder / "encoder.json").read_text(encoding="utf-8"))["spec"]["backbone"]
             raise InputError(f"{name} is an encoder, which writes no texts; give its language model, {model_name}.")
         if is_lm:
             base = Backbone.load(name, attention="causal", device=device, dtype=dtype)
@@ -321,8 +321,8 @@ def _run_key(
 
 def _read_results(folder: Path) -> dict[str, Any]:
     try:
-        results = json.loads((folder / _RESULTS_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        results = parse_json((folder / _RESULTS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return {}
     return results if isinstance(results, dict) else {}
 

@@ -11,6 +11,7 @@ from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError
 from decoder2vec.evaluation.baselines import model_folder
 from decoder2vec.reranker import Reranker
+from decoder2vec.storage import parse_json
 from decoder2vec.training.plan import Stage
 from decoder2vec.training.results import Improvement, is_untrained, label_lines
 
@@ -190,7 +191,7 @@ def find_licence(name: str) -> str:
     if stated:
         return stated[1].strip().strip("\"'")
     try:
-        return str(json.loads(_read(folder / "config.json"))["license"])
+        return str(parse_json(_read(folder / "config.json"))["license"])
     except (ValueError, KeyError, TypeError):
         return "unknown"
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from decoder2vec.backbone.sharding import shard_like, whole_tensors
 from decoder2vec.errors import StorageError
+from decoder2vec.storage import parse_json
 from decoder2vec.tensor_files import load_tensors, save_tensors
 from decoder2vec.training.distributed import broadcast
 
@@ -92,7 +93,7 @@ class Checkpoint:
             return None
         try:
             tensors, metadata = load_tensors(self.file)
-            progress: dict[str, Any] = json.loads(metadata["progress"])
+            progress: dict[str, Any] = parse_json(metadata["progress"])
             current, state = _with_prefix(tensors, "now."), _trained_state(module)
             if _shapes(current) != _shapes(state):  # loading would fail halfway
                 return None

@@ -6,7 +6,6 @@ sample of its own; the smaller samples of a seed are part of its larger ones, an
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,7 @@ from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.learning_curve import Forecast, forecast, half_interval, round_figures
 from decoder2vec.progress import current_progress
 from decoder2vec.report.curve_figures import draw_learning_curve
-from decoder2vec.storage import check_replaceable, versions, write_json
+from decoder2vec.storage import check_replaceable, parse_json, versions, write_json
 from decoder2vec.text.files import ScoredPairs, naming_lines, read_data_kind
 from decoder2vec.training.data import TrainingData, check_scores
 from decoder2vec.training.data_source import DataSource
@@ -387,7 +386,7 @@ class _Runner:
         key = fingerprint(recipe.name, key_settings(recipe), data.key(), *weights, seed)
         file = self.folder / "runs" / f"{stage.name}-{size}-{key}.json"
         if file.is_file():
-            return json.loads(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+            return parse_json(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
         attention = self.backbone.attention
         try:
             trainer = Trainer(recipe, data, self.backbone)

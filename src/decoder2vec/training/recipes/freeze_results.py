@@ -20,6 +20,7 @@ from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.codes import CodeNet
 from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.maths.metrics import METRICS, pairwise_cos_sim
+from decoder2vec.storage import parse_json
 from decoder2vec.tensor_files import load_tensors, save_tensors
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.context import LatentContext, PairRows, correlation
@@ -173,7 +174,7 @@ def load_pretrained(net: CodeNet, file: Path) -> dict[str, Any] | None:
         return None
     try:
         tensors, metadata = load_tensors(file)
-        note: dict[str, Any] = json.loads(metadata["note"])
+        note: dict[str, Any] = parse_json(metadata["note"])
         net.load_state_dict({**net.state_dict(), **tensors})
     except (StorageError, ValueError, KeyError, TypeError, RuntimeError):
         return None
