@@ -79,6 +79,8 @@ class BridgeConfig:
                 raise unknown_name(name, getattr(self, name), known)
         if self.rank < 0 or self.caption_tokens < 1 or not 0 < self.temperature < float("inf"):
             raise InputError("rank must be 0 or more, caption_tokens 1 or more, and temperature above 0.")
+        if self.training.save_every or self.tuning.save_every:
+            raise InputError("A bridge is saved at its end only; leave out save_every.")
 
 
 @dataclass(frozen=True)
