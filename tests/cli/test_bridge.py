@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from decoder2vec.encoder import Encoder, spec_from_kwargs
+from decoder2vec.errors import StorageError
 from decoder2vec.search.index import Index
+from decoder2vec.training import bridge as bridge_training
 from decoder2vec.training.bridge import BridgeConfig, train_bridge
 from decoder2vec.training.loop import Schedule
 from toys.bridge import toy_items
@@ -57,12 +59,29 @@ def test_a_bridge_for_search(files, run_main, tmp_path):
     assert code == 0 and "added 3," in err
 
 
-def test_the_control_is_printed_even_if_the_index_takes_no_items(files, backbone, run_main, tmp_path):
-    Index.create(tmp_path / "idx", Encoder(backbone("tiny-gpt2"), spec_from_kwargs("tiny-gpt2", {})))
+def test_the_control_is_printed_even_if_the_index_takes_no_items(files, run_main, tmp_path, monkeypatch):
+    def fail(*_, **__):
+        raise StorageError("The disk is full.")
+
+    monkeypatch.setattr(Index, "add", fail)
     command = ["bridge", files / "items.npy", "--out", tmp_path / "b", "-m", "tiny-llama", *SMALL]
     code, out, err = run_main(*command, "--index", tmp_path / "idx", "--json", tmp_path / "results.json")
-    assert code == 1 and "another embedding space" in err
+    assert code == 1 and "The disk is full" in err
     assert all(word in out for word in ("real", "zeroed", "shuffled")) and (tmp_path / "results.json").is_file()
+
+
+@pytest.mark.parametrize("kind", ["of another encoder", "other files"])
+def test_an_index_that_takes_no_items_is_found_before_training(kind, files, backbone, run_main, tmp_path, monkeypatch):
+    if kind == "of another encoder":
+        Index.create(tmp_path / "idx", Encoder(backbone("tiny-gpt2"), spec_from_kwargs("tiny-gpt2", {})))
+    else:
+        (tmp_path / "idx").mkdir()
+        (tmp_path / "idx" / "notes.txt").write_text("mine")
+    monkeypatch.setattr(bridge_training, "fit", lambda *_, **__: pytest.fail("a bridge is trained"))
+    command = ["bridge", files / "items.npy", "--out", tmp_path / "b", "-m", "tiny-llama", *SMALL]
+    code, out, err = run_main(*command, "--index", tmp_path / "idx")
+    assert (code, out) == (1, "") and ("another embedding space" if "encoder" in kind else "holds notes.txt") in err
+    assert not (tmp_path / "b").exists()
 
 
 def test_a_bridge_for_descriptions(files, run_main, tmp_path):

@@ -83,6 +83,7 @@ def bridge(
                 out or "",
                 _with_schedule(config, epochs, batch, rate),
                 test=held_out,
+                index=index,
                 overwrite=overwrite,
                 device=device,
                 dtype=dtype,

@@ -60,11 +60,20 @@ def export_transformers(encoder: Encoder, target: Path) -> str:
 
 
 @torch.no_grad()
-def write_model(backbone: Backbone, folder: Path) -> None:
-    """Write weights, config and tokenizer; raise UnsupportedError for an adapter that cannot be merged."""
+def write_model(backbone: Backbone, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write weights, config and tokenizer.
+
+    Args:
+        backbone: The model; LoRA is merged.
+        folder: The folder to write to.
+        dtype: Of the written weights; by default that of the model.
+
+    Raises:
+        UnsupportedError: The model has an adapter that cannot be merged.
+    """
     if backbone.adapter is not None and not isinstance(backbone.adapter, Lora):
         raise UnsupportedError(f"A {backbone.adapter.kind} cannot be merged into the weights; only LoRA can.")
-    full_model, inner_model = _load_with_lm_head(backbone)
+    full_model, inner_model = _load_with_lm_head(backbone, dtype or backbone.dtype)
     inner_model.load_state_dict(backbone.model.state_dict())
     if isinstance(backbone.adapter, Lora):
         for path, weight in backbone.adapter.merged_weights_by_path().items():
@@ -82,8 +91,8 @@ def copy_tokenizer(backbone: Backbone, folder: Path) -> None:
             shutil.copy(file, folder / file.name)
 
 
-def _load_with_lm_head(backbone: Backbone) -> tuple[Any, Any]:
-    """Return the causal language model and the inner model in it.
+def _load_with_lm_head(backbone: Backbone, dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return the causal language model and the inner model in it, in a dtype.
 
     Both are the bare model if the family has no causal class, the folder has no language-model head, or the backbone
     has fewer layers than the folder.
@@ -96,7 +105,7 @@ def _load_with_lm_head(backbone: Backbone) -> tuple[Any, Any]:
         if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
             full_model, report = AutoModelForCausalLM.from_pretrained(
                 resolve_model_folder(backbone.name),
-                dtype=backbone.dtype,
+                dtype=dtype,
                 use_safetensors=True,
                 output_loading_info=True,
                 trust_remote_code=False,
@@ -105,7 +114,7 @@ def _load_with_lm_head(backbone: Backbone) -> tuple[Any, Any]:
             inner_model = next((c for c in full_model.children() if c.state_dict().keys() == weight_names), None)
             if inner_model is not None and not report["missing_keys"]:
                 return full_model, inner_model
-        bare_model = AutoModel.from_config(config, trust_remote_code=False).to(backbone.dtype)  # type: ignore[arg-type]
+        bare_model = AutoModel.from_config(config, trust_remote_code=False).to(dtype)  # type: ignore[arg-type]
     return bare_model, bare_model
 
 

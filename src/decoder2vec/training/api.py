@@ -51,8 +51,9 @@ from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
-from decoder2vec.training.recipes.recipe import Recipe, TrainedModel, Trainer
+from decoder2vec.training.recipes.recipe import Recipe, SaveModel, TrainedModel, Trainer
 from decoder2vec.training.results import SeedResult, best_seed, headline, result_notes, summarise
+from decoder2vec.training.steps import StepFolders
 from decoder2vec.training.teachers import Teacher, share_teachers
 
 RUN_FILE = "run.json"
@@ -357,6 +358,8 @@ def _train_stages(
                 trained, result = found, None
             else:
                 _check_folders(folders[number - 1 :], overwrite=overwrite)
+                if stage.recipe.training.save_every:
+                    StepFolders(folder, key).prepare(overwrite=overwrite)
                 if len(stages) > 1:
                     reporting.notify(f"{stage.name}: {stage.about or stage.recipe.name}")
                 about = {"stage": {"name": stage.name, "number": number, "key": key}, "stages": list(summaries)}
@@ -422,7 +425,10 @@ def _train_stage(
     started = time.perf_counter()
     trainer = Trainer(stage.recipe, data, model.backbone)
     seconds_reading = time.perf_counter() - started
-    seed_results, best = _run_seeds(trainer, seeds, work, reporting.on_progress)
+    steps = StepFolders(out, extra["stage"]["key"], seen, model.stands_alone)
+    seed_results, best = _run_seeds(trainer, seeds, work, reporting.on_progress, steps.save)
+    if stage.recipe.training.save_every:
+        reporting.notify(f"the encoders of {len(steps.found())} steps are in {steps.folder}")
     results = {
         "config": stage.to_json(),
         "command": reporting.command,
@@ -462,14 +468,16 @@ def _train_stage(
 
 
 def _run_seeds(
-    trainer: Trainer[Any, Any], seeds: Sequence[int], work: Path, on_progress: OnProgress
+    trainer: Trainer[Any, Any], seeds: Sequence[int], work: Path, on_progress: OnProgress, save_step: SaveModel
 ) -> tuple[list[dict[str, Any]], SeedResult]:
-    """The results of all seeds as JSON, and the seed best on dev. Only that one is kept in memory."""
+    """The results of all seeds as JSON, and the seed best on dev, the only one in memory; the first saves its steps."""
     documents: list[dict[str, Any]] = []
     best: SeedResult | None = None
     metric = trainer.recipe.choose_by
     for seed in seeds:
-        result = trainer.run(seed, work=work, on_progress=on_progress)
+        result = trainer.run(
+            seed, work=work, on_progress=on_progress, save_step=save_step if seed == seeds[0] else None
+        )
         trainer.compare_untrained(result)
         documents.append(result.to_json())
         if best is None or result.selection_score(metric) > best.selection_score(metric):

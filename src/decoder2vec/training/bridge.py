@@ -38,6 +38,7 @@ from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.package import __version__
 from decoder2vec.progress import current_progress
+from decoder2vec.search.index import Index, open_store
 from decoder2vec.storage import check_replaceable, parse_json, versions
 from decoder2vec.training.loop import History, OnProgress, Rows, Schedule, TrainingTask, fit
 
@@ -78,6 +79,8 @@ class BridgeConfig:
                 raise unknown_name(name, getattr(self, name), known)
         if self.rank < 0 or self.caption_tokens < 1 or not 0 < self.temperature < float("inf"):
             raise InputError("rank must be 0 or more, caption_tokens 1 or more, and temperature above 0.")
+        if self.training.save_every or self.tuning.save_every:
+            raise InputError("A bridge is saved at its end only; leave out save_every.")
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,7 @@ def train_bridge(
     config: BridgeConfig | None = None,
     *,
     test: CaptionedVectors | None = None,
+    index: str | Path | None = None,
     overwrite: bool = False,
     device: str | None = None,
     dtype: str | None = None,
@@ -118,6 +122,7 @@ def train_bridge(
         out: Folder for the bridge.
         config: What it is and how it is trained.
         test: Items for the blind control instead of a tenth of the data.
+        index: Where the items will be indexed; checked before training, and not changed.
         overwrite: Replace another bridge that is there already.
         device: Device of a model that is loaded by name; by default the best one available.
         dtype: Its dtype; by default float32 with LoRA, else the one that suits the device.
@@ -126,13 +131,15 @@ def train_bridge(
         command: Recorded in the results.
 
     Raises:
-        InputError: The folder holds another bridge, or data and model do not fit.
+        InputError: The folder holds another bridge, data and model do not fit, or the index is of another encoder.
     """
     config, target = config or BridgeConfig(), Path(out)
     check_bridge_folder(target)
     work = target.with_name(f"{target.name}.unfinished")
     check_replaceable(work, ("*.safetensors", "log-*.jsonl"))
     base, name = _load_base(model, config, device, dtype)
+    if index is not None:
+        _check_index(index, base)
     key = _run_key(base, data, test, config)
     if is_bridge_folder(target):
         results = _read_results(target)
@@ -308,6 +315,14 @@ def _load_base(
     check_base(base)
     # a model that is no saved encoder has settings which its name does not tell
     return base, name if is_lm or (name and saved_encoder_folder(name)) else None
+
+
+def _check_index(location: str | Path, encoder: Encoder | Backbone) -> None:
+    """Raise if items of a bridge to this encoder cannot be added at a location, where an index may be or not."""
+    if Index.exists(location):
+        Index.open(location, encoder).close()
+    else:
+        open_store(location).check_new()
 
 
 def _run_key(

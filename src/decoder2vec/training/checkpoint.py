@@ -111,7 +111,7 @@ class Checkpoint:
             is_moment = tensor.shape == parameter.shape  # and not the number of steps
             states.setdefault(int(index), {})[key] = shard_like(tensor, parameter) if is_moment else tensor
         optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-        _set_random_states(_with_prefix(tensors, "random."))
+        set_random_states(_with_prefix(tensors, "random."))
         return progress
 
 
@@ -123,7 +123,8 @@ def random_states() -> dict[str, Tensor]:
     return states
 
 
-def _set_random_states(states: dict[str, Tensor]) -> None:
+def set_random_states(states: dict[str, Tensor]) -> None:
+    """Restore what `random_states` has returned."""
     torch.set_rng_state(states["cpu"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])

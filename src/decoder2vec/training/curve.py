@@ -280,6 +280,8 @@ def _load_stages(
             chosen = ["objective.name=cosent", *chosen]
         report: Notify = (lambda _: None) if stages else notify  # notes on the data are the same for all recipes
         ((stage, data),) = source.load(choose_reading(load_plan(name, chosen), backbone, report), report)
+        if stage.recipe.training.save_every:
+            raise InputError("A curve saves no encoders; leave out training.save_every.")
         stages.append((replace(stage, name=name), data))
     return stages
 

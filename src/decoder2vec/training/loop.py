@@ -27,7 +27,7 @@ from decoder2vec.backbone.sharding import clip_gradients, is_sharded, local_part
 from decoder2vec.errors import DivergedError, InputError, StorageError
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import disk_errors_name
-from decoder2vec.training.checkpoint import Checkpoint, random_states
+from decoder2vec.training.checkpoint import Checkpoint, random_states, set_random_states
 from decoder2vec.training.distributed import all_agree, average_gradients, broadcast, is_main_process
 from decoder2vec.training.loop_progress import LoopProgress
 
@@ -58,6 +58,8 @@ class Schedule:
     """Steps between evaluations on dev; 0: evaluate at the end of each epoch."""
     clip: float = 0.0
     """Maximum norm of the gradient; 0: no clipping."""
+    save_every: int = 0
+    """Save the encoder of every n-th evaluation on dev to `<out>-steps/step-N`, that of the first seed; 0: none."""
     partial_vocabulary: bool = False
     """Hold and train only the embeddings of tokens that the data use (PEMA): the same result in less memory."""
 
@@ -69,6 +71,7 @@ class Schedule:
             "patience": 1,
             "weight_decay": 0,
             "evaluate_every": 0,
+            "save_every": 0,
             "clip": 0,
         }
         for name, lowest in minimum.items():
@@ -90,6 +93,7 @@ class TrainingProgress:
 
 
 OnProgress = Callable[[TrainingProgress], object]
+SaveStep = Callable[[int], object]
 
 
 def fixed_size_batches(order: Rows, size: int) -> Iterator[Rows]:
@@ -154,6 +158,7 @@ def fit(
     checkpoint: Path | None = None,
     log: Path | None = None,
     on_progress: OnProgress = lambda _: None,
+    save_step: SaveStep = lambda _: None,
 ) -> History:
     """Train the parameters of a module and leave it in the state that scored best on dev.
 
@@ -164,6 +169,7 @@ def fit(
         checkpoint: File to resume from, and to write the state of the run to.
         log: File that gets one JSON line per evaluation.
         on_progress: Called after every step.
+        save_step: Called with the number of steps done, at every n-th evaluation where the schedule has `save_every`.
 
     Raises:
         DivergedError: A loss or dev score is not finite.
@@ -173,18 +179,23 @@ def fit(
         raise InputError(
             f"The stage {task.stage} has {task.n_examples} examples in batches of {task.schedule.batch}: give more."
         )
-    return TrainingLoop(
-        module, task, seed, Checkpoint(checkpoint, writes=is_main_process(), gathers=is_sharded(module)), log
-    ).run(on_progress)
+    file = Checkpoint(checkpoint, writes=is_main_process(), gathers=is_sharded(module))
+    return TrainingLoop(module, task, seed, file, log, save_step).run(on_progress)
 
 
 class TrainingLoop:
     """One run of `fit`."""
 
     def __init__(
-        self, module: nn.Module, task: TrainingTask, seed: int, checkpoint: Checkpoint, log: Path | None
+        self,
+        module: nn.Module,
+        task: TrainingTask,
+        seed: int,
+        checkpoint: Checkpoint,
+        log: Path | None,
+        save_step: SaveStep,
     ) -> None:
-        self.module, self.task, self.checkpoint, self.log = module, task, checkpoint, log
+        self.module, self.task, self.checkpoint, self.log, self.save_step = module, task, checkpoint, log, save_step
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         schedule = task.schedule
         groups = [{"params": group} for group in split_shards(self.parameters)]
@@ -280,6 +291,10 @@ class TrainingLoop:
         self._check_losses()
         self.module.eval()
         score, history = self._dev_score(), self.history
+        if (every := self.task.schedule.save_every) and (len(history.scores) + 1) % every == 0:
+            random = random_states()
+            self.save_step(self.step)  # before the evaluation is recorded: a run that is killed here repeats both
+            set_random_states(random)
         with self._consistent_state():
             history.losses.append(sum(self.losses) / len(self.losses))
             history.scores.append(score)

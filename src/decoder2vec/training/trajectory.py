@@ -43,7 +43,7 @@ class Trajectory:
 
     Args:
         model: A model on the hub, or a folder whose subfolders are models or encoders, such as the steps of a
-            pre-training or the stages of `d2v train`.
+            pre-training, or the steps (`training.save_every`) or stages of `d2v train`.
         revisions: Revisions of the model on the hub, or names of subfolders; by default all subfolders, sorted by the
             numbers in their names.
 

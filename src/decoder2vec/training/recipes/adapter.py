@@ -143,6 +143,8 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             raise InputError("Blocks that FSDP shards are not compiled; set one of fsdp and compile_blocks.")
         if self.fsdp and self.keep < 1:
             raise InputError("keep interpolates whole weights, which FSDP shards; set one of the two, and merge later.")
+        if self.fsdp and self.training.save_every:
+            raise InputError("FSDP shards the model of every step; set one of fsdp and training.save_every.")
         self._check_partial_vocabulary()
         if not 0 < self.keep <= 1:
             raise InputError(f"keep must be above 0 and at most 1, not {self.keep}: 0.7 keeps 70 % of the change.")
@@ -152,6 +154,11 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
             return
         if self.fsdp:
             raise InputError("FSDP shards the whole embeddings; set one of fsdp and training.partial_vocabulary.")
+        if self.training.save_every:
+            raise InputError(
+                "The encoder of a step needs the whole vocabulary; set one of training.save_every and "
+                "training.partial_vocabulary."
+            )
         objective = OBJECTIVES[self.objective.name]
         if objective.predicts_tokens:
             raise InputError(
@@ -503,9 +510,8 @@ def saved_backbone(trained: Backbone, original: Backbone, work: Path) -> tuple[B
         return trained, False
     folder = work / "model"
     if is_main_process():
-        trained.model.to(original.dtype)
         with atomic_folder(folder, replace=True) as temporary:
-            write_model(trained, temporary)
+            write_model(trained, temporary, original.dtype)
     barrier()
     device, dtype = str(original.device), original.dtype
     saved = Backbone.load(folder, attention=trained.attention, device=device, dtype=dtype)

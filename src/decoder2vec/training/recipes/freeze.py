@@ -9,6 +9,7 @@ Extractors for Semantic Tasks", 2024; the defaults of `FreezeRecipe` are the pap
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -220,6 +221,15 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
             (
                 self.training.partial_vocabulary or self.pretraining.partial_vocabulary,
                 "freeze trains on cached states and no embedding; leave out partial_vocabulary.",
+            ),
+            (
+                bool(self.pretraining.save_every),
+                "Pre-training makes no encoder to be saved; set training.save_every, not pretraining.save_every.",
+            ),
+            (
+                bool(self.training.save_every) and (self.loss == "none" or bool(self.keep) or self.head == "each"),
+                "Encoders of steps are those of a training on scored pairs after which no reading is selected; "
+                "leave out training.save_every.",
             ),
             (not self.widths, "widths is empty; give a width for the codes, or 0 for none."),
             (
@@ -489,6 +499,13 @@ class FreezeRecipe(Recipe[LatentCorpus, FreezeContext]):
             evaluate_freeze(
                 result, corpus.data, dim=self.dim, has_exact_top=self.head != "mlp", rows=corpus.fitted_rows
             )
+
+    def snapshot(self, context: FreezeContext, corpus: LatentCorpus) -> FreezeContext:
+        """A copy, truncated and calibrated: its head freezes the network that it is made of."""
+        copied = FreezeContext(copy.deepcopy(context.net), context.table, context.readings)
+        result, data = SeedResult(seed=0, model=copied), replace(corpus.data, test=())
+        evaluate_freeze(result, data, dim=self.dim, has_exact_top=self.head != "mlp", rows=corpus.fitted_rows)
+        return copied
 
     def compare_untrained(self, result: SeedResult, corpus: LatentCorpus) -> None:
         """Score the same readings as the model gives them: their latents, standardised as in training, side by side."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -28,6 +29,7 @@ MIN_DEV_PAIRS = 50
 """Fewer dev pairs hardly tell states, seeds or layers apart."""
 
 TrainedModel = Encoder | Reranker
+SaveModel = Callable[[TrainedModel, bool, int], object]
 
 Corpus = TypeVar("Corpus")
 Context = TypeVar("Context", bound=TrainingContext)
@@ -41,6 +43,8 @@ class SeedRun:
     work: Path | None = None
     """Folder for checkpoints; None: nothing is written."""
     on_progress: OnProgress = lambda _: None
+    save_step: Callable[[Any, int], object] = lambda _context, _step: None
+    """Saves a context as it is after a number of steps, where a schedule has `save_every`."""
 
     def files(self, key: str) -> dict[str, Path | None]:
         """The checkpoint and the log of a run, as arguments of `fit`; the key names all that the run depends on."""
@@ -61,7 +65,15 @@ class SeedRun:
         """Train until dev stops improving; returns the history, and all that was trained, extra modules included."""
         module = trained_module(objective, context)
         task = training_task(objective, context, schedule, metric)
-        history = fit(module, task, self.seed, checkpoint=checkpoint, log=log, on_progress=self.on_progress)
+        history = fit(
+            module,
+            task,
+            self.seed,
+            checkpoint=checkpoint,
+            log=log,
+            on_progress=self.on_progress,
+            save_step=partial(self.save_step, context),
+        )
         return history, module
 
 
@@ -142,6 +154,10 @@ class Recipe(ABC, Generic[Corpus, Context]):
     def export(self, result: SeedResult, corpus: Corpus, work: Path) -> tuple[TrainedModel, bool]:
         """The model of a seed, and whether its weights must be saved with it. `work` is a folder for large files."""
 
+    def snapshot(self, context: Context, corpus: Corpus) -> Context:
+        """What is trained, as it is now, to be exported while training goes on."""
+        return context
+
     def compare_untrained(self, result: SeedResult, corpus: Corpus) -> None:
         """Fill in the scores of the model before training, where a recipe's reading of it has any."""
         return
@@ -190,15 +206,39 @@ class Trainer(Generic[Corpus, Context]):
         recipe.check(data, backbone)
         self.corpus = recipe.prepare(data, backbone)
 
-    def run(self, seed: int, *, work: Path | None = None, on_progress: OnProgress = lambda _: None) -> SeedResult:
-        """Train and evaluate one seed; `work` is the folder for checkpoints."""
+    def run(
+        self,
+        seed: int,
+        *,
+        work: Path | None = None,
+        on_progress: OnProgress = lambda _: None,
+        save_step: SaveModel | None = None,
+    ) -> SeedResult:
+        """Train and evaluate one seed.
+
+        Args:
+            seed: Determines all randomness.
+            work: Folder for checkpoints; None: nothing is written.
+            on_progress: Called after every step.
+            save_step: Called with the model of a step, whether its weights must be saved with it, and the number of the
+                step, where the schedule has `save_every`; it needs `work`.
+
+        """
+        run = SeedRun(seed, work, on_progress)
+        if save_step and work:
+            run = replace(run, save_step=partial(self._save_step, save_step, work))
         started = time.perf_counter()
         torch.manual_seed(seed)
         context = self.recipe.attach(self.corpus)
-        result = self.recipe.train(context, self.corpus, SeedRun(seed, work, on_progress))
+        result = self.recipe.train(context, self.corpus, run)
         result.seconds += time.perf_counter() - started
         self.recipe.evaluate(result, self.corpus)
         return result
+
+    @torch.no_grad()
+    def _save_step(self, save: SaveModel, work: Path, context: Context, step: int) -> None:
+        result = SeedResult(seed=0, model=self.recipe.snapshot(context, self.corpus))
+        save(*self.export(result, work), step)
 
     def compare_untrained(self, result: SeedResult) -> None:
         """Compare a seed with the model before training, which a search over settings need not know."""

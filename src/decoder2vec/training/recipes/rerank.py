@@ -286,7 +286,7 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
     def _reranker(self, backbone: Backbone, corpus: PairCorpus, head: Tensor) -> Reranker:
         labels = corpus.objective.labels
         spec = RerankerSpec(corpus.backbone.name, "linear", self.template, max_length=self.max_length, labels=labels)
-        return Reranker(backbone, spec, head if labels else head[0])
+        return Reranker(backbone, spec, head.detach() if labels else head[0].detach())
 
     def _resume_key(self, corpus: PairCorpus, seed: int) -> str:
         """Names everything that a run depends on: a checkpoint of another key is not resumed."""
