@@ -10,7 +10,7 @@ from pathlib import Path
 
 from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import InputError
-from decoder2vec.storage import check_replaceable
+from decoder2vec.storage import check_replaceable, parse_json
 from decoder2vec.training.distributed import barrier, is_main_process, one_process_first
 from decoder2vec.training.recipes.recipe import TrainedModel
 
@@ -76,6 +76,6 @@ class StepFolders:
 
     def _is_own(self, folder: Path) -> bool:
         try:
-            return bool(json.loads((folder / _STEP_FILE).read_text(encoding="utf-8"))["training"] == self.key)
+            return bool(parse_json((folder / _STEP_FILE).read_text(encoding="utf-8"))["training"] == self.key)
         except (OSError, ValueError, KeyError, TypeError):
             return False
