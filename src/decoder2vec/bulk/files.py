@@ -44,17 +44,17 @@ class RowFile:
         return self.path.endswith((".parquet", ".lance"))
 
 
-def find_files(sources: Sequence[str]) -> list[str]:
+def find_files(sources: str | Path | Sequence[str | Path]) -> list[str]:
     """Return the paths of all files that are meant, in a fixed order.
 
     Args:
-        sources: Files, folders, patterns such as `data/*.jsonl.gz`, and URLs of all of these.
+        sources: One or several files, folders, patterns such as `data/*.jsonl.gz`, and URLs of all of these.
 
     Raises:
         InputError: One of them names no file.
     """
     paths: list[str] = []
-    for source in sources:
+    for source in map(str, [sources] if isinstance(sources, str | Path) else sources):
         system, path = open_filesystem(source)
         try:
             if any(character in path for character in "*?[") and not system.exists(path):
