@@ -305,16 +305,22 @@ def check_replaceable(target: Path, written: Iterable[str] = ()) -> None:
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file; choose another folder.")
     patterns = [*written, f"{TEMPORARY_PREFIX}*"]
-    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if _is_leaf(path))
+    names = sorted(_name_inside(path, target) for path in target.rglob("*") if _is_leaf(path))
     foreign = next((name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)), None)
     if foreign is not None:
-        raise InputError(f"{target} is not empty: it holds {foreign}; choose another folder.")
+        raise InputError(f"{target} is not empty: it holds {foreign.rstrip('/')}; choose another folder.")
     check_writable(target)
 
 
 def _is_leaf(path: Path) -> bool:
     """Whether a path is anything but a folder that holds something; a link to one is a file of its own."""
     return path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+
+
+def _name_inside(leaf: Path, folder: Path) -> str:
+    """The path inside a folder; of an empty folder with / at its end, so that `runs/*` allows an empty `runs`, too."""
+    is_folder = leaf.is_dir() and not leaf.is_symlink()
+    return leaf.relative_to(folder).as_posix() + "/" * is_folder
 
 
 def check_writable(target: Path) -> None:
