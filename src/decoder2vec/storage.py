@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 try:
@@ -300,11 +300,12 @@ def check_replaceable(target: Path, written: Iterable[str] = ()) -> None:
 
     Args:
         target: The folder to write.
-        written: Paths of the files inside it that may be replaced; * stands for anything.
+        written: Paths of the files inside it that may be replaced; * stands for anything. Their folders may be empty.
     """
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file; choose another folder.")
     patterns = [*written, f"{TEMPORARY_PREFIX}*"]
+    patterns += [f"{folder}/" for pattern in patterns for folder in PurePosixPath(pattern).parents if folder.name]
     names = sorted(_name_inside(path, target) for path in target.rglob("*") if _is_leaf(path))
     foreign = next((name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)), None)
     if foreign is not None:
@@ -318,7 +319,7 @@ def _is_leaf(path: Path) -> bool:
 
 
 def _name_inside(leaf: Path, folder: Path) -> str:
-    """The path inside a folder; of an empty folder with / at its end, so that `runs/*` allows an empty `runs`, too."""
+    """The path inside a folder; of an empty folder with / at its end, as no file ends."""
     is_folder = leaf.is_dir() and not leaf.is_symlink()
     return leaf.relative_to(folder).as_posix() + "/" * is_folder
 
