@@ -27,14 +27,14 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
 
 
-def load_generator():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def load_docs_module(name):
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-generate = load_generator()
+generate, site_hooks = load_docs_module("generate"), load_docs_module("site_hooks")
 PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
 
 
@@ -94,7 +94,18 @@ def test_every_promise_names_tests_that_exist():
     promises = [line for line in page.splitlines() if line.startswith("| ") and line != "| Promise | Tests |"]
     assert len(promises) > 10
     for promise in promises:
-        tests = re.findall(r"`([\w/]+\.py)::(test_\w+)`", promise)
-        assert tests, promise
-        for file, name in tests:
+        tests = re.findall(r"\[`([\w/]+\.py)::(test_\w+)`\]\(([^)]+)\)", promise)
+        assert len(tests) == promise.count("::") > 0, promise
+        for file, name, target in tests:
+            assert target == f"../tests/{file}", promise
             assert f"def {name}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), f"{file}::{name}"
+
+
+def test_site_has_no_links_to_tests():
+    """They are for readers of the repository: the site has no such files."""
+    page = (ROOT / "docs" / "promises.md").read_text(encoding="utf-8")
+    shown = site_hooks.on_page_markdown(page)
+    assert shown.replace("](formats.md)", "").count("](") == 0
+    assert shown.count("`test_storage.py::test_error_of_the_disk_names_the_file`") == 1
+    guide = "[FREEZE](../studies/freeze.md)"
+    assert site_hooks.on_page_markdown(guide) == guide

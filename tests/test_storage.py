@@ -135,6 +135,12 @@ def test_written_files_may_be_replaced_and_others_not(tmp_path):
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts" / "0.npy").touch()
     check_replaceable(tmp_path, ["parts/*.npy"])
+    (tmp_path / "runs").mkdir()  # what is left where the first file could not be written
+    for pattern in ("runs/*", "runs/*.json"):
+        check_replaceable(tmp_path, ["parts/*.npy", pattern])
+    with pytest.raises(InputError, match="it holds runs; choose another folder"):
+        check_replaceable(tmp_path, ["parts/*.npy"])
+    (tmp_path / "runs").rmdir()
     with pytest.raises(InputError, match=r"it holds parts/0\.npy; choose another folder"):
         check_replaceable(tmp_path)
     with pytest.raises(InputError, match=r"0\.npy is a file; choose another folder"):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib import metadata
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 try:
@@ -300,21 +300,28 @@ def check_replaceable(target: Path, written: Iterable[str] = ()) -> None:
 
     Args:
         target: The folder to write.
-        written: Paths of the files inside it that may be replaced; * stands for anything.
+        written: Paths of the files inside it that may be replaced; * stands for anything. Their folders may be empty.
     """
     if target.exists() and not target.is_dir():
         raise InputError(f"{target} is a file; choose another folder.")
     patterns = [*written, f"{TEMPORARY_PREFIX}*"]
-    names = sorted(path.relative_to(target).as_posix() for path in target.rglob("*") if _is_leaf(path))
+    patterns += [f"{folder}/" for pattern in patterns for folder in PurePosixPath(pattern).parents if folder.name]
+    names = sorted(_name_inside(path, target) for path in target.rglob("*") if _is_leaf(path))
     foreign = next((name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)), None)
     if foreign is not None:
-        raise InputError(f"{target} is not empty: it holds {foreign}; choose another folder.")
+        raise InputError(f"{target} is not empty: it holds {foreign.rstrip('/')}; choose another folder.")
     check_writable(target)
 
 
 def _is_leaf(path: Path) -> bool:
     """Whether a path is anything but a folder that holds something; a link to one is a file of its own."""
     return path.is_symlink() or not path.is_dir() or not any(path.iterdir())
+
+
+def _name_inside(leaf: Path, folder: Path) -> str:
+    """The path inside a folder; of an empty folder with / at its end, as no file ends."""
+    is_folder = leaf.is_dir() and not leaf.is_symlink()
+    return leaf.relative_to(folder).as_posix() + "/" * is_folder
 
 
 def check_writable(target: Path) -> None:

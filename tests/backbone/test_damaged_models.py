@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -37,6 +38,17 @@ def test_wrong_config_is_refused_in_one_sentence(folder, change):
     with pytest.raises((BackboneError, UnsupportedError)) as caught:
         Backbone.load(folder, device="cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gpt2", "tiny-mamba"])
+@pytest.mark.parametrize("dtype", ["float32", None])
+def test_model_without_layers_is_refused_as_such(name, dtype, tmp_path):
+    folder = Path(shutil.copytree(tiny_folder(name), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    depth = {key: 0 for key in ("num_hidden_layers", "n_layer") if key in config}
+    (folder / "config.json").write_text(json.dumps({**config, **depth}))
+    with pytest.raises(BackboneError, match=r"^\S+ has no layers: its config\.json says 0\.$"):
+        Backbone.load(folder, device="cpu", dtype=dtype)
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])

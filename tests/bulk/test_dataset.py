@@ -119,8 +119,8 @@ def test_folder_and_list_of_files_are_read_in_order(encoder, tmp_path):
     write_jsonl(data / "b.jsonl", ROWS[10:])
     write_jsonl(data / "a.jsonl", ROWS[:10])
     (data / "notes.pdf").write_bytes(b"no rows")
-    d2v.embed_dataset(encoder, str(data), tmp_path / "out", id_column="key")
-    d2v.embed_dataset(encoder, [str(data / "b.jsonl"), str(data / "a.jsonl")], tmp_path / "list", id_column="key")
+    d2v.embed_dataset(encoder, data, tmp_path / "out", id_column="key")
+    d2v.embed_dataset(encoder, [str(data / "b.jsonl"), data / "a.jsonl"], tmp_path / "list", id_column="key")
     assert [row["key"] for row in read(tmp_path / "out")] == [row["key"] for row in ROWS]
     assert [row["key"] for row in read(tmp_path / "list")] == [row["key"] for row in ROWS[10:] + ROWS[:10]]
 

@@ -94,6 +94,18 @@ def test_copy_of_other_rows_is_found(tmp_path, table, encoder):
     assert "vectors.lance differs from part-00000-000000000010" in problem
 
 
+def test_damaged_copy_is_found(tmp_path, table, encoder):
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", rows_per_part=10, lance=True)
+    copy = tmp_path / "out" / "vectors.lance"
+    (data,), (version,) = (copy / "data").iterdir(), (copy / "_versions").glob("*.manifest")
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    (problem,) = d2v.verify_dataset(tmp_path / "out", encoder).problems
+    assert problem.startswith("vectors.lance is damaged (") and problem.endswith("delete it and run again")
+    version.write_bytes(b"")
+    with pytest.raises(StorageError, match=r"vectors\.lance is not a whole table .*; delete it and run again\.$"):
+        d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", rows_per_part=10, lance=True)
+
+
 def test_killed_copy_is_written_again(tmp_path, table, encoder):
     d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out")
     (tmp_path / "out" / ".tmp-1-dead" / "vectors.lance" / "data").mkdir(parents=True)  # what a kill leaves

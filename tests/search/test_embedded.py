@@ -7,7 +7,8 @@ import json
 import numpy as np
 import pytest
 
-from decoder2vec.bulk.dataset import embed_dataset
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.bulk.dataset import MANIFEST_FILE, embed_dataset
 from decoder2vec.bulk.plan import VectorFormat
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, StorageError
@@ -107,6 +108,18 @@ def test_damaged_part_is_refused_and_what_was_added_stays(tmp_path, folder, enco
     with pytest.raises(StorageError, match=f"{vectors}/part-00000-000000000010.parquet is not as it was written"):
         index.add(vectors)
     index.verify()
+
+
+@pytest.mark.parametrize("has_index", [False, True])
+def test_unfinished_folder_is_refused_before_a_model_is_loaded(tmp_path, folder, encoder, has_index, monkeypatch):
+    vectors, out = folder(), tmp_path / "index"
+    if has_index:
+        Index.create(out, encoder)
+    (vectors / MANIFEST_FILE).unlink()
+    monkeypatch.setattr(Backbone, "load", None)  # it is not called
+    with pytest.raises(StorageError, match=f"{vectors} is not finished: 3 parts are there; run the same command again"):
+        d2v("index", vectors, "--out", out)
+    assert Index.exists(out) == has_index
 
 
 def test_vectors_at_a_url_are_indexed(tmp_path, folder):

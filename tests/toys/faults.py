@@ -15,7 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.errors import Decoder2VecError
-from toys.writers import WRITERS, CommandFailed
+from toys import training_writers, writers
+from toys.writers import CommandFailed
+
+WRITERS = {**writers.WRITERS, **training_writers.WRITERS}
 
 _library = ctypes.CDLL(None)  # the functions of faults.c, which is preloaded
 _library.faults_failed.restype = ctypes.c_char_p

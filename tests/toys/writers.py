@@ -1,4 +1,4 @@
-"""Everything that writes files, each with what is there before and how the package reads it afterwards.
+"""Everything that writes files without training, each with what is there before and how it is read afterwards.
 
 Imported once by a `ForkServer`, whose children write, fail and are killed.
 """
@@ -12,12 +12,12 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import lancedb  # noqa: F401  (imported here, so that no child has to)
+import lancedb
 import numpy as np
 import pyarrow.parquet
 import torch
@@ -31,6 +31,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.bulk import one_file as bulk
 from decoder2vec.bulk.dataset import MANIFEST_FILE, embed_dataset
+from decoder2vec.bulk.lance_copy import LANCE_TABLE
 from decoder2vec.bulk.verify import verify_dataset
 from decoder2vec.calibration import calibrate
 from decoder2vec.cli import main
@@ -57,19 +58,11 @@ from decoder2vec.search.migration import migrate
 from decoder2vec.search.sources import SourceRecord
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.text.files import ScoredPairs
-from decoder2vec.training import checkpoint
-from decoder2vec.training.api import train
-from decoder2vec.training.objectives.distill import DistillConfig
-from decoder2vec.training.plan import Plan
-from decoder2vec.training.recipes.recipe import Recipe
-from decoder2vec.training.teachers import Teacher
-from toys.contract import FREEZE, TOY_OBJECTIVES, TOY_RECIPES
 from toys.encoder import WordEncoder
 from toys.gguf_file import write_gguf
 from toys.sides import JOBS, RESUMES, LetterEncoder
 from toys.sweeps import PAIRS
 from toys.tasks import TopicEncoder, write_toy_tasks
-from toys.training import small_recipe, toy_data
 
 Content = dict[str, Any]
 """What a reader gets, part by part; a part is replaced as a whole or not at all."""
@@ -162,6 +155,20 @@ def save_two_models(folder: Path) -> None:
             write_model(changed, Path(model_folder))
             model = Backbone.load(model_folder, device="cpu", dtype="float32")
             Encoder(model, UNTRAINED.spec).save(folder / name, copy_backbone=True)
+
+
+def trained_reranker(seed: int) -> Reranker:
+    """A reranker with a random LoRA and a random head."""
+    head = torch.randn(BACKBONE.dim, generator=torch.Generator().manual_seed(seed))
+    return Reranker(adapted_encoder(seed, head=False).backbone, RerankerSpec(MODEL, "linear"), head)
+
+
+def read_reranker(folder: Path) -> Content:
+    """Scores of a saved reranker."""
+    if not (folder / "reranker").exists():
+        return {}
+    reranker = Reranker.load(folder / "reranker", device="cpu", dtype="float32")
+    return {"reranker": rounded(reranker.score(TEXTS[0], TEXTS))}
 
 
 GGUF_FILE = write_gguf(Path(tempfile.mkdtemp()) / "tiny.gguf")
@@ -400,34 +407,6 @@ def read_mirror(folder: Path) -> Content:
     return {**read_index(folder), "sources": sorted(origins)}
 
 
-# --- training -------------------------------------------------------------------------------------------------------
-
-checkpoint._SAVE_EVERY = 0.0
-
-
-def training(recipe: Recipe[Any, Any] | Plan, data: Any) -> Writer:
-    """Training with a checkpoint at every step, over an encoder that was trained otherwise."""
-    earlier = small_recipe("lora", epochs=1)
-
-    def run(folder: Path, recipe: Any, data: Any) -> Any:
-        result = train(recipe, data, MODEL, folder / "encoder", overwrite=True, device="cpu", dtype="float32")
-        return [result.results["mean"], rounded(result.encoder.encode(TEXTS[:3]))]
-
-    def read(folder: Path) -> Content:
-        if not (folder / "encoder").exists():
-            return {}
-        results = storage.read_json(folder / "encoder" / "results.json", "train again")
-        return {"encoder": [read_encoder("encoder")(folder), results["mean"]]}
-
-    return Writer(lambda folder: run(folder, recipe, data), read, lambda folder: run(folder, earlier, toy_data()))
-
-
-def two_stages() -> Plan:
-    """The second stage begins with the result of the first one, whose LoRA is merged into the model."""
-    first, second = (Plan.of(small_recipe("lora", epochs=epochs, every=2)).stages[0] for epochs in (2, 1))
-    return Plan("two", (replace(first, name="first"), replace(second, name="second")))
-
-
 # --- results --------------------------------------------------------------------------------------------------------
 
 TASKS = write_toy_tasks(Path(tempfile.mkdtemp()) / "tasks")
@@ -520,6 +499,30 @@ def command_embed(folder: Path) -> None:
 
 INDEXED = Path(tempfile.mkdtemp()) / "texts.txt"  # elsewhere, since all files of an index are damaged, and only those
 INDEXED.write_text("\n".join(TEXTS) + "\n")
+SAVED = str(UNTRAINED.save(Path(tempfile.mkdtemp()) / "encoder"))
+
+
+def command_embed_lance(folder: Path) -> None:
+    """A data set in two parts, and a table of Lance."""
+    options = ("--rows-per-part", 4, "--lance", "--device", "cpu", "--dtype", "float32")
+    command("embed", INDEXED, "--encoder", SAVED, "--out", folder / "vectors", *options)
+
+
+def read_lance(folder: Path) -> Content:
+    """The rows of the parts, and those of the table."""
+    content, table = read_folder(folder), folder / "vectors" / LANCE_TABLE
+    if content and table.exists():
+        content["table"] = _read_rows(lancedb.connect(table.parent).open_table(table.stem).to_arrow().to_pylist())
+    return content
+
+
+def command_prune(model: str) -> Callable[[Path], None]:
+    """Remove the tokens that texts do not use from a model or an encoder."""
+
+    def prune(folder: Path) -> None:
+        command("prune", model, "--out", folder / "pruned", "--vocabulary", INDEXED, "--device", "cpu")
+
+    return prune
 
 
 def command_index(folder: Path) -> None:
@@ -554,6 +557,11 @@ WRITERS: dict[str, Writer] = {
         lambda folder: discard(ENCODER.save(folder / "encoder", copy_backbone=True)),
         read_encoder("encoder"),
         lambda folder: OTHER.save(folder / "encoder"),
+    ),
+    "reranker": Writer(
+        lambda folder: discard(trained_reranker(0).save(folder / "reranker", copy_backbone=True)),
+        read_reranker,
+        lambda folder: trained_reranker(1).save(folder / "reranker"),
     ),
     **{f"embed {suffix}": embed(suffix) for suffix in (".npy", ".jsonl", ".parquet")},
     "embed folder": Writer(embed_folder, read_folder),
@@ -610,17 +618,6 @@ WRITERS: dict[str, Writer] = {
         lambda folder: {**read_command_index(folder), **read_calibrated("index/encoder")(folder)},
         lambda folder: open_index(folder, LEXICAL).add(documents(0, 6)),
     ),
-    "train lora": training(small_recipe("lora", every=2), toy_data()),
-    "train soft prompt": training(small_recipe("soft_prompt", every=2), toy_data()),
-    "train full": training(small_recipe("full", epochs=1, every=2), toy_data()),
-    "train freeze": training(
-        replace(FREEZE, pretrain="autoencoder", pretraining=replace(FREEZE.training, epochs=1)),
-        replace(TOY_RECIPES["freeze"].data, texts=tuple(TEXTS)),
-    ),
-    "train distilled": training(
-        small_recipe("lora", objective=DistillConfig(teachers=(Teacher("random:16"),))), TOY_OBJECTIVES["distill"].data
-    ),
-    "train stages": training(two_stages(), toy_data()),
     "evaluate": Writer(
         lambda folder: run_evaluation(folder, "all"),
         read_evaluation,
@@ -673,6 +670,10 @@ WRITERS: dict[str, Writer] = {
         lambda folder: read_bytes(folder / "pruned"),
         for_others=True,
     ),
+    "d2v prune --vocabulary": Writer(
+        command_prune(MODEL), lambda folder: read_bytes(folder / "pruned"), for_others=True
+    ),
+    "d2v prune --vocabulary of an encoder": Writer(command_prune(SAVED), read_encoder("pruned")),
     **{f"export {format}": export_as(format) for format in formats.FORMATS},
     "tiny model": Writer(
         lambda folder: discard(tiny_folder("tiny-gpt2")),
@@ -688,6 +689,7 @@ WRITERS: dict[str, Writer] = {
         write_texts,
         for_others=True,
     ),
+    "d2v embed --lance": Writer(command_embed_lance, read_lance),
     "d2v index": Writer(command_index, read_command_index),
     "d2v data mine": Writer(command_mine, read_text("mined.jsonl"), write_pairs, for_others=True),
 }

@@ -146,6 +146,17 @@ def test_an_interrupted_curve_resumes_run_by_run(curve, folder, backbone, tmp_pa
     assert len(trained) == 1 + 16, "nothing is left to do"
 
 
+@pytest.mark.parametrize("damaged", ["", '{"seed": 0, "de', "[]"])
+def test_a_damaged_result_of_a_run_is_trained_again(backbone, tmp_path, damaged):
+    arguments = {"sizes": [16], "recipes": ["lora"], "settings": FAST, "grid": {"training.rate": [1e-2]}, "seeds": [0]}
+    first = learning_curve(SCORED, backbone("tiny-llama"), tmp_path / "curve", **arguments)
+    (file,) = (tmp_path / "curve" / "runs").iterdir()
+    file.write_text(damaged)
+    again = learning_curve(SCORED, backbone("tiny-llama"), tmp_path / "curve", **arguments)
+    assert again.points[0].scores("dev") == first.points[0].scores("dev")
+    assert json.loads(file.read_text())["size"] == 16
+
+
 def test_a_run_that_diverges_is_no_score(backbone, tmp_path):
     grid = {"training.rate": [1e-3, 1e30]}
     settings = [*FAST, "training.clip=0"]

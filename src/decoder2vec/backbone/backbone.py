@@ -301,6 +301,8 @@ def _load_model(folder: Path, dtype: torch.dtype, **options: Any) -> nn.Module:
         raise BackboneError(f"transformers cannot load {folder}: {' '.join(str(error).split())[:500]}") from error
     if missing := sorted(report["missing_keys"]):
         raise BackboneError(f"{folder} lacks {len(missing)} weights, among them {missing[0]}; the model is incomplete.")
+    if (depth := getattr(text_config(model.config), "num_hidden_layers", 1)) < 1:
+        raise BackboneError(f"{folder} has no layers: its config.json says {depth}.")
     model.requires_grad_(False)
     return model.eval()  # type: ignore[no-any-return]
 

@@ -64,7 +64,7 @@ class Estimate:
 
 def embed_dataset(
     encoder: Encoder | str | Path,
-    sources: str | Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     out: str | Path,
     *,
     text_column: str | None = None,
@@ -157,7 +157,7 @@ def _check_engine(engine: str, workers: int | None, tokenisers: int | None, pric
 
 def make_plan(
     encoder: Encoder,
-    sources: str | Sequence[str],
+    sources: str | Path | Sequence[str | Path],
     *,
     text_column: str | None = None,
     id_column: str | None = None,
@@ -179,7 +179,7 @@ def make_plan(
         raise unknown_name("way to handle errors", on_error, ("stop", "skip"))
     resolve_prompt(encoder.prompts, prompt_name, None)  # an unknown one is an error now
     with current_progress().phase("reading"):
-        inspected = [inspect_file(path) for path in find_files([sources] if isinstance(sources, str) else sources)]
+        inspected = [inspect_file(path) for path in find_files(sources)]
         columns = common_columns(inspected)
     files = tuple(file for file, _ in inspected)
     if not any(file.n_rows for file in files):

@@ -44,17 +44,17 @@ class RowFile:
         return self.path.endswith((".parquet", ".lance"))
 
 
-def find_files(sources: Sequence[str]) -> list[str]:
+def find_files(sources: str | Path | Sequence[str | Path]) -> list[str]:
     """Return the paths of all files that are meant, in a fixed order.
 
     Args:
-        sources: Files, folders, patterns such as `data/*.jsonl.gz`, and URLs of all of these.
+        sources: One or several files, folders, patterns such as `data/*.jsonl.gz`, and URLs of all of these.
 
     Raises:
         InputError: One of them names no file.
     """
     paths: list[str] = []
-    for source in sources:
+    for source in map(str, [sources] if isinstance(sources, str | Path) else sources):
         system, path = open_filesystem(source)
         try:
             if any(character in path for character in "*?[") and not system.exists(path):
@@ -65,7 +65,7 @@ def find_files(sources: Sequence[str]) -> list[str]:
             else:
                 names = [path] if system.exists(path) else []
         except Exception as error:  # every store has errors of its own
-            raise InputError(f"Cannot read {source}: {_reason(error)}.") from None
+            raise InputError(f"Cannot read {source}: {error_reason(error)}.") from None
         if not names:
             raise InputError(f"{source} names no file; give {', '.join(_SUFFIXES)} files, the text ones also as .gz.")
         paths += [name if is_local(system) else system.unstrip_protocol(name) for name in sorted(names)]
@@ -78,7 +78,7 @@ def _lance_table(path: str) -> str:
     return f"{table}.lance" if ending else path
 
 
-def _reason(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """What an error of a store says, as a part of a sentence."""
     text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
     return " ".join(text.split()).rstrip(".")[:200]
@@ -92,7 +92,7 @@ def store_errors(url: str) -> Iterator[None]:
     except (Decoder2VecError, FileNotFoundError):
         raise
     except Exception as error:
-        raise StorageError(f"Cannot use {url}: {_reason(error)}.") from error
+        raise StorageError(f"Cannot use {url}: {error_reason(error)}.") from error
 
 
 def open_filesystem(url: str) -> tuple[Any, str]:
@@ -282,7 +282,7 @@ def open_lance(path: str) -> Any:
     try:
         return lancedb.connect(folder or ".").open_table(name.removesuffix(".lance"))
     except (OSError, RuntimeError, ValueError) as error:
-        raise DataFileError(f"{path} is not a whole table of Lance ({_reason(error)}).") from None
+        raise DataFileError(f"{path} is not a whole table of Lance ({error_reason(error)}).") from None
 
 
 def _lance_version(path: str) -> str:

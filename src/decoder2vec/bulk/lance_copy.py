@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.bulk.embedded import EmbeddedDataset
-from decoder2vec.bulk.files import import_pyarrow, open_lance
-from decoder2vec.errors import StorageError
+from decoder2vec.bulk.files import error_reason, import_pyarrow, open_lance
+from decoder2vec.errors import DataFileError, Decoder2VecError, StorageError
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_folder
 
@@ -49,7 +49,10 @@ def has_lance_copy(dataset: EmbeddedDataset) -> bool:
     """
     if LANCE_TABLE not in dataset.output.names():
         return False
-    table = open_lance(f"{dataset.output.path}/{LANCE_TABLE}")
+    try:
+        table = open_lance(f"{dataset.output.path}/{LANCE_TABLE}")
+    except DataFileError as error:
+        raise StorageError(f"{str(error).rstrip('.')}; delete it and run again.") from None
     if (table.schema.metadata or {}).get(_PLAN_KEY) != dataset.plan.key.encode():
         raise StorageError(f"{dataset.output.url}/{LANCE_TABLE} has other rows; delete it and run again.")
     return True
@@ -59,6 +62,15 @@ def compare_lance_copy(dataset: EmbeddedDataset) -> list[str]:
     """What differs between the table and the parts, in words; nothing if there is no table."""
     if not has_lance_copy(dataset):
         return []
+    try:
+        return _compare_rows(dataset)
+    except Decoder2VecError:
+        raise
+    except (OSError, RuntimeError, ValueError) as error:  # whatever Lance finds wrong with its files
+        return [f"{LANCE_TABLE} is damaged ({error_reason(error)}); delete it and run again"]
+
+
+def _compare_rows(dataset: EmbeddedDataset) -> list[str]:
     copy, start = open_lance(f"{dataset.output.path}/{LANCE_TABLE}"), 0
     for part, table in zip(dataset.plan.parts(), dataset.tables(), strict=True):
         rows = copy.search().offset(start).limit(len(table)).to_arrow() if len(table) else table

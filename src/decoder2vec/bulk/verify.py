@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ class Verification:
     problems: tuple[str, ...]
 
 
-def verify_dataset(out: str, encoder: Encoder) -> Verification:
+def verify_dataset(out: str | Path, encoder: Encoder) -> Verification:
     """Compare a folder that `embed_dataset` wrote with its input and its encoder.
 
     All parts are read and their rows compared with those of the input; the vectors of a sample are computed again.

@@ -216,6 +216,10 @@ def _open_or_create(
     is_embedded = bool(source) and is_embedded_folder(source or "")
     if source and not is_embedded and not Path(source).exists():
         raise DataFileError(f"{source} does not exist.")
+    if source and is_embedded:
+        from decoder2vec.bulk.embedded import EmbeddedDataset
+
+        EmbeddedDataset(source)  # refuses a folder that is not finished before a model is loaded
     if Index.exists(out):
         chunking.check_existing(out)
         if encoder or any(value is not None for value in choices.values()):

@@ -387,8 +387,8 @@ class _Runner:
         weights = self.backbone.effective_fingerprint, str(self.backbone.dtype)
         key = fingerprint(recipe.name, key_settings(recipe), data.key(), *weights, seed)
         file = self.folder / "runs" / f"{stage.name}-{size}-{key}.json"
-        if file.is_file():
-            return parse_json(file.read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        if (finished := _read_run(file)) is not None:
+            return finished
         attention = self.backbone.attention
         try:
             trainer = Trainer(recipe, data, self.backbone)
@@ -407,6 +407,15 @@ class _Runner:
         write_json(file, document)
         shutil.rmtree(self.folder / "unfinished", ignore_errors=True)
         return document
+
+
+def _read_run(file: Path) -> dict[str, Any] | None:
+    """The result of a run; None if there is none, or a damaged one, which is trained again."""
+    try:
+        document = parse_json(file.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
 
 
 def _means(scores: Mapping[str, Any]) -> dict[str, float | None]:
