@@ -173,6 +173,8 @@ def test_wrong_settings_are_one_sentence(backbone, tmp_path):
         BridgeConfig("contrastiv")
     with pytest.raises(UnknownNameError, match="lin"):
         BridgeConfig(kind="lin")
+    with pytest.raises(InputError, match="trains no embeddings of words"):
+        BridgeConfig(tuning=Schedule(partial_vocabulary=True))
     with pytest.raises(InputError, match="rank must be 0 or more"):
         BridgeConfig(rank=-1)
     with pytest.raises(InputError, match="leads to an encoder"):

@@ -81,6 +81,8 @@ class BridgeConfig:
             raise InputError("rank must be 0 or more, caption_tokens 1 or more, and temperature above 0.")
         if self.training.save_every or self.tuning.save_every:
             raise InputError("A bridge is saved at its end only; leave out save_every.")
+        if self.training.partial_vocabulary or self.tuning.partial_vocabulary:
+            raise InputError("A bridge trains no embeddings of words; leave out partial_vocabulary.")
 
 
 @dataclass(frozen=True)
