@@ -19,12 +19,22 @@ from decoder2vec.training.recipes.recipe import SeedRun, Trainer
 from decoder2vec.training.results import SeedResult
 from toys.contract import TOY_RECIPES
 
+ROUNDING = 1e-5
+"""Sums are rounded by where their numbers lie in memory, so that two equal trainings may differ in the last bits."""
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXTS = ("cats sleep", "the dogs run over the long road in the rain and sing of boats that sail", "a", "")
 
 
 def with_steps(recipe, every=1):
     return replace(recipe, training=replace(recipe.training, save_every=every))
+
+
+def assert_same_training(note, expected):
+    """Saving changes no loss, score or random number; one that was drawn more would change the losses by far more."""
+    rounded = dict.fromkeys(("start", "losses", "scores"))
+    for name in rounded:
+        np.testing.assert_allclose(note[name], expected[name], rtol=ROUNDING)
+    assert note | rounded == expected | rounded
 
 
 def outputs(model):
@@ -34,7 +44,7 @@ def outputs(model):
 
 @pytest.fixture
 def plain_run(new_run):
-    """plain_run(name, family) -> a run without saved steps, trained now: rounding depends on threads and memory."""
+    """plain_run(name, family) -> a run without saved steps, trained now."""
 
     def make(name, family):
         run = new_run(family)
@@ -68,8 +78,8 @@ def test_saved_steps_are_the_states_of_the_run_and_do_not_change_it(name, states
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     result = train(with_steps(toy.recipe), toy.data, backbone, tmp_path / "out", on_progress=record)
     note = result.results["seeds"][0]["notes"]["training"]
-    assert note == plain.history, "saving changes no loss, score or random number"
-    assert (outputs(result.model) == outputs(plain.result.model)).all()
+    assert_same_training(note, plain.history)
+    np.testing.assert_allclose(outputs(result.model), outputs(plain.result.model), atol=ROUNDING)
     assert sorted(path.name for path in (tmp_path / "out-steps").iterdir()) == ["step-2", "step-4", "step-6"]
     trainer = Trainer(toy.recipe, toy.data, backbone)
     vectors = []
@@ -81,7 +91,7 @@ def test_saved_steps_are_the_states_of_the_run_and_do_not_change_it(name, states
         kind = Encoder if toy.makes_encoder else Reranker
         loaded = kind.load(tmp_path / "out-steps" / f"step-{step}", device="cpu", dtype="float32")
         vectors.append(outputs(loaded))
-        assert (vectors[-1] == outputs(expected)).all()
+        np.testing.assert_allclose(vectors[-1], outputs(expected), atol=ROUNDING)
     assert not np.allclose(vectors[0], vectors[1], atol=1e-4) and not np.allclose(vectors[1], vectors[2], atol=1e-4)
 
 
@@ -91,8 +101,8 @@ def test_other_families_train_on_as_without_saved_steps(name, family, plain_run,
     toy, plain = TOY_RECIPES[name], plain_run(name, family)
     backbone = Backbone.load(family, device="cpu", dtype="float32")
     result = train(with_steps(toy.recipe), toy.data, backbone, tmp_path / "out")
-    assert result.results["seeds"][0]["notes"]["training"] == plain.history
-    assert (outputs(result.encoder) == outputs(plain.encoder)).all()
+    assert_same_training(result.results["seeds"][0]["notes"]["training"], plain.history)
+    np.testing.assert_allclose(outputs(result.encoder), outputs(plain.encoder), atol=ROUNDING)
 
 
 def test_weights_are_trained_in_float32_beside_a_model_of_16_bits(own_cache, tmp_path):
@@ -104,6 +114,6 @@ def test_weights_are_trained_in_float32_beside_a_model_of_16_bits(own_cache, tmp
         backbone = Backbone.load("tiny-llama", device="cpu", dtype="bfloat16")
         result = train(recipe, toy.data, backbone, tmp_path / f"out-{recipe.training.save_every}")
         histories.append(result.results["seeds"][0]["notes"]["training"])
-    assert histories[0] == histories[1]
+    assert_same_training(*histories)
     weights = load_file(tmp_path / "out-1-steps" / "step-6" / "backbone" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
