@@ -8,7 +8,7 @@
     python experiments/rerankers/families.py compare RESULTS families.json
 
 POOL has texts-*.tsv.gz and pairs-*.tsv.gz, DATA the folders scifact and quora-mini in BEIR's layout, and runs.json
-BM25's rankings for them (`study.py runs`). `--families mamba` does one family alone. OUT gets a folder for each family
+BM25's rankings for them (`bm25_runs.py`). `--families mamba` does one family alone. OUT gets a folder for each family
 and RESULTS a file for each, with its command; a family that is done is not done again. `--size tiny` takes seconds on a
 CPU. No step needs the kernels of mamba-ssm: see `state_space.py`. Only `groups` needs bm25s.
 """
@@ -111,7 +111,7 @@ def pretrain(arguments: argparse.Namespace) -> None:
 
 def rerank(arguments: argparse.Namespace) -> None:
     """Train every family as a reranker on the same groups, and rerank BM25's best documents."""
-    runs = read_json(arguments.runs, "make it with `study.py runs`")
+    runs = read_json(arguments.runs, "make it with `bm25_runs.py`")
     missing = [family for family in arguments.families if not (arguments.out / f"{family}-reranker").exists()]
     with fast_mixers():
         if missing:

@@ -43,18 +43,6 @@ def outputs(model):
 
 
 @pytest.fixture
-def plain_run(new_run):
-    """plain_run(name, family) -> a run without saved steps, trained now."""
-
-    def make(name, family):
-        run = new_run(family)
-        run.train(name)
-        return run
-
-    return make
-
-
-@pytest.fixture
 def states(monkeypatch):
     """Everything that is trained, after each step."""
     contexts, states = [], {}
@@ -73,8 +61,9 @@ def states(monkeypatch):
 
 
 @pytest.mark.parametrize("name", recipes())
-def test_saved_steps_are_the_states_of_the_run_and_do_not_change_it(name, states, plain_run, own_cache, tmp_path):
-    toy, plain, (states, record) = TOY_RECIPES[name], plain_run(name, "tiny-llama"), states
+def test_saved_steps_are_the_states_of_the_run_and_do_not_change_it(name, states, new_run, own_cache, tmp_path):
+    toy, plain, (states, record) = TOY_RECIPES[name], new_run("tiny-llama"), states
+    plain.train(name)
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     result = train(with_steps(toy.recipe), toy.data, backbone, tmp_path / "out", on_progress=record)
     note = result.results["seeds"][0]["notes"]["training"]
@@ -97,8 +86,9 @@ def test_saved_steps_are_the_states_of_the_run_and_do_not_change_it(name, states
 
 @pytest.mark.parametrize("name", ["lora", "full"])
 @pytest.mark.parametrize("family", ["tiny-gpt2", "tiny-mamba"])
-def test_other_families_train_on_as_without_saved_steps(name, family, plain_run, own_cache, tmp_path):
-    toy, plain = TOY_RECIPES[name], plain_run(name, family)
+def test_other_families_train_on_as_without_saved_steps(name, family, new_run, own_cache, tmp_path):
+    toy, plain = TOY_RECIPES[name], new_run(family)
+    plain.train(name)
     backbone = Backbone.load(family, device="cpu", dtype="float32")
     result = train(with_steps(toy.recipe), toy.data, backbone, tmp_path / "out")
     assert_same_training(result.results["seeds"][0]["notes"]["training"], plain.history)

@@ -27,10 +27,10 @@ def test_page_of_the_user_is_kept(name, tmp_path):
     file = write_evaluation(tmp_path, *make_evaluation("a", tasks={"scifact": "retrieval"}))
     page = tmp_path / "site" / name
     page.parent.mkdir()
-    page.write_text("years of work")
+    page.write_text("years of work on decoder2vec")
     with pytest.raises(InputError, match=f"site holds {name}, which is no report; choose another folder"):
         api.report(file, tmp_path / "site")
-    assert [path.read_text() for path in page.parent.iterdir()] == ["years of work"]
+    assert [path.read_text() for path in page.parent.iterdir()] == ["years of work on decoder2vec"]
     page.unlink()
     for _ in range(2):  # a report may be replaced
         api.report(file, tmp_path / "site")

@@ -124,10 +124,11 @@ def _default_folder(source: Path) -> Path:
 def _without_other_pages(folder: Path) -> Path:
     """The folder; raises an error if it holds pages that are not of an earlier report, which would be replaced."""
     from decoder2vec.report.comparison_page import MARKDOWN
+    from decoder2vec.report.html import MADE_BY
     from decoder2vec.report.run_page import PAGE
 
     page = folder / PAGE
-    is_report = page.is_file() and b"decoder2vec" in page.read_bytes()  # in the footer of every report
+    is_report = page.is_file() and MADE_BY.encode() in page.read_bytes()
     other = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), None)
     if other and not is_report:
         raise InputError(f"{folder} holds {other}, which is no report; choose another folder.")

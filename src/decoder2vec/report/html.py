@@ -61,6 +61,9 @@ for (const table of document.querySelectorAll("table.sortable")) {
 """
 _VOID_TAGS = ("meta", "link")
 
+MADE_BY = "Made by decoder2vec"
+"""In the footer of every page, before the version."""
+
 
 class Html(str):
     """A string that already is HTML. Every other string is escaped when it enters a page."""
@@ -203,7 +206,7 @@ def _cards(cards: Iterable[tuple[str, str, str]]) -> Html:
 
 
 def _footer(command: str) -> Html:
-    made_by = tag("p", f"Made by decoder2vec {__version__}.")
+    made_by = tag("p", f"{MADE_BY} {__version__}.")
     return tag("footer", made_by, tag("p", tag("code", command)) if command else Html())
 
 
