@@ -16,6 +16,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -99,7 +101,8 @@ def train_bridges(args: argparse.Namespace) -> None:
     """Train both bridges, describe the test vectors, and search."""
     data = read_captioned_vectors(args.work / "items.npy")
     test = read_captioned_vectors(args.work / "test.npy")
-    record: dict[str, Any] = {"settings": {key: str(value) for key, value in vars(args).items() if key != "step"}}
+    record: dict[str, Any] = {"command": shlex.join(["python", *sys.argv])}
+    record["settings"] = {key: str(value) for key, value in vars(args).items() if key != "step"}
     for objective, model in (("lm", args.model), ("contrastive", args.encoder)):
         config = d2v.BridgeConfig(objective, tokens=args.tokens, rank=args.lora, seed=args.seed)
         config = replace(
