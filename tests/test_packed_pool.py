@@ -10,9 +10,10 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-import continue_lora
+import ablations
+import continue_training
 import packed_pool
-from continue_lora import SETTINGS, fit_maps
+from continue_training import SETTINGS, fit_maps
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder, spec_from_kwargs
@@ -127,7 +128,9 @@ def test_fitted_maps_find_a_linear_relation():
         assert linear.weight.square().mean().sqrt().item() == pytest.approx(0.1, rel=1e-3)
 
 
-def test_lora_is_continued_and_saved_in_int8(teachers, tmp_path, own_cache, monkeypatch):
+@pytest.fixture
+def small_pool(tmp_path):
+    """A folder with 40 texts and 20 pairs."""
     pairs = [f"wikipedia\t{text}\tAnother text about {text.lower()}" for text in TEXTS[:20]]
     for name, lines in (
         ("texts-1", ["source\ttext", *(f"wikipedia\t{text}" for text in TEXTS[:40])]),
@@ -135,18 +138,82 @@ def test_lora_is_continued_and_saved_in_int8(teachers, tmp_path, own_cache, monk
     ):
         with gzip.open(tmp_path / f"{name}.tsv.gz", "wt", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
-    start = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
+    return tmp_path
+
+
+@pytest.fixture
+def start(tmp_path, own_cache):
+    """The folder of an encoder with LoRA of rank 2."""
+    backbone = Backbone.load("tiny-llama", attention="bidirectional", device="cpu", dtype="float32")
     spec = spec_from_kwargs("tiny-llama", {"pooling": "mean", "normed": True, "template": "plain"})
-    Encoder(start.with_adapter(Lora.initialise(start, 2, 4)), spec).save(tmp_path / "start")
+    Encoder(backbone.with_adapter(Lora.initialise(backbone, 2, 4)), spec).save(tmp_path / "start")
+    return tmp_path / "start"
+
+
+@pytest.mark.parametrize("rank", [4, 0])
+def test_training_is_continued(rank, teachers, small_pool, start, tmp_path, monkeypatch):
     monkeypatch.setattr("distill_packed._COMPILING_STEPS", 3)
-    monkeypatch.setattr(continue_lora, "choose_device", lambda _: CPU)
-    small = {"rank": 4, "alpha": 8, "max_length": 64, "batch_tokens": 256, "batch_texts": 16, "long_documents": 5}
+    monkeypatch.setattr(continue_training, "choose_device", lambda _: CPU)
+    small = {"rank": rank, "alpha": 8, "max_length": 64, "batch_tokens": 256, "batch_texts": 16, "long_documents": 5}
     settings = Settings(**{**vars(SETTINGS), **small})
     out = tmp_path / "out"
-    continue_lora.continue_lora(tmp_path, teachers, str(tmp_path / "start"), out, settings, 0.3)
+    continue_training.continue_training(small_pool, teachers, str(start), out, settings, 0.3)
     record = json.loads((out / "distillation.json").read_text())
     assert record["log"][-1]["step"] > 3 and record["documents"] == 5 and len(record["cosines of the maps"]) == 2
     encoder = Encoder.load(out, device="cpu", dtype="float32")
-    assert encoder.spec.readings[0].pooling == "mean" and encoder.backbone.adapter.config.rank == 4
-    before = Encoder.load(tmp_path / "start", device="cpu", dtype="float32").encode(TEXTS[:3])
+    assert encoder.spec.readings[0].pooling == "mean" and encoder.backbone.attention == "bidirectional"
+    if rank:
+        assert encoder.backbone.adapter.config.rank == 4
+    else:
+        assert encoder.backbone.adapter is None
+    before = Encoder.load(start, device="cpu", dtype="float32").encode(TEXTS[:3])
     assert np.abs(encoder.encode(TEXTS[:3]) - before).max() > 1e-4
+
+
+def test_losses_of_prefixes_and_rounded_vectors_are_those_of_the_vectors_themselves():
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(8, 6, generator=generator)
+    targets = [torch.nn.functional.normalize(torch.randn(8, 5, generator=generator), dim=1)]
+    plain = DistillationLoss(6, targets, [1.0], Settings())
+    both = DistillationLoss(6, targets, [1.0], Settings(dims=(2, 4), precisions=("binary",)))
+    both.load_state_dict(plain.state_dict())
+    rows = np.arange(8)
+    signs = torch.where(vectors > 0, 1.0, -1.0)  # cosines do not see their size; the bias of the map does
+    expected = []
+    for view in (vectors, vectors[:, :2], vectors[:, :4], signs * vectors.abs().mean(1, keepdim=True)):
+        padded = torch.nn.functional.pad(view, (0, 6 - view.shape[1]))  # zeros add nothing to products
+        expected.append(plain(padded, rows, 0)[0])
+    torch.testing.assert_close(both(vectors, rows, 0)[0], torch.stack(expected).mean())
+
+
+def test_ablations_are_scored_in_every_view(teachers, teacher_folders, small_pool, start, tmp_path, monkeypatch):
+    (tmp_path / "sts").mkdir()
+    lines = [f"{left}\t{right}\t{n % 5}" for n, (left, right) in enumerate(zip(TEXTS[:10], TEXTS[10:20], strict=True))]
+    for name in ("stsb-dev", "sickr-dev"):
+        (tmp_path / "sts" / f"{name}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *lines]))
+    for name in ("scifact", "quora-mini"):
+        folder = tmp_path / "retrieval" / name
+        folder.mkdir(parents=True)
+        for file, texts in (("corpus", TEXTS[:20]), ("queries", TEXTS[20:40])):
+            rows = (json.dumps({"_id": f"{file}{n}", "text": text}) for n, text in enumerate(texts))
+            (folder / f"{file}.jsonl").write_text("\n".join(rows))
+        qrels = [f"queries{n}\tcorpus{n}\t1" for n in range(20)]
+        (folder / "qrels-test.tsv").write_text("\n".join(["query-id\tcorpus-id\tscore", *qrels]))
+    small = {"steps": 3, "rank": 2, "batch_tokens": 256, "batch_texts": 16, "max_length": 64}
+    for name in ("SETTINGS", "CONTRASTIVE"):
+        monkeypatch.setattr(ablations, name, Settings(**{**vars(getattr(ablations, name)), **small}))
+    monkeypatch.setattr(ablations, "choose_device", lambda _: CPU)
+    monkeypatch.setitem(ablations.ROWS, "contrastive", ablations.Row(start=ablations.CONTRASTIVE))
+    monkeypatch.setitem(ablations.ROWS, "small", ablations.Row({"dims": (8,), "precisions": ("int8",)}))
+    out = tmp_path / "ablations.json"
+    names = [f"{name}={folder}" for name, folder in teacher_folders.items() if name != "max"]
+    command = ["ablations", str(small_pool), str(tmp_path), str(out), "--start", str(start), "--processes", "0"]
+    monkeypatch.setattr("sys.argv", [*command, "--teachers", *names, "--rows", "none", "small", "contrastive"])
+    ablations.main()
+    rows = json.loads(out.read_text())["rows"]
+    assert list(rows) == ["none", "small", "contrastive"]
+    for row in rows.values():
+        assert list(row["dev"]) == list(ablations.VIEWS)
+        assert list(row["dev"]["int8"]) == ["stsb", "sickr", "scifact", "quora-mini"]
+    assert rows["contrastive"]["dev"] != rows["none"]["dev"]
+    assert rows["none"]["dev"]["binary"] != rows["none"]["dev"]["float32"]

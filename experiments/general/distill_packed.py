@@ -26,7 +26,7 @@ the texts and pairs of `documents.py` as well, 2,162,031 and 437,163, and 19,997
 
 Runs 1 to 4 are those of a predecessor of this script, which computed the teachers in 16 bits, let norms decay in runs 1
 and 3, and drew its random numbers in another order: expect a similar encoder, not the same one. Muon is not here: after
-150 steps its loss was 0.5 % below that of AdamW. Run 5 is that of `continue_lora.py`.
+150 steps its loss was 0.5 % below that of AdamW. Run 5 is that of `continue_training.py`.
 
 Run: python experiments/general/forum_posts.py REDDIT --out DIR; python experiments/general/documents.py ... --out DIR
      python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA
@@ -71,7 +71,7 @@ from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.transformers import write_model
-from decoder2vec.maths.losses import info_nce, margin_kl
+from decoder2vec.maths.losses import info_nce, margin_kl, round_trip
 from decoder2vec.text.files import read_columns
 from decoder2vec.training.objectives.distill import similarity_distance
 from decoder2vec.training.teachers import Teacher, TeacherVectors
@@ -132,6 +132,10 @@ class Settings:
     """Weight of InfoNCE on pairs."""
     temperature: float = 0.05
     """What cosines are divided by in the losses on pairs."""
+    dims: tuple[int, ...] = ()
+    """Matryoshka: lengths of prefixes of the vector that match the teachers, too."""
+    precisions: tuple[str, ...] = ()
+    """Quantisation-aware: int8, binary; the vectors rounded like that match the teachers, too."""
     warm_up: float = 0.04
     """Share of the steps in which the learning rate rises."""
     weight_decay: float = 0.01
@@ -332,9 +336,14 @@ class DistillationLoss(nn.Module):
         device_rows = torch.from_numpy(rows).to(vectors.device)
         targets = [teacher[device_rows].float() for teacher in self.targets]
         ensemble = torch.cat([weight**0.5 * target for weight, target in zip(self.weights, targets, strict=True)], 1)
+        views = [
+            vectors,
+            *(vectors[:, :width] for width in self.settings.dims),
+            *(round_trip(vectors, precision) for precision in self.settings.precisions),
+        ]
         losses = {
-            "vectors": self._vector_distance(vectors, targets),
-            "similarities": similarity_distance(vectors, ensemble),
+            "vectors": torch.stack([self._vector_distance(view, targets) for view in views]).mean(),
+            "similarities": torch.stack([similarity_distance(view, ensemble) for view in views]).mean(),
         }
         if n_pairs:
             left, right = vectors[:n_pairs], vectors[n_pairs:]
@@ -345,7 +354,7 @@ class DistillationLoss(nn.Module):
     def _vector_distance(self, vectors: Tensor, targets: Sequence[Tensor]) -> Tensor:
         """Weighted mean over teachers of 1 - cosine between the mapped vectors and the teacher's."""
         distances = [
-            weight * (1 - functional.cosine_similarity(linear(vectors), target)).mean()
+            weight * (1 - functional.cosine_similarity(_mapped(vectors, linear), target)).mean()
             for weight, linear, target in zip(self.weights, self.maps, targets, strict=True)
         ]
         return torch.stack(distances).sum()
@@ -358,6 +367,11 @@ class DistillationLoss(nn.Module):
         masked = false_negatives(similarities)
         contrast = info_nce(left, right, temperature=temperature, symmetric=True, masked=masked)
         return {"kl": (forward + backward) / 2, "info_nce": contrast}
+
+
+def _mapped(vectors: Tensor, linear: Any) -> Tensor:
+    """Vectors, or prefixes of them, in the space of a teacher."""
+    return functional.linear(vectors, linear.weight[:, : vectors.shape[1]], linear.bias)
 
 
 def false_negatives(similarities: Tensor) -> Tensor:

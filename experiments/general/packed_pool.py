@@ -5,7 +5,7 @@ of an encoder with mean or CLS pooling, such as all-mpnet-base-v2 and bge-small-
 the teacher computes batches of texts of similar length, in 16 bits on a GPU. 2,162,031 texts took four minutes on one
 H200 with 16 cores. With a cache folder a second run reads tokens and vectors instead.
 
-Used by `continue_lora.py` and `../rerankers/study.py`. To fill the cache ahead:
+Used by `continue_training.py`, `ablations.py` and `../rerankers/study.py`. To fill the cache ahead:
 
 Run: python experiments/general/packed_pool.py POOL CACHE --teachers mpnet=FOLDER bge=FOLDER [--texts pairs]
 """

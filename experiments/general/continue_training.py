@@ -1,16 +1,17 @@
-"""Continue the training of an encoder with LoRA for some time on one GPU: run 5 of `distill_packed.py`.
+"""Continue the training of an encoder for some time on one GPU: run 5 of `distill_packed.py`.
 
 1. Compute the tokens of the pool and the vectors of the teachers (`packed_pool.py`), and add long documents.
 2. Fit the linear maps to the teachers by ridge regression, since the maps of the encoder's own training were dropped.
 3. Train with the losses and batches of `distill_packed.py`; the learning rate follows the time.
-4. Save the LoRA in int8, as `smollm2-135m-general` ships, with gold vectors computed on the CPU in float32.
+4. Save the LoRA in int8, as `smollm2-135m-general` ships, with gold vectors computed on the CPU in float32. With
+   `--set rank=0` LoRA is merged before, all weights are trained, and the whole model is saved.
 
 Run 5 made `smollm2-135m-general` from the encoder of run 2 with the functions of this file and of `distill_packed.py`
 before they were a script: 600 seconds after compiling, 4,855 steps, seed 11. It planned steps by the time that they
 took, and this file lets the learning rate follow the time itself: expect a similar encoder, not the same one.
 
-Run: python experiments/general/continue_lora.py POOL OUT --start ENCODER --seconds 600 \
-         --teachers mpnet=FOLDER bge=FOLDER [--cache FOLDER]
+Run: python experiments/general/continue_training.py POOL OUT --start ENCODER --seconds 600 \
+         --teachers mpnet=FOLDER bge=FOLDER [--cache FOLDER] [--set rank=0 rate=3e-4]
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from decoder2vec.config import from_table, override, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import InputError
+from decoder2vec.export.base_model import load_base_model
 from distill_packed import (
     READING,
     DistillationLoss,
@@ -48,6 +50,7 @@ from distill_packed import (
     long_documents,
     prefetched,
     read_pool,
+    save_encoder,
     text_batches,
     train,
     training_dtype,
@@ -93,7 +96,7 @@ def fit_maps(loss: DistillationLoss, vectors: Tensor, rows: Tensor) -> list[floa
 
 
 @torch.no_grad()
-def some_vectors(backbone: Backbone, lora: Lora, table: TokenTable, settings: Settings) -> tuple[Tensor, Tensor]:
+def some_vectors(backbone: Backbone, lora: Lora | None, table: TokenTable, settings: Settings) -> tuple[Tensor, Tensor]:
     """Vectors of the model for random texts, and the indices of these texts, both on the device."""
     capture = Capture(backbone.with_adapter(lora), [READING])
     rows, vectors, count = [], [], 0
@@ -130,18 +133,30 @@ def pack_with_documents(
     return table, vectors, len(documents)
 
 
-def save_in_int8(start: Encoder, trained: Lora, out: Path, record: Mapping[str, object]) -> None:
+def to_train(start: Encoder, start_name: str, settings: Settings, device: torch.device) -> tuple[Backbone, Lora | None]:
+    """The model with the LoRA to continue, at the rank of the settings, or merged with it, without LoRA, at rank 0."""
+    attention = start.backbone.attention
+    if not settings.rank:
+        backbone, _ = load_base_model(start_name, device=device, dtype=torch.float32)  # what is trained needs all bits
+        backbone.set_attention(attention)
+        return backbone, None
+    backbone = Backbone.load(start.backbone.name, attention=attention, device=device, dtype=training_dtype(device))
+    lora = Lora.initialise(backbone, settings.rank, settings.alpha)
+    copy_updates(lora, start.backbone.adapter)
+    return backbone, lora.to(device).requires_grad_(False)
+
+
+def save_in_int8(start: Encoder, trained: Lora, out: Path, files: dict[str, bytes]) -> None:
     """Save the encoder that training started from with another LoRA, in int8; `start` is on the CPU in float32."""
     lora = Lora(start.backbone, trained.config)
     lora.load_peft_state_dict(
         {name: matrix.detach().float().cpu() for name, matrix in trained.peft_state_dict().items()}
     )
     lora.requires_grad_(False)
-    files = {"distillation.json": (json.dumps(record, indent=1) + "\n").encode()}
     Encoder(start.backbone.with_adapter(lora), start.spec).save(out, lora_dtype="int8", extra_files=files)
 
 
-def continue_lora(
+def continue_training(
     pool_folder: Path,
     teachers: Mapping[str, Teacher],
     start_name: str,
@@ -157,7 +172,7 @@ def continue_lora(
     Args:
         pool_folder: Folder of the pool.
         teachers: The teachers by name; neighbours for long documents are found by the first.
-        start_name: A saved encoder with LoRA of at most the rank of the settings.
+        start_name: A saved encoder with LoRA, of at most the rank of the settings unless that is 0.
         out: Folder of the encoder.
         settings: Settings of the run.
         seconds: Time of training, without that of compiling.
@@ -171,18 +186,14 @@ def continue_lora(
     start = Encoder.load(start_name, device="cpu", dtype="float32")
     table, vectors, n_documents = pack_with_documents(pool, start, teachers, settings, cache, processes)
     device = choose_device(None)
-    backbone = Backbone.load(
-        start.backbone.name, attention=start.backbone.attention, device=device, dtype=training_dtype(device)
-    )
     torch.manual_seed(settings.seed)
-    lora = Lora.initialise(backbone, settings.rank, settings.alpha)
-    copy_updates(lora, start.backbone.adapter)
-    lora.to(device).requires_grad_(False)
+    backbone, lora = to_train(start, start_name, settings, device)
     targets = [centre(of_teacher) for of_teacher in vectors]
     loss = DistillationLoss(backbone.dim, targets, [1.0] * len(targets), settings).to(device)
     cosines = fit_maps(loss, *some_vectors(backbone, lora, table, settings))
     print(f"cosines of the fitted maps to {', '.join(teachers)}: {cosines}", flush=True)
-    lora.requires_grad_(True)
+    if lora is not None:
+        lora.requires_grad_(True)
     batches = prefetched(draw_batches(table, pool.pairs, replace(settings, steps=_ENDLESS), device))
     log = train(backbone, lora, loss, batches, settings, seconds)
     record = {
@@ -196,7 +207,11 @@ def continue_lora(
         "cosines of the maps": cosines,
         "log": log,
     }
-    save_in_int8(start, lora, out, record)
+    files = {"distillation.json": (json.dumps(record, indent=1) + "\n").encode()}
+    if lora is not None:
+        save_in_int8(start, lora, out, files)
+    else:
+        save_encoder(backbone, None, out, files, settings, copy=True)
 
 
 def main() -> None:
@@ -210,7 +225,7 @@ def main() -> None:
     add_arguments(parser)
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    continue_lora(
+    continue_training(
         arguments.pool,
         read_teachers(arguments.teachers),
         arguments.start,
