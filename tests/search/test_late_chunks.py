@@ -177,6 +177,10 @@ def test_command(tmp_path):
     expected = expected_vectors(tiny(prompts={"document": ""}), chunk_texts(index, "long.txt"))
     close(vectors_of(index)["long.txt#0"], expected[0])
     assert "unchanged 1" in d2v(*late, "--late", *options).stderr  # the same command continues
+    shown = d2v("index", "--out", tmp_path / "late", "--stats", "--json", tmp_path / "stats.json").output
+    assert "up to 24 tokens, encoded together in windows of 256 (--late)" in shown
+    stats = json.loads((tmp_path / "stats.json").read_text())["stats"]
+    assert stats["chunking"] == {"size": 24, "overlap": 0, "late": True, "window": 256}
     with pytest.raises(
         InputError, match=r"were encoded together \(--late, --window 256\), and vectors of both kinds do"
     ):
@@ -188,6 +192,7 @@ def test_command(tmp_path):
     assert "warning: with causal attention and last token pooling, --early finds chunks better" in created
     early = ("index", tmp_path / "docs", "--out", tmp_path / "early")
     d2v(*early, *options)
+    assert "tokens, each encoded alone (--early)" in d2v("index", "--out", tmp_path / "early", "--stats").output
     with pytest.raises(InputError, match=r"were encoded each alone \(--early\)"):
         d2v(*early, "--late")
 

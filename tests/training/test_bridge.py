@@ -119,6 +119,7 @@ def test_the_same_training_is_not_done_twice(backbone, tmp_path):
     first = train_bridge(encoder, ITEMS, tmp_path / "bridge", SMALL)
     second = train_bridge(encoder, ITEMS, tmp_path / "bridge", SMALL, device="cpu", dtype="float32")
     assert first.trained and not second.trained and second.results == json.loads(json.dumps(first.results))
+    assert second.control.rows() == first.control.rows() and second.control.to_json() == first.control.to_json()
     with pytest.raises(InputError, match="holds another bridge"):
         train_bridge(encoder, ITEMS, tmp_path / "bridge", replace(SMALL, seed=1))
     assert train_bridge(encoder, ITEMS, tmp_path / "bridge", replace(SMALL, seed=1), overwrite=True).trained

@@ -75,6 +75,17 @@ class BlindControl:
             },
         }
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> BlindControl:
+        """Return what `to_json` gave; texts are not in it."""
+        scores = {
+            name: {arm: ScoreInterval(**each) for arm, each in arms.items()} for name, arms in data["scores"].items()
+        }
+        differences = {
+            name: {arm: Difference(**each) for arm, each in arms.items()} for name, arms in data["differences"].items()
+        }
+        return cls(data["items"], scores, differences, {})
+
 
 COLUMNS = ("", *ARMS, "real - zeroed", "real - shuffled")
 """Headings of `BlindControl.rows`."""

@@ -136,14 +136,11 @@ def print_control(control: BlindControl, title: str) -> None:
 
 
 def _print(result: BridgeResult, out: Path) -> None:
-    if result.control is None:
+    if not result.trained:
         info(f"Nothing to do: {out} is up to date (same settings, data and weights).")
-        control = result.results["control"]["differences"]
-        for metric, gains in control.items():
-            info(f"{metric}: real - zeroed {gains['zeroed']['value']:+.2f}, shuffled {gains['shuffled']['value']:+.2f}")
-        return
     for stage in result.results["stages"]:
         trained = f"{stage['trained_parameters']:,} parameters trained"
         info(f"{stage['stage']}: {trained}, {stage['metric']} on dev {stage['start']} -> {stage['best']}")
     print_control(result.control, f"{result.control.items} held-out items, 95 % intervals")
-    info(f"wrote the bridge {out}")
+    if result.trained:
+        info(f"wrote the bridge {out}")

@@ -294,9 +294,12 @@ def _build_ann(opened: Index, kind: str | None) -> None:
 def _print_stats(opened: Index) -> dict[str, Any]:
     """Print the statistics of the index; returns them for --json."""
     stats = opened.stats()
+    together = f"encoded together in windows of {stats.chunking.window} (--late)"
+    encoded = together if stats.chunking.late else "each encoded alone (--early)"
     rows = [
         ("documents", f"{stats.documents:,}"),
         ("chunks", f"{stats.chunks:,}"),
+        ("size of a chunk", f"up to {stats.chunking.size} tokens, {encoded}"),
         ("dimensions", f"{stats.dim:,}"),
         ("encoder", f"{stats.encoder} {stats.fingerprint}".strip() or "unknown"),
         ("similarity", stats.similarity),

@@ -93,6 +93,8 @@ class IndexStats:
     fingerprint: str
     """That of the encoder; another one if chunks are encoded together."""
     similarity: str
+    chunking: Chunking
+    """How documents are split, and whether their chunks are encoded together."""
     size: int
     """Bytes on disk."""
     ann: str
@@ -481,8 +483,8 @@ class Index:
         documents, chunks = self.count()
         store, space = self.store.stats(), self.header.space
         model = str(getattr(getattr(self.encoder, "spec", None), "backbone", ""))
-        made_by = self.header.fingerprint
-        return IndexStats(documents, chunks, space.dim, model, made_by, space.similarity, **asdict(store))
+        made_by, chunking = self.header.fingerprint, self.header.chunking
+        return IndexStats(documents, chunks, space.dim, model, made_by, space.similarity, chunking, **asdict(store))
 
     def learn_reranker(
         self, pairs: str | Path | ScoredPairs, columns: Sequence[str] = PAIR_COLUMNS

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,8 @@ class BridgeResult:
     """A trained bridge, and what it was measured by."""
 
     bridge: Bridge
-    control: BlindControl | None
-    """Scores on held-out items with real, zeroed and shuffled vectors; None if the bridge was there already."""
+    control: BlindControl
+    """Scores on held-out items with real, zeroed and shuffled vectors; without texts if nothing was trained."""
     results: dict[str, Any]
     """As in results.json: configuration, data, stages and the control."""
     trained: bool = True
@@ -146,9 +147,8 @@ def train_bridge(
     if is_bridge_folder(target):
         results = _read_results(target)
         if results.get("key") == key:
-            return BridgeResult(
-                Bridge.from_pretrained(target, device=device, dtype=dtype), None, results, trained=False
-            )
+            bridge = Bridge.from_pretrained(target, device=device, dtype=dtype)
+            return BridgeResult(bridge, BlindControl.from_json(results["control"]), results, trained=False)
         if not overwrite:
             raise InputError(f"{target} holds another bridge; choose another folder, or add --overwrite.")
     train, dev, held_out = data.split(config.seed)
@@ -322,7 +322,12 @@ def _load_base(
 def _check_index(location: str | Path, encoder: Encoder | Backbone) -> None:
     """Raise if items of a bridge to this encoder cannot be added at a location, where an index may be or not."""
     if Index.exists(location):
-        Index.open(location, encoder).close()
+        with closing(Index.open(location, encoder)) as index:
+            if index.header.chunking.late:
+                raise InputError(
+                    f"The chunks of {location} are encoded together (--late), and vectors of items do not mix with "
+                    "them; choose another index."
+                )
     else:
         open_store(location).check_new()
 

@@ -267,7 +267,7 @@ def _selection_metric(results: dict[str, Any]) -> str:
 
 
 def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
-    """What a user should know of the seeds: training without improvement, the effect of keep, punctuation restored."""
+    """What a user should know of the seeds: training without improvement, the effect of keep, and what is restored."""
     notes = [
         f"seed {seed['seed']}: no state of {stage} was better than the start, which was kept"
         for seed in seeds
@@ -290,4 +290,7 @@ def result_notes(seeds: Sequence[dict[str, Any]]) -> list[str]:
     notes += [f"seed {seed['seed']}: {quality}" for seed in seeds for quality in _held_out_quality(seed)]
     line = "seed {}: punctuation and capitals restored with F1 {f1:.1%}, precision {precision:.1%}, recall {recall:.1%}"
     restored = [(seed["seed"], seed["notes"].get("restoration")) for seed in seeds]
-    return notes + [line.format(number, **rates) for number, rates in restored if rates]
+    notes += [line.format(number, **rates) for number, rates in restored if rates]
+    line = "seed {}: the next sentence found in {accuracy:.1f} % of {steps} steps, by chance in {chance:.1f} %"
+    orders = [(seed["seed"], seed["notes"].get("order")) for seed in seeds]
+    return notes + [line.format(number, **order) for number, order in orders if order and order["steps"]]
