@@ -19,6 +19,8 @@ from decoder2vec.storage import check_output_file, write_json
 if TYPE_CHECKING:
     from decoder2vec.bridge.bridge import Bridge
     from decoder2vec.bridge.control import BlindControl
+    from decoder2vec.bridge.vectors import Vectors
+    from decoder2vec.search.documents import Document
     from decoder2vec.training.bridge import BridgeConfig, BridgeResult
 
 Captions = Annotated[Path | None, typer.Option(help="Captions (.txt, .tsv, .csv, .jsonl) in the order of the vectors.")]
@@ -70,6 +72,7 @@ def bridge(
         from decoder2vec.bridge.vectors import read_captioned_vectors
         from decoder2vec.training.bridge import BridgeConfig, train_bridge
 
+        items = _read_items(vectors, captions, column, vector_column) if index else None  # before a model is loaded
         if through:
             trained = Bridge.from_pretrained(through, device=device, dtype=dtype)
         else:
@@ -95,9 +98,9 @@ def bridge(
         _print(result, out)
     if json_file and out:
         write_json(json_file, result.results)
-    if index:
+    if index and items:
         with show_progress():
-            _add(index, trained, vectors, captions, column, vector_column)
+            _add(index, trained, *items)
 
 
 def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, rate: float | None) -> BridgeConfig:
@@ -108,21 +111,25 @@ def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, 
     return replace(config, training=training, tuning=tuning)
 
 
-def _add(
-    location: str, bridge: Bridge, vectors: Path, captions: Path | None, column: str | None, vector_column: str
-) -> None:
-    """Add the vectors to an index, with their captions as texts where there are any; else their names."""
+def _read_items(
+    vectors: Path, captions: Path | None, column: str | None, vector_column: str
+) -> tuple[Vectors, list[Document]]:
+    """The vectors and their documents, whose texts are the captions where there are any; else their names."""
     from decoder2vec.bridge.vectors import read_item_texts, read_vectors
     from decoder2vec.search.documents import Document
-    from decoder2vec.search.index import Index
 
     table, texts = read_vectors(vectors, vector_column), read_item_texts(vectors, captions, column)
     names = [f"{vectors.name}:{row}" for row in range(len(table))]
     if texts is not None and len(texts) != len(names):
         raise InputError(f"{vectors} has {len(names)} vectors and {len(texts)} captions; give one for each.")
-    items = [Document(name, text) for name, text in zip(names, texts or names, strict=True)]
+    return table, [Document(name, text) for name, text in zip(names, texts or names, strict=True)]
+
+
+def _add(location: str, bridge: Bridge, vectors: Vectors, items: list[Document]) -> None:
+    from decoder2vec.search.index import Index
+
     opened = Index.open(location, bridge.encoder) if Index.exists(location) else Index.create(location, bridge.encoder)
-    changes = opened.add(items, vectors=table, through=bridge)
+    changes = opened.add(items, vectors=vectors, through=bridge)
     info(f"{location}: added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,7 +54,7 @@ def rerank(
             raise InputError("--run needs the texts: give --data, a folder with corpus.jsonl and queries.jsonl.")
         check_output_file(out, sources=[run, qrels])
         with show_progress():
-            _rerank_run(load(), run, data, qrels, out, depth)
+            _rerank_run(load, run, data, qrels, out, depth)
         return
     from decoder2vec.text.files import TEXT_COLUMN_HINT, read_texts
 
@@ -73,13 +74,15 @@ def rerank(
             typer.echo(f"{hit['score']:8.4f}  {' '.join(hit['text'].split())}")
 
 
-def _rerank_run(reranker: Reranker, run: Path, data: Path, qrels: Path | None, out: Path | None, depth: int) -> None:
+def _rerank_run(
+    load: Callable[[], Reranker], run: Path, data: Path, qrels: Path | None, out: Path | None, depth: int
+) -> None:
     from decoder2vec.evaluation.tasks.retrieval import read_beir_texts
     from decoder2vec.evaluation.trec_files import evaluate_run, read_qrels, read_run, rerank_run, write_run
 
     before, judgements = read_run(run), read_qrels(qrels) if qrels else {}
     queries, documents = read_beir_texts(data)
-    after = rerank_run(reranker, before, queries, documents, depth)
+    after = rerank_run(load(), before, queries, documents, depth)
     if judgements:
         scores = [evaluate_run(each, judgements) for each in (before, after)]
         rows = [(name, f"{scores[0][name]:.2f}", f"{scores[1][name]:.2f}") for name in scores[0]]
