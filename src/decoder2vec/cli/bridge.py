@@ -64,6 +64,9 @@ def bridge(
     """Train a bridge from vectors to texts, always measured with real, zeroed and shuffled vectors."""
     if (out is None) == (through is None) or (through and not index):
         raise InputError("Give --out to train a bridge, or --through with --index to add vectors by a trained one.")
+    if through:
+        given = {"model": model, "prompt": prompt, "lora": lora, "epochs": epochs, "batch": batch, "rate": rate}
+        _refuse_training({**given, "test": test, "json": json_file, "overwrite": overwrite})
     if out and index and loss == "lm":
         raise InputError("--index needs --loss contrastive: a bridge with --loss lm describes vectors in words.")
     check_output_file(json_file, ".json", sources=[vectors, captions, test])
@@ -101,6 +104,12 @@ def bridge(
     if index and items:
         with show_progress():
             _add(index, trained, *items)
+
+
+def _refuse_training(options: dict[str, Any]) -> None:
+    """Refuse options that a bridge that is trained already would ignore."""
+    if used := [name for name, value in options.items() if value not in (None, 0, False)]:
+        raise InputError(f"--{used[0]} belongs to the training of a bridge; leave it out with --through.")
 
 
 def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, rate: float | None) -> BridgeConfig:

@@ -37,7 +37,7 @@ def describe(
         table = check_vectors(table, str(vectors), dim=trained.dim)
         if out_of_range := [each for each in row or () if not 0 <= each < len(table)]:
             raise InputError(f"{vectors} has rows 0 to {len(table) - 1}; there is no row {out_of_range[0]}.")
-        rows = row or list(range(len(table)))
+        rows = list(dict.fromkeys(row or range(len(table))))
         blind = trained.describe(trained.blank[None], max_tokens)[0]
         control = None
         if texts is not None and len(rows) > 1:

@@ -49,24 +49,40 @@ def rerank(
 
         return Reranker.from_pretrained(reranker, method=method, max_length=max_length, device=device, dtype=dtype)
 
-    if run is not None:
-        if data is None:
-            raise InputError("--run needs the texts: give --data, a folder with corpus.jsonl and queries.jsonl.")
-        check_output_file(out, sources=[run, qrels])
-        with show_progress():
-            _rerank_run(load, run, data, qrels, out, depth)
+    if run is None:
+        _refuse_ignored({"data": data, "qrels": qrels, "out": out}, "--run")
+        _sort_documents(load, query or "", documents, top, as_json=as_json)
         return
+    _refuse_ignored({"documents": documents}, "--query")
+    if data is None:
+        raise InputError("--run needs the texts: give --data, a folder with corpus.jsonl and queries.jsonl.")
+    check_output_file(out, sources=[run, qrels])
+    with show_progress():
+        _rerank_run(load, run, data, qrels, out, depth)
+
+
+def _refuse_ignored(options: dict[str, Path | None], owner: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"--{name} belongs to {owner}; leave it out.")
+
+
+def _sort_documents(
+    load: Callable[[], Reranker], query: str, documents: Path | None, top: int, *, as_json: bool
+) -> None:
     from decoder2vec.text.files import TEXT_COLUMN_HINT, read_texts
 
-    if documents is None or not (query or "").strip():
+    if documents is None or not query.strip():
         raise InputError("Give a --query that is not empty, and --documents, a file.")
+    if top < 1:
+        raise InputError(f"--top is {top}; print 1 document or more.")
     texts = list(read_texts(documents, hint=TEXT_COLUMN_HINT))
     filled = [index for index, text in enumerate(texts) if text.strip()]
     if len(filled) < len(texts):
         info(f"{len(texts) - len(filled)} of {len(texts)} documents are empty and left out")
     if not filled:
         raise DataFileError(f"{documents} holds no text.")
-    for hit in load().rank(query or "", [texts[index] for index in filled], top_k=top, return_documents=True):
+    for hit in load().rank(query, [texts[index] for index in filled], top_k=top, return_documents=True):
         if as_json:
             line = {"index": filled[hit["corpus_id"]], "score": hit["score"], "text": hit["text"]}
             typer.echo(json.dumps(line, ensure_ascii=False))
