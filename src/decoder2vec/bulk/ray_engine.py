@@ -215,11 +215,11 @@ def worker_errors(ray: Any) -> Iterator[None]:
     """Raise what Ray says of its workers as StorageError."""
     try:
         yield
-    except (ray.exceptions.RayActorError, ray.exceptions.OutOfMemoryError) as error:
-        reason = "their processes died again and again, because they crashed or had too little memory"
-        raise StorageError(f"The workers of Ray failed: {reason}.") from error
     except ray.exceptions.RayError as error:
-        raise StorageError(f"The workers of Ray failed: {str(error).strip().splitlines()[-1]}") from error
+        reason = str(error).strip().splitlines()[-1]
+        if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
+            reason = "their processes died again and again, because they crashed or had too little memory."
+        raise StorageError(f"The workers of Ray failed: {reason}") from error
 
 
 def start_ray() -> Any:
