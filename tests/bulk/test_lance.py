@@ -106,6 +106,29 @@ def test_damaged_copy_is_found(tmp_path, table, encoder):
         d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", rows_per_part=10, lance=True)
 
 
+@pytest.mark.parametrize("damage", ["truncated", "missing", "emptied"])
+def test_damaged_copy_is_refused_by_the_next_run(tmp_path, table, encoder, damage):
+    options = {"rows_per_part": 10, "lance": True}
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", **options)
+    (data,) = (tmp_path / "out" / "vectors.lance" / "data").iterdir()
+    content = data.read_bytes()
+    if damage == "missing":
+        data.unlink()
+    else:
+        data.write_bytes(content[: len(content) // 2] if damage == "truncated" else b"")
+    with pytest.raises(StorageError, match=r"out/vectors\.lance is damaged \(.*\); delete it and run again\.$"):
+        d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", **options)
+    data.write_bytes(content)
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", **options)
+
+
+def test_copy_that_lacks_rows_is_refused_by_the_next_run(tmp_path, table, encoder):
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", rows_per_part=10, lance=True)
+    lancedb.connect(tmp_path / "out").open_table("vectors").delete("n = 20")
+    with pytest.raises(StorageError, match=r"vectors\.lance has 57 rows instead of 58; delete it and run again\.$"):
+        d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", rows_per_part=10, lance=True)
+
+
 def test_killed_copy_is_written_again(tmp_path, table, encoder):
     d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out")
     (tmp_path / "out" / ".tmp-1-dead" / "vectors.lance" / "data").mkdir(parents=True)  # what a kill leaves

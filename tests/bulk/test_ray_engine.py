@@ -17,12 +17,15 @@ import pytest
 from typer.testing import CliRunner
 
 import decoder2vec as d2v
-from decoder2vec.bulk import ray_engine
+from decoder2vec.bulk import dataset, ray_encoder, ray_engine
 from decoder2vec.bulk.dataset import make_plan
 from decoder2vec.bulk.ray_engine import RayEngine
 from decoder2vec.cli import app
 from decoder2vec.errors import InputError, StorageError
+from toys import hashing
+from toys.hashing import HashEncoder, HashWorker, NoTokens
 
+pq = pytest.importorskip("pyarrow.parquet", reason="needs pyarrow: pip install 'decoder2vec[parquet]'")
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'decoder2vec[ray]'")
 
 N_ROWS = 120
@@ -139,6 +142,71 @@ def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, 
     killer.join()
     assert killed
     assert contents(tmp_path / "out") == contents(data / "local")
+
+
+@pytest.fixture
+def with_deadly_rows(monkeypatch, tmp_path):
+    """with_deadly_rows(**options) embeds 12 rows by hashing workers, which rows 3 and 7 kill."""
+    rows = [{"id": f"r{n}", "text": "deadly" if n in (3, 7) else f"sentence {n}"} for n in range(12)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+    class DyingWorker(HashWorker):
+        def __init__(self, *args):
+            super().__init__(*args)
+            encode = self._embed.encode
+            self._embed.encode = lambda texts: os.kill(os.getpid(), 9) if "deadly" in texts else encode(texts)
+
+    monkeypatch.setattr(dataset, "Encoder", HashEncoder)
+    monkeypatch.setattr(dataset, "TokeniserSettings", NoTokens)
+    monkeypatch.setattr(ray_engine, "_Worker", DyingWorker)
+    ray.cloudpickle.register_pickle_by_value(hashing)  # workers cannot import the files of tests
+    yield lambda **options: dataset.embed_dataset(
+        "hashes", str(tmp_path / "rows.jsonl"), tmp_path / "out", rows_per_part=4, engine="ray", **options
+    )
+    ray.cloudpickle.unregister_pickle_by_value(hashing)
+
+
+def test_row_that_kills_its_worker_is_skipped(cluster, with_deadly_rows, tmp_path):
+    result = with_deadly_rows(on_error="skip", workers=2)
+    assert (result.n_rows, result.n_skipped, result.n_parts, result.n_computed) == (12, 2, 3, 3)
+    skipped = [json.loads(file.read_text("utf-8")) for file in sorted((tmp_path / "out").glob("skipped-*.jsonl"))]
+    assert [(row["id"], row["row"]) for row in skipped] == [("r3", 3), ("r7", 7)]
+    assert all("died 2 times" in row["reason"] for row in skipped)
+    tables = [pq.read_table(file) for file in sorted((tmp_path / "out").glob("part-*"))]
+    rows = {row["id"]: row["embedding"] for table in tables for row in table.to_pylist()}
+    kept = [n for n in range(12) if n not in (3, 7)]
+    assert list(rows) == [f"r{n}" for n in kept]
+    assert np.array_equal(list(rows.values()), HashEncoder().encode([f"sentence {n}" for n in kept]))
+    assert with_deadly_rows(on_error="skip").n_computed == 0
+
+
+def test_row_that_kills_its_worker_is_named(cluster, with_deadly_rows):
+    with pytest.raises(d2v.DataFileError, match=r"rows.jsonl, row 4: .*died 2 times .* --on-error skip\.$"):
+        with_deadly_rows(workers=1)
+
+
+def test_workers_that_always_die_are_one_sentence(cluster, with_deadly_rows, monkeypatch):
+    """No row is to blame for them."""
+
+    class BrokenWorker(HashWorker):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self._embed.encode = lambda texts: os.kill(os.getpid(), 9)
+
+    monkeypatch.setattr(ray_engine, "_Worker", BrokenWorker)
+    with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes died"):
+        with_deadly_rows(on_error="skip", workers=1)
+
+
+def test_text_that_kills_the_worker_of_an_encoder_is_one_sentence(cluster, monkeypatch):
+    class DyingWorker(ray_encoder._Worker):
+        def compute(self, *_):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(ray_encoder, "_Worker", DyingWorker)
+    shared = d2v.RayEncoder.from_name("tiny-llama", workers=1, device="cpu", dtype="float32")
+    with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes died"):
+        shared.encode([f"sentence {number}" for number in range(200)])
 
 
 def test_bad_row_is_the_same_sentence(cluster, tmp_path):

@@ -117,6 +117,13 @@ def test_descriptions(files, describing, run_main):
     assert row["row"] == 3 and row["caption"] == ITEMS.captions[3] and row["text"] in out
 
 
+def test_a_row_that_is_named_twice_is_described_once(files, describing, run_main):
+    code, out, _ = run_main(
+        "describe", describing, files / "items.npy", "--row", 3, "--row", 3, "--max-tokens", 4, "--json"
+    )
+    assert code == 0 and json.loads(out)["row"] == 3
+
+
 def test_vectors_without_captions_are_described(describing, run_main, tmp_path):
     np.save(tmp_path / "alone.npy", ITEMS.vectors[:2])
     code, out, err = run_main("describe", describing, tmp_path / "alone.npy", "--max-tokens", "4")
@@ -130,6 +137,14 @@ def test_vectors_without_captions_are_described(describing, run_main, tmp_path):
         (["bridge", "items.npy", "--out", "b", "--loss", "mlm", "-m", "tiny-llama"], "Unknown objective 'mlm'"),
         (["bridge", "absent.npy", "--out", "b"], "There is no file absent.npy"),
         (["bridge", "absent.npy", "--out", "b", "--loss", "lm", "--index", "i"], "--index needs --loss contrastive"),
+        (
+            ["bridge", "items.npy", "--through", "lm", "--index", "i", "--json", "r.json"],
+            "--json belongs to the training",
+        ),
+        (["bridge", "items.npy", "--through", "lm", "--index", "i", "--lora", "4"], "--lora belongs to the training"),
+        (["bridge", "lm", "--out", "b"], "lm is a folder; give a file of vectors, .npy or .parquet."),
+        (["bridge", "items.npy", "--captions", "lm", "--out", "b"], "lm is a folder; give a file of captions, .txt,"),
+        (["describe", "lm", "."], ". is a folder; give a file of vectors, .npy or .parquet."),
         (["describe", ".", "items.npy"], "is not the folder of a bridge"),
         (["describe", "lm", "items.npy", "--row", "99"], "has rows 0 to 59; there is no row 99"),
     ],

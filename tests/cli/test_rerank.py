@@ -39,6 +39,23 @@ def test_file_without_documents_is_refused(folder):
         d2v("rerank", "tiny-llama", "--query", "rain", "--documents", "docs.txt")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--query rain --documents docs.txt --top 0", "--top is 0; print 1 document or more"),
+        ("--query rain --documents docs.txt --top -2", "--top is -2; print 1 document or more"),
+        ("--query rain --documents docs.txt --out new.trec", "--out belongs to --run"),
+        ("--query rain --documents docs.txt --qrels data/qrels-test.tsv", "--qrels belongs to --run"),
+        ("--query rain --documents docs.txt --data data", "--data belongs to --run"),
+        ("--run bm25.trec --data data --documents docs.txt", "--documents belongs to --query"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(folder, options, message):
+    Path("docs.txt").write_text("a text about rain\na text about cats\n")
+    with pytest.raises(InputError, match=message):
+        d2v("rerank", "tiny-llama", *options.split())
+
+
 def test_documents_of_a_query_are_sorted(folder):
     texts = list(DOCUMENTS.values())[:5]
     Path("docs.txt").write_text("\n".join(texts) + "\n")

@@ -34,6 +34,10 @@ def test_page_of_the_user_is_kept(name, tmp_path):
     page.unlink()
     for _ in range(2):  # a report may be replaced
         api.report(file, tmp_path / "site")
+    page.write_text("years of work on decoder2vec")  # beside the other file of a report
+    with pytest.raises(InputError, match=f"site holds {name}, which is no report"):
+        api.report(file, tmp_path / "site")
+    assert page.read_text() == "years of work on decoder2vec"
 
 
 def test_package_is_callable_like_its_function(complete_run, tmp_path):

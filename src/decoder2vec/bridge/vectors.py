@@ -179,7 +179,7 @@ def read_captioned_vectors(
     vectors = read_vectors(path, vector_column)
     if captions is None and path.suffix == ".parquet":
         return CaptionedVectors(vectors, _parquet_captions(path, column), str(path))
-    source = _existing(captions) if captions is not None else find_captions(path)
+    source = Path(captions) if captions is not None else find_captions(path)
     if source is None:
         raise DataFileError(f"{path} needs captions, in the same order, in {path.stem}.txt or in a file that you name.")
     return CaptionedVectors(vectors, read_captions(source, column), f"{path} with {source}")
@@ -211,15 +211,17 @@ def find_captions(file: Path) -> Path | None:
 
 def read_captions(file: str | Path, column: str | None = None) -> list[str]:
     """Read the captions of a .txt, .tsv, .csv or .jsonl file, also gzipped."""
-    path = _existing(file)
+    path = _existing(file, f"captions, {', '.join(_CAPTION_FILES[:-1])} or {_CAPTION_FILES[-1]}")
     if column is None and format_of(path) != "txt":
         columns = [name for _, row in islice(read_rows(path), 1) for name in row]
         column = next((name for name in CAPTION_COLUMNS if name in columns), None)
     return list(read_texts(path, column))
 
 
-def _existing(file: str | Path) -> Path:
+def _existing(file: str | Path, wanted: str = "vectors, .npy or .parquet") -> Path:
     path = Path(file).expanduser()
+    if path.is_dir():
+        raise DataFileError(f"{path} is a folder; give a file of {wanted}.")
     if not path.is_file():
         raise DataFileError(f"There is no file {path}.")
     return path

@@ -108,12 +108,11 @@ def embed_dataset(
         StorageError: The folder holds vectors of another encoder, other settings or other rows.
         DataFileError: A row cannot be embedded.
     """
-    _check_engine(engine, workers, tokenisers, price_per_hour)
-    if engine == "ray" and isinstance(encoder, Encoder):
-        raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
+    _check_engine(encoder, engine, workers, tokenisers, price_per_hour)
     output = OutputFolder(str(out))
     if lance and output.local is None:
         raise InputError(f"{out} is remote; a table of Lance can be written to a local folder only.")
+    find_files(sources)  # missing ones are refused before the model is loaded
     model = encoder if isinstance(encoder, Encoder) else Encoder.from_pretrained(encoder, device=device, dtype=dtype)
     plan = make_plan(
         model,
@@ -144,9 +143,17 @@ def embed_dataset(
         return result
 
 
-def _check_engine(engine: str, workers: int | None, tokenisers: int | None, price_per_hour: float | None) -> None:
+def _check_engine(
+    encoder: Encoder | str | Path,
+    engine: str,
+    workers: int | None,
+    tokenisers: int | None,
+    price_per_hour: float | None,
+) -> None:
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
+    if engine == "ray" and isinstance(encoder, Encoder):
+        raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers compute nothing; give 1 or more.")
     if (tokenisers or 0) < 0:

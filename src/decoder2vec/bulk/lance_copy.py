@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,15 @@ _PLAN_KEY = b"decoder2vec.plan"
 
 
 def write_lance_copy(dataset: EmbeddedDataset) -> None:
-    """Write the table into the folder, which must be local, unless it is there."""
+    """Write the table into the folder, which must be local, unless it is there.
+
+    Raises:
+        StorageError: The table that is there is of other rows, lacks some, or has files that are missing or cut off.
+    """
     pyarrow, _ = import_pyarrow()
     if has_lance_copy(dataset):
+        if problems := _find_problems(dataset, _count_rows):
+            raise StorageError(f"{dataset.output.url}/{problems[0]}.")
         return
     first = next(dataset.tables())
     schema = first.schema.with_metadata({_PLAN_KEY: dataset.plan.key.encode()})
@@ -60,10 +66,13 @@ def has_lance_copy(dataset: EmbeddedDataset) -> bool:
 
 def compare_lance_copy(dataset: EmbeddedDataset) -> list[str]:
     """What differs between the table and the parts, in words; nothing if there is no table."""
-    if not has_lance_copy(dataset):
-        return []
+    return _find_problems(dataset, _compare_rows) if has_lance_copy(dataset) else []
+
+
+def _find_problems(dataset: EmbeddedDataset, check: Callable[[EmbeddedDataset], list[str]]) -> list[str]:
+    """What a check finds; files of the table that cannot be read are a problem, too."""
     try:
-        return _compare_rows(dataset)
+        return check(dataset)
     except Decoder2VecError:
         raise
     except (OSError, RuntimeError, ValueError) as error:  # whatever Lance finds wrong with its files
@@ -77,6 +86,14 @@ def _compare_rows(dataset: EmbeddedDataset) -> list[str]:
         if not rows.select(table.column_names).equals(table):
             return [f"{LANCE_TABLE} differs from {part.name}; delete it and run the same command again"]
         start += len(table)
-    if copy.count_rows() != start:
-        return [f"{LANCE_TABLE} has {copy.count_rows()} rows instead of {start}; delete it and run again"]
+    return _count_rows(dataset)
+
+
+def _count_rows(dataset: EmbeddedDataset) -> list[str]:
+    """Compare the numbers of rows, by reading one column of every file of the table."""
+    plan, copy = dataset.plan, open_lance(f"{dataset.output.path}/{LANCE_TABLE}")
+    expected = plan.n_rows - sum(record["n_skipped"] for record in dataset.records.values())
+    ids = copy.search().select([plan.id_column or "id"]).limit(None).to_batches()
+    if (n_rows := sum(map(len, ids))) != expected:
+        return [f"{LANCE_TABLE} has {n_rows} rows instead of {expected}; delete it and run again"]
     return []

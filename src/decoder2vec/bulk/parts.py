@@ -18,6 +18,7 @@ from decoder2vec.maths.similarity import normalise
 from decoder2vec.storage import parse_json
 
 if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
+    from decoder2vec.bulk.isolated_encoder import IsolatedEncoder
     from decoder2vec.encoder import Encoder
 
 VECTOR_COLUMN = "embedding"
@@ -71,7 +72,7 @@ class PartEmbedder:
         output: Where parts are written.
     """
 
-    def __init__(self, plan: EmbeddingPlan, encoder: Encoder, output: OutputFolder) -> None:
+    def __init__(self, plan: EmbeddingPlan, encoder: Encoder | IsolatedEncoder, output: OutputFolder) -> None:
         self.plan, self.encoder, self.output = plan, encoder, output
         self._rows = PartReader(plan)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from decoder2vec.bulk.ray_engine import count_workers, start_ray
+from decoder2vec.bulk.ray_engine import RETRIES, count_workers, start_ray, worker_errors
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import StorageError
 from decoder2vec.progress import current_progress
@@ -26,7 +26,7 @@ class RayEncoder(Encoder):
     """An `Encoder` that computes many texts on the nodes of a Ray cluster, or on the cores of this machine.
 
     Create one with `RayEncoder.from_name`. Vectors are those of the encoder itself; a worker that dies is started
-    again, and what it was computing is repeated.
+    again, and what it was computing is repeated, but not for ever.
     """
 
     _workers: tuple[Any, ...] = ()
@@ -52,23 +52,24 @@ class RayEncoder(Encoder):
 
         Raises:
             MissingExtraError: Ray is not installed.
-            StorageError: A worker has another encoder under that name.
+            StorageError: A worker has another encoder under that name, or dies again and again.
         """
         ray = start_ray()
         n_workers, n_gpus = count_workers(ray, workers, device, at_once=True)
         local = Encoder.from_pretrained(name, device=device, dtype=dtype, **choices)
         encoder = cls(local.backbone, local.spec, local.head)
         encoder.probabilities = local.probabilities
-        remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=-1)(_Worker)
+        remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
         options = {
             "device": "cuda" if n_gpus else device,
             "dtype": str(local.backbone.dtype).removeprefix("torch."),
             **choices,
         }
         encoder._workers = tuple(remote.remote(str(name), options) for _ in range(n_workers))
-        for fingerprint in ray.get([worker.fingerprint.remote() for worker in encoder._workers]):
-            if fingerprint != local.fingerprint:
-                raise StorageError(f"{name} is another encoder on a node; copy the same one to all nodes.")
+        with worker_errors(ray):
+            fingerprints = ray.get([worker.fingerprint.remote() for worker in encoder._workers])
+        if set(fingerprints) != {local.fingerprint}:
+            raise StorageError(f"{name} is another encoder on a node; copy the same one to all nodes.")
         return encoder
 
     @property
@@ -81,17 +82,19 @@ class RayEncoder(Encoder):
     ) -> NDArray[np.float32]:
         if len(texts) <= _MIN_TEXTS:
             return super()._compute_vectors(texts, prompt, batch_size, show_progress_bar)
+        import ray
         from ray.util import ActorPool
 
         vectors = np.empty((len(texts), self.dim), np.float32)
         pool = ActorPool(list(self._workers))
         slices = list(self._slices(len(texts)))
         answers = pool.map(lambda worker, rows: worker.compute.remote(texts[rows], prompt, batch_size), slices)
-        for rows, (part, n_tokens) in zip(slices, answers, strict=True):
-            vectors[rows] = part
-            current_progress().advance(len(part))
-            self.stats.texts += len(part)
-            self.stats.tokens += n_tokens
+        with worker_errors(ray):
+            for rows, (part, n_tokens) in zip(slices, answers, strict=True):
+                vectors[rows] = part
+                current_progress().advance(len(part))
+                self.stats.texts += len(part)
+                self.stats.tokens += n_tokens
         return vectors
 
     def _slices(self, n_texts: int) -> Iterator[slice]:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import PartEmbedder, PartReader, PartResult
@@ -21,6 +25,8 @@ if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not
 
 log = logging.getLogger(__name__)
 
+RETRIES = 2
+"""How often Ray repeats what a worker was computing when it died."""
 _SHARE_OF_A_CORE = 0.1
 """What Ray reserves for a process that tokenises, where workers compute on the cores."""
 
@@ -30,7 +36,8 @@ class RayEngine:
 
     On GPUs, other processes read the rows and tokenise them, so that a worker with a GPU gets tokens. Ray starts a
     process again that has died, and repeats its part. A part is a file of a fixed name that appears whole, so neither
-    a repetition nor a part that two workers compute changes the result.
+    a repetition nor a part that two workers compute changes the result. A part that workers die of again and again is
+    computed at the end in a process of its own, by halves, until the rows to blame are found.
 
     Args:
         plan: The plan.
@@ -73,6 +80,7 @@ class RayEngine:
             DataFileError: A row cannot be embedded.
             StorageError: Workers cannot start, load the encoder or write.
         """
+        parts = list(parts)
         ray, items = self._ray, [asdict(part) for part in parts]
         rows, plan = ray.data.from_items(items, override_num_blocks=len(items)), self.plan.to_json()
         if self.tokenisers:
@@ -81,6 +89,7 @@ class RayEngine:
                 fn_constructor_args=(plan, self._settings),
                 batch_size=1,
                 num_cpus=1 if self._n_gpus else _SHARE_OF_A_CORE,
+                max_task_retries=RETRIES,
                 compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, len(items))),
             )
         results = rows.map_batches(
@@ -89,16 +98,35 @@ class RayEngine:
             batch_size=1,
             num_cpus=1 - (_SHARE_OF_A_CORE if self.tokenisers and not self._n_gpus else 0),
             num_gpus=1 if self._n_gpus else None,
+            max_task_retries=RETRIES,
             compute=ray.data.ActorPoolStrategy(size=min(self.workers, len(items))),
         )
-        try:
+        results.context.max_errored_blocks = -1  # parts that workers die of: the others go on
+        lost = {part.name: part for part in parts}
+        with worker_errors(ray):
             for row in results.iter_rows():
                 outcome = parse_json(row["outcome"])
                 if "error" in outcome:
                     raise (DataFileError if outcome["of_a_row"] else StorageError)(outcome["error"])
-                yield PartResult(**outcome)
-        except ray.exceptions.RayError as error:
-            raise StorageError(f"The workers of Ray failed: {str(error).strip().splitlines()[-1]}") from error
+                result = PartResult(**outcome)
+                del lost[result.name]
+                yield result
+            yield from self._embed_isolated(list(lost.values()))
+
+    def _embed_isolated(self, parts: Sequence[Part]) -> Iterator[PartResult]:
+        """Compute parts that workers died of one by one; rows that kill the process are refused or skipped."""
+        if not parts:
+            return
+        from decoder2vec.bulk.isolated_encoder import IsolatedEncoder
+
+        log.warning("Workers died of %d parts; they are computed one by one to find the rows to blame.", len(parts))
+        remote = self._ray.remote(num_cpus=1, num_gpus=1 if self._n_gpus else 0, max_restarts=0)(_Worker)
+        arguments = (self.plan.to_json(), self.encoder, self.out, self.device, self.dtype)
+        encoder = IsolatedEncoder(self._ray, lambda: remote.remote(*arguments))
+        try:
+            yield from map(PartEmbedder(self.plan, encoder, OutputFolder(self.out)), parts)
+        finally:
+            encoder.close()
 
 
 class _TokenisingWorker:
@@ -147,6 +175,14 @@ class _Worker:
             outcome = {"error": str(error), "of_a_row": isinstance(error, DataFileError)}
         return {"outcome": [json.dumps(outcome)]}
 
+    def encode_texts(self, texts: list[str]) -> tuple[NDArray[np.float32], int, str]:
+        """Vectors of texts, their number of tokens, and why a text is refused, if one is."""
+        n_tokens = self._encoder.stats.tokens
+        try:
+            return self._embed.encode(texts), self._encoder.stats.tokens - n_tokens, ""
+        except Decoder2VecError as error:
+            return np.empty((0, 0), np.float32), 0, str(error)
+
     def _embed_tokens(self, part: Part, rows: bytes, batch: dict[str, Any]) -> PartResult:
         """Compute a part whose rows and tokens came with it."""
         table, problems = table_from_bytes(rows), parse_json(batch["problems"][0])
@@ -174,6 +210,18 @@ def count_workers(ray: Any, workers: int | None, device: str | None, *, at_once:
     return workers or most, n_gpus
 
 
+@contextmanager
+def worker_errors(ray: Any) -> Iterator[None]:
+    """Raise what Ray says of its workers as StorageError."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[-1]
+        if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
+            reason = "their processes died again and again, because they crashed or had too little memory."
+        raise StorageError(f"The workers of Ray failed: {reason}") from error
+
+
 def start_ray() -> Any:
     """Return ray with its data library, joined to the cluster that RAY_ADDRESS names, or to a new one of this machine.
 
@@ -196,6 +244,6 @@ def start_ray() -> Any:
             where = f"the cluster that RAY_ADDRESS names, {address}," if address else "Ray on this machine"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise StorageError(f"Cannot use {where}: {reason}.") from error
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of workers that have died
     ray.data.DataContext.get_current().enable_progress_bars = False  # the caller has its own
     return ray

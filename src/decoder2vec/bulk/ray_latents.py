@@ -12,7 +12,7 @@ from decoder2vec.activations.extract import EncodingStats, Extractor, check_text
 from decoder2vec.activations.rerouting import reroute
 from decoder2vec.activations.store import Store, text_keys
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.bulk.ray_engine import count_workers, start_ray
+from decoder2vec.bulk.ray_engine import RETRIES, count_workers, start_ray, worker_errors
 from decoder2vec.config import Reading
 from decoder2vec.errors import StorageError
 from decoder2vec.progress import current_progress
@@ -25,7 +25,7 @@ _TEXTS = 64
 class RayLatents:
     """Fills latents stores as `Extractor.fill` does, in workers that each have the model.
 
-    A worker that dies is started again, and what it was computing is repeated.
+    A worker that dies is started again, and what it was computing is repeated, but not for ever.
 
     Args:
         model: Name of the model, which every node can load.
@@ -35,7 +35,7 @@ class RayLatents:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        StorageError: A worker has another model under that name.
+        StorageError: A worker has another model under that name, or dies again and again.
     """
 
     def __init__(
@@ -43,12 +43,13 @@ class RayLatents:
     ) -> None:
         ray = start_ray()
         n_workers, n_gpus = count_workers(ray, workers, device, at_once=True)
-        remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=-1)(_Worker)
+        remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
         place = "cuda" if n_gpus else device
         self._workers = [remote.remote(str(model), place, backbone.dtype_name) for _ in range(n_workers)]
-        for fingerprint in ray.get([worker.fingerprint.remote() for worker in self._workers]):
-            if fingerprint != backbone.fingerprint:
-                raise StorageError(f"{model} is another model on a node; copy the same one to all nodes.")
+        with worker_errors(ray):
+            fingerprints = ray.get([worker.fingerprint.remote() for worker in self._workers])
+        if set(fingerprints) != {backbone.fingerprint}:
+            raise StorageError(f"{model} is another model on a node; copy the same one to all nodes.")
 
     def __call__(self, extractor: Extractor, store: Store, texts: Sequence[str], attention: str) -> None:
         """Compute the latents that the store lacks; what a worker has returned is on disk even if a later one fails.
@@ -59,6 +60,7 @@ class RayLatents:
             texts: The texts.
             attention: That of the extractor's model, with re-routing after a plus sign.
         """
+        import ray
         from ray.util import ActorPool
 
         keys = text_keys(check_texts(texts))
@@ -75,10 +77,11 @@ class RayLatents:
         answers = ActorPool(self._workers).map(
             lambda worker, rows: worker.compute.remote([texts[row] for row in rows], settings), groups
         )
-        for rows, (latents, stats) in zip(groups, answers, strict=True):
-            store.add(keys[rows], latents)
-            extractor.stats += stats
-            current_progress().advance(extractor.work * len(rows))
+        with worker_errors(ray):
+            for rows, (latents, stats) in zip(groups, answers, strict=True):
+                store.add(keys[rows], latents)
+                extractor.stats += stats
+                current_progress().advance(extractor.work * len(rows))
 
 
 class _Worker:

@@ -19,6 +19,8 @@ from decoder2vec.storage import check_output_file, write_json
 if TYPE_CHECKING:
     from decoder2vec.bridge.bridge import Bridge
     from decoder2vec.bridge.control import BlindControl
+    from decoder2vec.bridge.vectors import Vectors
+    from decoder2vec.search.documents import Document
     from decoder2vec.training.bridge import BridgeConfig, BridgeResult
 
 Captions = Annotated[Path | None, typer.Option(help="Captions (.txt, .tsv, .csv, .jsonl) in the order of the vectors.")]
@@ -62,6 +64,9 @@ def bridge(
     """Train a bridge from vectors to texts, always measured with real, zeroed and shuffled vectors."""
     if (out is None) == (through is None) or (through and not index):
         raise InputError("Give --out to train a bridge, or --through with --index to add vectors by a trained one.")
+    if through:
+        given = {"model": model, "prompt": prompt, "lora": lora, "epochs": epochs, "batch": batch, "rate": rate}
+        _refuse_training({**given, "test": test, "json": json_file, "overwrite": overwrite})
     if out and index and loss == "lm":
         raise InputError("--index needs --loss contrastive: a bridge with --loss lm describes vectors in words.")
     check_output_file(json_file, ".json", sources=[vectors, captions, test])
@@ -70,6 +75,7 @@ def bridge(
         from decoder2vec.bridge.vectors import read_captioned_vectors
         from decoder2vec.training.bridge import BridgeConfig, train_bridge
 
+        items = _read_items(vectors, captions, column, vector_column) if index else None  # before a model is loaded
         if through:
             trained = Bridge.from_pretrained(through, device=device, dtype=dtype)
         else:
@@ -95,9 +101,15 @@ def bridge(
         _print(result, out)
     if json_file and out:
         write_json(json_file, result.results)
-    if index:
+    if index and items:
         with show_progress():
-            _add(index, trained, vectors, captions, column, vector_column)
+            _add(index, trained, *items)
+
+
+def _refuse_training(options: dict[str, Any]) -> None:
+    """Refuse options that a bridge that is trained already would ignore."""
+    if used := [name for name, value in options.items() if value not in (None, 0, False)]:
+        raise InputError(f"--{used[0]} belongs to the training of a bridge; leave it out with --through.")
 
 
 def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, rate: float | None) -> BridgeConfig:
@@ -108,21 +120,25 @@ def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, 
     return replace(config, training=training, tuning=tuning)
 
 
-def _add(
-    location: str, bridge: Bridge, vectors: Path, captions: Path | None, column: str | None, vector_column: str
-) -> None:
-    """Add the vectors to an index, with their captions as texts where there are any; else their names."""
+def _read_items(
+    vectors: Path, captions: Path | None, column: str | None, vector_column: str
+) -> tuple[Vectors, list[Document]]:
+    """The vectors and their documents, whose texts are the captions where there are any; else their names."""
     from decoder2vec.bridge.vectors import read_item_texts, read_vectors
     from decoder2vec.search.documents import Document
-    from decoder2vec.search.index import Index
 
     table, texts = read_vectors(vectors, vector_column), read_item_texts(vectors, captions, column)
     names = [f"{vectors.name}:{row}" for row in range(len(table))]
     if texts is not None and len(texts) != len(names):
         raise InputError(f"{vectors} has {len(names)} vectors and {len(texts)} captions; give one for each.")
-    items = [Document(name, text) for name, text in zip(names, texts or names, strict=True)]
+    return table, [Document(name, text) for name, text in zip(names, texts or names, strict=True)]
+
+
+def _add(location: str, bridge: Bridge, vectors: Vectors, items: list[Document]) -> None:
+    from decoder2vec.search.index import Index
+
     opened = Index.open(location, bridge.encoder) if Index.exists(location) else Index.create(location, bridge.encoder)
-    changes = opened.add(items, vectors=table, through=bridge)
+    changes = opened.add(items, vectors=vectors, through=bridge)
     info(f"{location}: added {changes.added}, updated {changes.updated}, unchanged {changes.unchanged}")
 
 

@@ -32,13 +32,14 @@ def describe(
         from decoder2vec.bridge.control import blind_control
         from decoder2vec.bridge.vectors import CaptionedVectors, check_vectors, read_item_texts, read_vectors
 
+        table, texts = read_vectors(vectors, vector_column), read_item_texts(vectors, captions, column)
         trained = Bridge.from_pretrained(bridge, device=device, dtype=dtype)
-        table = check_vectors(read_vectors(vectors, vector_column), str(vectors), dim=trained.dim)
+        table = check_vectors(table, str(vectors), dim=trained.dim)
         if out_of_range := [each for each in row or () if not 0 <= each < len(table)]:
             raise InputError(f"{vectors} has rows 0 to {len(table) - 1}; there is no row {out_of_range[0]}.")
-        rows = row or list(range(len(table)))
+        rows = list(dict.fromkeys(row or range(len(table))))
         blind = trained.describe(trained.blank[None], max_tokens)[0]
-        texts, control = read_item_texts(vectors, captions, column), None
+        control = None
         if texts is not None and len(rows) > 1:
             items = CaptionedVectors(table, texts, str(vectors))
             chosen = CaptionedVectors(items.vectors[rows], [texts[each] for each in rows], str(vectors))

@@ -182,10 +182,12 @@ def _estimate(
     """Print what a run would take."""
     with show_progress() as progress:
         from decoder2vec.bulk.dataset import estimate, make_plan
+        from decoder2vec.bulk.files import find_files
         from decoder2vec.bulk.output import OutputFolder
 
         progress.expect("loading the model")
         progress.expect("reading")
+        find_files(sources)  # missing ones are refused before the model is loaded
         model = load()
         plan = make_plan(model, sources, **options)
         guess = estimate(plan, model, OutputFolder(out), workers=workers, price_per_hour=price)
@@ -199,10 +201,12 @@ def _estimate(
 def _verify(folder: str, load: Callable[[], Encoder]) -> None:
     """Print what is wrong with a folder of parts, or that nothing is."""
     with show_progress() as progress:
+        from decoder2vec.bulk.embedded import EmbeddedDataset
         from decoder2vec.bulk.verify import verify_dataset
 
         progress.expect("loading the model")
         progress.expect("reading")
+        EmbeddedDataset(folder)  # refuses other folders before the model is loaded
         result = verify_dataset(folder, load())
     for problem in result.problems:
         typer.echo(problem)
@@ -229,7 +233,7 @@ def _embed_file(source: str, out: Path, column: str | None, load: Callable[[], E
 
         get_writer(out)  # an unknown suffix is refused before the work
         with progress.phase("reading"):  # a file is read twice, so that the time left is known; a pipe cannot be
-            n_texts = _count_texts(source, read_texts(source, column)) if Path(source).is_file() else None
+            n_texts = None if _is_stream(source) else _count_texts(source, read_texts(source, column))
         progress.expect("loading the model")
         progress.expect("encoding", n_texts)
         progress.expect("saving")
@@ -237,6 +241,12 @@ def _embed_file(source: str, out: Path, column: str | None, load: Callable[[], E
         with naming_lines(source):
             count = embed_texts(model, read_texts(source, column), out, normalize=normalize, n_texts=n_texts)
     info(f"wrote {count} vectors of dimension {model.dim} to {out}")
+
+
+def _is_stream(source: str) -> bool:
+    """Whether a source can be read only once: standard input, a pipe or a device."""
+    path = Path(source)
+    return source == "-" or (path.exists() and not (path.is_file() or path.is_dir()))
 
 
 def _count_texts(source: str, texts: Iterable[str]) -> int:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from decoder2vec.search.indexing import IndexChanges
     from decoder2vec.search.rerank import SupportsRerank
     from decoder2vec.search.tuning import RerankTuning, TuningResult
+    from decoder2vec.text.files import ScoredPairs
 
 _MAX_NAMED = 10
 """Messages about documents that are printed; the others are counted."""
@@ -111,6 +112,7 @@ def index(
     with show_progress() as progress:
         for phase in _PHASES if source else ():
             progress.expect(phase)
+        tuning = _TuningData.read(queries, qrels, pairs, split_names(pair_columns))
         chunking = _ChunkOptions(chunk, overlap, late, window)
         opened = _open_or_create(out, source, encoder, choices, loading, chunking, encodes=bool(source or tune))
         if delete:
@@ -121,7 +123,7 @@ def index(
             _check_indexed(source, changes, report, json_file)
         _build_ann(opened, ann)
         reranking = _Reranking(rerank, depth, device, dtype)
-        tuned = _tune(opened, reset, pairs, split_names(pair_columns), queries, qrels, reranking)
+        tuned = _tune(opened, reset, tuning, reranking)
         if source or delete or ann or verify:
             _verify(opened)
     if tuned:
@@ -339,27 +341,42 @@ class _Reranking(NamedTuple):
         return open_reranker(self.name, device=self.device, dtype=self.dtype) if self.name else None
 
 
-def _tune(
-    opened: Index,
-    reset: bool,
-    pairs: Path | None,
-    columns: tuple[str, ...],
-    queries: Path | None,
-    qrels: Path | None,
-    reranking: _Reranking,
-) -> TuningResult | None:
+class _TuningData(NamedTuple):
+    """What an index is tuned on; None where it is not given."""
+
+    queries: dict[str, str] | None
+    qrels: dict[str, dict[str, float]] | None
+    pairs: ScoredPairs | None
+
+    @classmethod
+    def read(
+        cls, queries: Path | None, qrels: Path | None, pairs: Path | None, columns: tuple[str, ...]
+    ) -> _TuningData:
+        """Read the files, before a model is loaded."""
+        from decoder2vec.search.tuning import read_qrels, read_queries
+        from decoder2vec.text.files import read_pairs
+
+        return cls(
+            read_queries(queries) if queries else None,
+            read_qrels(qrels) if qrels else None,
+            read_pairs(pairs, columns, hint="Name yours with --pair-columns.") if pairs else None,
+        )
+
+
+def _tune(opened: Index, reset: bool, data: _TuningData, reranking: _Reranking) -> TuningResult | None:
     """Learn a reranker, and reset or choose how search fuses and reranks, as far as each is asked for."""
-    if pairs:
-        _learn_reranker(opened, pairs, columns)
+    if data.pairs is not None:
+        _learn_reranker(opened, data.pairs)
     if reset:
         _reset_tuning(opened)
-    return _tune_search(opened, queries, qrels, reranking) if queries and qrels else None
+    if data.queries is None or data.qrels is None:
+        return None
+    reranker = reranking.load(opened)
+    with current_progress().phase("reranking" if reranker else "searching", len(data.queries)):
+        return opened.tune(data.queries, data.qrels, reranker, depth=reranking.depth)
 
 
-def _learn_reranker(opened: Index, file: Path, columns: tuple[str, ...]) -> None:
-    from decoder2vec.text.files import read_pairs
-
-    pairs = read_pairs(file, columns, hint="Name yours with --pair-columns.")
+def _learn_reranker(opened: Index, pairs: ScoredPairs) -> None:
     with current_progress().phase("learning from pairs", len(pairs.texts())):
         opened.learn_reranker(pairs)
     info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")
@@ -372,15 +389,6 @@ def _reset_tuning(opened: Index) -> None:
     opened.set_fusion(Fusion())
     opened.set_rerank_depth(MIN_RERANKED)
     info(f"hybrid search in {opened.location} fuses {_describe(opened)} again, as in a new index")
-
-
-def _tune_search(opened: Index, queries_file: Path, qrels_file: Path, reranking: _Reranking) -> TuningResult:
-    from decoder2vec.search.tuning import read_qrels, read_queries
-
-    queries, qrels = read_queries(queries_file), read_qrels(qrels_file)
-    reranker = reranking.load(opened)
-    with current_progress().phase("reranking" if reranker else "searching", len(queries)):
-        return opened.tune(queries, qrels, reranker, depth=reranking.depth)
 
 
 def _print_tuning(opened: Index, result: TuningResult) -> None:

@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import (
-    AttentionOption,
-    Device,
-    Dtype,
-    Layer,
-    PoolingOption,
-    TemplateOption,
-    open_encoder,
-)
+from decoder2vec.cli.options import AttentionOption, Device, Dtype, Layer, PoolingOption, TemplateOption
 from decoder2vec.cli.output import info, show_progress
 from decoder2vec.storage import check_output_file
 
@@ -57,17 +49,17 @@ def migrate(
         from decoder2vec.search import migration
 
         progress.expect("loading the model")
-        settings = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
-        encoder = open_encoder(to, device, dtype, **settings)
+        options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
         result = migration.migrate(
             index,
-            encoder,
+            to,
             map=map,
             sample=sample,
             min_recall=min_recall,
             queries=queries,
             qrels=qrels,
             dry_run=dry_run,
+            encoder_options={**options, "device": device, "dtype": dtype},
             notify=info,
         )
         if report:

@@ -75,10 +75,10 @@ def relate(
     dtype: Dtype = None,
 ) -> None:
     """Find relations: retrieve the nearest mentions of the same document, and classify only these pairs."""
-    if matcher and (save or symmetric or not tune or k is not None or classifier):
+    if matcher and (save or symmetric or not tune or k is not None or classifier or encoder != DEFAULT_ENCODER):
         raise InputError(
-            "--k, --symmetric, --no-tune, --classifier and --save belong to the training; a trained --matcher has its "
-            "own settings."
+            "--encoder, --k, --symmetric, --no-tune, --classifier and --save belong to the training; a trained "
+            "--matcher has its own settings."
         )
     if settings and not classifier:
         raise InputError("--set has settings of the training of --classifier; give the name of a model there, too.")

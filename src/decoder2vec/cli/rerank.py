@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,24 +49,40 @@ def rerank(
 
         return Reranker.from_pretrained(reranker, method=method, max_length=max_length, device=device, dtype=dtype)
 
-    if run is not None:
-        if data is None:
-            raise InputError("--run needs the texts: give --data, a folder with corpus.jsonl and queries.jsonl.")
-        check_output_file(out, sources=[run, qrels])
-        with show_progress():
-            _rerank_run(load(), run, data, qrels, out, depth)
+    if run is None:
+        _refuse_ignored({"data": data, "qrels": qrels, "out": out}, "--run")
+        _sort_documents(load, query or "", documents, top, as_json=as_json)
         return
+    _refuse_ignored({"documents": documents}, "--query")
+    if data is None:
+        raise InputError("--run needs the texts: give --data, a folder with corpus.jsonl and queries.jsonl.")
+    check_output_file(out, sources=[run, qrels])
+    with show_progress():
+        _rerank_run(load, run, data, qrels, out, depth)
+
+
+def _refuse_ignored(options: dict[str, Path | None], owner: str) -> None:
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(f"--{name} belongs to {owner}; leave it out.")
+
+
+def _sort_documents(
+    load: Callable[[], Reranker], query: str, documents: Path | None, top: int, *, as_json: bool
+) -> None:
     from decoder2vec.text.files import TEXT_COLUMN_HINT, read_texts
 
-    if documents is None or not (query or "").strip():
+    if documents is None or not query.strip():
         raise InputError("Give a --query that is not empty, and --documents, a file.")
+    if top < 1:
+        raise InputError(f"--top is {top}; print 1 document or more.")
     texts = list(read_texts(documents, hint=TEXT_COLUMN_HINT))
     filled = [index for index, text in enumerate(texts) if text.strip()]
     if len(filled) < len(texts):
         info(f"{len(texts) - len(filled)} of {len(texts)} documents are empty and left out")
     if not filled:
         raise DataFileError(f"{documents} holds no text.")
-    for hit in load().rank(query or "", [texts[index] for index in filled], top_k=top, return_documents=True):
+    for hit in load().rank(query, [texts[index] for index in filled], top_k=top, return_documents=True):
         if as_json:
             line = {"index": filled[hit["corpus_id"]], "score": hit["score"], "text": hit["text"]}
             typer.echo(json.dumps(line, ensure_ascii=False))
@@ -73,13 +90,15 @@ def rerank(
             typer.echo(f"{hit['score']:8.4f}  {' '.join(hit['text'].split())}")
 
 
-def _rerank_run(reranker: Reranker, run: Path, data: Path, qrels: Path | None, out: Path | None, depth: int) -> None:
+def _rerank_run(
+    load: Callable[[], Reranker], run: Path, data: Path, qrels: Path | None, out: Path | None, depth: int
+) -> None:
     from decoder2vec.evaluation.tasks.retrieval import read_beir_texts
     from decoder2vec.evaluation.trec_files import evaluate_run, read_qrels, read_run, rerank_run, write_run
 
     before, judgements = read_run(run), read_qrels(qrels) if qrels else {}
     queries, documents = read_beir_texts(data)
-    after = rerank_run(reranker, before, queries, documents, depth)
+    after = rerank_run(load(), before, queries, documents, depth)
     if judgements:
         scores = [evaluate_run(each, judgements) for each in (before, after)]
         rows = [(name, f"{scores[0][name]:.2f}", f"{scores[1][name]:.2f}") for name in scores[0]]

@@ -127,11 +127,9 @@ def _without_other_pages(folder: Path) -> Path:
     from decoder2vec.report.html import MADE_BY
     from decoder2vec.report.run_page import PAGE
 
-    page = folder / PAGE
-    is_report = page.is_file() and MADE_BY.encode() in page.read_bytes()
-    other = next((name for name in (PAGE, MARKDOWN) if (folder / name).exists()), None)
-    if other and not is_report:
-        raise InputError(f"{folder} holds {other}, which is no report; choose another folder.")
+    for page in (folder / PAGE, folder / MARKDOWN):
+        if page.exists() and not (page.is_file() and MADE_BY.encode() in page.read_bytes()):
+            raise InputError(f"{folder} holds {page.name}, which is no report; choose another folder, or move it away.")
     return folder
 
 

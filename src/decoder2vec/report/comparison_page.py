@@ -33,6 +33,7 @@ from decoder2vec.report.html import (
     figure,
     folded,
     join,
+    made_by,
     output_file,
     page,
     paragraph,
@@ -435,6 +436,7 @@ def comparison_markdown(comparison: Comparison) -> str:
     names = [f"{cut}: {full}" for cut, full in comparison.full_names.items()]
     if notes := [*names, *differences.notes, *comparison.inputs.skipped]:
         parts += ["## Notes", _list(notes)]
+    parts.append(made_by())
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -62,7 +62,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
 _VOID_TAGS = ("meta", "link")
 
 MADE_BY = "Made by decoder2vec"
-"""In the footer of every page, before the version."""
+"""In the footer of every page, also in Markdown, before the version."""
 
 
 class Html(str):
@@ -205,9 +205,13 @@ def _cards(cards: Iterable[tuple[str, str, str]]) -> Html:
     return tag("dl", *shown, class_="cards") if shown else Html()
 
 
+def made_by() -> str:
+    """The sentence by which a report is told from other files."""
+    return f"{MADE_BY} {__version__}."
+
+
 def _footer(command: str) -> Html:
-    made_by = tag("p", f"{MADE_BY} {__version__}.")
-    return tag("footer", made_by, tag("p", tag("code", command)) if command else Html())
+    return tag("footer", tag("p", made_by()), tag("p", tag("code", command)) if command else Html())
 
 
 def paragraph(*content: str, muted: bool = False) -> Html:

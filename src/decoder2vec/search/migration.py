@@ -98,6 +98,7 @@ def migrate(
     queries: str | Path | Mapping[str, str] | None = None,
     qrels: str | Path | Qrels | None = None,
     dry_run: bool = False,
+    encoder_options: Mapping[str, Any] | None = None,
     notify: Callable[[str], object] = lambda _: None,
 ) -> Migration:
     """Move an index to another encoder; ids, texts, metadata and settings stay.
@@ -119,6 +120,7 @@ def migrate(
         queries: Sample queries: query id -> text, or a file with `_id` and `text`. A map is measured with them.
         qrels: Query id -> document id -> relevance, or a file; recall is then that of relevant documents.
         dry_run: Measure and compare, but change nothing.
+        encoder_options: Options of `Encoder.from_pretrained` for an encoder that is given by name.
         notify: Called with messages for the user.
 
     Raises:
@@ -143,7 +145,9 @@ def migrate(
         raise InputError("Give the queries that the judgements are for.")
     source, header = open_with_header(index)
     place = without_password(index)
-    encoder = resolve_encoder(encoder)
+    given = read_queries(Path(queries)) if isinstance(queries, str | Path) else dict(queries or {})
+    judged = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else dict(qrels or {})
+    encoder = resolve_encoder(encoder, **encoder_options or {})
     space = EmbeddingSpace.of(encoder)
     if header.space.matches(space) and (map or not header.mapped):
         if not dry_run:
@@ -156,8 +160,6 @@ def migrate(
             f"warning: chunks of {place} have up to {header.chunking.size} tokens, and the new encoder reads "
             f"{limited.size}: the end of longer ones is ignored, unless the documents are indexed again"
         )
-    given = read_queries(Path(queries)) if isinstance(queries, str | Path) else dict(queries or {})
-    judged = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else dict(qrels or {})
     chunking = replace(header.chunking, window=limited.window)
     work = Move(index, place, source, header, encoder, space, chunking, given, judged, notify)
     if map:
