@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from functools import cache
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,6 +43,29 @@ def backbone(own_cache):
         return model
 
     return load
+
+
+@pytest.fixture(scope="session")
+def quick_python(tmp_path_factory):
+    """Starts Python programs in processes that have imported transformers; see toys/quick_python.py."""
+    from toys.quick_python import QuickPython
+
+    server = QuickPython(tmp_path_factory.mktemp("quick_python"))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def quick_exports(quick_python, monkeypatch):
+    """Exports are checked as always, but the process that loads a folder has imported sentence-transformers already."""
+    from decoder2vec.export import reload_check
+
+    def run(command, env, **_):
+        script, *arguments = command[2:]  # python -P script arguments
+        code = f"__file__ = {script!r}\nexec(compile(open(__file__).read(), __file__, 'exec'))"
+        return quick_python.run(code, *arguments, env=env, imported=["sentence_transformers"])
+
+    monkeypatch.setattr(reload_check, "subprocess", SimpleNamespace(run=run))
 
 
 @pytest.fixture(scope="module")

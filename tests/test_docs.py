@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,7 @@ PYTHON_PAGES = [page for page in PAGES if blocks(page, "python")]
 
 
 @pytest.mark.parametrize("page", PYTHON_PAGES, ids=path_of)
-def test_python_blocks_run_in_order(page, tmp_path, monkeypatch):
+def test_python_blocks_run_in_order(page, tmp_path, monkeypatch, quick_exports):
     monkeypatch.chdir(tmp_path)
     source = "\n".join(blocks(page, "python"))
     small = re.sub("smollm2-135m(-general)?", "tiny-llama", source).replace("layer=28", "layer=3")
@@ -53,13 +54,18 @@ def test_examples_import_from_the_top_level(page):
     )
 
 
+@cache
+def help_of(*command):
+    return CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+
+
 @pytest.mark.parametrize("page", PAGES, ids=path_of)
 def test_command_lines_name_existing_commands_and_options(page):
     for line in re.findall(r"^(?:\$ )?d2v ([a-z].*)$", page.read_text(encoding="utf-8"), re.M):
         words = shlex.split(line, comments=True)
         assert words[0] in COMMANDS, line
         command = words[: 2 if words[0] in GROUPS else 1]
-        help_text = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+        help_text = help_of(*command)
         for word in words:
             if word.startswith("--"):
                 assert word in help_text, f"{page.name}: {line}: no option {word}"

@@ -111,13 +111,13 @@ def test_differences_are_relative_and_nan_is_infinite():
 
 
 @pytest.mark.parametrize("format", ["sentence-transformers", "transformers"])
-def test_exports_have_them(encoder, format, tmp_path):
+def test_exports_have_them(encoder, format, tmp_path, quick_exports):
     export(encoder, format, tmp_path / "exported")
     gold = GoldVectors.read(tmp_path / "exported")
     assert differences(encoder.encode(gold.texts), gold.vectors).max() < 1e-5
 
 
-def test_doctor_checks_a_sentence_transformers_export(encoder, tmp_path):
+def test_doctor_checks_a_sentence_transformers_export(encoder, tmp_path, quick_exports):
     export(encoder, "sentence-transformers", tmp_path / "exported")
     assert gold_check(tmp_path / "exported").passed
     config = tmp_path / "exported" / "1_Pooling" / "config.json"

@@ -48,12 +48,11 @@ def test_names_for_type_checkers_equal_those_at_run_time():
 
 @pytest.mark.parametrize("name", ["export", "report"])
 @pytest.mark.parametrize("first", ["", "import decoder2vec.{name}, decoder2vec.{name}.{module}; "])
-def test_packages_named_like_functions_are_callable(name, first):
+def test_packages_named_like_functions_are_callable(name, first, quick_python):
     """Whether or not the package was imported before."""
     module = decoder2vec.home_of(name).rpartition(".")[2]
     code = f"{first.format(name=name, module=module)}import decoder2vec; decoder2vec.{name}()"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"TypeError: {name}() missing" in result.stderr
+    assert f"TypeError: {name}() missing" in quick_python.run(code).stderr
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -257,10 +257,9 @@ extractor.fill(store, names, lambda count: print(count, flush=True))
 """
 
 
-def test_killed_process_keeps_finished_windows(extractor, computed, tmp_path):
+def test_killed_process_keeps_finished_windows(extractor, computed, tmp_path, quick_python):
     tiny_folder("tiny-gpt2")
-    command = [sys.executable, "-c", FILL, str(tmp_path), "3000"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    process = quick_python.start(FILL, tmp_path, 3000)
     done = 0
     while done <= 512:  # so at least two windows of 256 texts are finished
         done += int(process.stdout.readline())

@@ -169,7 +169,7 @@ def test_example_in_docstring_runs():
 # --- folders --------------------------------------------------------------------------------------------------------
 
 
-def test_broken_sentence_transformers_folder_is_diagnosed(make, tmp_path):
+def test_broken_sentence_transformers_folder_is_diagnosed(make, tmp_path, quick_exports):
     export(make(layer=4, normed=True, template="plain"), "sentence-transformers", tmp_path / "st")
     encoder = make(layer=4, normed=True, template="plain").save(tmp_path / "encoder")
     result = d2v("doctor", encoder, "--against", tmp_path / "st", "--device", "cpu")

@@ -7,8 +7,6 @@ import gzip
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -204,17 +202,17 @@ d2v.embed_dataset(encoder, sys.argv[1], sys.argv[2], id_column="key", rows_per_p
 """
 
 
-def test_killed_runs_lose_and_double_nothing(encoder, tmp_path):
+def test_killed_runs_lose_and_double_nothing(encoder, tmp_path, quick_python):
     """Killed at moments spread over the run; the last one is left to end."""
     write_jsonl(tmp_path / "rows.jsonl")
     whole, out = tmp_path / "whole", tmp_path / "out"
     d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), whole, id_column="key", rows_per_part=1)
     for delay in (0.01, 0.03, 0.1):
-        command = [sys.executable, "-c", CHILD, str(tmp_path / "rows.jsonl"), str(out)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout.readline() == "ready\n"
-            time.sleep(delay)
-            os.kill(child.pid, signal.SIGKILL)
+        child = quick_python.start(CHILD, tmp_path / "rows.jsonl", out)
+        assert child.stdout.readline() == "ready\n"
+        time.sleep(delay)
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
     d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), out, id_column="key", rows_per_part=1)
     assert contents(out) == contents(whole)
     assert not d2v.verify_dataset(out, encoder).problems

@@ -219,7 +219,7 @@ def test_other_encoder_on_a_node_is_one_sentence(cluster, data, tmp_path):
     encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
     plan = replace(make_plan(encoder, str(data / "rows.jsonl")), encoder="of another encoder")
     with pytest.raises(StorageError, match=r"workers of Ray failed: .*another encoder on this node[^\n]*$"):
-        list(RayEngine(plan, "tiny-llama", str(tmp_path), device="cpu")(plan.parts()))
+        list(RayEngine(plan, "tiny-llama", str(tmp_path), workers=1, device="cpu")(plan.parts()))
 
 
 @pytest.mark.parametrize(("workers", "n_gpus", "wanted", "started"), [(2, 0, 3, 2), (2, 0, None, 0), (2, 2, None, 2)])
@@ -273,7 +273,7 @@ def test_commands_use_the_engine(cluster, tmp_path):
     pairs = "".join(f"a cat {n}\ta dog {n % 7}\t{n % 5}\n" for n in range(80))
     (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "sentence {n}"}}\n' for n in range(200)), "utf-8")
-    on_ray = ["--engine", "ray", "--workers", "2", "--device", "cpu", "--dtype", "float32"]
+    on_ray = ["--engine", "ray", "--workers", "1", "--device", "cpu", "--dtype", "float32"]
     data = str(tmp_path / "pairs.tsv")
 
     def command(*arguments):

@@ -252,18 +252,17 @@ def test_garbage_is_collected_again_once_a_model_is_loaded(encoder):
 
 
 @pytest.mark.parametrize("name", ["missing column", "model"])
-def test_program_prints_no_traceback(name, bad_inputs, monkeypatch):
+def test_program_prints_no_traceback(name, bad_inputs, quick_python, monkeypatch):
     args, expected = MISTAKES[name]
     monkeypatch.chdir(bad_inputs)
-    process = start(PROGRAM, *args)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert out == ""
-    assert re.fullmatch(rf"error: .*{expected}.*\n", err)
+    done = quick_python.run(PROGRAM, *args)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(rf"error: .*{expected}.*\n", done.stderr)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_finished_work_is_reused_after_ctrl_c(tmp_path, own_cache, monkeypatch, run_main):
+def test_finished_work_is_reused_after_ctrl_c(tmp_path, own_cache, monkeypatch, run_main, quick_python):
     rows = [(f"left {i}", f"right {i}", (i * 37 % 100) / 20) for i in range(350)]
     data = write_rows(tmp_path / "pairs.tsv", rows)
     cache = tmp_path / "cache"
@@ -278,10 +277,10 @@ def test_finished_work_is_reused_after_ctrl_c(tmp_path, own_cache, monkeypatch, 
         "extract.Store.add = lambda *args: (add(*args), time.sleep(5))\n"
     )
     args = ["sweep", "tiny-llama", "--data", data, "--out", tmp_path / "out", *SMALL_SWEEP, "--device", "cpu"]
-    process = start(slow_store + PROGRAM, *args, D2V_CACHE=str(cache))
+    process = quick_python.start(slow_store + PROGRAM, *args, env={**os.environ, "D2V_CACHE": str(cache)})
     deadline = time.monotonic() + 60
     segments = []
-    while not segments and process.poll() is None and time.monotonic() < deadline:
+    while not segments and time.monotonic() < deadline:
         time.sleep(0.05)
         segments = list(cache.glob("latents/*/seg-*"))
     process.send_signal(signal.SIGINT)
@@ -309,10 +308,9 @@ def count_keys(file: Path) -> int:
     return len(keys)
 
 
-def test_package_can_be_run_as_a_module():
-    process = subprocess.run(
-        [sys.executable, "-m", "decoder2vec", "train", "nowhere.toml"], capture_output=True, text=True
-    )
+def test_package_can_be_run_as_a_module(quick_python):
+    as_module = "import runpy; runpy.run_module('decoder2vec', run_name='__main__', alter_sys=True)"
+    process = quick_python.run(as_module, "train", "nowhere.toml")
     assert (process.returncode, process.stdout) == (1, "")
     assert process.stderr.startswith("error: Cannot read the plan nowhere") and process.stderr.count("\n") == 1
 

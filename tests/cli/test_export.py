@@ -30,7 +30,7 @@ def saved(tmp_path):
     return make
 
 
-def test_modules_and_largest_difference_are_printed(saved, tmp_path, caplog, monkeypatch):
+def test_modules_and_largest_difference_are_printed(saved, tmp_path, caplog, monkeypatch, quick_exports):
     shown = ShownProgress()
     monkeypatch.setattr(output, "_ProgressLines", lambda: shown)
     with caplog.at_level(logging.WARNING):
@@ -96,7 +96,7 @@ def test_refused_sweep_winner_names_commands_that_work(kind, advice, tmp_path):
         assert_can_be_exported(tmp_path / "trained")
 
 
-def test_refused_freeze_encoder_names_a_setting_that_works(advice, tmp_path):
+def test_refused_freeze_encoder_names_a_setting_that_works(advice, tmp_path, quick_exports):
     data = write_rows(tmp_path / "pairs.tsv", 3 * SCORED_ROWS)
     options = ["--backbone", "tiny-llama", "--data", data, "--set", "training.epochs=1"]
     d2v("train", *options, "--out", tmp_path / "default")

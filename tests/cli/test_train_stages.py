@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -175,12 +173,11 @@ main()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals")
-def test_training_resumes_at_the_step_of_ctrl_c(own_cache):
+def test_training_resumes_at_the_step_of_ctrl_c(own_cache, quick_python):
     """Long before the first evaluation on dev, and before a checkpoint is due."""
     options = ["--recipe", "bidirectional", "--stages", "mntp", "--data", "texts.txt", *QUICK]
     options += ["--set", "mntp.training.evaluate_every=100"]
-    command = [sys.executable, "-c", CTRL_C_IN_STEP_4, "train", *options, "--out", "enc", *TINY]
-    interrupted = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    interrupted = quick_python.run(CTRL_C_IN_STEP_4, "train", *options, "--out", "enc", *TINY)
     assert interrupted.returncode == 130, interrupted.stderr
     last_line = interrupted.stderr.splitlines()[-1]
     assert last_line == "interrupted; finished work is kept and reused by the next run"

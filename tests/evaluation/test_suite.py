@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -183,7 +179,6 @@ def test_unrelated_file_is_not_overwritten(tasks, tmp_path, content):
 
 KILLED = """
 import os, sys
-sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from toys.tasks import TopicEncoder
 from decoder2vec.evaluation.suite import Suite
@@ -195,14 +190,13 @@ def on_result(name, result):
     if len(scored) == 3:
         os.kill(os.getpid(), 9)
 
-Suite(TopicEncoder(), find_tasks(sys.argv[2]), json_file=Path(sys.argv[3])).run(on_result=on_result)
+Suite(TopicEncoder(), find_tasks(sys.argv[1]), json_file=Path(sys.argv[2])).run(on_result=on_result)
 """
 
 
-def test_killed_run_is_resumed(folder, tasks, tmp_path):
+def test_killed_run_is_resumed(folder, tasks, tmp_path, quick_python):
     file = tmp_path / "out.json"
-    args = [sys.executable, "-c", KILLED, str(Path(__file__).parents[1]), str(folder), str(file)]
-    assert subprocess.run(args, env=dict(os.environ), capture_output=True).returncode == -9
+    assert quick_python.run(KILLED, folder, file).returncode == -9
     encoder = TopicEncoder()
     suite = Suite(encoder, tasks, json_file=file)
     assert [task.name for task in suite.unfinished_tasks()] == [task.name for task in tasks[3:]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from contextlib import suppress
 
@@ -52,15 +51,15 @@ def make(backbone, name, method, *, lora=False):
     return Reranker(model, RerankerSpec(model.name, method), head)
 
 
-def test_cross_encoders_give_the_same_scores_alone_and_in_a_batch(backbone, tmp_path, monkeypatch):
+def test_cross_encoders_give_the_same_scores_alone_and_in_a_batch(backbone, tmp_path, quick_python, monkeypatch):
     """All folders in one new process; another test has the check of `export` itself."""
     monkeypatch.setattr(cross_encoder, "_check_scores", lambda *_: "")
     rerankers = [make(backbone, name, method, lora=lora) for name, method, lora in RERANKERS]
     folders = [str(tmp_path / str(number)) for number in range(len(rerankers))]
     for reranker, folder in zip(rerankers, folders, strict=True):
         export(reranker, "cross-encoder", folder)
-    run = [sys.executable, "-c", SCRIPT, json.dumps(folders), json.dumps(PAIRS)]
-    process = subprocess.run(run, capture_output=True, text=True, check=True)
+    process = quick_python.run(SCRIPT, json.dumps(folders), json.dumps(PAIRS), imported=["sentence_transformers"])
+    process.check_returncode()
     for reranker, scores in zip(rerankers, json.loads(process.stdout.splitlines()[-1]), strict=True):
         expected = np.tile(reranker.score_pairs(*zip(*PAIRS, strict=True)), 2)
         assert np.abs(np.array(scores) - expected).max() < 1e-4 * np.abs(expected).max(), reranker
@@ -76,14 +75,14 @@ def test_what_a_cross_encoder_cannot_express_is_refused(backbone, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_with_other_scores_is_removed(backbone, tmp_path, monkeypatch):
+def test_a_folder_with_other_scores_is_removed(backbone, tmp_path, quick_exports, monkeypatch):
     monkeypatch.setattr(cross_encoder, "_chat_template", lambda _: "{{ messages[0].content }}{{ messages[1].content }}")
     with pytest.raises(BackboneError, match="scores differ"):
         export(make(backbone, "tiny-gpt2", "linear"), "cross-encoder", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command_exports_a_saved_reranker(backbone, tmp_path, capsys, monkeypatch):
+def test_the_command_exports_a_saved_reranker(backbone, tmp_path, capsys, quick_exports, monkeypatch):
     make(backbone, "tiny-llama", "linear", lora=True).save(tmp_path / "reranker")
     options = ["--format", "cross-encoder", "--out", str(tmp_path / "out"), "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["d2v", "export", str(tmp_path / "reranker"), *options])

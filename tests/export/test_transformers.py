@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from functools import cache
 
 import numpy as np
@@ -143,11 +141,10 @@ assert not [name for name in sys.modules if name.startswith("decoder2vec")]
 """
 
 
-def test_new_process_without_this_package_gives_equal_states(encoder_of, tmp_path, gap):
+def test_new_process_without_this_package_gives_equal_states(encoder_of, tmp_path, gap, quick_python):
     encoder = encoder_of("lora", "tiny-llama", "bidirectional")
     export(encoder, "transformers", tmp_path / "out")
-    command = [sys.executable, "-c", LOADED_ALONE, str(tmp_path / "out"), str(tmp_path / "states.npy")]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    quick_python.run(LOADED_ALONE, tmp_path / "out", tmp_path / "states.npy").check_returncode()
     batch = encoder.tokenizer(["The dog runs.", "no"], padding=True, return_tensors="pt")
     mask = batch["attention_mask"]
     with torch.no_grad(), encoder.backbone.adapter_enabled():

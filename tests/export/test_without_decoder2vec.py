@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -36,7 +34,7 @@ sys.meta_path.insert(0, Blocker())
 import numpy as np
 from sentence_transformers import SentenceTransformer
 
-texts, folders, out = json.loads(sys.stdin.read())
+texts, folders, out = json.loads(sys.argv[1])
 vectors = {}
 for name, (folder, options) in folders.items():
     model = SentenceTransformer(folder, device="cpu", **options)
@@ -48,19 +46,14 @@ assert not [name for name in sys.modules if name.split(".")[0] == "decoder2vec"]
 
 
 @pytest.fixture(scope="module")
-def vectors(folders, tmp_path_factory):
+def vectors(folders, tmp_path_factory, quick_python):
     """Vectors of the folders by name, computed in one process without decoder2vec."""
     scratch = tmp_path_factory.mktemp("vectors")
     trusted = {"trust_remote_code": True}
     requested = {name: (str(folders[name]), trusted if name in NEEDS_TRUST else {}) for name in ENCODERS}
-    subprocess.run(
-        [sys.executable, "-P", "-c", SCRIPT],
-        input=json.dumps([TEXTS, requested, str(scratch / "out.npz")]),
-        text=True,
-        check=True,
-        capture_output=True,
-        env={"PATH": "", "HOME": str(scratch), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )
+    environment = {"PATH": "", "HOME": str(scratch), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    request = json.dumps([TEXTS, requested, str(scratch / "out.npz")])
+    quick_python.run(SCRIPT, request, env=environment, imported=["sentence_transformers"]).check_returncode()
     with np.load(scratch / "out.npz") as arrays:
         return dict(arrays)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from decoder2vec.report import figures
 from toys.runs import make_record, make_results
+from toys.runs import write_run as save_run
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,15 +18,7 @@ def small_models(one_thread):
 def write_run(tmp_path):
     """write_run(path, record, results) -> an encoder folder under tmp_path; files that are None are left out."""
 
-    def write(path, record, results):
-        folder = tmp_path / path
-        folder.mkdir(parents=True)
-        for name, document in (("encoder.json", {"head": None}), ("run.json", record), ("results.json", results)):
-            if document is not None:
-                (folder / name).write_text(json.dumps(document), encoding="utf-8")
-        return folder
-
-    return write
+    return lambda path, record, results: save_run(tmp_path / path, record, results)
 
 
 @pytest.fixture

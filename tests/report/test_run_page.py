@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -13,17 +14,36 @@ from decoder2vec.report.run_page import write_run_page
 from decoder2vec.report.runs import find_runs
 from toys.html_page import HOSTILE_TEXT, Page
 from toys.progress import Recorder
-from toys.runs import make_record, make_results
+from toys.runs import make_record, make_results, write_run
+
+RUNS = (
+    ("step5", "freeze", "86.6 on dev, +4.1 over untrained; better on 2 of 3 files"),
+    ("runs/a", "lora", "80.0 on dev, +1.0 over untrained"),
+    ("runs/b", "full", "81.0 on dev, 2.0 below untrained"),
+    ("runs/c", "freeze", "82.0 on dev, +3.0 over untrained"),
+)
+"""Path, recipe and headline."""
 
 
 def write_page(folder, tmp_path):
     return Page(write_run_page(find_runs(folder), tmp_path / "out"))
 
 
-def test_page_of_one_run_is_complete_and_self_contained(complete_run, tmp_path):
-    page = write_page(complete_run("step5"), tmp_path)
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """The pages of one run and of three runs, each of another recipe: drawing their figures takes seconds."""
+    folder = tmp_path_factory.mktemp("pages")
+    for path, recipe, headline in RUNS:
+        results = {**make_results(Path(path).name), "headline": headline}
+        results["config"] |= {"recipe": recipe, recipe: results["config"].pop("freeze")}
+        write_run(folder / path, make_record(Path(path).name), results)
+    return {name: Page(write_run_page(find_runs(folder / name), folder / f"{name}-page")) for name in ("step5", "runs")}
+
+
+def test_page_of_one_run_is_complete_and_self_contained(pages):
+    page = pages["step5"]
     assert page.tags.count("svg") == 7 and page.tags.count("table") == 5
-    assert len(list((tmp_path / "out").glob("*.png"))) == 7
+    assert len(list(page.file.parent.glob("*.png"))) == 7
     assert "Training run step5" in page.text
     assert "80.50 ± 0.71" in page.text and "71.50 ± 0.71" in page.text
     assert "equal texts" in page.text and "expected 1 close to 1 close to 0" in page.text
@@ -40,22 +60,21 @@ def test_page_of_one_run_is_complete_and_self_contained(complete_run, tmp_path):
     assert 'name="viewport"' in page.source and "color-scheme: light dark" in page.source
 
 
-def test_ids_are_unique_and_links_lead_to_them(complete_run, tmp_path):
-    complete_run("runs/a", "a"), complete_run("runs/b", "b")
-    page = write_page(tmp_path / "runs", tmp_path)
+def test_ids_are_unique_and_links_lead_to_them(pages):
+    page = pages["runs"]
     assert len(page.ids) == len(set(page.ids))
     targets = [address[1:] for address in page.addresses if address.startswith("#")]
-    assert {"overview", "run-0", "run-1"} <= set(targets) <= set(page.ids)
+    assert {"overview", "run-0", "run-1", "run-2"} <= set(targets) <= set(page.ids)
 
 
-def test_every_text_is_escaped(write_run, tmp_path):
+def test_every_text_is_escaped(tmp_path):
     record, results = make_record(HOSTILE_TEXT), make_results(HOSTILE_TEXT)
     record["errors"]["worst"][0]["left"] = record["examples"][0]["left"] = HOSTILE_TEXT
     record["errors"]["data"] = record["layers"]["data"] = HOSTILE_TEXT
     results["command"] = results["backbone"]["name"] = results["notes"][0] = HOSTILE_TEXT
     results["seeds"][0]["dev"][HOSTILE_TEXT] = {"spearman": 1.0, "pearson": 2.0}
     results["seeds"][0]["checks"][HOSTILE_TEXT] = 0.5
-    page = write_page(write_run("it", record, results), tmp_path)
+    page = write_page(write_run(tmp_path / "it", record, results), tmp_path)
     assert "script" not in page.tags
     assert page.text.count(HOSTILE_TEXT) >= 8
 
@@ -70,23 +89,14 @@ def test_run_without_a_record_lists_missing_figures(tmp_path):
     assert "run.json, which none of these runs has" not in page.text, "a single run has no figure of parameters"
 
 
-def test_page_begins_with_what_training_came_to(write_run, tmp_path):
-    results = make_results("mine") | {"headline": "86.6 on dev, +4.1 over untrained; better on 2 of 3 files"}
-    page = write_page(write_run("mine", make_record("mine"), results), tmp_path)
-    assert f"{results['headline']}. 1 encoder trained on tiny-llama by" in page.text
-    write_run("runs/a", make_record("a"), {**make_results("a"), "headline": "80.0 on dev, +1.0 over untrained"})
-    write_run("runs/b", make_record("b"), {**make_results("b"), "headline": "81.0 on dev, 2.0 below untrained"})
-    text = write_page(tmp_path / "runs", tmp_path).text
-    assert "a 80.0 on dev, +1.0 over untrained b 81.0 on dev, 2.0 below untrained" in text
+def test_page_begins_with_what_training_came_to(pages):
+    assert f"{RUNS[0][2]}. 1 encoder trained on tiny-llama by" in pages["step5"].text
+    assert "a 80.0 on dev, +1.0 over untrained b 81.0 on dev, 2.0 below untrained" in pages["runs"].text
 
 
 @pytest.mark.parametrize("recipe", ["lora", "full", "freeze"])
-def test_no_model_is_called_frozen(recipe, write_run, tmp_path):
-    for name in ("one", "two"):
-        results = make_results(name)
-        results["config"] |= {"recipe": recipe, recipe: results["config"].pop("freeze")}
-        write_run(f"runs/{name}", make_record(name), results)
-    page = write_page(tmp_path / "runs", tmp_path)
+def test_no_model_is_called_frozen(recipe, pages):
+    page = pages["runs"]
     assert "frozen" not in page.source and f"recipe {recipe}" in page.text
 
 

@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -241,6 +239,7 @@ def location_of(index):
 
 _LAUNCHER = """
 import os, sys
+sys.path.insert(0, sys.argv[2])
 import lancedb
 from decoder2vec.search.index import Index
 from test_ann import ClusteredEncoder
@@ -256,27 +255,20 @@ for line in sys.stdin:  # the slow imports are done once; each build runs in a c
 """
 
 
-def test_kill_during_a_build_loses_nothing(index):
-    rng, tests = random.Random(os.urandom(8)), Path(__file__).parent
-    path = os.pathsep.join([str(tests), str(tests.parent), *filter(None, sys.path)])
-    pipes = {
-        "stdin": subprocess.PIPE,
-        "stdout": subprocess.PIPE,
-        "text": True,
-        "env": {**os.environ, "PYTHONPATH": path},
-    }
-    with subprocess.Popen([sys.executable, "-c", _LAUNCHER, index.location], **pipes) as launcher:
-        for kind in ("ivf_rq", "hnsw", "ivf_sq", "none"):
-            print(kind, file=launcher.stdin, flush=True)
-            child = int(launcher.stdout.readline())
-            time.sleep(rng.uniform(0, 1.5))
-            with suppress(ProcessLookupError):  # it has ended already
-                os.kill(child, signal.SIGKILL)
-            assert launcher.stdout.readline() == "ended\n"
-            reopened = Index.open(index.location, ClusteredEncoder())
-            reopened.verify()
-            assert recall(reopened, names(0, COUNT)) >= 0.95
-        launcher.stdin.close()
+def test_kill_during_a_build_loses_nothing(index, quick_python):
+    rng = random.Random(os.urandom(8))
+    launcher = quick_python.start(_LAUNCHER, index.location, Path(__file__).parent)
+    for kind in ("ivf_rq", "hnsw", "ivf_sq", "none"):
+        print(kind, file=launcher.stdin, flush=True)
+        child = int(launcher.stdout.readline())
+        time.sleep(rng.uniform(0, 1.5))
+        with suppress(ProcessLookupError):  # it has ended already
+            os.kill(child, signal.SIGKILL)
+        assert launcher.stdout.readline() == "ended\n"
+        reopened = Index.open(index.location, ClusteredEncoder())
+        reopened.verify()
+        assert recall(reopened, names(0, COUNT)) >= 0.95
+    launcher.communicate()
     index.build_ann("ivf_rq")
     assert index.count() == (COUNT, COUNT) and recall(index, names(0, COUNT)) >= 0.95
     index.verify()

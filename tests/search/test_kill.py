@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from decoder2vec.search.chunks import Chunking
@@ -19,6 +16,7 @@ from toys.encoder import WordEncoder
 
 _LAUNCHER = """
 import os, sys, warnings
+sys.path.insert(0, sys.argv[2])
 import lancedb
 from decoder2vec.search import indexing
 from decoder2vec.search.index import Index
@@ -57,18 +55,6 @@ def toy_documents(round_: int) -> list[Document]:
     return documents
 
 
-@contextmanager
-def launcher(location: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that starts an indexing process for every line it reads."""
-    tests = Path(__file__).parent
-    path = os.pathsep.join([str(tests), str(tests.parent), *filter(None, sys.path)])
-    command = [sys.executable, "-c", _LAUNCHER, location]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes, env={**os.environ, "PYTHONPATH": path}) as process:
-        yield process
-        process.stdin.close()
-
-
 def open_or_create(location: str) -> Index:
     encoder = WordEncoder()
     return Index.open(location, encoder) if Index.exists(location) else Index.create(location, encoder, CHUNKING)
@@ -80,18 +66,19 @@ def stored_chunks(index):
     return {key: (chunks[key], tuple(vector)) for key, vector in zip(keys, vectors.tolist(), strict=True)}
 
 
-def test_three_kills_lose_and_duplicate_nothing(location, closing, tmp_path):
+def test_three_kills_lose_and_duplicate_nothing(location, closing, tmp_path, quick_python):
     rng, kills = random.Random(os.urandom(8)), 3
-    with launcher(location) as process:
-        for round_ in range(1, kills + 1):
-            print(round_, file=process.stdin, flush=True)
-            child = int(process.stdout.readline())
-            time.sleep(rng.uniform(0, MAX_DELAY))
-            with suppress(ProcessLookupError):  # it has ended already
-                os.kill(child, signal.SIGKILL)
-            assert int(process.stdout.readline()) in (-signal.SIGKILL, 0)
-            if Index.exists(location):  # else it was killed before the index was created
-                closing(Index.open(location, WordEncoder())).verify()
+    launcher = quick_python.start(_LAUNCHER, location, Path(__file__).parent)
+    for round_ in range(1, kills + 1):
+        print(round_, file=launcher.stdin, flush=True)
+        child = int(launcher.stdout.readline())
+        time.sleep(rng.uniform(0, MAX_DELAY))
+        with suppress(ProcessLookupError):  # it has ended already
+            os.kill(child, signal.SIGKILL)
+        assert int(launcher.stdout.readline()) in (-signal.SIGKILL, 0)
+        if Index.exists(location):  # else it was killed before the index was created
+            closing(Index.open(location, WordEncoder())).verify()
+    launcher.communicate()
     index = closing(open_or_create(location))
     changes = index.add(toy_documents(kills))
     index.verify()

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -375,6 +373,7 @@ def test_empty_index_migrates(location, closing):
 
 _LAUNCHER = """
 import os, sys, warnings
+sys.path.insert(0, sys.argv[2])
 import lancedb
 from decoder2vec.search import migration
 from test_migration import RotatedEncoder
@@ -392,30 +391,25 @@ for line in sys.stdin:  # the slow imports are done once; each round runs in a c
 
 
 @pytest.mark.parametrize("map", ["", "procrustes"])
-def test_kills_leave_the_old_or_the_new_index(tmp_path, map):
+def test_kills_leave_the_old_or_the_new_index(tmp_path, map, quick_python):
     folder, rng = tmp_path / "index", random.Random(os.urandom(8))
     Index.create(folder, WordEncoder(), CHUNKING).add(toy_documents())
     old = stored_chunks(Index.open(folder, WordEncoder()))
-    tests = Path(__file__).parent
-    path = os.pathsep.join([str(tests), str(tests.parent), *filter(None, sys.path)])
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(
-        [sys.executable, "-c", _LAUNCHER, str(folder)], **pipes, env={**os.environ, "PYTHONPATH": path}
-    ) as process:
-        for _ in range(4):
-            print(map, file=process.stdin, flush=True)
-            child = int(process.stdout.readline())
-            time.sleep(rng.uniform(0, 1.5))
-            with suppress(ProcessLookupError):  # it has ended already
-                os.kill(child, signal.SIGKILL)
-            assert int(process.stdout.readline()) in (-signal.SIGKILL, 0)
-            is_new = json.loads((folder / "index.json").read_text())["space"]["fingerprint"] == "rotated-32"
-            opened = Index.open(folder, RotatedEncoder() if is_new else WordEncoder())
-            opened.verify()
-            if not is_new:
-                assert stored_chunks(opened) == old
-            opened.close()
-        process.stdin.close()
+    launcher = quick_python.start(_LAUNCHER, folder, Path(__file__).parent)
+    for _ in range(4):
+        print(map, file=launcher.stdin, flush=True)
+        child = int(launcher.stdout.readline())
+        time.sleep(rng.uniform(0, 1.5))
+        with suppress(ProcessLookupError):  # it has ended already
+            os.kill(child, signal.SIGKILL)
+        assert int(launcher.stdout.readline()) in (-signal.SIGKILL, 0)
+        is_new = json.loads((folder / "index.json").read_text())["space"]["fingerprint"] == "rotated-32"
+        opened = Index.open(folder, RotatedEncoder() if is_new else WordEncoder())
+        opened.verify()
+        if not is_new:
+            assert stored_chunks(opened) == old
+        opened.close()
+    launcher.communicate()
     migrate(folder, RotatedEncoder(), map=map or None)
     moved = Index.open(folder, RotatedEncoder())
     moved.verify()

@@ -8,11 +8,9 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -28,20 +26,22 @@ CLIENTS = 32
 WORDS = DOCUMENTS[0].text.lower().split() + DOCUMENTS[1].text.lower().split()
 
 
-@contextmanager
-def serve_process(*options):
-    """`d2v serve tiny-llama` in a new process: (URL, process)."""
-    code = "import sys; from decoder2vec.cli import main; sys.argv[0] = 'd2v'; main()"
-    args = ["serve", "tiny-llama", "--port", "0", "--device", "cpu", *options]
-    source = str(Path(__file__).parents[2] / "src")
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    env = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen([sys.executable, "-c", code, *args], stderr=subprocess.PIPE, text=True, env=env) as process:
-        try:
-            line = process.stderr.readline()
-            yield re.search(r"http://[\d.:]+", line)[0], process
-        finally:
-            process.kill()
+@pytest.fixture
+def serve_process(quick_python):
+    """serve_process(*options) -> (URL, process) of `d2v serve tiny-llama` in a new process."""
+    processes = []
+
+    def start(*options):
+        code = "import sys; from decoder2vec.cli import main; sys.argv[0] = 'd2v'; main()"
+        args = ["serve", "tiny-llama", "--port", "0", "--device", "cpu", *options]
+        processes.append(quick_python.start(code, *args, env={**os.environ, "OMP_NUM_THREADS": "1"}))
+        return re.search(r"http://[\d.:]+", processes[-1].stderr.readline())[0], processes[-1]
+
+    yield start
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
 
 
 async def run_clients(url, seconds):
@@ -82,37 +82,37 @@ def metric(url, name):
     return float(re.search(rf"^d2v_{name} (.*)$", httpx.get(f"{url}/metrics", timeout=30).text, re.M)[1])
 
 
-def test_32_clients_for_5_seconds_and_orderly_shutdown(offline):
-    with serve_process() as (url, process):
-        check_vectors(asyncio.run(run_clients(url, 5)), offline)
-        before = metric(url, "texts_total")
-        assert before > 3 * metric(url, "batches_total")  # texts of several clients shared batches
-        responses = []
-        body = {"input": [f"{row} {' '.join(WORDS)}" for row in range(300)]}
-        sender = threading.Thread(
-            target=lambda: responses.append(httpx.post(f"{url}/v1/embeddings", json=body, timeout=60))
-        )
-        sender.start()
-        while metric(url, "texts_total") == before:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        sender.join(60)
-        assert responses[0].status_code == 200 and len(responses[0].json()["data"]) == 300
-        process.wait(30)
-        with pytest.raises(httpx.ConnectError):
-            httpx.get(f"{url}/health")
+def test_32_clients_for_3_seconds_and_orderly_shutdown(serve_process, offline):
+    url, process = serve_process()
+    check_vectors(asyncio.run(run_clients(url, 3)), offline)
+    before = metric(url, "texts_total")
+    assert before > 3 * metric(url, "batches_total")  # texts of several clients shared batches
+    responses = []
+    body = {"input": [f"{row} {' '.join(WORDS)}" for row in range(300)]}
+    sender = threading.Thread(
+        target=lambda: responses.append(httpx.post(f"{url}/v1/embeddings", json=body, timeout=60))
+    )
+    sender.start()
+    while metric(url, "texts_total") == before:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    sender.join(60)
+    assert responses[0].status_code == 200 and len(responses[0].json()["data"]) == 300
+    process.communicate(30)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{url}/health")
 
 
 @pytest.mark.soak
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_memory_is_stable_with_32_clients_for_60_seconds(offline):
-    with serve_process("--cache-mb", "1") as (url, process):
-        check_vectors(asyncio.run(run_clients(url, 15)), offline)
-        before = resident_megabytes(process)
-        results = asyncio.run(run_clients(url, 60))
-        after = resident_megabytes(process)
-        check_vectors(results, offline)
-        assert after - before < 0.03 * before, f"{before:.0f} MB, then {after:.0f} MB"
+def test_memory_is_stable_with_32_clients_for_60_seconds(serve_process, offline):
+    url, process = serve_process("--cache-mb", "1")
+    check_vectors(asyncio.run(run_clients(url, 15)), offline)
+    before = resident_megabytes(process)
+    results = asyncio.run(run_clients(url, 60))
+    after = resident_megabytes(process)
+    check_vectors(results, offline)
+    assert after - before < 0.03 * before, f"{before:.0f} MB, then {after:.0f} MB"
 
 
 def test_port_that_no_machine_has_is_refused():

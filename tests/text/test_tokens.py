@@ -453,7 +453,8 @@ def test_padding_and_truncation_left_on_change_nothing(backbone):
 def test_long_texts_are_cut_before_they_are_tokenised(on_overflow, template, monkeypatch):
     backbone = Backbone.load("tiny-llama", device="cpu")
     tokenise = Tokeniser(backbone, Template.of(template), 48, on_overflow)
-    texts = ["word " * 5000, "x" * 9000, " " * 9000 + "end", "Ein Satz, noch einer. " * 400, "kurz"]
+    texts = ["word " * 900, "x" * 3500, " " * 3500 + "end", "Ein Satz, noch einer. " * 150, "kurz"]
+    assert min(map(len, texts[:-1])) > 2 * 48 * tokens.CHARACTERS_PER_TOKEN
     found = tokenise(texts)
     monkeypatch.setattr(tokens, "CHARACTERS_PER_TOKEN", 10**6)
     expected = tokenise(texts)

@@ -15,6 +15,7 @@ class Page(HTMLParser):
 
     def __init__(self, file):
         super().__init__()
+        self.file = file
         self.source = file.read_text(encoding="utf-8")
         self.policy = ""
         self.tags, self.open, self.ids, self.addresses, self.texts = [], [], [], [], []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 SOURCES = {"one": ["lasttoken of '{text}'"], "two": ["lasttoken of 'Cost: $5 or $6? {text}'", "mean of '{text}'"]}
@@ -69,3 +71,12 @@ def make_seed(seed, count, pretrain):
         "checks": {"equal texts": 1.0, "full stop": 0.98, "random pairs": 0.1},
         "notes": notes,
     }
+
+
+def write_run(folder, record, results):
+    """Write an encoder folder with the files of a run and return it; files that are None are left out."""
+    folder.mkdir(parents=True)
+    for name, document in (("encoder.json", {"head": None}), ("run.json", record), ("results.json", results)):
+        if document is not None:
+            (folder / name).write_text(json.dumps(document), encoding="utf-8")
+    return folder

@@ -234,6 +234,10 @@ def trained_matcher(label: str) -> PairMatcher:
     return matcher
 
 
+MATCHERS = {label: trained_matcher(label) for label in ("precedes", "follows")}
+"""Trained once: what is tested is how they are saved."""
+
+
 def read_matcher(folder: Path) -> Content:
     """Labels and probabilities of some pairs by a saved matcher."""
     if not (folder / "matcher").exists():
@@ -651,9 +655,9 @@ WRITERS: dict[str, Writer] = {
         for_others=True,
     ),
     "matcher": Writer(
-        lambda folder: discard(trained_matcher("follows").save(folder / "matcher")),
+        lambda folder: discard(MATCHERS["follows"].save(folder / "matcher")),
         read_matcher,
-        lambda folder: trained_matcher("precedes").save(folder / "matcher"),
+        lambda folder: MATCHERS["precedes"].save(folder / "matcher"),
     ),
     "merge": Writer(
         lambda folder: discard(merge([folder / "a", folder / "b"], folder / "merged")),

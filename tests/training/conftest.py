@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import torch
 
+from decoder2vec.backbone.block_modes import CompiledBlocks
 from decoder2vec.text.files import ScoredPairs
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.loop import Schedule
@@ -26,6 +29,16 @@ def own_pretrained(tmp_path, monkeypatch):
     folder = tmp_path / "pretrained-cache" / "pretrained"
     monkeypatch.setattr("decoder2vec.training.recipes.freeze.pretrained_root", lambda: folder)
     return folder
+
+
+@pytest.fixture
+def compile_counters(monkeypatch):
+    """Blocks are traced as for a GPU, but run by torch's own kernels, so that no compiler is needed."""
+    monkeypatch.setattr("decoder2vec.training.context.CompiledBlocks", partial(CompiledBlocks, backend="aot_eager"))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield torch._dynamo.utils.counters["stats"]
+    torch._dynamo.reset()
 
 
 def sentence(rng):

@@ -297,12 +297,16 @@ def pairs_file(tmp_path):
     return file
 
 
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
 def test_accelerate_launch_trains_like_one_process(own_cache, pairs_file, tmp_path):
     """As a user would start it. With --cpu accelerate starts one process, unless MPI is there to start more."""
-    with socket.socket() as probe:  # accelerate 1.1 chooses no port by itself
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    code, output, errors = launch((*ACCELERATE, port), command(pairs_file, tmp_path / "two"), own_cache)
+    # accelerate 1.1 chooses no port by itself
+    code, output, errors = launch((*ACCELERATE, free_port()), command(pairs_file, tmp_path / "two"), own_cache)
     assert code == 0, errors[-4000:]
     train("lora", pairs_file, "tiny-llama", tmp_path / "one", settings=[STEPS], device="cpu")
     results = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("one", "two")]
@@ -328,16 +332,20 @@ main()
 """
 
 
-def test_error_of_one_process_ends_all_with_one_sentence(own_cache, pairs_file, tmp_path):
-    """The main process waits for the other one, and prints nothing about it."""
-    script = tmp_path / "failing.py"
-    script.write_text(FAILING, encoding="utf-8")
-    code, output, errors = launch(TORCHRUN, [script, *command(pairs_file, tmp_path / "out")[2:]], own_cache)
-    own, _, of_torchrun = errors.partition("torch/distributed/elastic")
-    assert code == 1 and of_torchrun
-    assert own.count("error:") == own.count("error: This process fails.") == 1
-    own_output = [line for line in output.splitlines() if line.strip() and not line.startswith("[Gloo]")]  # torch 2.9
-    assert "Traceback" not in own and not own_output
+def test_error_of_one_process_ends_all_with_one_sentence(own_cache, pairs_file, tmp_path, quick_python):
+    """The main process waits for the other one, and prints nothing about it; without a launcher that would end it."""
+    group = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    processes = [
+        quick_python.start(
+            FAILING, *command(pairs_file, tmp_path / "out")[2:], env={**group, "RANK": rank, "LOCAL_RANK": rank}
+        )
+        for rank in "01"
+    ]
+    outputs, errors = map("".join, zip(*(process.communicate() for process in processes), strict=True))
+    assert [process.returncode for process in processes] == [1, 1]
+    assert errors.count("error:") == errors.count("error: This process fails.") == 1
+    own_output = [line for line in outputs.splitlines() if line.strip() and not line.startswith("[Gloo]")]  # torch 2.9
+    assert "Traceback" not in errors and not own_output
     assert not (tmp_path / "out").exists()
 
 

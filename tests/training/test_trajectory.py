@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -148,9 +146,9 @@ d2v.Trajectory(sys.argv[1]).run(
 """
 
 
-def test_a_killed_process_is_continued(whole, checkpoints, tasks, tmp_path):
+def test_a_killed_process_is_continued(whole, checkpoints, tasks, tmp_path, quick_python):
     out = tmp_path / "out"
-    done = subprocess.run([sys.executable, "-c", KILLED, str(checkpoints), str(tasks), str(out)], check=False)
+    done = quick_python.run(KILLED, checkpoints, tasks, out)
     assert done.returncode == -signal.SIGKILL
     assert len(d2v.TrajectoryResult.load(out).runs) == 1
     messages = []
