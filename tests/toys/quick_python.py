@@ -128,7 +128,8 @@ def _serve(requests: socket.socket) -> dict[str, Any] | None:
         request = json.loads(message)
         for name in request["imported"]:
             importlib.import_module(name)
-        gc.freeze()  # a program that ends need not look for garbage in what is imported, which takes a second
+        if "triton" not in sys.modules:  # Triton 3.9 prints what is left of it at exit
+            gc.freeze()  # a program that ends need not look for garbage in what is imported, which takes a second
         waiting = [process for process in waiting if not os.waitpid(process, os.WNOHANG)[0]]
         process = os.fork()
         if process == 0:
