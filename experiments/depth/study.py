@@ -371,9 +371,9 @@ def summarise(out: Path, work: Path) -> None:
     if "untrained" not in results:
         return
     start = results["untrained"]
-    summary: dict[str, Any] = {"command": start["command"], "versions": start["versions"]}
+    summary: dict[str, Any] = {"versions": start["versions"]}
     for arm, result in results.items():
-        row: dict[str, Any] = {"probes": {}}
+        row: dict[str, Any] = {"command": result["command"], "probes": {}}
         for name in result.get("probes", {}):
             stem = name.replace("/", "-")
             hits, before = (np.load(work / f"{which}-{stem}.npz") for which in (arm, "untrained"))

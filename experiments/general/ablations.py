@@ -42,7 +42,7 @@ from distill_packed import (
     train,
     training_dtype,
 )
-from packed_pool import add_arguments, pack_texts, read_teachers, some_pairs
+from packed_pool import add_arguments, keep_texts, pack_texts, read_teachers, some_pairs
 from token_table import TokenTable
 
 Matrix = NDArray[np.float32]
@@ -170,14 +170,10 @@ def read_texts(
 ) -> Texts:
     """The first texts of the pool, some pairs with their texts, and the teachers' centred vectors."""
     pool = some_pairs(read_pool(folder), _PAIRS)
-    kept = np.unique(
-        np.concatenate([np.arange(min(count, len(pool.texts))), *(of.ravel() for of in pool.pairs.values())])
-    )
-    new_row = np.full(len(pool.texts), -1)
-    new_row[kept] = np.arange(len(kept))
-    texts = [pool.texts[row] for row in kept]
-    table, vectors = pack_texts(texts, backbone, teachers, device, cache=cache, processes=processes)
-    return Texts(table, {source: new_row[of] for source, of in pool.pairs.items()}, [centre(of) for of in vectors])
+    of_pairs = (of.ravel() for of in pool.pairs.values())
+    pool = keep_texts(pool, np.unique(np.concatenate([np.arange(min(count, len(pool.texts))), *of_pairs])))
+    table, vectors = pack_texts(pool.texts, backbone, teachers, device, cache=cache, processes=processes)
+    return Texts(table, pool.pairs, [centre(of) for of in vectors])
 
 
 if __name__ == "__main__":

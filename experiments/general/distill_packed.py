@@ -71,9 +71,9 @@ from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.transformers import write_model
-from decoder2vec.maths.losses import info_nce, margin_kl, round_trip
+from decoder2vec.maths.losses import info_nce, margin_kl
 from decoder2vec.text.files import read_columns
-from decoder2vec.training.objectives.distill import similarity_distance
+from decoder2vec.training.objectives.distill import mapped_cosines, matched_views, similarity_distance
 from decoder2vec.training.teachers import Teacher, TeacherVectors
 from token_table import Rows, TokenTable
 
@@ -336,11 +336,7 @@ class DistillationLoss(nn.Module):
         device_rows = torch.from_numpy(rows).to(vectors.device)
         targets = [teacher[device_rows].float() for teacher in self.targets]
         ensemble = torch.cat([weight**0.5 * target for weight, target in zip(self.weights, targets, strict=True)], 1)
-        views = [
-            vectors,
-            *(vectors[:, :width] for width in self.settings.dims),
-            *(round_trip(vectors, precision) for precision in self.settings.precisions),
-        ]
+        views = matched_views(vectors, self.settings.dims, self.settings.precisions)
         losses = {
             "vectors": torch.stack([self._vector_distance(view, targets) for view in views]).mean(),
             "similarities": torch.stack([similarity_distance(view, ensemble) for view in views]).mean(),
@@ -354,7 +350,7 @@ class DistillationLoss(nn.Module):
     def _vector_distance(self, vectors: Tensor, targets: Sequence[Tensor]) -> Tensor:
         """Weighted mean over teachers of 1 - cosine between the mapped vectors and the teacher's."""
         distances = [
-            weight * (1 - functional.cosine_similarity(_mapped(vectors, linear), target)).mean()
+            weight * (1 - mapped_cosines(vectors, linear, target)).mean()
             for weight, linear, target in zip(self.weights, self.maps, targets, strict=True)
         ]
         return torch.stack(distances).sum()
@@ -367,11 +363,6 @@ class DistillationLoss(nn.Module):
         masked = false_negatives(similarities)
         contrast = info_nce(left, right, temperature=temperature, symmetric=True, masked=masked)
         return {"kl": (forward + backward) / 2, "info_nce": contrast}
-
-
-def _mapped(vectors: Tensor, linear: Any) -> Tensor:
-    """Vectors, or prefixes of them, in the space of a teacher."""
-    return functional.linear(vectors, linear.weight[:, : vectors.shape[1]], linear.bias)
 
 
 def false_negatives(similarities: Tensor) -> Tensor:

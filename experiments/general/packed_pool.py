@@ -70,7 +70,11 @@ def some_pairs(pool: Pool, per_source: int) -> Pool:
 def texts_of_pairs(pool: Pool) -> Pool:
     """The pool with the texts of its pairs alone, in random order."""
     kept = np.unique(np.concatenate([of.ravel() for of in pool.pairs.values()]))
-    kept = np.random.default_rng(0).permutation(kept)
+    return keep_texts(pool, np.random.default_rng(0).permutation(kept))
+
+
+def keep_texts(pool: Pool, kept: NDArray[np.intp]) -> Pool:
+    """The pool with some of its texts alone, in a given order, among them all texts of its pairs."""
     new_row = np.full(len(pool.texts), -1)
     new_row[kept] = np.arange(len(kept))
     return Pool(

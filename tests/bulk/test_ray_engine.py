@@ -273,7 +273,7 @@ def test_commands_use_the_engine(cluster, tmp_path):
     pairs = "".join(f"a cat {n}\ta dog {n % 7}\t{n % 5}\n" for n in range(80))
     (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "sentence {n}"}}\n' for n in range(200)), "utf-8")
-    on_ray = ["--engine", "ray", "--workers", "1", "--device", "cpu", "--dtype", "float32"]
+    on_ray = ["--engine", "ray", "--workers", "2", "--device", "cpu", "--dtype", "float32"]
     data = str(tmp_path / "pairs.tsv")
 
     def command(*arguments):

@@ -142,6 +142,11 @@ def test_vectors_without_captions_are_described(describing, run_main, tmp_path):
             "--json belongs to the training",
         ),
         (["bridge", "items.npy", "--through", "lm", "--index", "i", "--lora", "4"], "--lora belongs to the training"),
+        (
+            ["bridge", "items.npy", "--through", "lm", "--index", "i", "--loss", "contrastive"],
+            "--loss belongs to the training",
+        ),
+        (["bridge", "items.npy", "--through", "lm", "--index", "i", "--seed", "0"], "--seed belongs to the training"),
         (["bridge", "lm", "--out", "b"], "lm is a folder; give a file of vectors, .npy or .parquet."),
         (["bridge", "items.npy", "--captions", "lm", "--out", "b"], "lm is a folder; give a file of captions, .txt,"),
         (["describe", "lm", "."], ". is a folder; give a file of vectors, .npy or .parquet."),

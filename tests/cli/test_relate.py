@@ -86,9 +86,10 @@ def test_page_shows_texts_escaped_with_reasons(tmp_path):
     ("arguments", "message"),
     [
         ((), "Give --labels"),
-        (("--matcher", "m", "--k", 3), "belong to the training"),
-        (("--matcher", "m", "--no-tune"), "belong to the training"),
-        (("--matcher", "m", "--encoder", "tiny-gpt2"), "belong to the training"),
+        (("--matcher", "m", "--k", 3), "belongs to the training"),
+        (("--matcher", "m", "--no-tune"), "belongs to the training"),
+        (("--matcher", "m", "--encoder", "tiny-gpt2"), "belongs to the training"),
+        (("--matcher", "m", "--encoder", "smollm2-135m-general"), "belongs to the training"),
         (("--labels", "labels.jsonl", "--out", "page.pdf"), r"must end in \.html or \.json"),
         (("--matcher", "nothing"), "not the folder of a saved matcher"),
         (("--labels", "labels.jsonl", "--k", 0, *OPTIONS), "k is 0"),

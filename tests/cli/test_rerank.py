@@ -47,7 +47,10 @@ def test_file_without_documents_is_refused(folder):
         ("--query rain --documents docs.txt --out new.trec", "--out belongs to --run"),
         ("--query rain --documents docs.txt --qrels data/qrels-test.tsv", "--qrels belongs to --run"),
         ("--query rain --documents docs.txt --data data", "--data belongs to --run"),
+        ("--query rain --documents docs.txt --depth 100", "--depth belongs to --run"),
         ("--run bm25.trec --data data --documents docs.txt", "--documents belongs to --query"),
+        ("--run bm25.trec --data data --top 3", "--top belongs to --query"),
+        ("--run bm25.trec --data data --json", "--json belongs to --query"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(folder, options, message):

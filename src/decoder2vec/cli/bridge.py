@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype
+from decoder2vec.cli.options import Device, Dtype, refuse_given
 from decoder2vec.cli.output import info, show_progress
 from decoder2vec.cli.output import table as print_table
 from decoder2vec.errors import InputError
@@ -27,8 +27,15 @@ Captions = Annotated[Path | None, typer.Option(help="Captions (.txt, .tsv, .csv,
 CaptionColumn = Annotated[str | None, typer.Option(help="Column of the captions; caption, text or sentence.")]
 VectorColumn = Annotated[str, typer.Option(help="Column of the vectors in a Parquet file.")]
 
+_OF_TRAINING = [
+    *("loss", "model", "tokens", "kind", "prompt", "lora", "epochs", "batch", "rate", "seed", "test"),
+    *("json_file", "overwrite"),
+]
+"""Parameters that only a training uses."""
+
 
 def bridge(
+    context: typer.Context,
     vectors: Annotated[Path, typer.Argument(help="Vectors of any origin: .npy, or .parquet with lists of numbers.")],
     out: Annotated[Path | None, typer.Option(help="Folder for the trained bridge.")] = None,
     captions: Captions = None,
@@ -65,8 +72,7 @@ def bridge(
     if (out is None) == (through is None) or (through and not index):
         raise InputError("Give --out to train a bridge, or --through with --index to add vectors by a trained one.")
     if through:
-        given = {"model": model, "prompt": prompt, "lora": lora, "epochs": epochs, "batch": batch, "rate": rate}
-        _refuse_training({**given, "test": test, "json": json_file, "overwrite": overwrite})
+        refuse_given(context, _OF_TRAINING, "the training of a bridge, and --through names a trained one")
     if out and index and loss == "lm":
         raise InputError("--index needs --loss contrastive: a bridge with --loss lm describes vectors in words.")
     check_output_file(json_file, ".json", sources=[vectors, captions, test])
@@ -104,12 +110,6 @@ def bridge(
     if index and items:
         with show_progress():
             _add(index, trained, *items)
-
-
-def _refuse_training(options: dict[str, Any]) -> None:
-    """Refuse options that a bridge that is trained already would ignore."""
-    if used := [name for name, value in options.items() if value not in (None, 0, False)]:
-        raise InputError(f"--{used[0]} belongs to the training of a bridge; leave it out with --through.")
 
 
 def _with_schedule(config: BridgeConfig, epochs: int | None, batch: int | None, rate: float | None) -> BridgeConfig:

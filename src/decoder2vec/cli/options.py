@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -87,3 +87,17 @@ def open_on_engine(name: str, engine: str, workers: int | None, *, exact: bool, 
 def split_names(names: str) -> tuple[str, ...]:
     """Split a comma-separated list of names."""
     return tuple(name.strip() for name in names.split(",") if name.strip())
+
+
+def refuse_given(context: typer.Context, names: Sequence[str], owner: str) -> None:
+    """Refuse options on the command line that would be ignored, also with the value that they have by default.
+
+    Args:
+        context: That of the command.
+        names: Names of its parameters.
+        owner: What the options belong to, for the error.
+    """
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name) if option.name in names else None
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(f"{option.opts[0]} belongs to {owner}; leave it out.")

@@ -17,6 +17,7 @@ from decoder2vec.cli.options import (
     Layer,
     PoolingOption,
     TemplateOption,
+    refuse_given,
     split_names,
 )
 from decoder2vec.cli.output import info, show_progress, table
@@ -34,8 +35,12 @@ if TYPE_CHECKING:
 _MAX_PRINTED = 20
 """Relations that are printed."""
 
+_OF_TRAINING = ["encoder", "k", "symmetric", "tune", "classifier", "save"]
+"""Parameters that only a training uses."""
+
 
 def relate(
+    context: typer.Context,
     mentions: Annotated[
         Path,
         typer.Argument(help="Records or mentions (.jsonl, .tsv, .csv, .txt): id, text; start, end, document if any."),
@@ -75,11 +80,8 @@ def relate(
     dtype: Dtype = None,
 ) -> None:
     """Find relations: retrieve the nearest mentions of the same document, and classify only these pairs."""
-    if matcher and (save or symmetric or not tune or k is not None or classifier or encoder != DEFAULT_ENCODER):
-        raise InputError(
-            "--encoder, --k, --symmetric, --no-tune, --classifier and --save belong to the training; a trained "
-            "--matcher has its own settings."
-        )
+    if matcher:
+        refuse_given(context, _OF_TRAINING, "the training, and a trained --matcher has its own settings")
     if settings and not classifier:
         raise InputError("--set has settings of the training of --classifier; give the name of a model there, too.")
     check_output_file(out, ".html", ".json", sources=[mentions, tails, labels])

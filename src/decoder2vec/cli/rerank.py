@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype
+from decoder2vec.cli.options import Device, Dtype, refuse_given
 from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.storage import check_output_file
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def rerank(
+    context: typer.Context,
     reranker: Annotated[
         str, typer.Argument(help="smollm2-135m-reranker, the folder of a reranker, or any model, see --method.")
     ],
@@ -50,21 +51,15 @@ def rerank(
         return Reranker.from_pretrained(reranker, method=method, max_length=max_length, device=device, dtype=dtype)
 
     if run is None:
-        _refuse_ignored({"data": data, "qrels": qrels, "out": out}, "--run")
+        refuse_given(context, ["data", "qrels", "out", "depth"], "--run")
         _sort_documents(load, query or "", documents, top, as_json=as_json)
         return
-    _refuse_ignored({"documents": documents}, "--query")
+    refuse_given(context, ["documents", "top", "as_json"], "--query")
     if data is None:
         raise InputError("--run needs the texts: give --data, a folder with corpus.jsonl and queries.jsonl.")
     check_output_file(out, sources=[run, qrels])
     with show_progress():
         _rerank_run(load, run, data, qrels, out, depth)
-
-
-def _refuse_ignored(options: dict[str, Path | None], owner: str) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise InputError(f"--{name} belongs to {owner}; leave it out.")
 
 
 def _sort_documents(

@@ -7,7 +7,7 @@ dropped: similarities of the model's vectors follow those of the teacher's becau
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -110,11 +110,7 @@ class DistillObjective(CorpusObjective[DistillConfig]):
     def _loss(self, vectors: Tensor, rows: Rows) -> Tensor:
         config = self.config
         total = config.spread * spread_out(vectors) if config.spread else vectors.new_zeros(())
-        views = [
-            vectors,
-            *(vectors[:, :width] for width in config.dims),
-            *(round_trip(vectors, precision) for precision in config.precisions),
-        ]
+        views = matched_views(vectors, config.dims, config.precisions)
         for index, teacher in enumerate(config.teachers):
             targets = move_to_device(self._targets(index, rows), vectors.device)
             if config.vectors:
@@ -133,10 +129,7 @@ class DistillObjective(CorpusObjective[DistillConfig]):
 
     def _cosines(self, teacher: int, vectors: Tensor, targets: Tensor) -> Tensor:
         """[texts] cosines between vectors (or prefixes of them), mapped to a teacher's space, and its own vectors."""
-        linear: Any = self._maps[teacher]
-        return functional.cosine_similarity(
-            functional.linear(vectors, linear.weight[:, : vectors.shape[1]], linear.bias), targets
-        )
+        return mapped_cosines(vectors, self._maps[teacher], targets)
 
     def metric(self, correlation: str) -> Metric:
         """The correlation on dev pairs, else the loss on held-out texts."""
@@ -173,6 +166,18 @@ class DistillObjective(CorpusObjective[DistillConfig]):
                 entry["cosine"] = round(float(cosines.mean()), 4)
             teachers.append(entry)
         return {"teachers": teachers}
+
+
+def matched_views(vectors: Tensor, dims: Sequence[int], precisions: Sequence[str]) -> list[Tensor]:
+    """The vectors, their prefixes of some lengths, and the vectors rounded: all that is to match a teacher."""
+    prefixes = [vectors[:, :width] for width in dims]
+    return [vectors, *prefixes, *(round_trip(vectors, precision) for precision in precisions)]
+
+
+def mapped_cosines(vectors: Tensor, linear: Any, targets: Tensor) -> Tensor:
+    """[texts] cosines between vectors, or prefixes of them, in the space that a linear map leads to, and targets."""
+    mapped = functional.linear(vectors, linear.weight[:, : vectors.shape[1]], linear.bias)
+    return functional.cosine_similarity(mapped, targets)
 
 
 def similarity_distance(vectors: Tensor, targets: Tensor) -> Tensor:
