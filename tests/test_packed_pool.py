@@ -18,6 +18,7 @@ from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import InputError
+from decoder2vec.merging import merge
 from distill_packed import DistillationLoss, Pool, Settings
 from packed_pool import Teacher, pack_texts, read_teachers, some_pairs, texts_of_pairs
 from token_table import TokenTable
@@ -156,8 +157,8 @@ def test_training_is_continued(rank, teachers, small_pool, start, tmp_path, monk
     monkeypatch.setattr(continue_training, "choose_device", lambda _: CPU)
     small = {"rank": rank, "alpha": 8, "max_length": 64, "batch_tokens": 256, "batch_texts": 16, "long_documents": 5}
     settings = Settings(**{**vars(SETTINGS), **small})
-    out = tmp_path / "out"
-    continue_training.continue_training(small_pool, teachers, str(start), out, settings, 0.3)
+    out, other = tmp_path / "out", tmp_path / "other"
+    continue_training.continue_training(small_pool, teachers, str(start), {1: out, 2: other}, settings, 0.3)
     record = json.loads((out / "distillation.json").read_text())
     assert record["log"][-1]["step"] > 3 and record["documents"] == 5 and len(record["cosines of the maps"]) == 2
     encoder = Encoder.load(out, device="cpu", dtype="float32")
@@ -168,6 +169,11 @@ def test_training_is_continued(rank, teachers, small_pool, start, tmp_path, monk
         assert encoder.backbone.adapter is None
     before = Encoder.load(start, device="cpu", dtype="float32").encode(TEXTS[:3])
     assert np.abs(encoder.encode(TEXTS[:3]) - before).max() > 1e-4
+    assert record["settings"]["seed"] == 1
+    mean = merge([out, other], tmp_path / "mean")
+    of_other = Encoder.load(other, device="cpu", dtype="float32").encode(TEXTS[:3])
+    assert np.abs(of_other - encoder.encode(TEXTS[:3])).max() > 1e-5
+    assert np.isfinite(mean.encode(TEXTS[:3])).all()
 
 
 def test_losses_of_prefixes_and_rounded_vectors_are_those_of_the_vectors_themselves():

@@ -11,7 +11,8 @@ before they were a script: 600 seconds after compiling, 4,855 steps, seed 11. It
 took, and this file lets the learning rate follow the time itself: expect a similar encoder, not the same one.
 
 Run: python experiments/general/continue_training.py POOL OUT --start ENCODER --seconds 600 \
-         --teachers mpnet=FOLDER bge=FOLDER [--cache FOLDER] [--set rank=0 rate=3e-4]
+         --teachers mpnet=FOLDER bge=FOLDER [--cache FOLDER] [--set rank=0 rate=3e-4] [--seeds 11 12 13]
+The mean of several seeds is another encoder: d2v merge OUT/seed-11 OUT/seed-12 OUT/seed-13 --out MEAN
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -156,11 +157,20 @@ def save_in_int8(start: Encoder, trained: Lora, out: Path, files: dict[str, byte
     Encoder(start.backbone.with_adapter(lora), start.spec).save(out, lora_dtype="int8", extra_files=files)
 
 
+class Data(NamedTuple):
+    """What every seed is trained on."""
+
+    pool: Pool
+    table: TokenTable
+    targets: list[Tensor]
+    n_documents: int
+
+
 def continue_training(
     pool_folder: Path,
     teachers: Mapping[str, Teacher],
     start_name: str,
-    out: Path,
+    outs: Mapping[int, Path],
     settings: Settings,
     seconds: float,
     *,
@@ -173,40 +183,53 @@ def continue_training(
         pool_folder: Folder of the pool.
         teachers: The teachers by name; neighbours for long documents are found by the first.
         start_name: A saved encoder with LoRA, of at most the rank of the settings unless that is 0.
-        out: Folder of the encoder.
+        outs: Folders of the encoders by seed; every training has the same start.
         settings: Settings of the run.
-        seconds: Time of training, without that of compiling.
+        seconds: Time of each training, without that of compiling.
         cache: Folder in which tokens and vectors of teachers are kept.
         processes: Number of processes that tokenise.
     """
-    check_output_folder(out)
+    for out in outs.values():
+        check_output_folder(out)
     pool = read_pool(pool_folder)
     if settings.pair_share and not pool.pairs:
         raise InputError(f"{pool_folder} has no pairs-*.tsv.gz; add --set pair_share=0 to train on texts alone.")
     start = Encoder.load(start_name, device="cpu", dtype="float32")
     table, vectors, n_documents = pack_with_documents(pool, start, teachers, settings, cache, processes)
-    device = choose_device(None)
-    torch.manual_seed(settings.seed)
-    backbone, lora = to_train(start, start_name, settings, device)
-    targets = [centre(of_teacher) for of_teacher in vectors]
-    loss = DistillationLoss(backbone.dim, targets, [1.0] * len(targets), settings).to(device)
-    cosines = fit_maps(loss, *some_vectors(backbone, lora, table, settings))
-    print(f"cosines of the fitted maps to {', '.join(teachers)}: {cosines}", flush=True)
-    if lora is not None:
-        lora.requires_grad_(True)
-    batches = prefetched(draw_batches(table, pool.pairs, replace(settings, steps=_ENDLESS), device))
-    log = train(backbone, lora, loss, batches, settings, seconds)
-    record = {
-        "settings": to_table(settings),
+    data = Data(pool, table, [centre(of_teacher) for of_teacher in vectors], n_documents)
+    about = {
         "seconds": seconds,
         "start": start_name,
         "teachers": {name: teacher.fingerprint() for name, teacher in teachers.items()},
         "texts": len(pool.texts),
         "pairs": sum(map(len, pool.pairs.values())),
         "documents": n_documents,
-        "cosines of the maps": cosines,
-        "log": log,
     }
+    for seed, out in outs.items():
+        train_seed(data, start, start_name, replace(settings, seed=seed), seconds, out, about)
+
+
+def train_seed(
+    data: Data,
+    start: Encoder,
+    start_name: str,
+    settings: Settings,
+    seconds: float,
+    out: Path,
+    about: Mapping[str, Any],
+) -> None:
+    """Train with the seed of the settings and save the encoder, with `about` in its record."""
+    device = choose_device(None)
+    torch.manual_seed(settings.seed)
+    backbone, lora = to_train(start, start_name, settings, device)
+    loss = DistillationLoss(backbone.dim, data.targets, [1.0] * len(data.targets), settings).to(device)
+    cosines = fit_maps(loss, *some_vectors(backbone, lora, data.table, settings))
+    print(f"cosines of the fitted maps to {', '.join(about['teachers'])}: {cosines}", flush=True)
+    if lora is not None:
+        lora.requires_grad_(True)
+    batches = prefetched(draw_batches(data.table, data.pool.pairs, replace(settings, steps=_ENDLESS), device))
+    log = train(backbone, lora, loss, batches, settings, seconds)
+    record = {"settings": to_table(settings), **about, "cosines of the maps": cosines, "log": log}
     files = {"distillation.json": (json.dumps(record, indent=1) + "\n").encode()}
     if lora is not None:
         save_in_int8(start, lora, out, files)
@@ -220,16 +243,18 @@ def main() -> None:
     parser.add_argument("pool", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[SETTINGS.seed], help="several: folders OUT/seed-N")
     parser.add_argument("--cache", type=Path, help="folder in which tokens and vectors of teachers are kept")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the settings of run 5")
     add_arguments(parser)
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
+    seeds = arguments.seeds
     continue_training(
         arguments.pool,
         read_teachers(arguments.teachers),
         arguments.start,
-        arguments.out,
+        {seed: arguments.out / f"seed-{seed}" if len(seeds) > 1 else arguments.out for seed in seeds},
         from_table(Settings, override(to_table(SETTINGS), arguments.set)),
         arguments.seconds,
         cache=arguments.cache,
