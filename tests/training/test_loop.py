@@ -176,6 +176,13 @@ def test_training_stops_when_dev_does_not_improve():
     assert history.best == 1
 
 
+def test_evaluations_while_the_rate_rises_do_not_use_up_patience():
+    module = Line()
+    schedule = Schedule(epochs=100, batch=16, rate=0.05, patience=3)  # ten epochs of warm-up
+    history = fit(module, replace(regression_task(module, schedule), dev_metric=lambda: 0.0), 0)
+    assert len(history.scores) == 10 + 3
+
+
 def test_zero_epochs_change_nothing():
     module = Line()
     before = state_of(module)

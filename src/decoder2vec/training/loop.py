@@ -53,7 +53,7 @@ class Schedule:
     """Peak learning rate: it rises linearly over the first tenth of the steps, then follows a cosine to zero."""
     weight_decay: float = 0.01
     patience: int = 4
-    """Stop after this many evaluations on dev in a row without improvement."""
+    """Stop after this many evaluations on dev in a row without improvement; those in the first tenth do not count."""
     evaluate_every: int = 0
     """Steps between evaluations on dev; 0: evaluate at the end of each epoch."""
     clip: float = 0.0
@@ -145,9 +145,9 @@ class History:
         """Loss and dev score of the last evaluation, for the progress; empty before the first."""
         return f"loss {self.losses[-1]:.4f}, dev {self.scores[-1]:.2f}" if self.scores else ""
 
-    def is_stale(self, patience: int) -> bool:
-        """Whether the last `patience` evaluations brought no improvement."""
-        return bool(self.scores) and len(self.scores) - 1 - self.best >= patience
+    def is_stale(self, patience: int, n_warm_up: int) -> bool:
+        """Whether the last `patience` evaluations brought no improvement, the first `n_warm_up` not counted."""
+        return len(self.scores) - max(self.best + 1, n_warm_up) >= patience
 
 
 def fit(
@@ -256,7 +256,7 @@ class TrainingLoop:
         if self.losses and self.steps.is_eval_step(self.step):  # the run was interrupted during this evaluation
             self._evaluate()
         for step, rows, epoch_seed in self.steps.remaining(self.step):
-            if self.step == self.steps.total or self.history.is_stale(self.task.schedule.patience):
+            if self.step == self.steps.total or self._is_stale():
                 return
             if epoch_seed is not None:
                 torch.manual_seed(epoch_seed)
@@ -269,6 +269,9 @@ class TrainingLoop:
             if self.checkpoint.is_due():
                 self._save_if_finite()
             on_progress(self._progress(step + 1, _last(self.history.scores)))
+
+    def _is_stale(self) -> bool:
+        return self.history.is_stale(self.task.schedule.patience, self.steps.n_warm_up_evaluations)
 
     def _train_step(self, step: int, rows: Rows) -> None:
         for group in self.optimizer.param_groups:
@@ -417,13 +420,23 @@ class TrainingSteps:
         """How often dev is evaluated, besides before the first step."""
         return sum(map(self.is_eval_step, range(1, self.total + 1)))
 
+    @cached_property
+    def n_warm_up_evaluations(self) -> int:
+        """How often dev is evaluated while the learning rate rises; small steps need not improve anything."""
+        return sum(map(self.is_eval_step, range(1, warm_up_steps(self.total) + 1)))
+
     def _epoch_seed(self, epoch: int) -> int:
         return int(np.random.SeedSequence([self.seed, epoch]).generate_state(1)[0])
 
 
+def warm_up_steps(total: int) -> int:
+    """The number of steps in which the learning rate rises."""
+    return max(1, round(_WARM_UP * total))
+
+
 def learning_rate_factor(step: int, total: int) -> float:
     """The learning rate as a fraction of its peak: linear warm-up, then a cosine to zero."""
-    warm_up = max(1, round(_WARM_UP * total))
+    warm_up = warm_up_steps(total)
     if step < warm_up:
         return (step + 1) / warm_up
     return 0.5 * (1 + math.cos(math.pi * (step - warm_up) / max(1, total - warm_up)))
