@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -148,7 +150,7 @@ def main() -> None:
     start = Encoder.load(arguments.start, device="cpu", dtype="float32").backbone
     tasks = dev_tasks(arguments.data)
     texts = read_texts(arguments.pool, arguments.texts, start, teachers, device, arguments.cache, arguments.processes)
-    results: dict[str, Any] = {"versions": versions(), "rows": {}}
+    results: dict[str, Any] = {"command": shlex.join(["python", *sys.argv]), "versions": versions(), "rows": {}}
     if arguments.out.is_file():
         results = json.loads(arguments.out.read_text("utf-8"))
     for name in arguments.rows:

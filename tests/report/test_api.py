@@ -22,9 +22,11 @@ def test_report_accepts_one_path_and_uses_its_folder(tmp_path):
     assert f"<code>d2v report {file}</code>" in page.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", ["index.html", "report.md"])
-def test_page_of_the_user_is_kept(name, tmp_path):
-    file = write_evaluation(tmp_path, *make_evaluation("a", tasks={"scifact": "retrieval"}))
+@pytest.mark.parametrize("name", ["index.html", "report.md", "changes.json"])
+def test_file_of_the_user_is_kept(name, tmp_path):
+    file = [
+        write_evaluation(tmp_path / label, *make_evaluation(label, tasks={"scifact": "retrieval"})) for label in "ab"
+    ]
     page = tmp_path / "site" / name
     page.parent.mkdir()
     page.write_text("years of work on decoder2vec")

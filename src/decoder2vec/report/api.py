@@ -122,14 +122,15 @@ def _default_folder(source: Path) -> Path:
 
 
 def _without_other_pages(folder: Path) -> Path:
-    """The folder; raises an error if it holds pages that are not of an earlier report, which would be replaced."""
-    from decoder2vec.report.comparison_page import MARKDOWN
+    """The folder; raises an error if it holds files that are not of an earlier report, which would be replaced."""
+    from decoder2vec.report.comparison_page import CHANGES, MARKDOWN
     from decoder2vec.report.html import MADE_BY
     from decoder2vec.report.run_page import PAGE
 
-    for page in (folder / PAGE, folder / MARKDOWN):
-        if page.exists() and not (page.is_file() and MADE_BY.encode() in page.read_bytes()):
-            raise InputError(f"{folder} holds {page.name}, which is no report; choose another folder, or move it away.")
+    for name, mark in {PAGE: MADE_BY, MARKDOWN: MADE_BY, CHANGES: '"changes"'}.items():
+        file = folder / name
+        if file.exists() and not (file.is_file() and mark.encode() in file.read_bytes()):
+            raise InputError(f"{folder} holds {name}, which is no report; choose another folder, or move it away.")
     return folder
 
 
