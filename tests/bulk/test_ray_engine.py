@@ -75,11 +75,12 @@ def _command(process):
         return []
 
 
-def test_files_are_those_of_one_process(cluster, data, tmp_path):
+def test_files_are_those_of_one_process(cluster, data, tmp_path, recwarn):
     result = embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=2)
     assert (result.n_rows, result.n_parts, result.n_computed) == (N_ROWS, 24, 24)
     assert contents(tmp_path / "out") == contents(data / "local")
     assert embed(data / "rows.jsonl", tmp_path / "out", engine="ray").n_computed == 0
+    assert not [str(one.message) for one in recwarn if "ray" in str(one.message)], "what users cannot change"
 
 
 def test_killed_worker_loses_and_doubles_nothing(cluster, data, tmp_path):

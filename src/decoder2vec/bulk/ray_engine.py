@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -83,24 +84,27 @@ class RayEngine:
         parts = list(parts)
         ray, items = self._ray, [asdict(part) for part in parts]
         rows, plan = ray.data.from_items(items, override_num_blocks=len(items)), self.plan.to_json()
-        if self.tokenisers:
-            rows = rows.map_batches(
-                _TokenisingWorker,
-                fn_constructor_args=(plan, self._settings),
+        with warnings.catch_warnings():
+            # Ray 2.60 says that 2.64 will not take max_task_retries, and has no other way to limit them
+            warnings.filterwarnings("ignore", "`ray_remote_args` is deprecated")
+            if self.tokenisers:
+                rows = rows.map_batches(
+                    _TokenisingWorker,
+                    fn_constructor_args=(plan, self._settings),
+                    batch_size=1,
+                    num_cpus=1 if self._n_gpus else _SHARE_OF_A_CORE,
+                    max_task_retries=RETRIES,
+                    compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, len(items))),
+                )
+            results = rows.map_batches(
+                _Worker,
+                fn_constructor_args=(plan, self.encoder, self.out, self.device, self.dtype),
                 batch_size=1,
-                num_cpus=1 if self._n_gpus else _SHARE_OF_A_CORE,
+                num_cpus=1 - (_SHARE_OF_A_CORE if self.tokenisers and not self._n_gpus else 0),
+                num_gpus=1 if self._n_gpus else None,
                 max_task_retries=RETRIES,
-                compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, len(items))),
+                compute=ray.data.ActorPoolStrategy(size=min(self.workers, len(items))),
             )
-        results = rows.map_batches(
-            _Worker,
-            fn_constructor_args=(plan, self.encoder, self.out, self.device, self.dtype),
-            batch_size=1,
-            num_cpus=1 - (_SHARE_OF_A_CORE if self.tokenisers and not self._n_gpus else 0),
-            num_gpus=1 if self._n_gpus else None,
-            max_task_retries=RETRIES,
-            compute=ray.data.ActorPoolStrategy(size=min(self.workers, len(items))),
-        )
         results.context.max_errored_blocks = -1  # parts that workers die of: the others go on
         lost = {part.name: part for part in parts}
         with worker_errors(ray):
