@@ -138,7 +138,7 @@ def without_sharing(monkeypatch):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", TINY)
-def test_a_document_of_many_queries_is_computed_once_with_the_same_scores(name, method, make, gap):
+def test_a_document_of_many_queries_is_computed_once_with_the_same_scores(name, method, make, gap, monkeypatch):
     """Documents longer than the windows of the tiny models, so that a window spans document and query."""
     reranker = make(name, method)
     queries, documents = crossed([PASSAGE, DOCUMENTS[4], PASSAGE[10:], "Bread"])
@@ -148,6 +148,8 @@ def test_a_document_of_many_queries_is_computed_once_with_the_same_scores(name, 
     computed = reranker.stats.tokens - before
     prompts, _ = reranker._tokeniser(queries, documents)
     assert computed < 0.5 * sum(len(prompt.ids) for prompt in prompts)
+    monkeypatch.setattr(shared_beginning, "batch_overhead", lambda *_: 10**6)
+    assert gap(reranker.score_pairs(queries, documents), expected) < 1e-5, "all documents in one padded pass"
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-mamba"])

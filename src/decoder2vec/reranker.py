@@ -473,17 +473,13 @@ class _Method(ABC):
         """[prompts] scores; a document of several prompts is computed once, where that pays."""
         scores = np.empty((len(prompts), *self.reranker.score_shape), np.float32)
         alone = dict.fromkeys(range(len(prompts)))
-        for group in self._shared.groups(prompts, documents, [self.first_read(prompt) for prompt in prompts]):
-            n_tokens = group.length
-            for rows, states in self._shared.states(prompts, group):
-                endings = [_ending(prompts[row], group.length) for row in rows]
-                scores[rows] = self.score_states(states, endings)
-                n_tokens += sum(len(ending.ids) for ending in endings)
-                current_progress().advance(len(rows))
-                self.reranker.stats += EncodingStats(len(rows), n_tokens)
-                n_tokens = 0  # the beginning counts once, and not at all where nothing can share it
-                for row in rows:
-                    del alone[row]
+        groups = self._shared.groups(prompts, documents, [self.first_read(prompt) for prompt in prompts])
+        for endings in self._shared.states(prompts, groups):
+            scores[endings.rows] = self.score_states(endings.states, endings.prompts)
+            current_progress().advance(len(endings.rows))
+            self.reranker.stats += EncodingStats(len(endings.rows), endings.n_tokens)
+            for row in endings.rows:
+                del alone[row]
         if alone:
             scores[list(alone)] = self.score_prompts([prompts[row] for row in alone])
         return scores
@@ -499,11 +495,6 @@ class _Method(ABC):
     @abstractmethod
     def score_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
         """[prompts] scores of whole prompts."""
-
-
-def _ending(prompt: Prompt, length: int) -> Prompt:
-    """A prompt without its first tokens."""
-    return Prompt(prompt.ids[length:], max(0, prompt.start - length), prompt.end - length)
 
 
 class _LastTokenMethod(_Method):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
@@ -19,7 +20,7 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues
-from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
+from decoder2vec.backbone.kv_cache import compute_key_values, read_only_cache
 from decoder2vec.backbone.machine import any_shape_attention, batch_overhead, token_budget
 from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import Reading
@@ -40,6 +41,19 @@ class Group:
     rows: list[int]
     length: int
     """Number of tokens that are shared."""
+
+
+@dataclass(frozen=True)
+class Endings:
+    """What follows the beginnings of some prompts."""
+
+    rows: list[int]
+    prompts: list[Prompt]
+    """The prompts without their beginnings."""
+    states: Tensor
+    """[row, token, dim] states after the final norm."""
+    n_tokens: int
+    """Tokens that were computed, the beginnings included."""
 
 
 class SharedBeginning:
@@ -79,48 +93,89 @@ class SharedBeginning:
         return groups
 
     @torch.inference_mode()
-    def states(self, prompts: Sequence[Prompt], group: Group) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield rows of a group with their [row, token, dim] states after the final norm, from token `length` on.
+    def states(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> Iterator[Endings]:
+        """Yield the states of all prompts of the groups, some at a time.
 
         It yields nothing if the family has neither keys and values nor a recurrent state that can be shared.
         """
-        backbone, length = self._backbone, group.length
-        if not self._supported:
-            return
-        with backbone.lock, backbone.adapter_enabled(), any_shape_attention(backbone.device):
-            ids = torch.tensor([prompts[group.rows[0]].ids[:length]], device=backbone.device)
+        run = self._run_recurrent if self._recurrent else self._run
+        for together in self._planned(groups):
+            beginnings = [Prompt(prompts[group.rows[0]].ids[: group.length], 0, group.length) for group in together]
             try:
-                past = self._recurrent_states(ids) if self._recurrent else compute_key_values(backbone, input_ids=ids)
+                with self._computing():
+                    past = self._read(beginnings)
             except UnsupportedError:
                 self._supported = False
                 return
-        lengths = [len(prompts[row].ids) - length for row in group.rows]
-        budget, overhead = (measure(backbone.device, backbone.dim) for measure in (token_budget, batch_overhead))
-        for batch in plan_batches(lengths, budget, overhead):
-            size = max(1, _PAST_BUDGET * budget // (length + lengths[batch[0]]))
-            for begin in range(0, len(batch), size):
+            n_tokens = sum(group.length for group in together)
+            for owners, rows in self._rows(prompts, together):
+                endings = [_ending(prompts[row], together[n].length) for row, n in zip(rows, owners, strict=True)]
                 THREADS.adjust()
-                rows = [group.rows[index] for index in batch[begin : begin + size]]
-                endings = [Prompt(prompts[row].ids[length:], 0, 1) for row in rows]
-                run = self._run_recurrent if self._recurrent else self._run
-                with backbone.lock, backbone.adapter_enabled(), any_shape_attention(backbone.device):
-                    states = run(endings, past, length)
-                yield rows, states
+                with self._computing():
+                    states = run(endings, past, owners)
+                yield Endings(rows, endings, states, n_tokens + sum(len(ending.ids) for ending in endings))
+                n_tokens = 0  # beginnings count once
 
-    def _run(self, endings: list[Prompt], layers: list[LayerKeyValues], length: int) -> Tensor:
+    def _planned(self, groups: Sequence[Group]) -> Iterator[list[Group]]:
+        """The groups whose beginnings are computed in one pass: short ones together, as small passes are slow."""
+        if self._recurrent:
+            yield from ([group] for group in groups)
+            return
+        for batch in plan_batches([group.length for group in groups], *self._sizes()):
+            yield [groups[index] for index in batch]
+
+    def _rows(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> Iterator[tuple[list[int], list[int]]]:
+        """For each pass over endings, the groups of its rows, and the rows."""
+        owned = [(owner, row) for owner, group in enumerate(groups) for row in group.rows]
+        lengths = [len(prompts[row].ids) - groups[owner].length for owner, row in owned]
+        longest = max(group.length for group in groups)
+        budget, overhead = self._sizes()
+        for batch in plan_batches(lengths, budget, overhead):
+            size = max(1, _PAST_BUDGET * budget // (longest + lengths[batch[0]]))
+            for begin in range(0, len(batch), size):
+                chosen = [owned[index] for index in batch[begin : begin + size]]
+                yield [owner for owner, _ in chosen], [row for _, row in chosen]
+
+    def _sizes(self) -> tuple[int, int]:
+        """Tokens of a batch, at most, and what one more batch costs, in tokens."""
+        device, dim = self._backbone.device, self._backbone.dim
+        return token_budget(device, dim), batch_overhead(device, dim)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        with self._backbone.lock, self._backbone.adapter_enabled(), any_shape_attention(self._backbone.device):
+            yield
+
+    def _read(self, beginnings: list[Prompt]) -> Any:
+        """The recurrent state of the only beginning, or keys and values, their mask, and the number of tokens of each.
+
+        Shorter beginnings are padded on the left, so that the distances to what follows are right.
+        """
+        if self._recurrent:
+            return self._backbone.model(input_ids=torch.tensor([beginnings[0].ids]), use_cache=True).cache_params
+        batch = collate(beginnings, self._backbone.pad_token_id)
+        mask = batch.mask if len(beginnings) > 1 else None
+        layers = compute_key_values(self._backbone, input_ids=batch.ids, attention_mask=mask)
+        lengths = [len(beginning.ids) for beginning in beginnings]
+        aligned = [(_shifted(keys, lengths), _shifted(values, lengths)) for keys, values in layers]
+        return aligned, batch.mask.flip(1), torch.tensor(lengths)
+
+    def _run(self, endings: list[Prompt], past: Any, owners: list[int]) -> Tensor:
         """All tokens in one pass behind keys and values."""
+        layers, mask, lengths = past
         batch = collate(endings, self._backbone.pad_token_id)
-        n_rows = len(endings)
-        cache = read_only_cache([(k.expand(n_rows, -1, -1, -1), v.expand(n_rows, -1, -1, -1)) for k, v in layers])
-        positions = torch.arange(length, length + batch.width).expand(n_rows, -1)
-        past = PastKeyValues(cache, batch.mask.new_ones(n_rows, length), positions)
-        inputs = self._capture.model_inputs(replace(batch, past=past))
+        if len(mask) == 1:
+            n_rows = len(endings)
+            layers = [(k.expand(n_rows, -1, -1, -1), v.expand(n_rows, -1, -1, -1)) for k, v in layers]
+        else:
+            layers = [(keys[owners], values[owners]) for keys, values in layers]
+        positions = lengths[owners, None] + torch.arange(batch.width)
+        inputs = self._capture.model_inputs(
+            replace(batch, past=PastKeyValues(read_only_cache(layers), mask[owners], positions))
+        )
         return self._backbone.model(**inputs, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
-    def _recurrent_states(self, ids: Tensor) -> Any:
-        return self._backbone.model(input_ids=ids, use_cache=True).cache_params
-
-    def _run_recurrent(self, endings: list[Prompt], cache: Any, _: int) -> Tensor:
+    def _run_recurrent(self, endings: list[Prompt], cache: Any, _: list[int]) -> Tensor:
         """Token by token: transformers continues a recurrent state with one token at a time only."""
         ids = collate(endings, self._backbone.pad_token_id).ids
         cache = copy.deepcopy(cache)
@@ -128,6 +183,19 @@ class SharedBeginning:
         model = self._backbone.model
         steps = [model(input_ids=token[:, None], cache_params=cache, use_cache=True) for token in ids.T]
         return torch.cat([step.last_hidden_state for step in steps], dim=1)
+
+
+def _shifted(states: Tensor, lengths: Sequence[int]) -> Tensor:
+    """[row, head, token, width] states padded on the right, with the padding on the left instead."""
+    if len(lengths) == 1:
+        return states
+    width = states.shape[2]
+    return torch.stack([row.roll(width - length, 1) for row, length in zip(states, lengths, strict=True)])
+
+
+def _ending(prompt: Prompt, length: int) -> Prompt:
+    """A prompt without its first tokens."""
+    return Prompt(prompt.ids[length:], max(0, prompt.start - length), prompt.end - length)
 
 
 def _shared_length(ids: Sequence[list[int]], limit: int) -> int:
