@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from transformers.cache_utils import DynamicCache, LinearAttentionLayer
 from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues
-from decoder2vec.backbone.kv_cache import compute_key_values, read_only_cache
+from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
 from decoder2vec.backbone.machine import any_shape_attention, batch_overhead, token_budget
 from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import Reading
@@ -54,6 +54,16 @@ class Endings:
     """[row, token, dim] states after the final norm."""
     n_tokens: int
     """Tokens that were computed, the beginnings included."""
+
+
+class _Past(NamedTuple):
+    """Beginnings that were computed, shorter ones padded on the left, so that distances to what follows are right."""
+
+    layers: list[LayerKeyValues]
+    mask: Tensor
+    """[beginning, token], 0 for padding."""
+    lengths: Tensor
+    """Number of tokens of each beginning."""
 
 
 class SharedBeginning:
@@ -147,10 +157,7 @@ class SharedBeginning:
             yield
 
     def _read(self, beginnings: list[Prompt]) -> Any:
-        """The recurrent state of the only beginning, or keys and values, their mask, and the number of tokens of each.
-
-        Shorter beginnings are padded on the left, so that the distances to what follows are right.
-        """
+        """The recurrent state of the only beginning, or a `_Past`."""
         if self._recurrent:
             return self._backbone.model(input_ids=torch.tensor([beginnings[0].ids]), use_cache=True).cache_params
         batch = collate(beginnings, self._backbone.pad_token_id)
@@ -158,21 +165,19 @@ class SharedBeginning:
         layers = compute_key_values(self._backbone, input_ids=batch.ids, attention_mask=mask)
         lengths = [len(beginning.ids) for beginning in beginnings]
         aligned = [(_shifted(keys, lengths), _shifted(values, lengths)) for keys, values in layers]
-        return aligned, batch.mask.flip(1), torch.tensor(lengths)
+        return _Past(aligned, batch.mask.flip(1), torch.tensor(lengths))
 
-    def _run(self, endings: list[Prompt], past: Any, owners: list[int]) -> Tensor:
-        """All tokens in one pass behind keys and values."""
-        layers, mask, lengths = past
+    def _run(self, endings: list[Prompt], past: _Past, owners: list[int]) -> Tensor:
+        """All tokens in one pass behind keys and values; `owners` says which beginning each ending has."""
         batch = collate(endings, self._backbone.pad_token_id)
-        if len(mask) == 1:
-            n_rows = len(endings)
-            layers = [(k.expand(n_rows, -1, -1, -1), v.expand(n_rows, -1, -1, -1)) for k, v in layers]
+        if len(past.lengths) == 1:
+            n_rows = len(endings)  # expanded, they take no memory
+            layers = [(k.expand(n_rows, -1, -1, -1), v.expand(n_rows, -1, -1, -1)) for k, v in past.layers]
         else:
-            layers = [(keys[owners], values[owners]) for keys, values in layers]
-        positions = lengths[owners, None] + torch.arange(batch.width)
-        inputs = self._capture.model_inputs(
-            replace(batch, past=PastKeyValues(read_only_cache(layers), mask[owners], positions))
-        )
+            layers = [(keys[owners], values[owners]) for keys, values in past.layers]
+        positions = past.lengths[owners, None] + torch.arange(batch.width)
+        in_front = PastKeyValues(read_only_cache(layers), past.mask[owners], positions)
+        inputs = self._capture.model_inputs(replace(batch, past=in_front))
         return self._backbone.model(**inputs, use_cache=False).last_hidden_state  # type: ignore[no-any-return]
 
     def _run_recurrent(self, endings: list[Prompt], cache: Any, _: list[int]) -> Tensor:
