@@ -1,4 +1,4 @@
-"""Continue the training of an encoder for some time on one GPU: run 5 of `distill_packed.py`.
+"""Continue the training of an encoder for some time on one GPU: runs 5 and 6 of `distill_packed.py`.
 
 1. Compute the tokens of the pool and the vectors of the teachers (`packed_pool.py`), and add long documents.
 2. Fit the linear maps to the teachers by ridge regression, since the maps of the encoder's own training were dropped.

@@ -23,10 +23,11 @@ the texts and pairs of `documents.py` as well, 2,162,031 and 437,163, and 19,997
 | 3 | all weights, rate 3e-4 | 1, merged | 3,200 | 471, the GPU shared with another process |
 | 4 | all weights, rate 4e-4, by Muon | 3 | 2,300 | 370, shared as well |
 | 5 | LoRA of rank 64, rate 1.5e-3, pair_share 0.25: `smollm2-135m-general` | 2, in int8 | 4,855 | 616 |
+| 6 | all weights, rate 3e-4, three seeds | 5, merged | about 1,600 each | 200 each |
 
 Runs 1 to 4 are those of a predecessor of this script, which computed the teachers in 16 bits, let norms decay in runs 1
 and 3, and drew its random numbers in another order: expect a similar encoder, not the same one. Muon is not here: after
-150 steps its loss was 0.5 % below that of AdamW. Run 5 is that of `continue_training.py`.
+150 steps its loss was 0.5 % below that of AdamW. Runs 5 and 6 are those of `continue_training.py`.
 
 Run: python experiments/general/forum_posts.py REDDIT --out DIR; python experiments/general/documents.py ... --out DIR
      python experiments/general/distill_packed.py lora --pool DIR --teachers MPNET BGE --out LORA
