@@ -223,7 +223,7 @@ def test_from_the_command_line_with_documents_per_line(tmp_path, monkeypatch):
     assert "on documents that were held out" in trained.stdout and "recall@1" in trained.stdout
     assert "<mark>rain</mark>" in out.read_text("utf-8") or "flood" in out.read_text("utf-8")
     assert command("relate", file, "--matcher", tmp_path / "m", "--device", "cpu").exit_code == 0
-    with pytest.raises(InputError, match="belong to the training"):
+    with pytest.raises(InputError, match="--classifier belongs to the training"):
         command("relate", file, "--matcher", tmp_path / "m", "--classifier", "tiny-gpt2")
     with pytest.raises(InputError, match="settings of the training of --classifier"):
         command("relate", file, "--set", "rank=2")
