@@ -1,8 +1,8 @@
 """Tokens a second of each worker of the engine ray, beside one process that computes alone with one thread.
 
 Every worker of Ray has one core. Counted from the moment in which each worker has written its first part, so that
-neither starting Ray nor loading the encoder counts; both are in the seconds of the whole run. Processes do not share a
-core only where there are more cores than workers: the driver of Ray and its other processes compute, too.
+neither starting Ray nor loading the encoder counts; both are in the seconds of the whole run. With as many workers as
+cores, Ray's own processes take a part of what workers have.
 
 Run: python bench/ray_workers.py [--workers 1,2] [--rows 960] [--encoder smollm2-135m-general]
 """
@@ -34,7 +34,7 @@ def embed(encoder: str, file: Path, out: Path, workers: int) -> None:
     print(d2v.embed_dataset(encoder, file, out, **settings, **engine).n_tokens)
 
 
-def measure(options: argparse.Namespace, folder: Path, workers: int) -> tuple[float, float]:
+def measure(folder: Path, workers: int) -> tuple[float, float]:
     """Return the tokens a second of each process, and the seconds of the whole run."""
     out = folder / f"out-{workers}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1"}
@@ -68,7 +68,7 @@ def main() -> None:
         rows = (json.dumps({"id": number, "text": text}) for number, text in enumerate(sentences(options.rows)))
         (folder / "rows.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
         for workers in (0, *map(int, options.workers.split(","))):
-            rate, seconds = measure(options, folder, workers)
+            rate, seconds = measure(folder, workers)
             alone = alone or rate
             label = f"{workers} of Ray" if workers else "1, alone"
             table.append((label, round(rate), f"{rate / alone:.2f}", round(seconds)))

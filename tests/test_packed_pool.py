@@ -174,6 +174,11 @@ def test_training_is_continued(rank, teachers, small_pool, start, tmp_path, monk
     of_other = Encoder.load(other, device="cpu", dtype="float32").encode(TEXTS[:3])
     assert np.abs(of_other - encoder.encode(TEXTS[:3])).max() > 1e-5
     assert np.isfinite(mean.encode(TEXTS[:3])).all()
+    if not rank:
+        saved = Encoder.load(other, device="cpu", dtype="float32")
+        weights = [dict(one.backbone.model.named_parameters()) for one in (encoder, saved, mean)]
+        for name, averaged in weights[2].items():
+            torch.testing.assert_close(averaged, (weights[0][name] + weights[1][name]) / 2)
 
 
 def test_losses_of_prefixes_and_rounded_vectors_are_those_of_the_vectors_themselves():

@@ -16,6 +16,7 @@ from decoder2vec.activations import extract, shared_beginning
 from decoder2vec.activations.capture import Capture
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.kv_cache import compute_key_values
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import TINY, tiny_folder
 from decoder2vec.encoder import Encoder
@@ -148,8 +149,16 @@ def test_a_document_of_many_queries_is_computed_once_with_the_same_scores(name, 
     computed = reranker.stats.tokens - before
     prompts, _ = reranker._tokeniser(queries, documents)
     assert computed < 0.5 * sum(len(prompt.ids) for prompt in prompts)
+    passes = []
+
+    def count(backbone, **inputs):
+        passes.append(len(inputs["input_ids"]))
+        return compute_key_values(backbone, **inputs)
+
+    monkeypatch.setattr(shared_beginning, "compute_key_values", count)
     monkeypatch.setattr(shared_beginning, "batch_overhead", lambda *_: 10**6)
-    assert gap(reranker.score_pairs(queries, documents), expected) < 1e-5, "all documents in one padded pass"
+    assert gap(reranker.score_pairs(queries, documents), expected) < 1e-5
+    assert passes in ([3], [4]) or (not passes and "mamba" in name), "all documents in one padded pass"
 
 
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-mamba"])

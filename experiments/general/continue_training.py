@@ -163,7 +163,6 @@ class Data(NamedTuple):
     pool: Pool
     table: TokenTable
     targets: list[Tensor]
-    n_documents: int
 
 
 def continue_training(
@@ -196,7 +195,7 @@ def continue_training(
         raise InputError(f"{pool_folder} has no pairs-*.tsv.gz; add --set pair_share=0 to train on texts alone.")
     start = Encoder.load(start_name, device="cpu", dtype="float32")
     table, vectors, n_documents = pack_with_documents(pool, start, teachers, settings, cache, processes)
-    data = Data(pool, table, [centre(of_teacher) for of_teacher in vectors], n_documents)
+    data = Data(pool, table, [centre(of_teacher) for of_teacher in vectors])
     about = {
         "seconds": seconds,
         "start": start_name,
