@@ -181,6 +181,28 @@ def test_training_is_continued(rank, teachers, small_pool, start, tmp_path, monk
             torch.testing.assert_close(averaged, (weights[0][name] + weights[1][name]) / 2)
 
 
+@pytest.mark.parametrize("optimiser", ["adamw", "muon"])
+def test_training_starts_from_a_model(optimiser, teachers, small_pool, tmp_path, own_cache, monkeypatch):
+    monkeypatch.setattr(continue_training, "choose_device", lambda _: CPU)
+    small = {"max_length": 64, "batch_tokens": 256, "batch_texts": 16, "long_documents": 5, "rank": 0, "rate": 1e-3}
+    settings = Settings(**{**vars(SETTINGS), **small, "optimiser": optimiser, "embeddings": False})
+    out = tmp_path / "out"
+    continue_training.continue_training(small_pool, teachers, "tiny-gemma3_text", {1: out}, settings, 0.3)
+    encoder = Encoder.load(out, device="cpu", dtype="float32")
+    before = Backbone.load("tiny-gemma3_text", device="cpu", dtype="float32").model
+    after = encoder.backbone.model
+    torch.testing.assert_close(after.get_input_embeddings().weight, before.get_input_embeddings().weight)
+    changed = dict(after.named_parameters())
+    for name, weight in before.named_parameters():
+        assert torch.equal(weight, changed[name]) == ("embed_tokens" in name), name
+    assert encoder.backbone.attention == "bidirectional"
+
+
+def test_unknown_optimiser_is_refused():
+    with pytest.raises(InputError, match="adamw or muon"):
+        Settings(optimiser="sgd")
+
+
 def test_losses_of_prefixes_and_rounded_vectors_are_those_of_the_vectors_themselves():
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(8, 6, generator=generator)

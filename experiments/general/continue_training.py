@@ -112,12 +112,17 @@ def some_vectors(backbone: Backbone, lora: Lora | None, table: TokenTable, setti
 
 
 def pack_with_documents(
-    pool: Pool, start: Encoder, teachers: Mapping[str, Teacher], settings: Settings, cache: Path | None, processes: int
+    pool: Pool,
+    backbone: Backbone,
+    teachers: Mapping[str, Teacher],
+    settings: Settings,
+    cache: Path | None,
+    processes: int,
 ) -> tuple[TokenTable, list[Tensor], int]:
     """Tokens and vectors of the texts and of long documents, and the number of documents."""
     pack = partial(
         pack_texts,
-        backbone=start.backbone,
+        backbone=backbone,
         teachers=teachers,
         device=choose_device(None),
         max_length=settings.max_length,
@@ -134,14 +139,16 @@ def pack_with_documents(
     return table, vectors, len(documents)
 
 
-def to_train(start: Encoder, start_name: str, settings: Settings, device: torch.device) -> tuple[Backbone, Lora | None]:
-    """The model with the LoRA to continue, at the rank of the settings, or merged with it, without LoRA, at rank 0."""
-    attention = start.backbone.attention
-    if not settings.rank:
-        backbone, _ = load_base_model(start_name, device=device, dtype=torch.float32)  # what is trained needs all bits
-        backbone.set_attention(attention)
+def to_train(
+    start: Encoder | None, name: str, settings: Settings, device: torch.device
+) -> tuple[Backbone, Lora | None]:
+    """The model with the LoRA to continue, at the rank of the settings; at rank 0 the whole model, with LoRA merged."""
+    if start is None:
+        backbone, _ = load_base_model(name, device=device, dtype=torch.float32)  # what is trained needs all bits
+        backbone.set_attention("bidirectional")
         return backbone, None
-    backbone = Backbone.load(start.backbone.name, attention=attention, device=device, dtype=training_dtype(device))
+    attention, dtype = start.backbone.attention, training_dtype(device)
+    backbone = Backbone.load(start.backbone.name, attention=attention, device=device, dtype=dtype)
     lora = Lora.initialise(backbone, settings.rank, settings.alpha)
     copy_updates(lora, start.backbone.adapter)
     return backbone, lora.to(device).requires_grad_(False)
@@ -181,7 +188,7 @@ def continue_training(
     Args:
         pool_folder: Folder of the pool.
         teachers: The teachers by name; neighbours for long documents are found by the first.
-        start_name: A saved encoder with LoRA, of at most the rank of the settings unless that is 0.
+        start_name: A saved encoder with LoRA, of at most the rank of the settings; at rank 0 any encoder or model.
         outs: Folders of the encoders by seed; every training has the same start.
         settings: Settings of the run.
         seconds: Time of each training, without that of compiling.
@@ -193,8 +200,9 @@ def continue_training(
     pool = read_pool(pool_folder)
     if settings.pair_share and not pool.pairs:
         raise InputError(f"{pool_folder} has no pairs-*.tsv.gz; add --set pair_share=0 to train on texts alone.")
-    start = Encoder.load(start_name, device="cpu", dtype="float32")
-    table, vectors, n_documents = pack_with_documents(pool, start, teachers, settings, cache, processes)
+    start = Encoder.load(start_name, device="cpu", dtype="float32") if settings.rank else None
+    backbone = start.backbone if start else load_base_model(start_name, device="cpu", dtype=torch.float32)[0]
+    table, vectors, n_documents = pack_with_documents(pool, backbone, teachers, settings, cache, processes)
     data = Data(pool, table, [centre(of_teacher) for of_teacher in vectors])
     about = {
         "seconds": seconds,
@@ -210,7 +218,7 @@ def continue_training(
 
 def train_seed(
     data: Data,
-    start: Encoder,
+    start: Encoder | None,
     start_name: str,
     settings: Settings,
     seconds: float,
@@ -230,7 +238,7 @@ def train_seed(
     log = train(backbone, lora, loss, batches, settings, seconds)
     record = {"settings": to_table(settings), **about, "cosines of the maps": cosines, "log": log}
     files = {"distillation.json": (json.dumps(record, indent=1) + "\n").encode()}
-    if lora is not None:
+    if start is not None and lora is not None:
         save_in_int8(start, lora, out, files)
     else:
         save_encoder(backbone, None, out, files, settings, copy=True)
