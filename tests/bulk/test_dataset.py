@@ -243,6 +243,60 @@ def test_another_encoder_or_changed_input_is_refused(encoder, tmp_path):
     assert contents(out) == before
 
 
+def test_run_that_a_bad_row_stopped_goes_on_by_skipping(encoder, tmp_path):
+    """What is there stays: it has no such rows."""
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": "b"}, {"text": None}, {"text": "d"}])
+    source, out = str(tmp_path / "rows.jsonl"), tmp_path / "out"
+    with pytest.raises(DataFileError, match="--on-error skip"):
+        d2v.embed_dataset(encoder, source, out, rows_per_part=2)
+    result = d2v.embed_dataset(encoder, source, out, rows_per_part=2, on_error="skip", lance=True)
+    assert (result.n_computed, result.n_skipped) == (1, 1)
+    assert [row["text"] for row in read(out)] == ["a", "b", "d"]
+    assert not d2v.verify_dataset(out, encoder).problems
+    with pytest.raises(StorageError, match="on_error = skip, not stop"):
+        d2v.embed_dataset(encoder, source, out, rows_per_part=2)
+
+
+def test_finished_run_is_the_same_with_skipping(encoder, tmp_path):
+    write_jsonl(tmp_path / "rows.jsonl")
+    options = {"rows_per_part": 4, "lance": True}
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), tmp_path / "out", **options)
+    again = d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), tmp_path / "out", on_error="skip", **options)
+    assert again.n_computed == 0 and not d2v.verify_dataset(tmp_path / "out", encoder).problems
+
+
+def test_cut_and_empty_texts_are_counted(encoder, tmp_path):
+    write_jsonl(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": " "}, {"text": "word " * 5000}])
+    result = d2v.embed_dataset(encoder, str(tmp_path / "rows.jsonl"), tmp_path / "out", rows_per_part=2)
+    assert (result.n_empty, result.n_cut) == (1, 1)
+    in_chunks = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", on_overflow="chunk")
+    assert d2v.embed_dataset(in_chunks, str(tmp_path / "rows.jsonl"), tmp_path / "chunks").n_cut == 0
+
+
+@pytest.mark.parametrize("lance", [False, True])
+def test_not_a_number_is_no_damage(encoder, tmp_path, lance):
+    rows = [{"text": f"text {index}", "value": float("nan"), "list": [1.0, float("nan")]} for index in range(6)]
+    write_parquet(tmp_path / "rows.parquet", rows)
+    d2v.embed_dataset(encoder, str(tmp_path / "rows.parquet"), tmp_path / "out", rows_per_part=2, lance=lance)
+    assert not d2v.verify_dataset(tmp_path / "out", encoder).problems
+
+
+def test_every_part_with_other_rows_is_named(encoder, finished):
+    for file in sorted(finished.glob("part-*.parquet")):
+        rewrite(file, lambda table: table.take([0, 0, *range(2, len(table))]))
+    problems = d2v.verify_dataset(finished, encoder).problems
+    n_parts = len(list(finished.glob("part-*.parquet")))
+    assert sum("other rows" in problem for problem in problems) == n_parts > 1
+
+
+def test_parquet_with_two_columns_of_one_name_is_refused(encoder, tmp_path):
+    table = pyarrow.table([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    with pytest.raises(DataFileError, match=r"rows\.parquet has two columns 'text'"):
+        d2v.embed_dataset(encoder, str(tmp_path / "rows.parquet"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_moved_input_is_the_same_input(encoder, tmp_path):
     """And the folder can be compared with it, once it was named."""
     write_jsonl(tmp_path / "rows.jsonl")
@@ -273,6 +327,7 @@ def test_folder_with_other_files_is_refused(encoder, tmp_path):
         ([{"text": "x"}], {"rows_per_part": 0}, "1 row or more"),
         ([{"text": "x"}], {"on_error": "ignore"}, "stop, skip|skip, stop"),
         ([{"text": "x"}], {"engine": "spark"}, "Unknown engine"),
+        ([{"text": "x"}], {"workers": 4}, "need the engine ray"),
         ([{"text": "x"}], {"vectors": VectorFormat("int4")}, "Unknown precision"),
         ([{"text": "x"}], {"vectors": VectorFormat(dimensions=10_000)}, "10000 cannot be kept"),
         ([], {}, "holds no row"),

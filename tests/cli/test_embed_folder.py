@@ -39,6 +39,13 @@ def test_folder_is_written_resumed_and_verified(folder):
     assert verified.exit_code == 0 and "10 vectors of 10 rows, each once" in verified.output
 
 
+def test_cut_and_empty_texts_are_warned_of(folder):
+    Path("rows.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in ("a", "", "word " * 5000)))
+    result = d2v("embed", "rows.jsonl", "--out", "out", *TINY)
+    assert result.exit_code == 0, result.output
+    assert "1 texts are empty" in result.output and "1 texts are longer than the encoder reads" in result.output
+
+
 def test_dry_run_writes_nothing(folder):
     command = ("embed", "rows.jsonl", "--out", "out", "--dry-run", "--workers", 3, "--price-per-hour", 2, *TINY)
     result = d2v(*command)
@@ -54,6 +61,8 @@ def test_dry_run_writes_nothing(folder):
         (("rows.jsonl", "--out", "x.npy", "--dry-run"), "--dry-run needs a folder"),
         (("rows.jsonl", "rows.jsonl", "--out", "x.npy"), "more than one file needs a folder"),
         (("rows.jsonl", "--out", "out", "--layer", "2"), "--layer is for single files"),
+        (("rows.jsonl", "--out", "out", "--layer", "0"), "--layer is for single files"),
+        (("rows.jsonl", "--out", "out", "--workers", "4"), "need the engine ray"),
         (("rows.jsonl", "--out", "out", "--engine", "ray", "--workers", "0"), "0 workers compute nothing"),
         (("rows.jsonl", "--out", "out", "--dry-run", "--workers", "0"), "1 worker or more"),
         (("rows.jsonl", "--out", "out", "--dry-run", "--price-per-hour", "-1"), "a price of 0 or more"),

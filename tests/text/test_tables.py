@@ -136,3 +136,16 @@ def test_skip_bad_keeps_the_pairs_after_a_stray_quote(tmp_path):
     assert pairs.left == ["a", "e"] and pairs.skipped == 1
     with pytest.raises(DataFileError, match="line 3"):
         read_pairs(tmp_path / "p.csv")
+
+
+@pytest.mark.parametrize(("name", "header"), [("a.csv", "text,other,text"), ("a.tsv", "text\tother\ttext")])
+def test_two_columns_of_one_name_are_refused(tmp_path, name, header):
+    file = tmp_path / name
+    file.write_text(f"{header}\n" + header.replace("text", "hello") + "\n")
+    with pytest.raises(DataFileError, match=rf"{name} has two columns 'text'; rename"):
+        list(tables.parse_rows(file, file.suffix[1:]))
+
+
+def test_columns_without_a_name_may_be_several(tmp_path):
+    (tmp_path / "a.csv").write_text("text,,\nhello,1,2\n")
+    assert [row["text"] for _, row in tables.parse_rows(tmp_path / "a.csv", "csv")] == ["hello"]

@@ -35,6 +35,8 @@ class DatasetResult:
         n_parts: Files with vectors.
         n_computed: Parts that this run computed; the others were there.
         n_tokens: Tokens that this run computed.
+        n_cut: Texts that this run cut, since they are longer than the encoder reads.
+        n_empty: Texts that this run found empty.
     """
 
     folder: str
@@ -43,6 +45,8 @@ class DatasetResult:
     n_parts: int
     n_computed: int
     n_tokens: int
+    n_cut: int = 0
+    n_empty: int = 0
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ def embed_dataset(
             n_workers = run.workers
         price = None if price_per_hour is None else n_workers * price_per_hour
         results = _run(run, missing, price, counts_itself=engine == "local") if missing else []
-        result = _finish(plan, output, results)
+        result = _finish(plan, output, results, cuts_texts=model.spec.on_overflow == "truncate")
         if lance:
             write_lance_copy(EmbeddedDataset(out))
         return result
@@ -154,6 +158,8 @@ def _check_engine(
         raise unknown_name("engine", engine, ENGINES)
     if engine == "ray" and isinstance(encoder, Encoder):
         raise InputError("Ray's workers load the encoder themselves; give its name or folder.")
+    if engine != "ray" and (workers is not None or tokenisers is not None):
+        raise InputError("The engine local is this process; more workers or tokenisers need the engine ray.")
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers compute nothing; give 1 or more.")
     if (tokenisers or 0) < 0:
@@ -235,7 +241,7 @@ def missing_parts(plan: EmbeddingPlan, output: OutputFolder) -> list[Part]:
 
 def _is_whole(part: Part, plan: EmbeddingPlan, output: OutputFolder) -> bool:
     """Whether a part that is there has a beginning and an end; an object store has no others."""
-    return output.local is None or read_note(part, output) == part.note(plan.key)
+    return output.local is None or read_note(part, output) in map(part.note, plan.keys)
 
 
 def estimate(
@@ -302,13 +308,15 @@ def _run(
     return results
 
 
-def _finish(plan: EmbeddingPlan, output: OutputFolder, computed: list[PartResult]) -> DatasetResult:
+def _finish(
+    plan: EmbeddingPlan, output: OutputFolder, computed: list[PartResult], *, cuts_texts: bool
+) -> DatasetResult:
     """Write what every part has, for `verify_dataset`."""
     by_name = {result.name: result for result in computed}
     parts = [] if computed else read_manifest(plan, output)
     if not parts:
         results = [by_name.get(part.name) or _read_result(part, output) for part in plan.parts()]
-        parts = [{key: value for key, value in asdict(result).items() if key != "n_tokens"} for result in results]
+        parts = [{key: asdict(result)[key] for key in ("name", "n_rows", "n_skipped", "sha256")} for result in results]
         output.write_json(MANIFEST_FILE, {"format": FORMAT, "plan": plan.key, "parts": parts})
     return DatasetResult(
         folder=output.url,
@@ -317,6 +325,8 @@ def _finish(plan: EmbeddingPlan, output: OutputFolder, computed: list[PartResult
         n_parts=len(parts),
         n_computed=len(computed),
         n_tokens=sum(result.n_tokens for result in computed),
+        n_cut=sum(result.n_overlong for result in computed) if cuts_texts else 0,
+        n_empty=sum(result.n_empty for result in computed),
     )
 
 
@@ -333,4 +343,4 @@ def _read_result(part: Part, output: OutputFolder) -> PartResult:
     except (pyarrow.ArrowException, OSError) as error:
         raise StorageError(f"{output.url}/{part.name} is damaged ({error}); delete it and run again.") from None
     n_rows = part.stop - part.start
-    return PartResult(part.name, n_rows, n_rows - n_vectors, 0, output.sha256(part.name))
+    return PartResult(part.name, n_rows, n_rows - n_vectors, output.sha256(part.name))

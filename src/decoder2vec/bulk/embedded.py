@@ -58,7 +58,7 @@ class EmbeddedDataset:
             raise StorageError(f"{file} is missing; run `d2v embed` again.") from None
         except pyarrow.ArrowException as error:
             raise StorageError(f"{file} is damaged ({error}); {cure}.") from None
-        if read_note(part, self.output) != part.note(self.plan.key):
+        if read_note(part, self.output) not in map(part.note, self.plan.keys):
             raise StorageError(f"{file} is a part of something else; {cure}.")
         if len(table) + record["n_skipped"] != part.stop - part.start:
             n_rows, n_skipped = part.stop - part.start, record["n_skipped"]
@@ -71,7 +71,7 @@ def read_manifest(plan: EmbeddingPlan, output: OutputFolder) -> list[dict[str, A
     try:
         document = output.read_json(MANIFEST_FILE)
         parts: list[dict[str, Any]] = document["parts"]
-        is_whole = document["plan"] == plan.key and [row["name"] for row in parts] == [p.name for p in plan.parts()]
+        is_whole = document["plan"] in plan.keys and [row["name"] for row in parts] == [p.name for p in plan.parts()]
         return parts if is_whole else []
     except (StorageError, KeyError, TypeError):
         return []

@@ -15,7 +15,7 @@ from typing import Any
 from decoder2vec.backbone.fingerprint import file_sha256
 from decoder2vec.errors import DataFileError, Decoder2VecError, InputError, MissingExtraError, StorageError
 from decoder2vec.text.files import text_problem
-from decoder2vec.text.tables import RowOrError, format_of, parse_rows
+from decoder2vec.text.tables import RowOrError, doubled_name, format_of, parse_rows
 
 _SUFFIXES = (".parquet", ".lance", ".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 _GZIPPED = tuple(f"{suffix}.gz" for suffix in _SUFFIXES[2:])
@@ -116,6 +116,8 @@ def inspect_file(path: str) -> tuple[RowFile, dict[str, str]]:
     if path.endswith(".parquet"):
         with _open_parquet(path) as file:
             columns = {field.name: str(field.type) for field in file.schema_arrow}
+            if doubled := doubled_name(file.schema_arrow.names):
+                raise DataFileError(f"{path} has two columns {doubled!r}; rename or remove one.")
             return RowFile(path, file.metadata.num_rows, version), columns
     if path.endswith(".lance"):
         table = open_lance(path)
@@ -335,6 +337,14 @@ def common_columns(files: Sequence[tuple[RowFile, dict[str, str]]]) -> dict[str,
         for name, kind in file_columns.items():
             columns[name] = kind if file.has_types else _common_kind(columns.get(name, "null"), kind)
     return columns
+
+
+def same_rows(table: Any, other: Any) -> bool:
+    """Whether two Arrow tables hold the same; to Arrow itself, a column with NaN does not equal its own copy."""
+    return bool(table.schema.equals(other.schema)) and all(
+        column.equals(expected) or repr(column.to_pylist()) == repr(expected.to_pylist())
+        for column, expected in zip(table.columns, other.columns, strict=True)
+    )
 
 
 def _to_table(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> Any:

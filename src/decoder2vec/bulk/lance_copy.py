@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.bulk.embedded import EmbeddedDataset
-from decoder2vec.bulk.files import error_reason, import_pyarrow, open_lance
+from decoder2vec.bulk.files import error_reason, import_pyarrow, open_lance, same_rows
 from decoder2vec.errors import DataFileError, Decoder2VecError, StorageError
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import atomic_folder
@@ -59,7 +59,7 @@ def has_lance_copy(dataset: EmbeddedDataset) -> bool:
         table = open_lance(f"{dataset.output.path}/{LANCE_TABLE}")
     except DataFileError as error:
         raise StorageError(f"{str(error).rstrip('.')}; delete it and run again.") from None
-    if (table.schema.metadata or {}).get(_PLAN_KEY) != dataset.plan.key.encode():
+    if (table.schema.metadata or {}).get(_PLAN_KEY, b"").decode() not in dataset.plan.keys:
         raise StorageError(f"{dataset.output.url}/{LANCE_TABLE} has other rows; delete it and run again.")
     return True
 
@@ -83,7 +83,7 @@ def _compare_rows(dataset: EmbeddedDataset) -> list[str]:
     copy, start = open_lance(f"{dataset.output.path}/{LANCE_TABLE}"), 0
     for part, table in zip(dataset.plan.parts(), dataset.tables(), strict=True):
         rows = copy.search().offset(start).limit(len(table)).to_arrow() if len(table) else table
-        if not rows.select(table.column_names).equals(table):
+        if not same_rows(rows.select(table.column_names), table):
             return [f"{LANCE_TABLE} differs from {part.name}; delete it and run the same command again"]
         start += len(table)
     return _count_rows(dataset)

@@ -35,8 +35,11 @@ class PartResult:
     """Rows that were read."""
     n_skipped: int
     """Rows without a vector."""
-    n_tokens: int
     sha256: str
+    n_tokens: int = 0
+    n_overlong: int = 0
+    """Texts that are longer than the encoder reads at once."""
+    n_empty: int = 0
 
 
 class PartReader:
@@ -87,7 +90,8 @@ class PartEmbedder:
     def embed(self, part: Part, table: Any, problems: Problems) -> PartResult:
         """Compute and write a part whose rows `read` has returned."""
         self._check(part, problems)
-        n_tokens = self.encoder.stats.tokens
+        stats = self.encoder.stats
+        n_tokens, n_overlong = stats.tokens, stats.overlong
         texts = table[self.plan.text_column].to_pylist()
         rows = [index for index in range(len(texts)) if index not in problems]
         vectors = store_vectors(self._embed(texts, rows, part, problems), self.plan.vectors)
@@ -96,8 +100,15 @@ class PartEmbedder:
         keep = [index for index in rows if index not in problems]
         with self.output.writing(part.name) as file:
             self._write(file, table.take(keep), vectors, part)
-        n_tokens = self.encoder.stats.tokens - n_tokens
-        return PartResult(part.name, len(table), len(problems), n_tokens, self.output.sha256(part.name))
+        return PartResult(
+            part.name,
+            len(table),
+            len(problems),
+            self.output.sha256(part.name),
+            n_tokens=stats.tokens - n_tokens,
+            n_overlong=stats.overlong - n_overlong,
+            n_empty=sum(not texts[index].strip() for index in keep),
+        )
 
     def read(self, part: Part) -> tuple[Any, Problems]:
         """The rows of a part with their ids, and why some cannot be embedded."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import takewhile
 from typing import Any
 
@@ -116,6 +116,11 @@ class EmbeddingPlan:
             file["path"] = name
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def keys(self) -> tuple[str, str]:
+        """The key, and that of the same plan before rows were skipped: what was written by then has no such rows."""
+        return self.key, replace(self, on_error="stop").key
+
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON object, for `from_json`."""
         return {"format": FORMAT, **asdict(self), "files": [asdict(file) for file in self.files]}
@@ -143,7 +148,7 @@ class EmbeddingPlan:
         Raises:
             StorageError: It has vectors of another encoder, other settings or other rows.
         """
-        if self.key == stored.key:
+        if stored.key in self.keys:
             return
         new, old = self.to_json(), stored.to_json()
         name = next(name for name in new if new[name] != old[name])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from decoder2vec.bulk.embedded import EmbeddedDataset
-from decoder2vec.bulk.files import RowFile, file_version
+from decoder2vec.bulk.files import RowFile, file_version, same_rows
 from decoder2vec.bulk.lance_copy import compare_lance_copy
 from decoder2vec.bulk.output import OutputFolder
 from decoder2vec.bulk.parts import VECTOR_COLUMN, PartEmbedder, store_vectors
@@ -61,7 +61,8 @@ def verify_dataset(out: str | Path, encoder: Encoder) -> Verification:
     plan, output = dataset.plan, dataset.output
     if encoder.fingerprint != plan.encoder:
         raise StorageError(f"{output.url} holds vectors of another encoder; name the one that wrote it with --encoder.")
-    problems = _changed_files(plan.files)
+    changed = _changed_files(plan.files)
+    problems = list(changed)
     parts = list(plan.parts())
     expected = {part.name for part in parts}
     problems += [
@@ -77,7 +78,7 @@ def verify_dataset(out: str | Path, encoder: Encoder) -> Verification:
             try:
                 stored = dataset.read(part)
                 n_vectors += len(stored)
-                if not problems:  # of a changed input, the rows cannot be compared
+                if not changed:  # else the rows cannot be compared
                     _compare_rows(stored, part, embedder, output)
                 if index % max(1, len(parts) // _SAMPLED_ROWS) == 0 and len(stored):
                     samples.append(stored.take(np.linspace(0, len(stored) - 1, min(per_part, len(stored)), dtype=int)))
@@ -112,7 +113,7 @@ def _compare_rows(stored: Any, part: Part, embedder: PartEmbedder, output: Outpu
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StorageError(f"{part.skipped_name} is missing or damaged ({error})") from None
     expected = table.take([index for index in range(len(table)) if index not in skipped])
-    if not stored.drop_columns([VECTOR_COLUMN]).equals(expected):
+    if not same_rows(stored.drop_columns([VECTOR_COLUMN]), expected):
         raise StorageError(f"{part.name} has other rows than its range of the input")
 
 

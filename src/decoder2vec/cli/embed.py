@@ -139,7 +139,7 @@ def embed(
             raise InputError(f"{out} is a single file; {what} needs a folder, a name without a suffix.")
         _embed_file(sources[0], Path(out), column, load, normalize=normalize)
         return
-    if used := [name for name, value in (choices | {"exact": exact}).items() if value]:
+    if used := list(_given(choices | {"exact": exact or None})):
         raise InputError(f"--{used[0]} is for single files; save such an encoder, and name it with --encoder.")
     from decoder2vec.bulk.plan import VectorFormat
 
@@ -164,6 +164,10 @@ def _embed_folder(sources: list[str], out: str, encoder: str, options: dict[str,
         progress.expect("loading the model")
         progress.expect("reading")
         result = embed_dataset(encoder, sources, out, **options)
+    if result.n_empty:
+        info(f"warning: {result.n_empty:,} texts are empty; their vectors say nothing")
+    if result.n_cut:
+        info(f"warning: {result.n_cut:,} texts are longer than the encoder reads; they were cut")
     skipped = f"; {result.n_skipped:,} were skipped, see skipped-*.jsonl" if result.n_skipped else ""
     info(
         f"{result.folder} has {result.n_rows - result.n_skipped:,} vectors of {result.n_rows:,} rows in "

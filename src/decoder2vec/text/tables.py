@@ -8,7 +8,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -48,6 +48,8 @@ def parse_rows(source: str | Path, file_format: str, *, guess_charset: bool = Fa
             return
         with _open(Path(source), guess_charset) as handle:
             yield from parsers[file_format](handle)
+    except _DoubledColumn as error:
+        raise DataFileError(f"{source} has two columns {error.args[0]!r}; rename or remove one.") from None
     except UnicodeDecodeError as error:
         raise DataFileError(
             f"{source} is not UTF-8 (byte {error.object[error.start]:#x} {error.reason}); "
@@ -93,6 +95,7 @@ def _parse_tsv(handle: TextIO) -> Iterator[RowOrError]:
         yield from _parse_csv(chain([header], handle))  # a CSV file that is called .tsv
         return
     names = header.rstrip("\r\n").split("\t")
+    _check_names(names)
     for number, line in enumerate(handle, 2):
         if fields := line.rstrip("\r\n"):
             values = fields.split("\t")
@@ -127,11 +130,27 @@ def _parse_csv(handle: Iterable[str]) -> Iterator[RowOrError]:
             return
         if not names:
             names = values
+            _check_names(names)
         elif values and len(values) < len(names) and first <= malformed_until:
             yield first, "a piece of a malformed row above."
         elif values:
             row = dict.fromkeys(names) | dict(zip(names, values, strict=False))
             yield first, _extra_fields_error(values, names) or row
+
+
+class _DoubledColumn(ValueError):
+    """Two columns of a table have the same name, so that it is not known which one is meant."""
+
+
+def _check_names(names: Sequence[str]) -> None:
+    if doubled := doubled_name(names):
+        raise _DoubledColumn(doubled)
+
+
+def doubled_name(names: Iterable[str]) -> str:
+    """The first name that occurs twice; empty if there is none. Columns without a name do not count."""
+    counts = Counter(names)
+    return next((name for name, count in counts.items() if name and count > 1), "")
 
 
 def _csv_error(error: csv.Error, first: int, last: int, reread: bool) -> str:
