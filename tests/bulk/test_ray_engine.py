@@ -20,6 +20,7 @@ import decoder2vec as d2v
 from decoder2vec.bulk import dataset, ray_encoder, ray_engine
 from decoder2vec.bulk.dataset import make_plan
 from decoder2vec.bulk.ray_engine import RayEngine
+from decoder2vec.bulk.tokens import TokeniserSettings
 from decoder2vec.cli import app
 from decoder2vec.errors import InputError, StorageError
 from toys import hashing
@@ -34,7 +35,8 @@ N_ROWS = 120
 @pytest.fixture(scope="module")
 def cluster(own_cache):
     """Two workers on this machine."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
+    # workers are as important as the tests of other files that run at the same time
+    os.environ.update(RAY_AUTH_MODE="disabled", RAY_worker_niceness="0")
     try:
         ray.init(num_cpus=2, log_to_driver=False, include_dashboard=False, logging_level="ERROR")
     except Exception as error:  # no shared memory, no ports ...
@@ -120,12 +122,6 @@ def test_worker_that_is_fed_with_tokens_writes_the_same_files(cluster, data, mix
     assert contents(tmp_path / "out") == contents(data / "mixed-local")
 
 
-def test_bad_row_is_the_same_sentence_from_tokens(cluster, tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"text": "fine"}\n{not json\n', "utf-8")
-    with pytest.raises(d2v.DataFileError, match=r"row 2: line 2"):
-        embed(tmp_path / "rows.jsonl", tmp_path / "out", engine="ray", workers=1, tokenisers=1)
-
-
 @pytest.mark.parametrize("victim", ["TokenisingWorker", "_Worker"])
 def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, tmp_path, victim):
     """A thread kills the first process of that kind that it sees, whatever it is doing."""
@@ -137,6 +133,7 @@ def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, 
             for process in [each for each in workers() if victim in " ".join(_command(each))][:1]:
                 os.kill(process.pid, signal.SIGKILL)
                 killed.append(process.pid)
+            time.sleep(0.01)  # the cores are for the workers
 
     killer = threading.Thread(target=kill_one)
     killer.start()
@@ -147,7 +144,33 @@ def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, 
 
 
 @pytest.fixture
-def with_deadly_rows(monkeypatch, tmp_path):
+def hashing_workers(monkeypatch):
+    """Workers that hash texts, where vectors are not the point: they start without torch."""
+    monkeypatch.setattr(dataset, "Encoder", HashEncoder)
+    monkeypatch.setattr(dataset, "TokeniserSettings", NoTokens)
+    monkeypatch.setattr(ray_engine, "_Worker", HashWorker)
+    ray.cloudpickle.register_pickle_by_value(hashing)  # workers cannot import the files of tests
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(hashing)
+
+
+@pytest.mark.parametrize("tokenisers", [0, 1])
+def test_bad_row_is_the_same_sentence(cluster, hashing_workers, monkeypatch, tmp_path, tokenisers):
+    settings = TokeniserSettings.of(d2v.Encoder.from_pretrained("tiny-llama", device="cpu"), "")
+    monkeypatch.setattr(dataset, "TokeniserSettings", SimpleNamespace(of=lambda *_: settings))  # tokens are real
+    (tmp_path / "rows.jsonl").write_text('{"text": "fine"}\n{not json\n', "utf-8")
+    with pytest.raises(d2v.DataFileError, match=r"row 2: line 2"):
+        embed(tmp_path / "rows.jsonl", tmp_path / "out", engine="ray", workers=1, tokenisers=tokenisers)
+
+
+def test_other_encoder_on_a_node_is_one_sentence(cluster, hashing_workers, data, tmp_path):
+    plan = replace(make_plan(HashEncoder(), str(data / "rows.jsonl")), encoder="of another encoder")
+    with pytest.raises(StorageError, match=r"workers of Ray failed: .*another encoder on this node[^\n]*$"):
+        list(RayEngine(plan, "hashes", str(tmp_path), workers=1, device="cpu")(plan.parts()))
+
+
+@pytest.fixture
+def with_deadly_rows(hashing_workers, monkeypatch, tmp_path):
     """with_deadly_rows(**options) embeds 12 rows by hashing workers, which rows 3 and 7 kill."""
     rows = [{"id": f"r{n}", "text": "deadly" if n in (3, 7) else f"sentence {n}"} for n in range(12)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
@@ -158,14 +181,10 @@ def with_deadly_rows(monkeypatch, tmp_path):
             encode = self._embed.encode
             self._embed.encode = lambda texts: os.kill(os.getpid(), 9) if "deadly" in texts else encode(texts)
 
-    monkeypatch.setattr(dataset, "Encoder", HashEncoder)
-    monkeypatch.setattr(dataset, "TokeniserSettings", NoTokens)
     monkeypatch.setattr(ray_engine, "_Worker", DyingWorker)
-    ray.cloudpickle.register_pickle_by_value(hashing)  # workers cannot import the files of tests
-    yield lambda **options: dataset.embed_dataset(
-        "hashes", str(tmp_path / "rows.jsonl"), tmp_path / "out", rows_per_part=4, engine="ray", **options
+    return lambda rows_per_part=4, **options: dataset.embed_dataset(
+        "hashes", str(tmp_path / "rows.jsonl"), tmp_path / "out", rows_per_part=rows_per_part, engine="ray", **options
     )
-    ray.cloudpickle.unregister_pickle_by_value(hashing)
 
 
 def test_row_that_kills_its_worker_is_skipped(cluster, with_deadly_rows, tmp_path):
@@ -197,11 +216,21 @@ def test_workers_that_always_die_are_one_sentence(cluster, with_deadly_rows, mon
 
     monkeypatch.setattr(ray_engine, "_Worker", BrokenWorker)
     with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes died"):
-        with_deadly_rows(on_error="skip", workers=1)
+        with_deadly_rows(on_error="skip", workers=1, rows_per_part=12)
 
 
 def test_text_that_kills_the_worker_of_an_encoder_is_one_sentence(cluster, monkeypatch):
-    class DyingWorker(ray_encoder._Worker):
+    expected = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32").fingerprint
+
+    class DyingWorker:
+        """Dies before it needs the encoder, and loads none, since it is started again and again."""
+
+        def __init__(self, *_):
+            pass
+
+        def fingerprint(self):
+            return expected
+
         def compute(self, *_):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -209,19 +238,6 @@ def test_text_that_kills_the_worker_of_an_encoder_is_one_sentence(cluster, monke
     shared = d2v.RayEncoder.from_name("tiny-llama", workers=1, device="cpu", dtype="float32")
     with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes died"):
         shared.encode([f"sentence {number}" for number in range(200)])
-
-
-def test_bad_row_is_the_same_sentence(cluster, tmp_path):
-    (tmp_path / "rows.jsonl").write_text('{"text": "fine"}\n{not json\n', "utf-8")
-    with pytest.raises(d2v.DataFileError, match=r"row 2: line 2"):
-        embed(tmp_path / "rows.jsonl", tmp_path / "out", engine="ray", workers=1)
-
-
-def test_other_encoder_on_a_node_is_one_sentence(cluster, data, tmp_path):
-    encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
-    plan = replace(make_plan(encoder, str(data / "rows.jsonl")), encoder="of another encoder")
-    with pytest.raises(StorageError, match=r"workers of Ray failed: .*another encoder on this node[^\n]*$"):
-        list(RayEngine(plan, "tiny-llama", str(tmp_path), workers=1, device="cpu")(plan.parts()))
 
 
 @pytest.mark.parametrize(("workers", "n_gpus", "wanted", "started"), [(2, 0, 3, 2), (2, 0, None, 0), (2, 2, None, 2)])
@@ -275,7 +291,7 @@ def test_commands_use_the_engine(cluster, tmp_path):
     pairs = "".join(f"a cat {n}\ta dog {n % 7}\t{n % 5}\n" for n in range(80))
     (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
     (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "sentence {n}"}}\n' for n in range(200)), "utf-8")
-    on_ray = ["--engine", "ray", "--workers", "2", "--device", "cpu", "--dtype", "float32"]
+    on_ray = ["--engine", "ray", "--workers", "1", "--device", "cpu", "--dtype", "float32"]
     data = str(tmp_path / "pairs.tsv")
 
     def command(*arguments):
