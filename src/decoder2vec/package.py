@@ -1,9 +1,12 @@
-"""The package itself: its version, what must happen before torch is imported, and subpackages that can be called."""
+"""The package itself: its version, what is done before or while torch is imported, and subpackages to call."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -23,6 +26,21 @@ def limit_spinning() -> None:
     """
     if not any(name in os.environ for name in WAIT_VARIABLES) and "torch" not in sys.modules:
         os.environ["GOMP_SPINCOUNT"] = _SPIN_COUNT
+
+
+@contextmanager
+def garbage_collection_paused() -> Iterator[None]:
+    """Context for a quick start: imports and loading create a million objects that stay.
+
+    The garbage collector would walk them over and over as they become more.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class CallablePackage(ModuleType):

@@ -22,8 +22,9 @@ from safetensors import safe_open
 
 from decoder2vec.backbone.tiny import tiny_folder
 from decoder2vec.cli import app, skip_last_collection
-from decoder2vec.cli.options import garbage_collection_paused, open_encoder
+from decoder2vec.cli.options import open_encoder
 from decoder2vec.errors import BackboneError
+from decoder2vec.package import garbage_collection_paused
 from toys.command import SCORED_ROWS, SMALL_SWEEP, d2v, tiny_encoder, write_rows
 
 PROGRAM = "from decoder2vec.cli import main; main()"

@@ -19,6 +19,7 @@ from decoder2vec.bulk.parts import PartEmbedder, PartReader, PartResult
 from decoder2vec.bulk.plan import EmbeddingPlan, Part
 from decoder2vec.bulk.tokens import TokeniserSettings, distinct_texts, read_prompts, table_from_bytes, table_to_bytes
 from decoder2vec.errors import DataFileError, Decoder2VecError, MissingExtraError, StorageError
+from decoder2vec.package import garbage_collection_paused
 from decoder2vec.storage import parse_json
 
 if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not need
@@ -163,9 +164,10 @@ class _Worker:
 
     def load_encoder(self, name: str, device: str | None, dtype: str) -> PretokenisedEncoder:
         """Return the encoder."""
-        from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
+        with garbage_collection_paused():
+            from decoder2vec.bulk.pretokenised_encoder import PretokenisedEncoder
 
-        encoder = PretokenisedEncoder.from_pretrained(name, device=device, dtype=dtype)
+            encoder = PretokenisedEncoder.from_pretrained(name, device=device, dtype=dtype)
         assert isinstance(encoder, PretokenisedEncoder)
         return encoder
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from decoder2vec.errors import InputError, unknown_name
+from decoder2vec.package import garbage_collection_paused
 
 if TYPE_CHECKING:
     from decoder2vec.encoder import Encoder
@@ -42,23 +41,6 @@ Exact = Annotated[
 Columns = Annotated[str, typer.Option(help="Column names of the two texts and the score.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Skip lines that cannot be used instead of stopping.")]
 Limit = Annotated[int | None, typer.Option(help="Use only this many pairs, spread evenly over the file.")]
-
-
-@contextmanager
-def garbage_collection_paused() -> Iterator[None]:
-    """Context for a quick start: imports and loading create a million objects that stay.
-
-    The garbage collector would walk them over and over as they become more.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
 Engine = Annotated[str, typer.Option(help="local (this process) or ray (a cluster, or all cores).")]
 Workers = Annotated[int | None, typer.Option(help="Processes of the engine ray; by default one for each GPU or core.")]
 

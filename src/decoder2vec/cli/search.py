@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype, garbage_collection_paused
+from decoder2vec.cli.options import Device, Dtype
 from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError
+from decoder2vec.package import garbage_collection_paused
 
 if TYPE_CHECKING:
     from decoder2vec.search.index import Hit, Index

@@ -15,12 +15,12 @@ from decoder2vec.cli.options import (
     Layer,
     PoolingOption,
     TemplateOption,
-    garbage_collection_paused,
     open_encoder,
 )
 from decoder2vec.cli.output import info, table
 from decoder2vec.config import DEFAULT_ENCODER
 from decoder2vec.errors import InputError
+from decoder2vec.package import garbage_collection_paused
 
 if TYPE_CHECKING:
     from decoder2vec.heads.layerwise import Explanation
