@@ -66,6 +66,7 @@ def test_dry_run_writes_nothing(folder):
         (("rows.jsonl", "--out", "out", "--engine", "ray", "--workers", "0"), "0 workers compute nothing"),
         (("rows.jsonl", "--out", "out", "--dry-run", "--workers", "0"), "1 worker or more"),
         (("rows.jsonl", "--out", "out", "--dry-run", "--price-per-hour", "-1"), "a price of 0 or more"),
+        (("rows.parquet", "--out", "x.npy"), "give --out a folder"),
         (("rows.jsonl",), "--out for the result"),
         (("--out", "out"), "files to embed"),
         (("--verify", "absent"), "has no plan.json"),

@@ -16,7 +16,8 @@ class HashEncoder:
     fingerprint, dim, prompts = "hashes", 8, {}
 
     def __init__(self):
-        self.stats, self.backbone = SimpleNamespace(tokens=0), SimpleNamespace(dtype="torch.float32")
+        self.stats = SimpleNamespace(tokens=0, overlong=0)
+        self.backbone, self.spec = SimpleNamespace(dtype="torch.float32"), SimpleNamespace(on_overflow="truncate")
 
     @classmethod
     def from_pretrained(cls, *_, **__):

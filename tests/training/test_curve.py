@@ -177,6 +177,23 @@ def test_triplets_are_examples(backbone, tmp_path):
     assert all(point.tried == [] for point in curve.points), "with one choice there is nothing to choose"
 
 
+def test_folder_of_scored_pairs_is_learned_from(backbone, tmp_path):
+    """As the guide says: train.tsv and dev.tsv, and recipes that learn by contrast if they are left alone."""
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name, pairs in (("train", SCORED.train), ("dev", SCORED.dev[0])):
+        rows = [
+            f"{left}\t{right}\t{score}"
+            for left, right, score in zip(pairs.left, pairs.right, pairs.scores, strict=True)
+        ]
+        (mine / f"{name}.tsv").write_text("\n".join(["sentence1\tsentence2\tscore", *rows]))
+    curve = learning_curve(
+        mine, backbone("tiny-gpt2"), tmp_path / "curve", sizes=[8], recipes=["lora"], seeds=[0],
+        settings=("training.epochs=1", "rank=2"), grid={"training.rate": [1e-2]},
+    )  # fmt: skip
+    assert curve.document["config"]["lora"]["objective"]["name"] == "cosent" and curve.noun == "pairs"
+
+
 # --- sentences ------------------------------------------------------------------------------------------------------
 
 

@@ -249,3 +249,11 @@ def test_licences_are_read_from_the_folder_of_a_model(tmp_path):
     assert find_licence(str(tmp_path)) == "mit"
     (tmp_path / "README.md").write_text('---\nlanguage: en\nlicense: "apache-2.0"\n---\n# A model\nlicense: none\n')
     assert find_licence(str(tmp_path)) == "apache-2.0"
+
+
+def test_folder_with_scored_pairs_alone_names_the_objective_for_them(tmp_path):
+    write_tables(tmp_path, {"train.tsv": [("sentence1", "sentence2", "score"), ("a", "b", "1.0")]})
+    source = DataSource.of(tmp_path)
+    assert source.has_scored_pairs()
+    with pytest.raises(DataFileError, match=r"objective\.name=cosent to learn from the scored pairs of train\.tsv"):
+        source.load(load_plan("lora", []), lambda _: None)

@@ -137,6 +137,8 @@ def embed(
         if used or len(sources) > 1:
             what = used[0] if used else "more than one file"
             raise InputError(f"{out} is a single file; {what} needs a folder, a name without a suffix.")
+        if Path(sources[0]).suffix in (".parquet", ".lance"):
+            raise InputError(f"{sources[0]} has rows, not lines; give --out a folder, a name without a suffix.")
         _embed_file(sources[0], Path(out), column, load, normalize=normalize)
         return
     if used := list(_given(choices | {"exact": exact or None})):

@@ -26,7 +26,7 @@ from decoder2vec.maths.learning_curve import Forecast, forecast, half_interval, 
 from decoder2vec.progress import current_progress
 from decoder2vec.report.curve_figures import draw_learning_curve
 from decoder2vec.storage import check_replaceable, parse_json, versions, write_json
-from decoder2vec.text.files import ScoredPairs, naming_lines, read_data_kind
+from decoder2vec.text.files import ScoredPairs, naming_lines
 from decoder2vec.training.data import TrainingData, check_scores
 from decoder2vec.training.data_source import DataSource
 from decoder2vec.training.defaults import choose_reading, choose_schedule
@@ -269,8 +269,7 @@ def _load_stages(
     """A stage for each recipe, with all data; the objective is one that learns from these."""
     if not names or len(set(names)) < len(names):
         raise InputError("Give the recipes to compare, each once.")
-    learns_scores = "freeze" in names or (source.data is not None and source.data.train is not None)
-    learns_scores = learns_scores or any(read_data_kind(file) == "scored pairs" for file in source.files)
+    learns_scores = "freeze" in names or source.has_scored_pairs()
     stages: list[tuple[Stage, TrainingData]] = []
     for name in names:
         if name in (*PLAN_RECIPES, "rerank"):

@@ -431,10 +431,17 @@ def _find(folder: Path, name: str, role: str, notes: list[str], by_role: Collect
                 notes.append(f"there is no {name} in {folder}; {path.name} is used instead")
             return path
     extensions = ", ".join(_EXTENSIONS)
+    cure = "name a file with --data"
+    if role == "triplets" and (scored := file_of_role(folder, "train")):
+        cure += f", or add --set objective.name=cosent to learn from the scored pairs of {scored.name}"
     raise DataFileError(
-        f"{folder} has no file {requested!r}, nor one named {role} with an extension of {extensions}; "
-        "name a file with --data."
+        f"{folder} has no file {requested!r}, nor one named {role} with an extension of {extensions}; {cure}."
     )
+
+
+def file_of_role(folder: Path, role: str) -> Path | None:
+    """The file of a folder that is named after a role, such as dev.tsv."""
+    return next((path for path in _named_by_role(folder, role) if path.is_file()), None)
 
 
 def _named_by_role(folder: Path, role: str) -> list[Path]:

@@ -12,7 +12,15 @@ from decoder2vec.backbone.sources import Notify
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.progress import in_phase
 from decoder2vec.text.files import DataKind, read_data_kind
-from decoder2vec.training.data import FILE_ROLES, ROLES, TrainingData, check_scores, find_files, load_data
+from decoder2vec.training.data import (
+    FILE_ROLES,
+    ROLES,
+    TrainingData,
+    check_scores,
+    file_of_role,
+    find_files,
+    load_data,
+)
 from decoder2vec.training.defaults import choose_metric, choose_schedule
 from decoder2vec.training.plan import Plan, Stage
 
@@ -92,6 +100,14 @@ class DataSource:
             tuple(columns) if columns is not None else None,
             ROLES if folder_is_named else ("dev", "test") if auto_dev else (),
         )
+
+    def has_scored_pairs(self) -> bool:
+        """Whether scored pairs are what there is to learn from."""
+        if self.data is not None:
+            return self.data.train is not None
+        if self.files:
+            return any(read_data_kind(file) == "scored pairs" for file in self.files)
+        return bool(file_of_role(self.folder, "train")) and not file_of_role(self.folder, "triplets")
 
     def paths(self) -> list[Path]:
         """The files that were named, and those of the folder if it is searched for files."""
