@@ -262,6 +262,11 @@ def test_a_query_that_leaves_no_room_raises(make):
         make("tiny-gpt2", max_length=64).score("why " * 100, ["dogs"])
 
 
+def test_a_limit_that_the_template_alone_exceeds_is_named(make):
+    with pytest.raises(InputError, match=r"max_length 3 is too small for the template.*; raise it"):
+        make("tiny-gpt2", max_length=3)
+
+
 def test_slots_in_texts_are_text(backbone):
     model = backbone("tiny-gpt2")
     (prompt,), _ = PairTokeniser(model, PairTemplate.of("doc_query"), 64)(["{document}"], ["{query} {text}"])

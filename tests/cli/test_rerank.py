@@ -51,6 +51,7 @@ def test_file_without_documents_is_refused(folder):
         ("--run bm25.trec --data data --documents docs.txt", "--documents belongs to --query"),
         ("--run bm25.trec --data data --top 3", "--top belongs to --query"),
         ("--run bm25.trec --data data --json", "--json belongs to --query"),
+        ("--run bm25.trec --data data", "give --out, a file for the reranked run, or --qrels"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(folder, options, message):
@@ -101,7 +102,7 @@ def test_a_run_is_reranked_and_measured(folder):
         ["--query", " ", "--documents", "bm25.trec"],
         ["--run", "bm25.trec"],
         ["--run", "bm25.trec", "--query", "x"],
-        ["--run", "bm25.trec", "--data", "nowhere"],
+        ["--run", "bm25.trec", "--data", "nowhere", "--out", "new.trec"],
     ],
 )
 def test_wrong_options_are_one_sentence(folder, options):

@@ -94,3 +94,16 @@ def test_a_damaged_file_raises_one_sentence(tmp_path, content):
         assert len(str(error.value).splitlines()) == 1
     with pytest.raises(DataFileError, match="cannot be read"):
         read_run(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("q1 Q0 b 2 nan bm25", "r.trec, line 2: the score nan is not a number that can be sorted by"),
+        ("q1 Q0 a 2 1.5 bm25", "r.trec, line 2: the query q1 has the document a already"),
+    ],
+)
+def test_a_run_that_has_no_order_is_refused(tmp_path, line, message):
+    (tmp_path / "r.trec").write_text(f"q1 Q0 a 1 2.5 bm25\n{line}\nq2 Q0 a 1 1.5 bm25\n")
+    with pytest.raises(DataFileError, match=message):
+        read_run(tmp_path / "r.trec")

@@ -57,6 +57,10 @@ def rerank(
     refuse_given(context, ["documents", "top", "as_json"], "--query")
     if data is None:
         raise InputError("--run needs the texts: give --data, a folder with corpus.jsonl and queries.jsonl.")
+    if out is None and qrels is None:
+        raise InputError(
+            "Nothing would come of --run: give --out, a file for the reranked run, or --qrels to measure it."
+        )
     check_output_file(out, sources=[run, qrels])
     with show_progress():
         _rerank_run(load, run, data, qrels, out, depth)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,14 +25,28 @@ _MEASURES = {
 
 
 def read_run(file: Path) -> Run:
-    """Read a run: query, Q0, document, rank, score and name in each line."""
+    """Read a run: query, Q0, document, rank, score and name in each line.
+
+    Raises:
+        DataFileError: A line has other fields, the score NaN, or a document that its query has already.
+    """
     run: Run = {}
     for line, fields in _lines(file):
         try:
-            query, _, document, _, score, *_ = fields
-            run.setdefault(query, {})[document] = float(score)
+            query, _, document, _, number, *_ = fields
+            score = float(number)
         except ValueError:
             raise DataFileError(f"{file}, line {line}: a run has query, Q0, document, rank, score and name.") from None
+        if math.isnan(score):
+            raise DataFileError(
+                f"{file}, line {line}: the score nan is not a number that can be sorted by; correct it."
+            )
+        scores = run.setdefault(query, {})
+        if document in scores:
+            raise DataFileError(
+                f"{file}, line {line}: the query {query} has the document {document} already; remove one."
+            )
+        scores[document] = score
     if not run:
         raise DataFileError(f"{file} holds no line of a run.")
     return run

@@ -99,7 +99,7 @@ class PairTokeniser:
             cut.
 
         Raises:
-            InputError: A query leaves no room for a document.
+            InputError: The template, or a query, leaves no room for a document.
         """
         rows_of: dict[str, list[int]] = {}
         for row, query in enumerate(queries):
@@ -120,6 +120,11 @@ class PairTokeniser:
         try:
             return Tokeniser(self.backbone, self.template.with_query(query), self.max_length - len(self.closing))
         except InputError:
+            if not query:
+                raise InputError(
+                    f"max_length {self.max_length} is too small for the template and a document; raise it."
+                ) from None
+            self._tokeniser("")  # raises where the template alone is the cause
             raise InputError(
                 f"The query {query[:40]!r} leaves no room for a document in {self.max_length} tokens; shorten it, or "
                 "raise max_length."
