@@ -70,3 +70,61 @@ def test_command_shows_its_phases_and_its_whole_time(command, shown):
     assert shown.fractions == sorted(shown.fractions) and 0.5 < shown.fractions[-1] < 1
     assert re.search(r"^done in \d", result.stderr, re.MULTILINE) and "\r" not in result.stderr
     assert not re.search(r"done in|loading", result.stdout)
+
+
+KEEP_WORK = (
+    "embed texts.txt --out vectors.npy --encoder tiny-llama",
+    "embed texts.txt --out vectors --encoder tiny-llama",
+    "index folder --out index --encoder tiny-llama",
+    "migrate index --to tiny-llama",
+    "relate records.tsv --labels labels.tsv --encoder tiny-llama",
+    "sweep tiny-llama --data pairs.tsv --out sweep",
+    "choose tiny-llama --data labelled.tsv",
+    "analyze id tiny-llama --texts texts.txt --out id.json",
+    "analyze geometry tiny-llama --texts texts.txt --out geometry.json",
+    "prune tiny-llama --triplets triplets.tsv --out cut",
+    "eval tiny-llama --data folder",
+    "eval tiny-llama --data folder --tasks sts",
+    "report enc --data folder",
+    "mteb tiny-llama --tasks STS12",
+    "train --recipe lora --backbone tiny-llama --data triplets.tsv --out enc",
+    "train --curve 16 --recipes lora --backbone tiny-llama --data triplets.tsv --out enc",
+    "bridge vectors.npy --captions texts.txt --out bridge",
+)
+KEEP_NOTHING = (
+    "rerank tiny-llama --run run.trec --data folder --out new.trec",
+    "match --left folder --right folder",
+    "data mine triplets.tsv --encoder tiny-llama --out mined.jsonl",
+    "prune tiny-llama --layers 2 --out cut",
+    "prune tiny-llama --vocabulary texts.txt --out cut",
+    "eval tiny-llama --data pairs.tsv",
+    "report enc",
+    "embed texts.txt --out vectors --encoder tiny-llama --dry-run",
+    "embed --verify vectors",
+    "index --out index --verify",
+    "migrate index --to tiny-llama --dry-run",
+    "analyze vocabulary tiny-llama --texts texts.txt --out vocabulary.json",
+    "calibrate tiny-llama --data pairs.tsv --out calibrated",
+    "export enc --out exported",
+)
+
+
+class _Interrupted:
+    """Progress that is interrupted at once."""
+
+    def __call__(self, progress):
+        raise KeyboardInterrupt
+
+    def close(self):
+        """There is nothing to close."""
+
+
+@pytest.mark.parametrize(
+    ("command", "keeps"), [*((each, True) for each in KEEP_WORK), *((each, False) for each in KEEP_NOTHING)]
+)
+@pytest.mark.usefixtures("shown")
+def test_interrupted_command_says_whether_work_is_kept(command, keeps, monkeypatch, run_main):
+    monkeypatch.setattr(output, "_ProgressLines", _Interrupted)
+    code, _, err = run_main(*command.split())
+    expected = "interrupted; finished work is kept and reused by the next run" if keeps else "interrupted"
+    assert code == 130 and err.splitlines()[-1] == expected

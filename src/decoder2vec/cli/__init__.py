@@ -28,7 +28,7 @@ from decoder2vec.cli.match import match
 from decoder2vec.cli.merge import merge
 from decoder2vec.cli.migrate import migrate
 from decoder2vec.cli.mteb import mteb
-from decoder2vec.cli.output import is_main_process, start_command
+from decoder2vec.cli.output import interruption, is_main_process, start_command
 from decoder2vec.cli.prune import prune
 from decoder2vec.cli.pull import pull
 from decoder2vec.cli.relate import relate
@@ -106,7 +106,7 @@ def main() -> None:
         if isinstance(end, SystemExit) and end.code != 130:
             raise
         if is_main_process():
-            typer.echo("interrupted; finished work is kept and reused by the next run", err=True)
+            typer.echo(interruption(), err=True)
         sys.exit(130)
     except OSError as error:
         sys.exit(f"error: {error.strerror or error}: {error.filename or ''}".rstrip(": "))

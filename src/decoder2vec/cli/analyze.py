@@ -51,7 +51,7 @@ def intrinsic_dimension(
     from decoder2vec.report.analysis_figures import draw_intrinsic_dimension
 
     check_output_file(plot, ".png")
-    with show_progress():
+    with show_progress(keeps_work=True):
         document = measure_dimension(
             encoders,
             texts,
@@ -92,7 +92,7 @@ def geometry(
     from decoder2vec.report.analysis_figures import draw_geometry
 
     check_output_file(plot, ".png")
-    with show_progress():
+    with show_progress(keeps_work=True):
         document = measure_geometry(
             encoders,
             texts,

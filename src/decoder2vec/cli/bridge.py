@@ -76,7 +76,7 @@ def bridge(
     if out and index and loss == "lm":
         raise InputError("--index needs --loss contrastive: a bridge with --loss lm describes vectors in words.")
     check_output_file(json_file, ".json", sources=[vectors, captions, test])
-    with show_progress() as progress:
+    with show_progress(keeps_work=out is not None) as progress:
         from decoder2vec.bridge.bridge import Bridge
         from decoder2vec.bridge.vectors import read_captioned_vectors
         from decoder2vec.training.bridge import BridgeConfig, train_bridge
@@ -108,7 +108,7 @@ def bridge(
     if json_file and out:
         write_json(json_file, result.results)
     if index and items:
-        with show_progress():
+        with show_progress(keeps_work=True):
             _add(index, trained, *items)
 
 

@@ -60,7 +60,7 @@ def choose(
     dtype: Dtype = None,
 ) -> None:
     """Find which of your models, adapters and layers should feed a task, and whether combining them pays."""
-    with show_progress():
+    with show_progress(keeps_work=True):
         from decoder2vec.choosing.probe import ProbeConfig
         from decoder2vec.report.choose import choose as run_choose
 

@@ -37,7 +37,7 @@ def demo(
     attentions = ("causal",)  # without training, bidirectional attention is worse
     pairs = resources.as_file(resources.files("decoder2vec") / "demo" / "pairs.tsv")
     with pairs as file:
-        with show_progress():
+        with show_progress(keeps_work=True):
             result = sweep(
                 model,
                 file,

@@ -160,7 +160,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _embed_folder(sources: list[str], out: str, encoder: str, options: dict[str, Any]) -> None:
-    with show_progress() as progress:
+    with show_progress(keeps_work=True) as progress:
         from decoder2vec.bulk.dataset import embed_dataset
 
         progress.expect("loading the model")
@@ -233,7 +233,7 @@ def _duration(seconds: float) -> str:
 
 def _embed_file(source: str, out: Path, column: str | None, load: Callable[[], Encoder], *, normalize: bool) -> None:
     check_output_file(out, sources=[source])
-    with show_progress() as progress:
+    with show_progress(keeps_work=True) as progress:
         from decoder2vec.bulk.one_file import embed_texts, get_writer
         from decoder2vec.text.files import naming_lines, read_texts
 

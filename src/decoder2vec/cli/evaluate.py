@@ -64,7 +64,8 @@ def evaluate(
     A folder has files in sts/, pairs/, retrieval/, reranking/, clustering/ and classification/. If it is interrupted,
     the same command with the same --json continues where it stopped.
     """
-    with show_progress() as progress:
+    of_tasks = tasks is not None or any(path.is_dir() for path in data)
+    with show_progress(keeps_work=of_tasks) as progress:
         from decoder2vec.evaluation import api
 
         progress.expect("loading the model")

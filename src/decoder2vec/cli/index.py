@@ -109,7 +109,7 @@ def index(
     choices = {"layer": layer, "pooling": pooling, "template": template, "attention": attention}
     loading = {"device": device, "dtype": dtype, "engine": engine, "workers": workers, "exact": exact}
     report: dict[str, Any] = {}
-    with show_progress() as progress:
+    with show_progress(keeps_work=bool(source)) as progress:
         for phase in _PHASES if source else ():
             progress.expect(phase)
         tuning = _TuningData.read(queries, qrels, pairs, split_names(pair_columns))

@@ -45,7 +45,7 @@ def migrate(
 ) -> None:
     """Move an index to another encoder while the old one serves; after a stop, the same command continues."""
     check_output_file(report, ".html", ".json", sources=[queries, qrels])
-    with show_progress() as progress:
+    with show_progress(keeps_work=not dry_run) as progress:
         from decoder2vec.search import migration
 
         progress.expect("loading the model")

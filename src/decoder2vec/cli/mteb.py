@@ -33,7 +33,7 @@ def mteb(
     dtype: Dtype = None,
 ) -> None:
     """Score an encoder on tasks of mteb, by mteb itself; stored results are not computed again."""
-    with show_progress():
+    with show_progress(keeps_work=True):
         from decoder2vec.evaluation.mteb import evaluate_mteb
 
         document = evaluate_mteb(

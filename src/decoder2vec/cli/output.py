@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from rich.progress import Task
 
 _command_start: ContextVar[float | None] = ContextVar("command_start", default=None)
+_keeps_work: ContextVar[bool] = ContextVar("keeps_work", default=False)
 
 
 def start_command() -> None:
     """Note that a command begins: its time counts from here, so that it includes imports such as torch's."""
     _command_start.set(time.monotonic())
+    _keeps_work.set(False)
+
+
+def interruption() -> str:
+    """What to say of a command that was interrupted."""
+    return "interrupted; finished work is kept and reused by the next run" if _keeps_work.get() else "interrupted"
 
 
 def is_main_process() -> bool:
@@ -61,11 +68,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 @contextmanager
-def show_progress() -> Iterator[Progress]:
+def show_progress(*, keeps_work: bool = False) -> Iterator[Progress]:
     """Show the progress of a command on stderr: one bar on a terminal, else a line now and then; at the end the time.
 
     The bar disappears at the end, so that results, or one error, are what stays. Imports that take long belong inside.
+
+    Args:
+        keeps_work: Whether the same command, if it is interrupted, goes on with what it had finished.
     """
+    _keeps_work.set(keeps_work)
     show: _ProgressBar | _ProgressLines = _ProgressBar() if _can_draw() else _ProgressLines()
     progress = Progress(show, started=_command_start.get())
     try:

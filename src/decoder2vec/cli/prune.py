@@ -58,7 +58,7 @@ def prune(
         raise InputError("--vocabulary-size and --held-out are for --vocabulary FILE; give the texts, too.")
     if plot and not triplets:
         raise InputError("There is no curve to draw without triplets; give --triplets FILE.")
-    with show_progress():
+    with show_progress(keeps_work=triplets is not None):
         result = prune_model(
             model,
             out,

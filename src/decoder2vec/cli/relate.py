@@ -88,7 +88,7 @@ def relate(
     loading: dict[str, Any] = {"device": device, "dtype": dtype}
     options = {"layer": layer, "pooling": pooling, "template": template, "attention": attention, **loading}
     options = {name: value for name, value in options.items() if value is not None}
-    with show_progress() as progress:
+    with show_progress(keeps_work=True) as progress:
         from decoder2vec.relations.matcher import PairMatcher, check_matcher_folder
         from decoder2vec.report.api import relation_report
 

@@ -48,7 +48,7 @@ def report(
     """
     from decoder2vec.report import api
 
-    with show_progress():
+    with show_progress(keeps_work=data is not None):
         page = api.report(
             paths,
             out,

@@ -50,7 +50,7 @@ def sweep(
     if quick and full:
         raise InputError("--quick tries few readings and --full all; give one of the two.")
     one_template = templates is not None and "{text}" in templates
-    with show_progress():
+    with show_progress(keeps_work=True):
         from decoder2vec.report.sweep import sweep as run_sweep
 
         result = run_sweep(

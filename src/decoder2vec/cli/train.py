@@ -100,7 +100,7 @@ def train(
         raise InputError(f"The plan {plan} names its recipe already; leave out --recipe.")
     # a list without a name is an unknown stage, and the error names those of the plan
     one_training["stages"] = () if stages is None else split_names(stages) or (stages,)
-    with show_progress():
+    with show_progress(keeps_work=True):
         from decoder2vec.training.api import train as train_encoder
         from decoder2vec.training.hyperparameters import parse_grid
 
@@ -134,7 +134,7 @@ def _draw_curve(
 ) -> None:
     """Compute a learning curve, and print it."""
     folder = Path("curve") if out == Path("encoder") else out
-    with show_progress():
+    with show_progress(keeps_work=True):
         from decoder2vec.training.curve import RECIPES, learning_curve, parse_sizes
         from decoder2vec.training.hyperparameters import parse_grid
 
