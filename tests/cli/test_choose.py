@@ -66,10 +66,12 @@ def test_quick_mode_as_json(labelled):
 
 
 def test_cosines_with_a_model_of_the_task(labelled):
-    options = ("--data", labelled, "--quick", "--json", "--target", "tiny-llama#bidirectional")
-    cosines = json.loads(d2v("choose", *SOURCES, *options, *OPTIONS).stdout)["cosines"]
+    options = ("--data", labelled, "--quick", "--target", "tiny-llama#bidirectional")
+    cosines = json.loads(d2v("choose", *SOURCES, *options, "--json", *OPTIONS).stdout)["cosines"]
     assert cosines.pop("target") == "target"
     assert cosines["both"] == pytest.approx(1, abs=1e-3) and abs(cosines["base"]) <= 1
+    printed = d2v("choose", *SOURCES, *options, *OPTIONS).stdout
+    assert f"cosine to target: base {cosines['base']:.2f}, both 1.00\n" in printed
 
 
 def test_another_tokenizer_is_aligned_by_words_on_request(labelled, tmp_path):

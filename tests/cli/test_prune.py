@@ -147,6 +147,9 @@ def test_vocabulary_size_is_a_limit(texts):
         (["--vocabulary-size", "300", "--layers", "2"], "--vocabulary FILE"),
         (["--held-out", "others.txt", "--layers", "2"], "--vocabulary FILE"),
         (["--vocabulary", "texts.txt", "--vocabulary-size", "20"], "always kept"),
+        (["--vocabulary", "texts.txt", "--plot"], "--plot belongs to the curve of --triplets; leave it out"),
+        (["--vocabulary", "texts.txt", "--samples", "5"], "--samples belongs to the curve of --triplets"),
+        (["--layers", "2", "--samples", "5"], "--samples belongs to the curve of --triplets"),
     ],
 )
 def test_mistakes_about_the_vocabulary_are_one_sentence(options, message, texts):

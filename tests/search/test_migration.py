@@ -435,6 +435,19 @@ def test_command_migrates_and_writes_a_page(tmp_path):
     assert "nothing to do" in again.stderr
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--sample", "5"], "--sample belongs to --map or --dry-run; leave it out"),
+        (["--min-recall", "0.5"], "--min-recall belongs to --map; leave it out"),
+        (["--min-recall", "0.5", "--dry-run"], "--min-recall belongs to --map; leave it out"),
+    ],
+)
+def test_options_of_a_map_are_refused_without_one(options, message, tmp_path):
+    with pytest.raises(InputError, match=message):
+        d2v("migrate", str(tmp_path / "absent"), "--to", "tiny-llama", *options)
+
+
 def test_index_without_documents_gets_the_new_encoder(tmp_path):
     Index.create(tmp_path / "index", WordEncoder())
     output = d2v("migrate", str(tmp_path / "index"), "--to", "tiny-llama")

@@ -102,6 +102,7 @@ def _print_choice(result: Choice) -> None:
     typer.echo(f"{task.name}: {task.kind}, {sizes}")
     _print_layers(result)
     if result.is_quick:
+        _print_cosines(result)
         typer.echo(result.verdict())
         return
     columns = ("", f"validation {task.metric}", f"test {task.metric}", "seeds", *result.winner.groups, "parameters")
@@ -110,11 +111,15 @@ def _print_choice(result: Choice) -> None:
     for probe in result.probes:
         if len(probe.inputs) > 1 and probe.weights:
             _print_weights(probe)
-    cosines = ", ".join(f"{name} {value:.2f}" for name, value in result.cosines.items())
-    typer.echo(f"cosine to {result.target}: {cosines}")
+    _print_cosines(result)
     if (agreement := result.agreement()) is not None:
         typer.echo(f"Spearman of LogME with validation scores over {len(result.layers)} layers: {agreement:.2f}")
     typer.echo(result.verdict())
+
+
+def _print_cosines(result: Choice) -> None:
+    cosines = ", ".join(f"{name} {value:.2f}" for name, value in result.cosines.items())
+    typer.echo(f"cosine to {result.target}: {cosines}")
 
 
 def _print_layers(result: Choice) -> None:

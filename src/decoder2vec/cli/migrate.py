@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import AttentionOption, Device, Dtype, Layer, PoolingOption, TemplateOption
+from decoder2vec.cli.options import AttentionOption, Device, Dtype, Layer, PoolingOption, TemplateOption, refuse_given
 from decoder2vec.cli.output import info, show_progress
 from decoder2vec.storage import check_output_file
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def migrate(
+    context: typer.Context,
     index: Annotated[str, typer.Argument(help="Folder, or postgresql://host/database#name.")],
     to: Annotated[str, typer.Option("--to", help="The new encoder: a saved encoder folder, or any model.")],
     map: Annotated[
@@ -44,6 +45,10 @@ def migrate(
     dtype: Dtype = None,
 ) -> None:
     """Move an index to another encoder while the old one serves; after a stop, the same command continues."""
+    if not map:
+        refuse_given(context, ["min_recall"], "--map")
+    if not map and not dry_run:
+        refuse_given(context, ["sample"], "--map or --dry-run")
     check_output_file(report, ".html", ".json", sources=[queries, qrels])
     with show_progress(keeps_work=not dry_run) as progress:
         from decoder2vec.search import migration

@@ -7,14 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype
+from decoder2vec.cli.options import Device, Dtype, refuse_given
 from decoder2vec.cli.output import info, show_progress, table
 
 if TYPE_CHECKING:
     from decoder2vec.analysis.pruning import LossCurve
 
+_OF_CURVE = ["plot", "samples", "batch", "scale", "pooling", "seed"]
+"""Parameters that only the loss curve uses."""
+
 
 def prune(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Built-in name, model folder, .gguf file, hub id, or an encoder.")],
     out: Annotated[Path, typer.Option(help="Folder for the cut model; for the curve alone if nothing is to be kept.")],
     triplets: Annotated[
@@ -52,12 +56,15 @@ def prune(
     if vocabulary is not None:
         if keep or layers or triplets:
             raise InputError("Prune layers and vocabulary one after the other: give --vocabulary alone.")
+        refuse_given(context, _OF_CURVE, "the curve of --triplets")
         _prune_vocabulary(model, out, vocabulary, vocabulary_size, held_out, template, device, dtype)
         return
     if vocabulary_size is not None or held_out is not None:
         raise InputError("--vocabulary-size and --held-out are for --vocabulary FILE; give the texts, too.")
     if plot and not triplets:
         raise InputError("There is no curve to draw without triplets; give --triplets FILE.")
+    if not triplets:
+        refuse_given(context, _OF_CURVE, "the curve of --triplets")
     with show_progress(keeps_work=triplets is not None):
         result = prune_model(
             model,
