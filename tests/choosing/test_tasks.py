@@ -117,6 +117,29 @@ def test_bad_files_are_one_sentence(tmp_path, content, message):
         read_examples(tmp_path / "bad.tsv")
 
 
+@pytest.mark.parametrize("label", ["NaN", "null", '""'])
+def test_missing_labels_are_refused(label, tmp_path):
+    rows = ('{"text": "It rains", "label": "weather"}', f'{{"text": "It is", "label": {label}}}')
+    (tmp_path / "bad.jsonl").write_text("\n".join(rows))
+    with pytest.raises(DataFileError, match=r"bad.jsonl, line 2: the label .* is not a word or number"):
+        read_examples(tmp_path / "bad.jsonl")
+
+
+def test_the_text_nan_is_a_label(tmp_path):
+    (tmp_path / "good.tsv").write_text("text\tlabel\nBread from India\tnan\n")
+    assert read_examples(tmp_path / "good.tsv")[1][0].target == "nan"
+
+
+@pytest.mark.parametrize("column", ["Pronoun", "A"])
+@pytest.mark.parametrize("value", [None, 3])
+def test_a_gap_mention_that_is_no_text_is_named(column, value, tmp_path):
+    header, first, *_ = write_gap(tmp_path / "gap.tsv").read_text().splitlines()
+    row = dict(zip(header.split("\t"), first.split("\t"), strict=True))
+    (tmp_path / "gap.jsonl").write_text(json.dumps(row | {column: value}))
+    with pytest.raises(DataFileError, match=f"gap.jsonl, line 1: {column} is .*, not a text"):
+        read_examples(tmp_path / "gap.jsonl")
+
+
 def test_a_gap_offset_that_is_off_is_named(tmp_path):
     file = write_gap(tmp_path / "gap.tsv")
     file.write_text(file.read_text().replace("\tAnna\t0\t", "\tAnna\t1\t"))

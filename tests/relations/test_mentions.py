@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
 
@@ -92,8 +93,30 @@ def test_files_are_read_from_jsonl_and_tsv(tmp_path):
     expected = Mention("1", SENTENCE, (4, 9), "d")
     assert read_mentions(tmp_path / "m.jsonl") == [expected, Mention("2", "whole")]  # without an id, the line
     assert read_mentions(tmp_path / "m.tsv") == [Mention("1", SENTENCE, (4, 9)), Mention("2", "whole")]
-    (tmp_path / "r.tsv").write_text("head\ttail\tlabel\n1\t2\tcauses\n2\t1\t\n", "utf-8")
-    assert read_relations(tmp_path / "r.tsv") == [Relation("1", "2", "causes"), Relation("2", "1", "related")]
+    (tmp_path / "r.tsv").write_text("head\ttail\tlabel\n1\t2\tcauses\n2\t1\tnan\n", "utf-8")
+    assert read_relations(tmp_path / "r.tsv") == [Relation("1", "2", "causes"), Relation("2", "1", "nan")]
+    (tmp_path / "r.tsv").write_text("head\ttail\tlabel\n1\t2\t\n2\t1\t\n", "utf-8")
+    assert read_relations(tmp_path / "r.tsv") == [Relation("1", "2", "related"), Relation("2", "1", "related")]
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        (None, "line 2: label is null; write a word or number, or leave out the column"),
+        (math.nan, "line 2: label is NaN; write a word or number, or leave out the column"),
+        (" ", "line 2: the label is blank, and others are not; write it, or NONE"),
+    ],
+)
+def test_missing_labels_are_refused(label, message, tmp_path):
+    rows = [{"head": 1, "tail": 2, "label": "causes"}, {"head": 2, "tail": 1, "label": label}]
+    (tmp_path / "r.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    with pytest.raises(DataFileError, match=message):
+        read_relations(tmp_path / "r.jsonl")
+    mentions = [{"id": 1, "start": 0, "end": 1}, {"id": 2, "start": 2, "end": 3}]
+    documents = [{"text": "a b", "mentions": mentions, "relations": [row]} for row in rows]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, documents)), "utf-8")
+    with pytest.raises(DataFileError, match=message):
+        read_documents(tmp_path / "d.jsonl")
 
 
 @pytest.mark.parametrize(

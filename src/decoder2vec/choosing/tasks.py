@@ -302,7 +302,8 @@ def _text(row: Mapping[str, Any], column: str) -> str:
 
 
 def _label(value: Any) -> str:
-    if isinstance(value, list | dict) or value is None or not str(value).strip():
+    is_missing = value is None or value != value or not str(value).strip()  # NaN is not equal to itself
+    if isinstance(value, list | dict) or is_missing:
         raise InputError(f"the label {value!r} is not a word or number.")
     return str(value).strip()
 
@@ -317,7 +318,7 @@ def _span(text: str, start: Any, end: Any) -> Span:
 
 
 def _mention(text: str, row: Mapping[str, Any], column: str) -> Span:
-    words, start = row[column], row[f"{column}-offset"]
+    words, start = _text(row, column), row[f"{column}-offset"]
     span = _span(text, start, int(start) + len(words) if str(start).isdecimal() else "")
     if text[slice(*span)] != words:
         raise InputError(f"{column} is {words!r}, but the text has {text[slice(*span)]!r} at character {start}.")

@@ -18,6 +18,7 @@ _SAMPLED_ROWS = 100
 _END_COLUMNS = (("head", "tail"), ("id1", "id2"), ("query-id", "corpus-id"))
 """Columns of the two ids of a relation."""
 _LABEL_COLUMNS = ("label", "score")
+_WRITE_OR_LEAVE_OUT = "write a word or number, or leave out the column."
 
 
 def read_mentions(file: str | Path, columns: Sequence[str] = ()) -> list[Mention]:
@@ -41,19 +42,21 @@ def read_documents(file: str | Path, columns: Sequence[str] = ()) -> tuple[list[
     chosen = tuple(columns) or text_columns(sample)
     mentions: list[Mention] = []
     relations: list[Relation] = []
+    lines: list[int] = []
     for line, row in read_rows(file):
         try:
             if isinstance(row.get("mentions"), list):
                 of_document, known = _document(row, str(line))
                 mentions += of_document
                 relations += known
+                lines += [line] * len(known)
             else:
                 mentions.append(_mention(row, chosen, str(line)))
         except InputError as error:
             raise DataFileError(f"{file}, line {line}: {error}") from None
     if not mentions:
         raise DataFileError(f"{file} holds no mention.")
-    return mentions, _without_numbers(relations)
+    return mentions, _with_labels(file, lines, relations)
 
 
 def read_relations(file: str | Path) -> list[Relation]:
@@ -61,18 +64,20 @@ def read_relations(file: str | Path) -> list[Relation]:
 
     Args:
         file: `head`, `tail` (ids of mentions; or `id1`, `id2`, or BEIR's `query-id`, `corpus-id`) and `label` (or
-            `score`). If all labels are 0 or 1, these say whether two mentions are related at all.
+            `score`). If all labels are 0 or 1, these say whether two mentions are related at all. Without labels, all
+            are "related".
 
     Raises:
-        DataFileError: A line does not name two mentions.
+        DataFileError: A line does not name two mentions, or has no label where others have one.
     """
-    relations = []
+    relations, lines = [], []
     for line, row in read_rows(file):
+        lines.append(line)
         try:
             relations.append(_relation(row))
         except InputError as error:
             raise DataFileError(f"{file}, line {line}: {error}") from None
-    return _without_numbers(relations)
+    return _with_labels(file, lines, relations)
 
 
 def _document(row: Mapping[str, Any], line: str) -> tuple[list[Mention], list[Relation]]:
@@ -122,17 +127,25 @@ def _span(row: Mapping[str, Any]) -> tuple[int, int] | None:
 
 
 def _relation(row: Mapping[str, Any]) -> Relation:
+    """A relation, with an empty label where the row has none."""
     ends = next((names for names in _END_COLUMNS if set(names) <= row.keys()), _END_COLUMNS[0])
     head, tail = (_value(row, column) for column in ends)
     if not head or not tail:
         raise InputError("give the ids of two mentions in the columns head and tail.")
-    label = next((value for column in _LABEL_COLUMNS if (value := _value(row, column))), DEFAULT_LABEL)
-    return Relation(head, tail, label)
+    for column in _LABEL_COLUMNS:
+        if column in row and row[column] is None:
+            raise InputError(f"{column} is null; {_WRITE_OR_LEAVE_OUT}")
+    return Relation(head, tail, next((value for column in _LABEL_COLUMNS if (value := _value(row, column))), ""))
 
 
-def _without_numbers(relations: list[Relation]) -> list[Relation]:
-    """Relations whose labels are all 0 or 1, as tables of pairs have them, as NONE or the default label."""
-    names = {"0": NONE, "0.0": NONE, "1": DEFAULT_LABEL, "1.0": DEFAULT_LABEL}
+def _with_labels(file: str | Path, lines: Sequence[int], relations: list[Relation]) -> list[Relation]:
+    """Relations with names as labels: the default where all are blank; NONE or the default where all are 0 or 1."""
+    blank = [line for line, relation in zip(lines, relations, strict=True) if not relation.label]
+    if 0 < len(blank) < len(relations):
+        raise DataFileError(
+            f"{file}, line {blank[0]}: the label is blank, and others are not; write it, or {NONE} for no relation."
+        )
+    names = {"": DEFAULT_LABEL, "0": NONE, "0.0": NONE, "1": DEFAULT_LABEL, "1.0": DEFAULT_LABEL}
     if not {relation.label for relation in relations} <= {*names, DEFAULT_LABEL}:
         return relations
     return [Relation(each.head, each.tail, names.get(each.label, each.label)) for each in relations]
@@ -146,4 +159,6 @@ def _value(row: Mapping[str, Any], column: str) -> str:
     value = row.get(column)
     if isinstance(value, bool | list | dict):
         raise InputError(f"{column} is {type(value).__name__}, not a word or number.")
+    if value != value:  # NaN is not equal to itself
+        raise InputError(f"{column} is NaN; {_WRITE_OR_LEAVE_OUT}")
     return "" if value is None else str(value).strip()
