@@ -206,6 +206,8 @@ def test_bad_arguments_are_one_sentence():
         search([source], task, aggregators=["atention"])
     with pytest.raises(InputError, match="no seeds"):
         ProbeConfig(seeds=())
+    with pytest.raises(InputError, match="seed 1 is repeated; give every seed once"):
+        ProbeConfig(seeds=(1, 2, 1))
     broken = np.full((len(task.units), 12), np.nan, np.float32)
     with pytest.raises(EncoderError, match="a, layer 0, mean: vectors are not finite"):
         search([module.Source("a", (Reading(0),), lambda _: broken, "")], task)

@@ -368,6 +368,11 @@ def test_missing_or_negative_seeds_raise(seeds, run):
         run(seeds=seeds)
 
 
+def test_repeated_seeds_raise(run):
+    with pytest.raises(InputError, match="seed 2 is repeated; give every seed once"):
+        run(seeds=[0, 2, 2])
+
+
 # --- output folders -------------------------------------------------------------------------------------------------
 
 

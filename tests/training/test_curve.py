@@ -255,6 +255,7 @@ def test_forecasts_are_sentences():
         ({"sizes": []}, "2 examples or more"),
         ({"sizes": [1000]}, "There are 48 examples, fewer than the smallest size"),
         ({"seeds": []}, "at least one seed"),
+        ({"seeds": [1, 1]}, "seed 1 is repeated"),
         ({"grid": {"training.colour": [1]}}, "colour"),
     ],
 )

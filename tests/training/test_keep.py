@@ -109,7 +109,8 @@ def test_shares_out_of_range_raise(keep, backbone, tmp_path):
 
 
 def test_recipes_and_plans_without_one_start_raise(backbone, tmp_path):
-    with pytest.raises(InputError, match="freeze trains something new"):
+    listed = "use lora, full, soft_prompt, kv_prefix, bottleneck or conv"
+    with pytest.raises(InputError, match=f"freeze trains something new; leave it out, or {listed}"):
         train(FreezeRecipe(), toy_data(), backbone("tiny-llama"), tmp_path / "out", keep=0.5)
     with pytest.raises(InputError, match=r"--set simcse.keep=0.5"):
         train("bidirectional", toy_data(), backbone("tiny-llama"), tmp_path / "out", keep=0.5)

@@ -192,6 +192,8 @@ def test_other_settings_and_foreign_folders_are_refused(whole, checkpoints, task
         run_all(checkpoints, tasks, tmp_path)
     with pytest.raises(InputError, match="at least one seed"):
         run_all(checkpoints, tasks, tmp_path / "out", seeds=())
+    with pytest.raises(InputError, match="seed 1 is repeated"):
+        run_all(checkpoints, tasks, tmp_path / "out", seeds=(1, 1))
     with pytest.raises(UnknownNameError, match="Unknown task 'minee'"):
         run_all(checkpoints, tasks, tmp_path / "out", trained_on=["minee"])
 

@@ -50,6 +50,9 @@ class ProbeConfig:
     def __post_init__(self) -> None:
         if not self.seeds:
             raise InputError("There are no seeds to train with; give one or more, such as 1,2,3.")
+        for seed in self.seeds:
+            if self.seeds.count(seed) > 1:
+                raise InputError(f"The seed {seed} is repeated; give every seed once.")
         if self.epochs < 1 or self.batch_size < 1 or self.patience < 1:
             raise InputError("epochs, batch_size and patience must be 1 or more.")
 

@@ -51,7 +51,7 @@ from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
-from decoder2vec.training.recipes.recipe import Recipe, SaveModel, TrainedModel, Trainer
+from decoder2vec.training.recipes.recipe import Recipe, SaveModel, TrainedModel, Trainer, check_seeds
 from decoder2vec.training.results import SeedResult, best_seed, headline, result_notes, summarise
 from decoder2vec.training.steps import StepFolders
 from decoder2vec.training.teachers import Teacher, share_teachers
@@ -215,8 +215,7 @@ def _progress_stage(stage: Stage, stages: Sequence[tuple[Stage, TrainingData]]) 
 
 def _check_choices(plan: Plan, seeds: Sequence[int], *, chooses_settings: bool) -> None:
     """Raise unless there are seeds, settings are chosen for one stage only, and all teachers exist."""
-    if not seeds or min(seeds) < 0:
-        raise InputError("Give at least one seed, and none below 0.")
+    check_seeds(seeds)
     if len(plan.stages) > 1 and chooses_settings:
         raise InputError("--grid and --trials choose the settings of one training, not of several stages.")
     for stage in plan.stages:  # a teacher that does not exist is found before texts and a model are read
@@ -263,7 +262,7 @@ def _with_keep(plan: Plan, keep: float | None, *, keep_better: bool) -> Plan:
         verb = "interpolates" if keep is not None else "compares"
         raise InputError(
             f"{option} {verb} with the model before training, and {stage.recipe.name} trains something new; "
-            "leave it out, or use lora, full, soft_prompt or kv_prefix."
+            "leave it out, or use lora, full, soft_prompt, kv_prefix, bottleneck or conv."
         )
     return replace(plan, stages=(replace(stage, recipe=replace(stage.recipe, **changes)),))
 

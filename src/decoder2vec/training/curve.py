@@ -34,7 +34,7 @@ from decoder2vec.training.hyperparameters import Grid
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import PLAN_RECIPES, Stage, load_plan
 from decoder2vec.training.recipes import recipes as registered_recipes
-from decoder2vec.training.recipes.recipe import Trainer
+from decoder2vec.training.recipes.recipe import Trainer, check_seeds
 from decoder2vec.training.results import mean_score
 
 SIZES: tuple[int | str, ...] = (50, 200, 1000, 5000, "all")
@@ -224,8 +224,7 @@ def learning_curve(
         >>> d2v.learning_curve(data, "tiny-llama", "my-curve", sizes=[4, "all"], **options).sentence()
         'Use lora at every size from 4 to 6 pairs.'
     """
-    if not seeds or min(seeds) < 0:
-        raise InputError("Give at least one seed, and none below 0.")
+    check_seeds(seeds)
     folder = Path(out).absolute()
     check_replaceable(folder, _WRITTEN)
     source = DataSource.of(data, train, dev, test, columns, auto_dev=auto_dev)

@@ -30,7 +30,7 @@ from decoder2vec.storage import check_replaceable, write_json, write_lock
 from decoder2vec.training.api import train
 from decoder2vec.training.data import TrainingData
 from decoder2vec.training.plan import Plan, load_plan
-from decoder2vec.training.recipes.recipe import Recipe
+from decoder2vec.training.recipes.recipe import Recipe, check_seeds
 
 _CHECKPOINTS, _ADAPTED, _EVALUATIONS, _LOCK = "checkpoint", "adapted", "evaluations", ".lock"
 _WRITTEN = (TRAJECTORY_FILE, _LOCK, f"{_CHECKPOINTS}/*", f"{_ADAPTED}/*", f"{_EVALUATIONS}/*", "report/*")
@@ -125,8 +125,8 @@ class Trajectory:
         """
         names = [part.strip() for part in tasks.split(",")] if isinstance(tasks, str) else list(tasks)
         found = find_tasks(data, names, limit=limit)
-        if adaptation is not None and (not seeds or min(seeds) < 0):
-            raise InputError("Give at least one seed, and none below 0.")
+        if adaptation is not None:
+            check_seeds(seeds)
         plan = None if adaptation is None else load_plan(adaptation, settings)
         key = fingerprint(
             str(self.model),

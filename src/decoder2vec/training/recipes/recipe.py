@@ -15,6 +15,7 @@ from torch import nn
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
+from decoder2vec.errors import InputError
 from decoder2vec.reranker import Reranker
 from decoder2vec.training.context import Reads, TrainingContext
 from decoder2vec.training.data import TrainingData
@@ -33,6 +34,15 @@ SaveModel = Callable[[TrainedModel, bool, int], object]
 
 Corpus = TypeVar("Corpus")
 Context = TypeVar("Context", bound=TrainingContext)
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Raise InputError unless there is a seed, none is below 0 and none is repeated."""
+    if not seeds or min(seeds) < 0:
+        raise InputError("Give at least one seed, and none below 0.")
+    for seed in seeds:
+        if seeds.count(seed) > 1:
+            raise InputError(f"The seed {seed} is repeated; give every seed once.")
 
 
 @dataclass(frozen=True)
