@@ -56,7 +56,7 @@ types: $(READY)  ## mypy on the package
 BENCHES := start_up against_sentence_transformers all_layers gemm_share layerwise_training training_memory teacher_vectors \
   fewer_layers suffix_training suffix_runs adapter_training text_objectives pruned_speed busy_machine intrinsic_dimension exact_search indexing lexical matching serving evaluation_suite cpu_dtypes small_calls reranking
 # measured in CPU seconds of one thread, which other processes on the machine do not affect
-CPU_BENCHES := adapter_training text_objectives
+CPU_BENCHES := adapter_training text_objectives cpu_dtypes
 
 bench: $(READY)  ## measure the speed claims on this machine; results go to bench/results
 	@mkdir -p bench/results

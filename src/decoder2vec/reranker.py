@@ -26,7 +26,7 @@ from decoder2vec.activations.shared_beginning import SharedBeginning
 from decoder2vec.adapters.saving import load_adapter, round_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.lm_head import LMHead
-from decoder2vec.backbone.machine import any_shape_attention, batch_overhead, token_budget
+from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading, fingerprint, from_table
 from decoder2vec.encoder_folder import (
@@ -583,9 +583,8 @@ class _Likelihood(_LanguageModelMethod):
     def score_prompts(self, prompts: list[Prompt]) -> NDArray[np.float32]:
         backbone, lengths = self.backbone, [len(prompt.ids) for prompt in prompts]
         capture = Capture(backbone, [Reading(-1, "lasttoken", True)])
-        budget, overhead = (measure(backbone.device, backbone.dim) for measure in (token_budget, batch_overhead))
         scores = np.empty(len(prompts), np.float32)
-        for rows in plan_batches(lengths, budget, overhead):
+        for rows in plan_batches(lengths, backbone.token_budget(), backbone.batch_overhead):
             with backbone.lock:
                 scores[rows] = self._score_batch(capture, [prompts[row] for row in rows])
             current_progress().advance(len(rows))

@@ -159,6 +159,17 @@ def test_the_largest_layer_of_the_blocks_is_measured(monkeypatch, backbone, name
     assert {output.shape[1] for output in outputs} <= set(sizes) | {model.dim}
 
 
+def test_speeds_are_compared_with_one_thread():
+    """With several, one busy process on the machine may make the faster dtype look slower."""
+    before, threads = torch.get_num_threads(), []
+    torch.set_num_threads(2)
+    try:
+        cpu_dtype.fastest_seconds(lambda: threads.append(torch.get_num_threads()))
+        assert (set(threads), torch.get_num_threads()) == ({1}, 2)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_seconds_are_those_of_the_fastest_run(monkeypatch):
     runs, clock = [], iter([0.0, 5.0, 10.0, 12.0, 20.0, 23.0])
     monkeypatch.setattr(cpu_dtype, "perf_counter", lambda: next(clock))

@@ -142,7 +142,7 @@ def wrong_layers(name, attention):
         for normed in (False, True)
     ]
     extractor = Extractor(backbone, readings, budget=10_000)
-    with mock.patch("decoder2vec.activations.extract.batch_overhead", return_value=10**6):
+    with mock.patch.object(Backbone, "batch_overhead", 10**6):
         batched = extractor(TEXTS)
     assert extractor.stats.padding > 0.3, "the texts must share one padded batch"
     single = np.concatenate([Extractor(backbone, readings)([text]) for text in TEXTS])

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
-from decoder2vec.backbone.machine import choose_device, choose_dtype, token_budget
+from decoder2vec.backbone.machine import batch_overhead, choose_device, choose_dtype, token_budget
 from decoder2vec.cli.options import Dtype
 from decoder2vec.errors import Decoder2VecError, InputError
 
@@ -102,3 +102,14 @@ def test_token_budget_grows_with_the_memory_of_a_gpu(monkeypatch):
         assert budgets[-1] * 2_048 * 100 <= max(free["bytes"], 4_096 * 2_048 * 100)
     assert budgets == sorted(budgets)
     assert budgets[0] > token_budget(CPU, 2_048) >= 512
+
+
+def test_a_dtype_with_fast_products_gets_fewer_batches_on_a_cpu():
+    assert batch_overhead(CPU, 576, "bfloat16") > batch_overhead(CPU, 576, "float32")
+    assert batch_overhead(CUDA, 576, "bfloat16") == batch_overhead(CUDA, 576)
+
+
+@pytest.mark.parametrize(("machine", "is_smaller"), [("x86_64", True), ("aarch64", False)])
+def test_batches_in_int8_fit_into_the_cache_of_x86(monkeypatch, machine, is_smaller):
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    assert (token_budget(CPU, 576, "int8") < token_budget(CPU, 576, "float32")) == is_smaller

@@ -11,8 +11,8 @@ import torch
 from sklearn.metrics import f1_score
 from sklearn.utils.class_weight import compute_class_weight
 
-from decoder2vec.activations import extract
 from decoder2vec.analysis.doctor import doctor
+from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.errors import DataFileError, InputError, UnsupportedError
 from decoder2vec.export.cross_encoder import export_cross_encoder
 from decoder2vec.reranker import Reranker, RerankerSpec
@@ -69,7 +69,7 @@ def test_batch_order_and_padding_do_not_change_a_probability(run, gap, monkeypat
     reranker = run.result.reranker
     alone = [reranker.classify_pairs([a], [b])[0] for a, b in zip(FIRST, SECOND, strict=True)]
     assert gap(reranker.classify_pairs(FIRST[::-1], SECOND[::-1])[::-1], alone) < 1e-5
-    monkeypatch.setattr(extract, "batch_overhead", lambda *_: 10**6)
+    monkeypatch.setattr(Backbone, "batch_overhead", 10**6)
     assert gap(reranker.classify_pairs(FIRST, SECOND), alone) < 1e-5
     many = [FIRST[1]] * 4, list(SECOND)  # the first text is read once for all
     each = [reranker.classify_pairs([a], [b])[0] for a, b in zip(*many, strict=True)]

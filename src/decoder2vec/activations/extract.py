@@ -24,7 +24,6 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues, TokenBatch
 from decoder2vec.backbone.block_modes import BusyBlocks
 from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
-from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.backbone.packing import longest_packed_text, packing_pays
 from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
@@ -99,7 +98,7 @@ class Extractor:
         self.max_length = min(self.max_length, context)
         self.capture = Capture(self.backbone, self.readings)
         self.tokeniser = Tokeniser(self.backbone, self.template, self.max_length, self.on_overflow)
-        self.budget = self.budget or token_budget(self.backbone.device, self.backbone.dim)
+        self.budget = self.budget or self.backbone.token_budget()
         self.stats = EncodingStats()
 
     def space(self) -> dict[str, object]:
@@ -273,8 +272,7 @@ class Extractor:
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """The planned batches, split further where the budget has shrunk since."""
-        overhead = batch_overhead(self.backbone.device, self.backbone.dim)
-        for rows in plan_batches(lengths, self.budget or 1, overhead):
+        for rows in plan_batches(lengths, self.budget or 1, self.backbone.batch_overhead):
             begin = 0
             while begin < len(rows):
                 count = max(1, (self.budget or 1) // lengths[rows[begin]])
@@ -437,7 +435,7 @@ class SharedPrefix:
         """Return the batch of the prompts, for the first `depth` layers."""
         length = _shared_length(prompts) if self._possible else 0
         saved_tokens = (len(prompts) - 1) * length
-        pays = saved_tokens > batch_overhead(self._backbone.device, self._backbone.dim)
+        pays = saved_tokens > self._backbone.batch_overhead
         layers = self._keys_values(prompts[0].ids[:length]) if pays else []
         if not layers:
             return collate(prompts, self._backbone.pad_token_id)

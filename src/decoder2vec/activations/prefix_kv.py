@@ -22,7 +22,6 @@ from torch import Tensor
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues
 from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
-from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import fingerprint
 from decoder2vec.storage import atomic_file, prefix_kv_root
 from decoder2vec.text.batches import collate, plan_batches
@@ -129,8 +128,8 @@ class _StoredKeysValues:
     @torch.no_grad()
     def _fill(self, states: Tensor, prompts: Sequence[Prompt]) -> None:
         device = self.backbone.device
-        budget = token_budget(device, self.backbone.dim)
-        for rows in plan_batches(self.lengths.tolist(), budget, batch_overhead(device, self.backbone.dim)):
+        plan = plan_batches(self.lengths.tolist(), self.backbone.token_budget(), self.backbone.batch_overhead)
+        for rows in plan:
             batch = collate([prompts[row] for row in rows], self.backbone.pad_token_id).to(device)
             layers = compute_key_values(self.backbone, len(self.shapes), input_ids=batch.ids)
             by_layer = [torch.stack(layer, dim=2).permute(0, 3, 2, 1, 4).flatten(2) for layer in layers]

@@ -15,7 +15,6 @@ from decoder2vec.activations.capture import Capture
 from decoder2vec.activations.chunks import check_spans
 from decoder2vec.activations.extract import EncodingStats, Extractor, Progress, Reader, check_texts
 from decoder2vec.adapters.sentence_tokens import SentenceTokens
-from decoder2vec.backbone.machine import batch_overhead
 from decoder2vec.backbone.sentence_attention import PADDING, hierarchical_attention, hierarchical_mask
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.text.batches import collate, plan_batches
@@ -73,8 +72,7 @@ def read_sentence_tokens(
     ends = np.cumsum([len(each.prompt.chunks) for each in windows], dtype=int)
     result = np.empty((sum(map(len, spans)), len(reader.readings), backbone.dim), np.float32)
     capture, started = Capture(backbone, reader.readings), time.perf_counter()
-    overhead = batch_overhead(backbone.device, backbone.dim)
-    for rows in plan_batches(lengths, extractor.budget or 1, overhead):
+    for rows in plan_batches(lengths, extractor.budget or 1, backbone.batch_overhead):
         with backbone.lock, torch.inference_mode():
             latents = _read(capture, tokens, [windows[row] for row in rows]).cpu().numpy()
         chunks = [range(ends[row] - len(windows[row].prompt.chunks), ends[row]) for row in rows]

@@ -21,7 +21,7 @@ from decoder2vec.activations.capture import Capture
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import PastKeyValues
 from decoder2vec.backbone.kv_cache import LayerKeyValues, compute_key_values, read_only_cache
-from decoder2vec.backbone.machine import any_shape_attention, batch_overhead, token_budget
+from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import Reading
 from decoder2vec.errors import UnsupportedError
@@ -148,8 +148,7 @@ class SharedBeginning:
 
     def _sizes(self) -> tuple[int, int]:
         """Tokens of a batch, at most, and what one more batch costs, in tokens."""
-        device, dim = self._backbone.device, self._backbone.dim
-        return token_budget(device, dim), batch_overhead(device, dim)
+        return self._backbone.token_budget(), self._backbone.batch_overhead
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -19,7 +19,6 @@ from decoder2vec.activations.extract import check_texts
 from decoder2vec.activations.store import Keys, Store, text_keys
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.machine import batch_overhead, token_budget
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.progress import current_progress
@@ -117,14 +116,12 @@ class SpanExtractor:
         first = np.cumsum([0, *map(len, spans)])
         result = np.empty((first[-1], len(self.capture.readings), self.backbone.dim), np.float32)
         lengths = [len(prompt.ids) for prompt in prompts]
-        device = self.backbone.device
-        plan = plan_batches(lengths, token_budget(device, self.backbone.dim), batch_overhead(device, self.backbone.dim))
-        for rows in plan:
+        for rows in plan_batches(lengths, self.backbone.token_budget(), self.backbone.batch_overhead):
             chunks = {row: tuple(tuple(range(*span)) for span in spans[row]) for row in rows}
             whole = [Prompt(prompts[row].ids, 0, len(prompts[row].ids), chunks[row]) for row in rows]
             batch = collate(whole, self.backbone.pad_token_id)
             with self.backbone.lock:
-                vectors = self.capture(batch.to(device))
+                vectors = self.capture(batch.to(self.backbone.device))
             result[np.concatenate([np.arange(first[row], first[row + 1]) for row in rows])] = vectors.cpu().numpy()
             current_progress().advance(len(rows))
         return result

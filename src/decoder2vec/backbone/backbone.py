@@ -24,7 +24,15 @@ from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_confi
 from decoder2vec.backbone.cpu_dtype import load_in_fastest_dtype
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.int8_linear import quantise_layers
-from decoder2vec.backbone.machine import FOUR_BIT, INT8, choose_device, choose_dtype, quiet_transformers
+from decoder2vec.backbone.machine import (
+    FOUR_BIT,
+    INT8,
+    batch_overhead,
+    choose_device,
+    choose_dtype,
+    quiet_transformers,
+    token_budget,
+)
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.config import fingerprint
@@ -206,6 +214,15 @@ class Backbone:
         """Memory of all weights."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def token_budget(self) -> int:
+        """Return how many tokens a batch should have at most; on a GPU that depends on its free memory."""
+        return token_budget(self.device, self.dim, self.dtype_name)
+
+    @property
+    def batch_overhead(self) -> int:
+        """Cost of one more batch, as a number of tokens."""
+        return batch_overhead(self.device, self.dim, self.dtype_name)
 
     @cached_property
     def blocks(self) -> nn.ModuleList:

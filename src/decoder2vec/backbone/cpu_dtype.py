@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from decoder2vec.backbone.blocks import find_blocks, text_config
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.machine import quiet_transformers
+from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import fingerprint
 from decoder2vec.errors import StorageError
 from decoder2vec.storage import cache_root, parse_json, write_json
@@ -30,8 +31,9 @@ MIN_GAIN = 1.2
 """How many times as fast as float32 bfloat16 must be."""
 MIN_COSINE = 0.999
 """Cosine that vectors of a probe must have in both dtypes."""
-_ROWS = 8
-_TOKENS = 64
+_ROWS = 32
+_TOKENS = 128
+"""With fewer, most of the time goes to reading the weights."""
 
 
 def load_in_fastest_dtype(
@@ -103,9 +105,12 @@ def _run_probe(model: nn.Module, token_ids: Sequence[int]) -> tuple[Tensor, floa
 
 
 def fastest_seconds(function: Callable[[], object], repeats: int = 3) -> float:
-    """The shortest of a few runs; the first, in which memory is taken and kernels are made, does not count."""
+    """The shortest of a few runs of one thread: several would wait for each other beside other processes.
+
+    The first run, in which memory is taken and kernels are made, does not count.
+    """
     times = []
-    with warnings.catch_warnings():
+    with THREADS.fixed_to_one(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says what kernels a processor does not have
         function()
         for _ in range(repeats):

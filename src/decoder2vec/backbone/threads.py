@@ -142,7 +142,7 @@ class ThreadAdjuster:
         import torch
         from threadpoolctl import threadpool_limits
 
-        threads = torch.get_num_threads()
+        threads, was_fixed = torch.get_num_threads(), getattr(self._of_thread, "is_fixed", False)
         self._of_thread.is_fixed = True
         try:
             with threadpool_limits(1, "blas"):  # that of NumPy
@@ -150,7 +150,7 @@ class ThreadAdjuster:
                 yield
         finally:
             torch.set_num_threads(threads)
-            self._of_thread.is_fixed = False
+            self._of_thread.is_fixed = was_fixed
 
     def _measure(self) -> int:
         """The number of free cores, measured again if enough time has passed."""

@@ -24,7 +24,7 @@ from decoder2vec.adapters.saving import load_adapter, save_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.lm_head import LMHead
-from decoder2vec.backbone.machine import any_shape_attention, token_budget
+from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.bridge.generation import generate
 from decoder2vec.bridge.projector import Projector, soft_token_batch, template_pieces
 from decoder2vec.bridge.vectors import Vectors, to_table_of_numbers
@@ -145,7 +145,7 @@ class Bridge:
         """
         table, spec = to_table_of_numbers(vectors, "The array", dim=self.dim), self.encoder.spec
         length = sum(map(len, self.pieces)) + self.projector.tokens * (len(self.pieces) - 1)
-        size = max(1, token_budget(self.backbone.device, self.backbone.dim) // length)
+        size = max(1, self.backbone.token_budget() // length)
         with torch.inference_mode(), self.backbone.lock:
             parts = [self.item_vectors(batch).cpu().numpy() for batch in _batches(table, size)]
         return normalise(np.concatenate(parts), spec.normalize)

@@ -16,7 +16,6 @@ import numpy as np
 from starlette.requests import Request
 
 from decoder2vec.activations.extract import Extractor, check_texts
-from decoder2vec.backbone.machine import token_budget
 from decoder2vec.bridge.bridge import Bridge
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import is_encoder_folder
@@ -487,7 +486,7 @@ def _warmed(index: Index) -> Index:
 
 
 def _default_batch_tokens(encoder: Any) -> int:
-    return token_budget(encoder.device, encoder.backbone.dim) if isinstance(encoder, Encoder) else _DEFAULT_BATCH_TOKENS
+    return encoder.backbone.token_budget() if isinstance(encoder, Encoder) else _DEFAULT_BATCH_TOKENS
 
 
 def _read_sweep(file: Path) -> bytes:
