@@ -1,7 +1,7 @@
 """Tokens per second against llama.cpp on the same GGUF file, and how near each is to the file's weights in float32.
 
 llama.cpp comes prebuilt with the npm package node-llama-cpp, which is installed into a temporary folder; it encodes one
-text at a time. Both give the last token of the last layer, with two threads, in alternation, best of two.
+text at a time. Both give the last token of the last layer, with two threads, in alternation, best of four.
 Run: python bench/against_llama_cpp.py model.gguf [--cpu]; --cpu gives both one thread and counts CPU seconds, for
 machines that others use, too: the threads of llama.cpp wait for each other even more than those of torch.
 """
@@ -28,7 +28,7 @@ from corpus import sentences, texts_of_length  # noqa: E402
 from decoder2vec import Encoder  # noqa: E402
 from measure import report, speed_column  # noqa: E402
 
-ROUNDS = 2
+ROUNDS = 4
 clock = time.process_time if CPU else time.perf_counter
 LLAMA_CPP = """
 import {getLlama} from "node-llama-cpp";

@@ -1,9 +1,10 @@
 """Tokens per second against sentence-transformers: same weights, texts and pooling (mean of the last layer, float32).
 
-Seven methods in one process, in alternation, best of two runs: sentence-transformers on the model folder without its
+Seven methods in one process, in alternation, best of four runs: sentence-transformers on the model folder without its
 chat template, the same with torch.compile on its model, sentence-transformers on the unchanged folder, ONNX Runtime on
 our export, a plain loop over unsorted batches of 32 with all hidden states, one text at a time, and decoder2vec. All
-but the chat template must give the same vectors, which is checked; the first run also compiles.
+but the chat template must give the same vectors, which is checked; the first run also compiles. Where bfloat16 is the
+default of decoder2vec, since the processor is made for it, it is the eighth.
 
 Given an instruct model, sentence-transformers 6 wraps every text into the chat template, system prompt included: more
 tokens, and other vectors. Tokens are counted before any wrapping.
@@ -83,6 +84,7 @@ def main() -> None:
     chat = mean_pooled_model(folder)
     reading = {"layer": -1, "normed": True, "pooling": "mean", "template": "plain"}
     ours = Encoder.from_pretrained(name, **reading, device="cpu", dtype="float32")
+    default = Encoder.from_pretrained(name, **reading, device="cpu")
     export_onnx(ours, Path(scratch.name) / "onnx")
     onnx = OnnxEncoder(Path(scratch.name) / "onnx", "cpu")
     kinds = {
@@ -102,9 +104,11 @@ def main() -> None:
             "one at a time": lambda texts=texts: plain_loop(ours, texts, 1),
             "decoder2vec": lambda texts=texts: ours.encode(texts),
         }
+        if default.backbone.dtype == torch.bfloat16:
+            methods["decoder2vec, bfloat16"] = lambda texts=texts: default.encode(texts)
         best = dict.fromkeys(methods, float("inf"))
         vectors = {}
-        for _ in range(2):
+        for _ in range(4):
             for method, encode in methods.items():
                 started = clock()
                 vectors[method] = encode()
@@ -112,7 +116,8 @@ def main() -> None:
         expected = vectors["one at a time"]
         for method, encoded in vectors.items():
             difference = np.abs(encoded - expected).max() / np.abs(expected).max()
-            assert difference < 1e-3 or "chat" in method, (method, difference)
+            limit = 0.05 if "bfloat16" in method else 1e-3
+            assert difference < limit or "chat" in method, (method, difference)
         for method, seconds in best.items():
             ratio = seconds / best["decoder2vec"]
             rows.append((kind, method, tokens, round(seconds, 2), round(tokens / seconds, 1), f"{ratio:.2f}x"))

@@ -2,6 +2,7 @@
 
 1. Compute the tokens of the pool and the vectors of the teachers (`packed_pool.py`), and add long documents.
 2. Fit the linear maps to the teachers by ridge regression, since the maps of the encoder's own training were dropped.
+   From a plain model they start at random: its vectors say too little about those of the teachers.
 3. Train with the losses and batches of `distill_packed.py`; the learning rate follows the time.
 4. Save the LoRA in int8, as `smollm2-135m-general` ships, with gold vectors computed on the CPU in float32. With
    `--set rank=0` LoRA is merged before, all weights are trained, and the whole model is saved.
@@ -37,7 +38,7 @@ from decoder2vec.backbone.block_modes import computing_in
 from decoder2vec.backbone.machine import choose_device
 from decoder2vec.config import from_table, override, to_table
 from decoder2vec.encoder import Encoder
-from decoder2vec.encoder_folder import check_output_folder
+from decoder2vec.encoder_folder import check_output_folder, saved_encoder_folder
 from decoder2vec.errors import InputError
 from decoder2vec.export.base_model import load_base_model
 from distill_packed import (
@@ -230,8 +231,10 @@ def train_seed(
     torch.manual_seed(settings.seed)
     backbone, lora = to_train(start, start_name, settings, device)
     loss = DistillationLoss(backbone.dim, data.targets, [1.0] * len(data.targets), settings).to(device)
-    cosines = fit_maps(loss, *some_vectors(backbone, lora, data.table, settings))
-    print(f"cosines of the fitted maps to {', '.join(about['teachers'])}: {cosines}", flush=True)
+    cosines = []
+    if saved_encoder_folder(start_name):
+        cosines = fit_maps(loss, *some_vectors(backbone, lora, data.table, settings))
+        print(f"cosines of the fitted maps to {', '.join(about['teachers'])}: {cosines}", flush=True)
     if lora is not None:
         lora.requires_grad_(True)
     batches = prefetched(draw_batches(data.table, data.pool.pairs, replace(settings, steps=_ENDLESS), device))
