@@ -22,11 +22,14 @@ from numpy.typing import NDArray
 
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.relations.candidates import Candidates
+from decoder2vec.relations.classifier import RerankerClassifier
 from decoder2vec.relations.matcher import PairMatcher
-from decoder2vec.relations.mentions import NONE, Mention, MentionSet, Pair, Relation
+from decoder2vec.relations.mentions import NONE, Mention, MentionSet, Relation
 from decoder2vec.relations.metrics import RelationScores, accuracy, score_labels
+from decoder2vec.relations.retriever import Retriever
 from decoder2vec.relations.training import MatcherTraining, best_threshold
 from decoder2vec.storage import versions, write_json
+from decoder2vec.training.relation_classifier import RerankerTraining
 
 DEV_TOPICS = {"37", "41"}
 TEST_TOPICS = {"23", "24", "30", "32", "33", "35"}
@@ -37,8 +40,12 @@ ALL_PAIRS = 1000
 class RandomNegatives(MatcherTraining):
     """Learns from as many unrelated pairs as were retrieved, but drawn at random from all pairs of the documents."""
 
-    def negatives(self, candidates: Candidates, used: NDArray[np.bool_]) -> list[Pair]:
-        """Random unrelated pairs."""
+    def examples(
+        self, used: NDArray[np.bool_] | None = None
+    ) -> tuple[Retriever, Candidates, NDArray[np.intp], list[str]]:
+        """The same examples with random unrelated pairs in the place of the retrieved ones."""
+        used = np.ones(len(self.data.mentions), bool) if used is None else used
+        retriever, candidates, pairs, targets = super().examples(used)
         unrelated = [
             (head, tail)
             for heads, tails in self.data.by_document()
@@ -46,10 +53,36 @@ class RandomNegatives(MatcherTraining):
             for tail in tails
             if head != tail and used[head] and (head, tail) not in self.gold
         ]
-        count = len(super().negatives(candidates, used))
-        rows = np.random.default_rng(self.seed).permutation(len(unrelated))[:count]
-        return [unrelated[row] for row in rows]
+        rows = np.random.default_rng(self.seed).permutation(len(unrelated))[: targets.count(NONE)]
+        related = [(head, tail) for head, tail in pairs.tolist() if (head, tail) in self.gold]
+        chosen = sorted({*related, *(unrelated[row] for row in rows)})
+        return retriever, candidates, np.array(chosen, np.intp), [self.gold.get(pair, NONE) for pair in chosen]
 
+
+class ReadTogether(MatcherTraining):
+    """Trains a reranker, which reads both sentences, instead of the small network on two vectors."""
+
+    def fit(self, used: NDArray[np.bool_] | None = None) -> Any:
+        """The retriever, the classifier and the candidates of all heads."""
+        retriever, candidates, pairs, targets = self.examples(used)
+        texts = [mention.marked for mention in self.data.mentions]
+        train = RerankerTraining(RERANKER["backbone"], tuple(RERANKER["settings"]), seed=self.seed)
+        classifier = RerankerClassifier.fit(train, texts, pairs, targets, directed=True)
+        return retriever, _OfTexts(classifier, texts), candidates
+
+
+class _OfTexts:
+    """A classifier of texts that is called with vectors."""
+
+    def __init__(self, classifier: RerankerClassifier, texts: list[str]) -> None:
+        self.classifier, self.texts, self.labels = classifier, texts, classifier.labels
+
+    def __call__(self, vectors: NDArray[np.float32], pairs: NDArray[np.intp]) -> NDArray[np.float32]:
+        return self.classifier(self.texts, pairs)
+
+
+RERANKER: dict[str, Any] = {}
+"""The model of the reranker, and settings of its training."""
 
 ARMS: dict[str, tuple[type[MatcherTraining], str, int, bool]] = {
     "k = 5": (MatcherTraining, "marked", 5, True),
@@ -60,6 +93,8 @@ ARMS: dict[str, tuple[type[MatcherTraining], str, int, bool]] = {
     "k = 5, random negatives": (RandomNegatives, "marked", 5, True),
     "k = 5, trigger only": (MatcherTraining, "trigger", 5, True),
     "k = 5, retriever not tuned": (MatcherTraining, "marked", 5, False),
+    "k = 5, reranker": (ReadTogether, "marked", 5, True),
+    "k = 3, reranker": (ReadTogether, "marked", 3, True),
 }
 """Training, text that is encoded, k, and whether the retriever is tuned."""
 
@@ -72,7 +107,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--reranker", default="smollm2-135m", help="the model that reads pairs")
+    parser.add_argument("--set", nargs="*", default=[], help="key=value over the training of the reranker")
     args = parser.parse_args()
+    RERANKER.update(backbone=args.reranker, settings=args.set)
     mentions, relations, topics = read_corpus(args.corpus)
     data = MentionSet.of(mentions)
     gold = data.gold(relations)

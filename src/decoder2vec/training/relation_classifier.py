@@ -29,6 +29,7 @@ class RerankerTraining:
         settings: `key=value` over the recipe `rerank`, such as `training.epochs=1`.
         device: cuda, mps or cpu; by default the best one available.
         dtype: By default the one that suits the device.
+        seed: Seed of the training.
 
     Example:
         >>> import decoder2vec as d2v
@@ -39,6 +40,7 @@ class RerankerTraining:
     settings: tuple[str, ...] = ()
     device: str | None = None
     dtype: str | None = None
+    seed: int = 0
 
     def __call__(self, first: Sequence[str], second: Sequence[str], labels: Sequence[str]) -> Reranker:
         """Train on ordered pairs with their labels; every tenth of each label is set aside to select the best state.
@@ -54,7 +56,9 @@ class RerankerTraining:
         pairs = LabelledPairs(tuple(first), tuple(second), tuple(labels))
         learned, dev = pairs.split_dev()
         data = TrainingData(None, (), labelled=learned, labelled_dev=dev)
-        folder = cache_root() / "relations" / fingerprint(str(self.backbone), list(self.settings), vars(pairs))
+        folder = (
+            cache_root() / "relations" / fingerprint(str(self.backbone), list(self.settings), self.seed, vars(pairs))
+        )
         folder.parent.mkdir(parents=True, exist_ok=True)
         result = train(
             "rerank",
@@ -62,6 +66,7 @@ class RerankerTraining:
             self.backbone,
             folder,
             settings=[*_SETTINGS, *self.settings],
+            seeds=(self.seed,),
             overwrite=True,
             device=self.device,
             dtype=self.dtype,
