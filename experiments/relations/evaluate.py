@@ -95,6 +95,7 @@ ARMS: dict[str, tuple[type[MatcherTraining], str, int, bool]] = {
     "k = 5, retriever not tuned": (MatcherTraining, "marked", 5, False),
     "k = 5, reranker": (ReadTogether, "marked", 5, True),
     "k = 3, reranker": (ReadTogether, "marked", 3, True),
+    "all pairs, reranker": (ReadTogether, "marked", ALL_PAIRS, False),
 }
 """Training, text that is encoded, k, and whether the retriever is tuned."""
 
