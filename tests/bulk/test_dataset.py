@@ -218,6 +218,13 @@ def test_killed_runs_lose_and_double_nothing(encoder, tmp_path, quick_python):
     assert not d2v.verify_dataset(out, encoder).problems
 
 
+def test_plan_says_what_an_encoder_computes_in(tmp_path):
+    (tmp_path / "rows.txt").write_text("one\ntwo\n", "utf-8")
+    for dtype in ("float32", "int8"):
+        encoder = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype=dtype)
+        assert make_plan(encoder, tmp_path / "rows.txt").compute == dtype
+
+
 def test_two_runs_at_once_are_refused(encoder, tmp_path):
     write_jsonl(tmp_path / "rows.jsonl")
     with OutputFolder(str(tmp_path / "out")).lock(), pytest.raises(StorageError, match="Another process"):

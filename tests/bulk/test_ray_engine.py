@@ -365,6 +365,44 @@ def test_encoder_in_workers_gives_the_same_vectors(encoders):
     assert shared.fingerprint == local.fingerprint
 
 
+class RayOfOneProcess:
+    """Stands for Ray: its workers are objects of this process."""
+
+    exceptions = ray.exceptions
+
+    @staticmethod
+    def cluster_resources():
+        return {"CPU": 2}
+
+    @staticmethod
+    def remote(**options):
+        def call(function):
+            return SimpleNamespace(remote=function)
+
+        def start(cls):
+            def worker(*arguments):
+                started = cls(*arguments)
+                return SimpleNamespace(fingerprint=call(started.fingerprint), compute=call(started.compute))
+
+            return call(worker)
+
+        return start
+
+    @staticmethod
+    def get(results):
+        return results
+
+
+def test_workers_of_an_encoder_round_as_it_does(monkeypatch):
+    """They were started with the dtype of the states, and refused as another encoder."""
+    monkeypatch.setattr(ray_encoder, "start_ray", RayOfOneProcess)
+    options = {"device": "cpu", "dtype": "int8"}
+    encoder = d2v.RayEncoder.from_name("tiny-llama", workers=1, **options)
+    assert encoder.fingerprint == d2v.Encoder.from_pretrained("tiny-llama", **options).fingerprint
+    plain = d2v.Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32")
+    assert encoder.fingerprint != plain.fingerprint
+
+
 def test_killed_worker_of_an_encoder_is_started_again(encoders):
     local, shared = encoders
     ray.kill(shared._workers[0], no_restart=False)

@@ -110,6 +110,24 @@ def test_mined_negatives_can_be_trained_on(folder):
     assert trained.exit_code == 0, trained.output
 
 
+@pytest.mark.parametrize(
+    ("options", "ignored"),
+    [
+        (["--encoder", "tiny-llama", "--seed", "1"], "--seed"),
+        (["--encoder", "tiny-llama", "--top", "5", "--margin", "0.9"], "--margin"),
+        (["--encoder", "bm25", "--skip", "2"], "--skip"),
+        (["--index", "idx", "--corpus", "mine.csv"], "--corpus"),
+        (["--encoder", "bm25", "--split", "dev"], "--split"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(folder, options, ignored):
+    """Above all the margin, without which negatives that are positives in truth are kept."""
+    (folder / "mine.csv").write_text("anchor,positive\na,b\nc,d\n", encoding="utf-8")
+    with pytest.raises(InputError, match=f"{ignored} belongs to "):
+        d2v("data", "mine", "mine.csv", "--out", "hard.jsonl", *options)
+    assert not Path("hard.jsonl").exists()
+
+
 # concepts
 
 DOMAIN = [

@@ -229,6 +229,18 @@ def test_saved_matcher_predicts_the_same(tmp_path):
     assert d2v.PairMatcher.from_pretrained(tmp_path / "own").predict(mentions) == own.predict(mentions)
 
 
+def test_saved_matcher_finds_its_encoder_from_another_folder(tmp_path, monkeypatch):
+    """The encoder was named by a path of the working directory."""
+    mentions, relations = causes()
+    d2v.Encoder.from_pretrained("tiny-llama", layer=1, pooling="mean").save(tmp_path / "enc")
+    monkeypatch.chdir(tmp_path)
+    matcher = d2v.PairMatcher("enc", k=2, tune=False)
+    matcher.fit(mentions, relations)
+    matcher.save("m")
+    monkeypatch.chdir("/")
+    assert d2v.PairMatcher.from_pretrained(tmp_path / "m").predict(mentions) == matcher.predict(mentions)
+
+
 def test_an_undirected_matcher_of_two_tables_is_saved(tmp_path):
     mentions, relations = causes()
     heads = [mention for mention in mentions if mention.id.endswith("-0")]

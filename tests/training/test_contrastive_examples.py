@@ -65,6 +65,26 @@ def test_every_tenth_example_becomes_two_dev_pairs(with_negatives):
     assert [anchor for anchor, *_ in as_texts(train)] == [f"a{n}" for n in range(25) if n % 10]
 
 
+def test_dev_pairs_of_labelled_texts_have_no_false_negatives(tmp_path):
+    """Examples come label by label, so that the neighbour of an example mostly has the same label."""
+    labels = {f"text {n} of many": ("even", "odd", "third")[n % 3] for n in range(300)}
+    lines = "".join(f"{text}\t{label}\n" for text, label in labels.items())
+    (tmp_path / "labelled.tsv").write_text(f"text\tlabel\n{lines}", "utf-8")
+    _, dev = read_contrastive_examples(tmp_path / "labelled.tsv").split_dev("mine")
+    assert len(dev) == 60
+    for left, right, score in zip(dev.left, dev.right, dev.scores, strict=True):
+        assert (labels[left] == labels[right]) == (score == 1), (left, right)
+    negatives = [right for right, score in zip(dev.right, dev.scores, strict=True) if score == 0]
+    assert len(set(negatives)) > 15, "not the same text for a whole label"
+
+
+def test_dev_examples_of_one_label_ask_for_dev_pairs():
+    """Every tenth example is of one label, so that there is no unrelated text among them."""
+    examples = ContrastiveExamples.of([Example(f"a{n}", f"p{n}", (), "x" if n % 10 == 0 else "y") for n in range(30)])
+    with pytest.raises(InputError, match="set aside all belong together; give dev pairs"):
+        examples.split_dev("mine")
+
+
 def test_at_most_a_thousand_examples_become_dev_pairs():
     examples = ContrastiveExamples.of([Example(f"a{n}", f"p{n}", (), n) for n in range(12_000)])
     train, dev = examples.split_dev("mine")

@@ -118,6 +118,21 @@ def test_files_of_a_curve(curve, folder):
     assert not (folder / "unfinished").exists()
 
 
+def test_runs_of_another_attention_are_not_taken_for_finished(backbone, tmp_path):
+    """FREEZE reads the model with the attention that it has, so a run depends on it."""
+    options = {"sizes": ["all"], "recipes": ["freeze"], "settings": FAST, "grid": {"training.rate": [1e-3]}}
+    scores = {}
+    for attention in ("causal", "bidirectional", "causal"):
+        model = backbone("tiny-llama")
+        model.set_attention(attention)
+        curve = learning_curve(SCORED, model, tmp_path, seeds=[0], **options)
+        model.set_attention("causal")
+        dev = curve.points[0].runs[0]["dev"]
+        assert scores.setdefault(attention, dev) == dev
+    assert scores["causal"] != scores["bidirectional"]
+    assert len(list((tmp_path / "runs").glob("*.json"))) == 2
+
+
 def test_test_files_are_not_read_while_settings_are_chosen(curve, folder):
     runs = [json.loads(file.read_text()) for file in (folder / "runs").glob("*.json")]
     assert sum(run["test"] is None for run in runs) == sum(len(point.tried) for point in curve.points)

@@ -10,10 +10,12 @@ import pytest
 from decoder2vec.config import with_settings
 from decoder2vec.errors import InputError, MissingExtraError
 from decoder2vec.training.hyperparameters import choose_by_trials, choose_from_grid, parse_grid, suggest
+from decoder2vec.training.objectives.labels import LabelsConfig
 from decoder2vec.training.plan import Stage, load_plan
 from decoder2vec.training.recipes.freeze import FreezeRecipe
 from decoder2vec.training.recipes.recipe import Trainer
 from decoder2vec.training.results import SeedResult
+from toys.contract import labelled_data
 from toys.training import ADAPTER_RECIPES, small_recipe, toy_data, toy_pairs
 
 SETTINGS = ["widths=[8]", "hidden=8", "pretrain=none", "head=sum", "training.epochs=1", "training.batch=16"]
@@ -91,6 +93,13 @@ def test_the_grid_evaluates_no_test_file(backbone, runs):
     data = toy_data(test=(toy_pairs("test"),))
     choose_from_grid(adapter_stage("soft_prompt"), {"tokens": [1]}, data, backbone("tiny-llama"))
     assert [result.test for _, result in runs] == [{}]
+
+
+def test_the_grid_evaluates_no_labelled_test_file(backbone, runs):
+    data = labelled_data(labelled_test=labelled_data().labelled_dev)
+    stage = Stage("toy", small_recipe("rerank", epochs=1, batch=16, objective=LabelsConfig()), search={})
+    choose_from_grid(stage, {"rank": [2]}, data, backbone("tiny-llama"))
+    assert [list(result.notes["labels"]) for _, result in runs] == [["dev"]]
 
 
 def test_a_combination_that_fails_is_skipped_and_reported(backbone):

@@ -201,7 +201,7 @@ def make_plan(
     _check_columns(columns, text_column, id_column)
     return EmbeddingPlan(
         encoder=encoder.fingerprint,
-        compute=str(encoder.backbone.dtype).removeprefix("torch."),
+        compute=encoder.backbone.dtype_name,
         vectors=vectors,
         files=files,
         columns=columns,

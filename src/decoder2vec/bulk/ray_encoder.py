@@ -62,7 +62,7 @@ class RayEncoder(Encoder):
         remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
         options = {
             "device": "cuda" if n_gpus else device,
-            "dtype": str(local.backbone.dtype).removeprefix("torch."),
+            "dtype": local.backbone.dtype_name,
             **choices,
         }
         encoder._workers = tuple(remote.remote(str(name), options) for _ in range(n_workers))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype
+from decoder2vec.cli.options import Device, Dtype, refuse_given
 from decoder2vec.cli.output import info, show_progress, table
 from decoder2vec.errors import InputError
 from decoder2vec.storage import check_output_file
@@ -43,6 +43,7 @@ def check(
 
 @data.command("mine")
 def mine(
+    context: typer.Context,
     file: Annotated[
         Path, typer.Argument(help="Pairs, triplets, labelled texts or records; or a folder in BEIR's layout.")
     ],
@@ -73,6 +74,17 @@ def mine(
     """
     if (encoder is None) == (index is None):
         raise InputError("Give --encoder (an encoder, a model or bm25), or --index.")
+    nearest = index is None and encoder != "bm25" and not (top or corpus or file.is_dir())
+    if nearest:
+        refuse_given(context, ["seed"], "--top, which draws")
+    else:
+        refuse_given(
+            context, ["margin", "skip"], "the nearest texts of a file by an encoder, without --top or --corpus"
+        )
+    if index is not None:
+        refuse_given(context, ["corpus"], "--encoder")
+    if not file.is_dir():
+        refuse_given(context, ["split"], "a folder in BEIR's layout")
     check_output_file(out, ".jsonl", sources=[file, corpus])
     with show_progress() as progress:
         from decoder2vec.storage import atomic_file
@@ -87,7 +99,6 @@ def mine(
 
         with progress.phase("reading"):
             examples, documents = _examples_and_documents(file, corpus, split)
-        nearest = index is None and encoder != "bm25" and not (top or corpus or file.is_dir())
         if index is None and encoder != "bm25":
             progress.expect("loading the model")
             progress.expect("encoding", len(examples.texts if nearest else documents))

@@ -91,7 +91,7 @@ class PairMatcher:
         self.train_classifier = train_classifier
         named = isinstance(encoder, str | Path)
         changes = any(value is not None for name, value in encoder_options.items() if name not in ("device", "dtype"))
-        self.encoder_name = str(encoder) if named and not changes else None
+        self.encoder_name = _absolute_name(encoder) if named and not changes else None
         """Under which a saved matcher finds it again; None: it is saved with the matcher."""
         self.encoder = load_encoder(encoder, **encoder_options) if named else encoder
         if not callable(getattr(self.encoder, "encode", None)):
@@ -451,3 +451,9 @@ def check_matcher_folder(target: Path) -> None:
     """Raise an error if a path holds anything other than what `save` wrote, or cannot be written."""
     files = (MATCHER_FILE, WEIGHTS_FILE, f"{ENCODER_FOLDER}/*", f"{CLASSIFIER_FOLDER}/*")
     check_replaceable(target, files if (target / MATCHER_FILE).is_file() else ())
+
+
+def _absolute_name(encoder: str | Path) -> str:
+    """The name of an encoder, which is found from any working directory if it is that of a folder."""
+    path = Path(encoder).expanduser()
+    return str(path.resolve() if path.exists() else encoder)

@@ -24,7 +24,6 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype
 from decoder2vec.backbone.sources import Notify
-from decoder2vec.config import fingerprint, key_settings
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder, encoder_path, is_encoder_folder, is_reranker_folder
 from decoder2vec.errors import InputError, UnsupportedError
@@ -51,7 +50,7 @@ from decoder2vec.training.hyperparameters import Grid, choose_by_trials, choose_
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import Plan, Stage, load_plan
 from decoder2vec.training.recipes.adapter import AdapterRecipe
-from decoder2vec.training.recipes.recipe import Recipe, SaveModel, TrainedModel, Trainer, check_seeds
+from decoder2vec.training.recipes.recipe import Recipe, SaveModel, TrainedModel, Trainer, check_seeds, result_key
 from decoder2vec.training.results import SeedResult, best_seed, headline, result_notes, summarise
 from decoder2vec.training.steps import StepFolders
 from decoder2vec.training.teachers import Teacher, share_teachers
@@ -187,7 +186,7 @@ def _expect_phases(stages: Sequence[tuple[Stage, TrainingData]], n_seeds: int, n
         name = _progress_stage(stage, stages)
         progress.expect("loading the model", stage=name)
         for _ in range(0 if number else n_choices):
-            stage.recipe.expect(replace(data, test=()), _CHOOSING, 1)
+            stage.recipe.expect(data.without_test(), _CHOOSING, 1)
         stage.recipe.expect(data, name, n_seeds)
         progress.expect("saving", stage=name)
 
@@ -350,7 +349,7 @@ def _train_stages(
             if number > 1:
                 model = model.next(trained)
             _report_attention(stage, model.backbone, reporting)
-            key = _stage_key(stage, data, model.backbone, seeds)
+            key = result_key(stage.recipe, data, model.backbone, list(seeds))
             summaries.append(_stage_summary(stage, data, key))
             if found := _find_trained(key, folder, anywhere=number < len(stages)):
                 reporting.notify(f"{stage.name}: found in {found}")
@@ -535,22 +534,6 @@ def _stage_summary(stage: Stage, data: TrainingData, key: str) -> dict[str, Any]
     if teachers := recipe.used_teachers():
         summary["teachers"] = [{"name": teacher.name, "licence": find_licence(teacher.name)} for teacher in teachers]
     return summary
-
-
-def _stage_key(stage: Stage, data: TrainingData, backbone: Backbone, seeds: Sequence[int]) -> str:
-    """Hash of everything that the result of a stage depends on; its name and description are no part of it."""
-    parts = [
-        stage.recipe.name,
-        key_settings(stage.recipe),
-        data.key(),
-        backbone.effective_fingerprint,
-        str(backbone.dtype),
-    ]
-    if stage.recipe.attention is None:
-        parts.append(backbone.attention)
-    if fingerprints := stage.recipe.teacher_fingerprints():
-        parts.append(fingerprints)
-    return fingerprint(*parts, list(seeds))
 
 
 def _find_trained(key: str, folder: Path, *, anywhere: bool) -> Path | None:

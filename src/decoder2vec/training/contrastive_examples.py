@@ -119,19 +119,37 @@ class ContrastiveExamples:
     def split_dev(self, name: str) -> tuple[ContrastiveExamples, ScoredPairs]:
         """Set every tenth example aside as dev pairs, at most a thousand; returns the others and the dev pairs.
 
-        An anchor with its positive scores 1; with its hard negative, or else with another example's positive, 0.
+        An anchor with its positive scores 1; with its hard negative, or else with another example's positive that is no
+        known positive of the anchor, 0.
         """
         if len(self) < _MIN_TO_SPLIT:
             raise InputError(f"{name} has {len(self)} examples, too few to set some aside; give dev pairs.")
         rows = np.arange(len(self))
         dev = rows[:: max(10, -(-len(self) // _MAX_DEV_EXAMPLES))]
-        unrelated = np.roll(self.positives[dev], 1)
+        anchors, unrelated = self.anchors[dev], self._unrelated(dev)
         if self.negatives.shape[1]:
             unrelated = np.where(self.negatives[dev, 0] >= 0, self.negatives[dev, 0], unrelated)
-        left = [self.texts[index] for index in [*self.anchors[dev], *self.anchors[dev]]]
-        right = [self.texts[index] for index in [*self.positives[dev], *unrelated]]
-        pairs = ScoredPairs(f"{name}-dev", left, right, [1.0] * len(dev) + [0.0] * len(dev))
+        has_negative = unrelated >= 0
+        if not has_negative.any():
+            raise InputError(f"The examples of {name} that would be set aside all belong together; give dev pairs.")
+        left = [self.texts[index] for index in [*anchors, *anchors[has_negative]]]
+        right = [self.texts[index] for index in [*self.positives[dev], *unrelated[has_negative]]]
+        pairs = ScoredPairs(f"{name}-dev", left, right, [1.0] * len(dev) + [0.0] * int(has_negative.sum()))
         return self._select(np.setdiff1d(rows, dev)), pairs
+
+    def _unrelated(self, rows: Rows) -> Rows:
+        """[rows] a positive of another row that is no known positive of the row's anchor; -1 where there is none.
+
+        It is that of the row before, or else a random one, so that not all rows of a label get the same.
+        """
+        positives = self.positives[rows]
+        known = (self.groups[self.anchors[rows]] @ self.groups[positives].T).toarray() > 0
+        unrelated = np.roll(positives, 1)
+        rng = np.random.default_rng(0)
+        for row in np.flatnonzero(known[np.arange(len(rows)), np.arange(len(rows)) - 1]):
+            possible = positives[~known[row]]
+            unrelated[row] = rng.choice(possible) if len(possible) else -1
+        return np.asarray(unrelated, np.intp)
 
     def split_dev_groups(self, name: str) -> tuple[ContrastiveExamples, ScoredPairs]:
         """Set all examples of every tenth anchor aside, at most a thousand anchors; returns the others and dev pairs.

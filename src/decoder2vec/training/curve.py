@@ -19,7 +19,7 @@ import torch
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import Notify
-from decoder2vec.config import fingerprint, key_settings, to_table, with_settings
+from decoder2vec.config import to_table, with_settings
 from decoder2vec.errors import DivergedError, InputError
 from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.learning_curve import Forecast, forecast, half_interval, round_figures
@@ -34,7 +34,7 @@ from decoder2vec.training.hyperparameters import Grid
 from decoder2vec.training.loop import OnProgress
 from decoder2vec.training.plan import PLAN_RECIPES, Stage, load_plan
 from decoder2vec.training.recipes import recipes as registered_recipes
-from decoder2vec.training.recipes.recipe import Trainer, check_seeds
+from decoder2vec.training.recipes.recipe import Trainer, check_seeds, result_key
 from decoder2vec.training.results import mean_score
 
 SIZES: tuple[int | str, ...] = (50, 200, 1000, 5000, "all")
@@ -359,7 +359,7 @@ class _Runner:
         attempts: list[dict[str, Any]] = []
         with current_progress().stage(label):
             if len(choices) > 1:
-                smaller = replace(sample(data, size, self.seeds[0]), test=())
+                smaller = sample(data, size, self.seeds[0]).without_test()
                 for choice in choices:
                     dev = self._run(stage, smaller, size, choice, self.seeds[0]).get("dev")
                     attempts.append({"settings": choice, "dev": dev})
@@ -382,8 +382,7 @@ class _Runner:
         """The result of one training, from disk if it is there."""
         stage = self._with_schedule(stage, data)
         recipe = with_settings(stage.recipe, dict(choice))
-        weights = self.backbone.effective_fingerprint, str(self.backbone.dtype)
-        key = fingerprint(recipe.name, key_settings(recipe), data.key(), *weights, seed)
+        key = result_key(recipe, data, self.backbone, seed)
         file = self.folder / "runs" / f"{stage.name}-{size}-{key}.json"
         if (finished := _read_run(file)) is not None:
             return finished

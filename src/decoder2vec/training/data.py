@@ -128,6 +128,10 @@ class TrainingData:
         groups += [pairs.texts() for pairs in (self.labelled, self.labelled_dev, self.labelled_test) if pairs]
         return list(dict.fromkeys(text for group in groups for text in group))
 
+    def without_test(self) -> TrainingData:
+        """The same without the test files, for choices that must not see them."""
+        return replace(self, test=(), labelled_test=None)
+
     def hash_pairs(self) -> NDArray[np.uint64]:
         """Hashes of every pair of texts that training sees."""
         rows = [row[:2] for row in self.triplets] + [row[1:] for row in self.nli]
@@ -141,7 +145,7 @@ class TrainingData:
 
     def hash_texts(self) -> TextHashes:
         """Hashes of every text that training sees; dev and test pairs are not part of it."""
-        seen = replace(self, dev=(), test=(), contrastive=None, labelled_dev=None, labelled_test=None).all_texts()
+        seen = replace(self.without_test(), dev=(), contrastive=None, labelled_dev=None).all_texts()
         return hash_texts([*seen, *(self.contrastive.texts_of_examples() if self.contrastive else [])])
 
     def key(self) -> list[Any]:

@@ -49,7 +49,7 @@ def choose_from_grid(
     on_progress: OnProgress = lambda _: None,
 ) -> tuple[Stage, Tried]:
     """Train every combination with one seed; returns the stage with the settings best on dev, and what was tried."""
-    without_test = replace(data, test=())
+    without_test = data.without_test()
     tried: Tried = []
     best: tuple[float, Stage] | None = None
     for values in itertools.product(*grid.values()):
@@ -91,7 +91,7 @@ def choose_by_trials(
     for name, choices in stage.search.items():
         _check_search(stage.recipe, name, choices)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # a failed trial is raised anyway
-    without_test = replace(data, test=())
+    without_test = data.without_test()
     trained: dict[int, Recipe[Any, Any]] = {}
 
     def objective(trial: Any) -> float:

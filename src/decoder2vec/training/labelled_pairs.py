@@ -40,17 +40,25 @@ class LabelledPairs:
         return LabelledPairs(*(tuple(side[row] for row in rows) for side in (self.first, self.second, self.labels)))
 
     def split_dev(self) -> tuple[LabelledPairs, LabelledPairs]:
-        """Set every tenth pair of each label aside; returns the others and these. A single pair of a label stays."""
+        """Set every tenth pair of each label aside; returns the others and these. A single pair of a label stays.
+
+        Pairs of the same two texts, also in the other order, are on the same side: else dev would be known in advance.
+        """
         if len(self) < _MIN_TO_SPLIT:
             raise InputError(f"There are {len(self)} labelled pairs, too few to set some aside; give more, or --dev.")
         of_label: Counter[str] = Counter()
-        dev = []
-        for row, label in enumerate(self.labels):
-            of_label[label] += 1
-            if of_label[label] % _HOLD_OUT_EVERY == 2:
-                dev.append(row)
-        others = sorted(set(range(len(self))) - set(dev))
-        return self.select(others), self.select(dev)
+        is_dev: dict[frozenset[str], bool] = {}
+        both = [frozenset(pair) for pair in zip(self.first, self.second, strict=True)]
+        for texts, label in zip(both, self.labels, strict=True):
+            if texts not in is_dev:
+                of_label[label] += 1
+                is_dev[texts] = of_label[label] % _HOLD_OUT_EVERY == 2
+        learned = {label for texts, label in zip(both, self.labels, strict=True) if not is_dev[texts]}
+        for texts, label in zip(both, self.labels, strict=True):
+            if label not in learned:  # all its pairs are reversed ones of others
+                is_dev[texts] = False
+        dev = [row for row, texts in enumerate(both) if is_dev[texts]]
+        return self.select([row for row, texts in enumerate(both) if not is_dev[texts]]), self.select(dev)
 
 
 def read_labelled_pairs(files: Sequence[Path]) -> LabelledPairs:

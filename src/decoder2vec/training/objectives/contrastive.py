@@ -30,7 +30,7 @@ class ContrastiveConfig(ObjectiveConfig):
     symmetric: bool = False
     """Also let each positive find its anchor."""
     dims: tuple[int, ...] = ()
-    """Matryoshka: lengths of prefixes of the vector that are trained as vectors, too."""
+    """Matryoshka: prefixes of these lengths are trained, and nothing else: the full width must be among them."""
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -26,7 +26,7 @@ class ScoresConfig(ObjectiveConfig):
     name: str = "cosent"
     """cosent, angle or cosine_mse."""
     dims: tuple[int, ...] = ()
-    """Matryoshka: lengths of prefixes of the vector that are trained as vectors, too."""
+    """Matryoshka: prefixes of these lengths are trained, and nothing else: the full width must be among them."""
 
 
 class ScoresObjective(Objective[ScoresConfig, TrainingContext]):

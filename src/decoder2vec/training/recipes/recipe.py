@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.config import fingerprint, key_settings
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError
 from decoder2vec.reranker import Reranker
@@ -201,6 +202,16 @@ class Recipe(ABC, Generic[Corpus, Context]):
     def card_rows(self) -> dict[str, str]:
         """Rows of the encoder card's table."""
         return {}
+
+
+def result_key(recipe: Recipe[Any, Any], data: TrainingData, backbone: Backbone, seeds: int | list[int]) -> str:
+    """Hash of everything that the result of a training depends on; names and descriptions are no part of it."""
+    parts = [recipe.name, key_settings(recipe), data.key(), backbone.effective_fingerprint, str(backbone.dtype)]
+    if recipe.attention is None:
+        parts.append(backbone.attention)
+    if fingerprints := recipe.teacher_fingerprints():
+        parts.append(fingerprints)
+    return fingerprint(*parts, seeds)
 
 
 class Trainer(Generic[Corpus, Context]):
