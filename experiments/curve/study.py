@@ -2,10 +2,14 @@
 
     python experiments/curve/study.py DATA OUT [--backbone smollm2-135m] [--sizes 50,200,1000,all] [--seeds 0,1,2]
         [--recipes freeze,soft_prompt,lora,bottleneck,conv,full] [--set key=value ...] [--device cuda] [--limit 200]
+        [--collect]
 
 DATA is the folder that holds sts/stsb-*.tsv. The curve goes to OUT; an interrupted run is started again with the same
 command. OUT/shapes.json then says whether the gap of bottleneck adapters to full fine-tuning closes with data, and
 whether convolutions are better than bottlenecks at the smallest size (Samin et al., on speech recognition).
+
+With --collect nothing is trained: the runs in OUT/curve/runs that have ended, such as those of several processes with
+one recipe each, are written to OUT/collected.json and drawn. Points with one seed only are left out.
 
 A CPU does `--backbone tiny-llama --limit 200` in minutes, which tests the script and says nothing about real models.
 The rest is for a GPU: the script needs no command line of the package, only torch, transformers, scipy and matplotlib.
@@ -22,8 +26,9 @@ from typing import Any
 
 import decoder2vec as d2v
 from decoder2vec.maths.learning_curve import half_interval
-from decoder2vec.storage import write_json
-from decoder2vec.training.curve import RECIPES, parse_sizes
+from decoder2vec.report.curve_figures import draw_learning_curve
+from decoder2vec.storage import parse_json, write_json
+from decoder2vec.training.curve import RECIPES, CurvePoint, parse_sizes
 
 
 def differences(curve: d2v.LearningCurve, better: str, other: str) -> list[dict[str, Any]]:
@@ -51,6 +56,26 @@ def shapes(curve: d2v.LearningCurve) -> dict[str, Any]:
     return found
 
 
+def collect(runs: Path, command: str) -> dict[str, Any]:
+    """The points whose runs have ended, as `curve.json` has them."""
+    groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for file in sorted(runs.glob("*.json")):
+        recipe, size, _ = file.stem.rsplit("-", 2)
+        groups.setdefault((recipe, int(size)), []).append(parse_json(file.read_bytes()))
+    points = []
+    for (recipe, size), documents in groups.items():
+        ended = sorted((run for run in documents if run["test"] is not None), key=lambda run: run["seed"])
+        tried = [{"settings": run["settings"], "dev": run["dev"]} for run in documents if run["test"] is None]
+        if len(ended) > 1:
+            points.append(CurvePoint(recipe, size, ended[0]["settings"], tried, ended))
+    order = {recipe: position for position, recipe in enumerate(RECIPES)}
+    points.sort(key=lambda point: (order[point.recipe], point.size))
+    recipes = list(dict.fromkeys(point.recipe for point in points))
+    untrained = next(point.runs[0]["untrained"] for point in points if point.recipe != "freeze")
+    document = {"command": command, "metric": "spearman", "noun": "pairs", "shown": "test", "recipes": recipes}
+    return {**document, "untrained": untrained, "points": [point.to_json() for point in points]}
+
+
 def main() -> None:
     """Train, print and write the curve and the shapes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,7 +88,15 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--device")
     parser.add_argument("--limit", type=int, help="score at most this many dev and test pairs")
+    parser.add_argument("--collect", action="store_true", help="train nothing: write and draw what has ended")
     arguments = parser.parse_args()
+    command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
+    if arguments.collect:
+        document = collect(arguments.out / "curve" / "runs", command)
+        write_json(arguments.out / "collected.json", document)
+        title = "SmolLM2-135M on STS-B: test score by number of training pairs"
+        draw_learning_curve({**document, "sentence": title}, arguments.out / "collected.png")
+        return
     folder = arguments.data / "sts"
     files = {split: d2v.read_pairs(folder / f"stsb-{split}.tsv") for split in ("train", "dev", "test")}
     dev, test = (files[split].limit(arguments.limit) for split in ("dev", "test"))
@@ -77,7 +110,7 @@ def main() -> None:
         settings=arguments.set,
         device=arguments.device,
         notify=lambda message: print(message, flush=True),
-        command=shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]]),
+        command=command,
     )
     print(curve.sentence(), *curve.forecast_lines(), sep="\n")
     write_json(arguments.out / "shapes.json", {"command": curve.document["command"], **shapes(curve)})
