@@ -34,6 +34,7 @@ LEVELS = [
     {"bulk"},
     {"bridge"},
     {"export"},
+    {"base_model"},
     {"merging"},
     {"evaluation"},
     {"analysis", "search"},

@@ -40,7 +40,7 @@ from decoder2vec.config import from_table, override, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder, saved_encoder_folder
 from decoder2vec.errors import InputError
-from decoder2vec.export.base_model import load_base_model
+from decoder2vec.base_model import load_base_model
 from distill_packed import (
     READING,
     DistillationLoss,

@@ -26,11 +26,11 @@ from decoder2vec.adapters.saving import load_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
+from decoder2vec.base_model import load_base_model
 from decoder2vec.config import EncoderSpec
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import ADAPTER_FOLDER, BACKBONE_FOLDER, SENTENCE_TOKENS_FOLDER, encoder_path
 from decoder2vec.errors import Decoder2VecError, InputError, unknown_name
-from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.interpolation import METHODS, interpolate
 from decoder2vec.saved_encoder import read_encoder_folder

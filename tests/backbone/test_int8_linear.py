@@ -12,9 +12,9 @@ from decoder2vec.backbone import int8_linear, int8_product
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.int8_linear import Int8Linear, quantise_layers
 from decoder2vec.backbone.int8_product import OnnxRuntimeProduct, TorchProduct
+from decoder2vec.base_model import load_base_model
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
-from decoder2vec.export.base_model import load_base_model
 from decoder2vec.training.recipes.recipe import Trainer
 from toys.command import d2v
 from toys.texts import built

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.base_model import load_base_model
 from decoder2vec.config import from_table, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import BackboneError, InputError, UnsupportedError
-from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.metrics import METRICS
 from decoder2vec.progress import Progress
 from decoder2vec.text.tokens import Tokeniser

@@ -15,10 +15,10 @@ from decoder2vec.backbone.blocks import parameters_by_depth
 from decoder2vec.backbone.lm_head import LMHead
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import tiny_folder, tiny_tokenizer
+from decoder2vec.base_model import load_base_model
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import InputError, MissingExtraError, StorageError, UnsupportedError
 from decoder2vec.export import pruned
-from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.pruned import write_pruned
 from decoder2vec.training.api import train
 from decoder2vec.training.plan import Plan

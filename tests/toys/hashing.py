@@ -17,7 +17,7 @@ class HashEncoder:
 
     def __init__(self):
         self.stats = SimpleNamespace(tokens=0, overlong=0)
-        self.backbone, self.spec = SimpleNamespace(dtype="torch.float32"), SimpleNamespace(on_overflow="truncate")
+        self.backbone, self.spec = SimpleNamespace(dtype_name="float32"), SimpleNamespace(on_overflow="truncate")
 
     @classmethod
     def from_pretrained(cls, *_, **__):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from decoder2vec.base_model import load_base_model
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, InputError, StorageError, UnsupportedError
-from decoder2vec.export.base_model import load_base_model
 from decoder2vec.text.concepts import ConceptSet
 from decoder2vec.training import api, checkpoint
 from decoder2vec.training.api import train

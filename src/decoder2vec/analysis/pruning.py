@@ -24,9 +24,9 @@ from decoder2vec.activations.store import Store, text_key
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import parameters_by_depth
 from decoder2vec.backbone.machine import FOUR_BIT, INT8
+from decoder2vec.base_model import load_base_model
 from decoder2vec.config import DEFAULT_MAX_LENGTH, Reading
 from decoder2vec.errors import DataFileError, EncoderError, InputError, UnsupportedError, unknown_name
-from decoder2vec.export.base_model import load_base_model
 from decoder2vec.export.pruned import PRUNING_FILE, PruningSummary, check_new_folder, write_pruned
 from decoder2vec.maths.losses import info_nce
 from decoder2vec.maths.pooling import POOLINGS

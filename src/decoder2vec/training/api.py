@@ -24,12 +24,12 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype
 from decoder2vec.backbone.sources import Notify
+from decoder2vec.base_model import describe_base_model, load_base_model
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder, encoder_path, is_encoder_folder, is_reranker_folder
 from decoder2vec.errors import InputError, UnsupportedError
 from decoder2vec.evaluation.tasks.layout import find_tasks
 from decoder2vec.evaluation.tasks.task import Task, unique
-from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.progress import current_progress, in_phase
 from decoder2vec.reranker import Reranker
 from decoder2vec.storage import atomic_file, cache_root, check_replaceable, parse_json, real_path, versions

@@ -19,9 +19,9 @@ import torch
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import Notify
+from decoder2vec.base_model import load_base_model
 from decoder2vec.config import to_table, with_settings
 from decoder2vec.errors import DivergedError, InputError
-from decoder2vec.export.base_model import load_base_model
 from decoder2vec.maths.learning_curve import Forecast, forecast, half_interval, round_figures
 from decoder2vec.progress import current_progress
 from decoder2vec.report.curve_figures import draw_learning_curve

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from decoder2vec import base_model
 from decoder2vec.adapters.kv_prefix import KeyValuePrefix
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.adapters.soft_prompt import SoftPrompt
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.tiny import tiny_folder
+from decoder2vec.base_model import describe_base_model, load_base_model
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import UnsupportedError
-from decoder2vec.export import base_model
-from decoder2vec.export.base_model import describe_base_model, load_base_model
 from decoder2vec.storage import cache_root
 from decoder2vec.training.api import train
 from decoder2vec.training.loop import Schedule
