@@ -75,16 +75,7 @@ def mine(
     if (encoder is None) == (index is None):
         raise InputError("Give --encoder (an encoder, a model or bm25), or --index.")
     nearest = index is None and encoder != "bm25" and not (top or corpus or file.is_dir())
-    if nearest:
-        refuse_given(context, ["seed"], "--top, which draws")
-    else:
-        refuse_given(
-            context, ["margin", "skip"], "the nearest texts of a file by an encoder, without --top or --corpus"
-        )
-    if index is not None:
-        refuse_given(context, ["corpus"], "--encoder")
-    if not file.is_dir():
-        refuse_given(context, ["split"], "a folder in BEIR's layout")
+    _refuse_ignored(context, nearest=nearest)
     check_output_file(out, ".jsonl", sources=[file, corpus])
     with show_progress() as progress:
         from decoder2vec.storage import atomic_file
@@ -124,6 +115,18 @@ def mine(
     n_negatives = sum(len(row) - 2 for row in rows)
     n_without = sum(len(row) == 2 for row in rows)
     info(f"{n_negatives:,} negatives for {len(rows):,} examples ({n_without:,} have none): {out}")
+
+
+def _refuse_ignored(context: typer.Context, *, nearest: bool) -> None:
+    """Refuse options of other ways to mine; a margin that is ignored would let false negatives in."""
+    if nearest:
+        refuse_given(context, ["seed"], "--top, which draws")
+    else:
+        refuse_given(context, ["margin", "skip"], "mining the nearest texts of a file by an encoder")
+    if context.params["index"] is not None:
+        refuse_given(context, ["corpus"], "--encoder")
+    if not context.params["file"].is_dir():
+        refuse_given(context, ["split"], "a folder in BEIR's layout")
 
 
 def _examples_and_documents(file: Path, corpus: Path | None, split: str) -> tuple[ContrastiveExamples, list[str]]:
