@@ -15,6 +15,8 @@ from decoder2vec.errors import EncoderError, InputError, unknown_name
 DEFAULT_MAX_LENGTH = 512
 DEFAULT_ENCODER = "smollm2-135m-general"
 """The encoder that ships with the package, taken where a command is given none."""
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Names of prompts for documents; the first that an encoder has is used."""
 
 _ITEMS_PER_PIECE = 4096
 """Items of a list whose JSON is hashed at once."""

@@ -29,7 +29,7 @@ from decoder2vec.adapters.saving import load_adapter, round_adapter
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.sources import resolve_model_folder
 from decoder2vec.backbone.threads import THREADS
-from decoder2vec.config import EncoderSpec, Reading, fingerprint
+from decoder2vec.config import DOCUMENT_PROMPTS, EncoderSpec, Reading, fingerprint
 from decoder2vec.encoder_folder import (
     ADAPTER_FOLDER,
     BACKBONE_FOLDER,
@@ -70,7 +70,6 @@ from decoder2vec.text.template import Template
 
 log = logging.getLogger(__name__)
 
-DOCUMENT_PROMPTS = ("document", "passage", "corpus")  # the first that an encoder has is used
 _TOKENS_PER_TEXT = 64  # `batch_size` counts texts, but batches are cut by tokens: this many per text
 
 

@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.numpy_llama import LowRank, NumpyLlama, States
 from decoder2vec.backbone.sources import BUILTIN_MODELS, builtin_folder
-from decoder2vec.config import EncoderSpec, fingerprint
+from decoder2vec.config import DOCUMENT_PROMPTS, EncoderSpec, fingerprint
 from decoder2vec.encoder_folder import (
     ADAPTER_FOLDER,
     BACKBONE_FOLDER,
@@ -154,8 +154,7 @@ class QuickEncoder:
 
     def encode_document(self, inputs: Sequence[str]) -> Vectors:
         """Call `encode` with the first existing prompt of "document", "passage" and "corpus"."""
-        names = ("document", "passage", "corpus")
-        return self.encode(inputs, next((name for name in names if name in self.prompts), None))
+        return self.encode(inputs, next((name for name in DOCUMENT_PROMPTS if name in self.prompts), None))
 
     def similarity(self, embeddings1: Vectors, embeddings2: Vectors) -> Vectors:
         """Return [n, m] similarities."""

@@ -88,7 +88,7 @@ def test_other_families_are_not_packed(name):
 
 
 def test_attention_between_texts_is_noticed(llama, monkeypatch):
-    def one_text(query, key, value, places, mask, dropout, scaling):
+    def one_text(query, key, value, positions, mask, dropout, scaling):
         repeats = query.shape[1] // key.shape[1]
         key, value = key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)
         weights = torch.einsum("qhd,khd->hqk", query, key).mul(scaling).softmax(-1)
@@ -141,9 +141,9 @@ def test_a_row_holds_the_prompts_one_after_the_other(llama):
 def test_groups_hold_whole_texts(llama):
     lengths = np.random.default_rng(0).integers(1, 60, 200)
     groups = Packing.of(lengths).groups
-    placed = groups.prompts.flatten()[groups.places]
+    placed = groups.prompts.flatten()[groups.positions]
     assert placed.tolist() == np.repeat(np.arange(200), lengths).tolist()
-    assert sorted(set(groups.places.tolist())) == groups.places.tolist(), "every place is taken once"
+    assert sorted(set(groups.positions.tolist())) == groups.positions.tolist(), "every position is taken once"
     for text in range(200):
         assert len((groups.prompts == text).any(dim=1).nonzero()) == 1, "no text is divided"
     assert len(groups.prompts) <= 1.4 * lengths.sum() / 128

@@ -64,7 +64,7 @@ def test_changed_table_is_refused(tmp_path, table, encoder):
 
 def test_folder_that_is_no_table_is_one_sentence(tmp_path, encoder):
     (tmp_path / "rows.lance").mkdir()
-    with pytest.raises(DataFileError, match="is not a whole table of Lance"):
+    with pytest.raises(DataFileError, match="is damaged or not a table of Lance"):
         d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out")
 
 
@@ -102,7 +102,7 @@ def test_damaged_copy_is_found(tmp_path, table, encoder):
     (problem,) = d2v.verify_dataset(tmp_path / "out", encoder).problems
     assert problem.startswith("vectors.lance is damaged (") and problem.endswith("delete it and run again")
     version.write_bytes(b"")
-    with pytest.raises(StorageError, match=r"vectors\.lance is not a whole table .*; delete it and run again\.$"):
+    with pytest.raises(StorageError, match=r"vectors\.lance is damaged or not a table .*; delete it and run again\.$"):
         d2v.embed_dataset(encoder, str(tmp_path / "rows.lance"), tmp_path / "out", rows_per_part=10, lance=True)
 
 

@@ -122,7 +122,7 @@ def test_worker_that_is_fed_with_tokens_writes_the_same_files(cluster, data, mix
     assert contents(tmp_path / "out") == contents(data / "mixed-local")
 
 
-@pytest.mark.parametrize("victim", ["TokenisingWorker", "_Worker"])
+@pytest.mark.parametrize("victim", ["TokenisingWorker", "_PartWorker"])
 def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, tmp_path, victim):
     """A thread kills the first process of that kind that it sees, whatever it is doing."""
     killed = []
@@ -148,7 +148,7 @@ def hashing_workers(monkeypatch):
     """Workers that hash texts, where vectors are not the point: they start without torch."""
     monkeypatch.setattr(dataset, "Encoder", HashEncoder)
     monkeypatch.setattr(dataset, "TokeniserSettings", NoTokens)
-    monkeypatch.setattr(ray_engine, "_Worker", HashWorker)
+    monkeypatch.setattr(ray_engine, "_PartWorker", HashWorker)
     ray.cloudpickle.register_pickle_by_value(hashing)  # workers cannot import the files of tests
     yield
     ray.cloudpickle.unregister_pickle_by_value(hashing)
@@ -181,7 +181,7 @@ def with_deadly_rows(hashing_workers, monkeypatch, tmp_path):
             encode = self._embed.encode
             self._embed.encode = lambda texts: os.kill(os.getpid(), 9) if "deadly" in texts else encode(texts)
 
-    monkeypatch.setattr(ray_engine, "_Worker", DyingWorker)
+    monkeypatch.setattr(ray_engine, "_PartWorker", DyingWorker)
     return lambda rows_per_part=4, **options: dataset.embed_dataset(
         "hashes", str(tmp_path / "rows.jsonl"), tmp_path / "out", rows_per_part=rows_per_part, engine="ray", **options
     )
@@ -192,7 +192,7 @@ def test_row_that_kills_its_worker_is_skipped(cluster, with_deadly_rows, tmp_pat
     assert (result.n_rows, result.n_skipped, result.n_parts, result.n_computed) == (12, 2, 3, 3)
     skipped = [json.loads(file.read_text("utf-8")) for file in sorted((tmp_path / "out").glob("skipped-*.jsonl"))]
     assert [(row["id"], row["row"]) for row in skipped] == [("r3", 3), ("r7", 7)]
-    assert all("died 2 times" in row["reason"] for row in skipped)
+    assert all("crashed 2 times" in row["reason"] for row in skipped)
     tables = [pq.read_table(file) for file in sorted((tmp_path / "out").glob("part-*"))]
     rows = {row["id"]: row["embedding"] for table in tables for row in table.to_pylist()}
     kept = [n for n in range(12) if n not in (3, 7)]
@@ -202,7 +202,7 @@ def test_row_that_kills_its_worker_is_skipped(cluster, with_deadly_rows, tmp_pat
 
 
 def test_row_that_kills_its_worker_is_named(cluster, with_deadly_rows):
-    with pytest.raises(d2v.DataFileError, match=r"rows.jsonl, row 4: .*died 2 times .* --on-error skip\.$"):
+    with pytest.raises(d2v.DataFileError, match=r"rows.jsonl, row 4: .*crashed 2 times .* --on-error skip\.$"):
         with_deadly_rows(workers=1)
 
 
@@ -214,8 +214,8 @@ def test_workers_that_always_die_are_one_sentence(cluster, with_deadly_rows, mon
             super().__init__(*args)
             self._embed.encode = lambda texts: os.kill(os.getpid(), 9)
 
-    monkeypatch.setattr(ray_engine, "_Worker", BrokenWorker)
-    with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes died"):
+    monkeypatch.setattr(ray_engine, "_PartWorker", BrokenWorker)
+    with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes crashed"):
         with_deadly_rows(on_error="skip", workers=1, rows_per_part=12)
 
 
@@ -236,7 +236,7 @@ def test_text_that_kills_the_worker_of_an_encoder_is_one_sentence(cluster, monke
 
     monkeypatch.setattr(ray_encoder, "_Worker", DyingWorker)
     shared = d2v.RayEncoder.from_name("tiny-llama", workers=1, device="cpu", dtype="float32")
-    with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes died"):
+    with pytest.raises(StorageError, match=r"^The workers of Ray failed: their processes crashed"):
         shared.encode([f"sentence {number}" for number in range(200)])
 
 

@@ -47,7 +47,7 @@ d2v.embed_dataset("tiny-llama", sys.argv[1], sys.argv[2], engine="ray", workers=
 WITH_HASHES = f"""{START}
 from decoder2vec.bulk import dataset, ray_engine
 from toys.hashing import HashEncoder, HashWorker, NoTokens
-dataset.Encoder, ray_engine._Worker, dataset.TokeniserSettings = HashEncoder, HashWorker, NoTokens
+dataset.Encoder, ray_engine._PartWorker, dataset.TokeniserSettings = HashEncoder, HashWorker, NoTokens
 options = dict(engine="ray", workers={WORKERS - 1}, tokenisers=2, **{SETTINGS})
 dataset.embed_dataset("hashes", sys.argv[1], sys.argv[2], **options)
 """

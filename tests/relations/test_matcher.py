@@ -100,7 +100,7 @@ def test_only_candidates_are_classified(monkeypatch):
     )
     result = matcher.predict(mentions, known=relations)
     assert len(np.concatenate(classified)) == result.scores.n_classified == len(result.candidates) == 2 * len(mentions)
-    assert result.scores.n_pairs == 3 * len(mentions) and result.scores.saved == pytest.approx(1 / 3)
+    assert result.scores.n_pairs == 3 * len(mentions) and result.scores.reduction_ratio == pytest.approx(1 / 3)
 
 
 def test_large_k_equals_classifying_all_pairs():

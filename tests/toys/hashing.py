@@ -29,7 +29,7 @@ class HashEncoder:
         return (np.frombuffer(digests, np.uint32).reshape(len(texts), self.dim) / 2**32).astype(np.float32)
 
 
-class HashWorker(ray_engine._Worker):
+class HashWorker(ray_engine._PartWorker):
     """A worker with it."""
 
     def __init__(self, *args):

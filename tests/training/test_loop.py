@@ -71,7 +71,7 @@ def test_no_examples_or_empty_batches_raise(count, batch):
     module = Line()
     schedule = Schedule()
     object.__setattr__(schedule, "batch", batch)  # which `Schedule` itself refuses
-    with pytest.raises(InputError, match="line has"):
+    with pytest.raises(InputError, match=rf"^line: {count} examples and batches of {batch}; give at least one example"):
         fit(module, replace(regression_task(module), n_examples=count, schedule=schedule), 0)
 
 

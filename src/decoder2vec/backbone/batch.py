@@ -61,7 +61,7 @@ class PooledChunks:
     positions: Tensor
     """[token] position in the row."""
     boundaries: Tensor
-    """[chunks + 1] places between chunks among the tokens."""
+    """[chunks + 1] positions between chunks among the tokens."""
 
     def to(self, device: torch.device) -> PooledChunks:
         """The same chunks on another device."""
@@ -116,9 +116,9 @@ class PromptGroups:
     """Neighbouring prompts of a packed row, as many to a group as fit into `_GROUP` tokens."""
 
     prompts: Tensor
-    """[group, `_GROUP`] index of the prompt whose token is in this place; -1: none."""
-    places: Tensor
-    """[token] place of each token among those of all groups."""
+    """[group, `_GROUP`] index of the prompt whose token is at this position; -1: none."""
+    positions: Tensor
+    """[token] position of each token among those of all groups."""
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64]) -> PromptGroups:
@@ -133,15 +133,15 @@ class PromptGroups:
             shifts.append(_GROUP * len(shifts) - begin)
             sizes.append(int(ends[after - 1]) - begin)
             first = after
-        places = np.arange(ends[-1]) + np.repeat(shifts, sizes)
+        positions = np.arange(ends[-1]) + np.repeat(shifts, sizes)
         # torch compiles a size of 1 apart from all others, so a single group gets an empty one beside it
         prompts = np.full(_GROUP * max(2, len(shifts)), -1)
-        prompts[places] = np.repeat(np.arange(len(lengths)), lengths)
-        return cls(torch.from_numpy(prompts.reshape(-1, _GROUP)), torch.from_numpy(places))
+        prompts[positions] = np.repeat(np.arange(len(lengths)), lengths)
+        return cls(torch.from_numpy(prompts.reshape(-1, _GROUP)), torch.from_numpy(positions))
 
     def to(self, device: torch.device) -> PromptGroups:
         """The same groups on another device."""
-        return PromptGroups(move_to_device(self.prompts, device), move_to_device(self.places, device))
+        return PromptGroups(move_to_device(self.prompts, device), move_to_device(self.positions, device))
 
 
 @dataclass(frozen=True)

@@ -67,9 +67,9 @@ def packed_inputs(packing: Packing, causal: bool) -> dict[str, Any]:
         "causal_texts": causal,
     }
     if packing.groups:
-        texts = packing.groups.prompts[:, None]  # [group, 1, place]
+        texts = packing.groups.prompts[:, None]  # [group, 1, position]
         same_text = texts[..., :, None] == texts[..., None, :]
-        inputs["places_in_groups"] = packing.groups.places
+        inputs["positions_in_groups"] = packing.groups.positions
         inputs["group_mask"] = same_text.tril() if causal else same_text
     return inputs
 
@@ -94,7 +94,7 @@ def _attention(
     boundaries, causal = kwargs["text_boundaries"], kwargs["causal_texts"]
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))  # [tokens, heads, head_dim]
     if "group_mask" in kwargs:
-        attended = _in_groups(query, key, value, kwargs["places_in_groups"], kwargs["group_mask"], dropout, scaling)
+        attended = _in_groups(query, key, value, kwargs["positions_in_groups"], kwargs["group_mask"], dropout, scaling)
     elif device == "cuda" and kernel_takes(query.dtype, query.shape[-1]):
         longest = kwargs["longest_text"]
         # `varlen_attn` is this operator, with arguments that differ between versions of torch
@@ -107,7 +107,7 @@ def _attention(
 
 
 def _in_groups(
-    query: Tensor, key: Tensor, value: Tensor, places: Tensor, mask: Tensor, dropout: float, scaling: float | None
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, mask: Tensor, dropout: float, scaling: float | None
 ) -> Tensor:
     """[tokens, heads, head_dim]: attention in groups of short texts, whose tokens are masked for each other."""
     repeats = query.shape[1] // key.shape[1]
@@ -116,13 +116,13 @@ def _in_groups(
     n_groups, size = mask.shape[0], mask.shape[-1]
 
     def grouped(states: Tensor) -> Tensor:
-        filled = states.new_zeros(n_groups * size, *states.shape[1:]).index_copy(0, places, states)
+        filled = states.new_zeros(n_groups * size, *states.shape[1:]).index_copy(0, positions, states)
         return filled.view(n_groups, size, *states.shape[1:]).transpose(1, 2)
 
     attended = functional.scaled_dot_product_attention(
         grouped(query), grouped(key), grouped(value), mask, dropout, scale=scaling
     )
-    return attended.transpose(1, 2).flatten(0, 1)[places]
+    return attended.transpose(1, 2).flatten(0, 1)[positions]
 
 
 def _text_by_text(

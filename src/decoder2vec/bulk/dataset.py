@@ -1,4 +1,7 @@
-"""Embedding of whole data sets into a folder of parts, in which every row is exactly once, whatever dies meanwhile."""
+"""Embed a data set into a folder of Parquet files (parts).
+
+A killed run resumes, and every row is written exactly once.
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def read_manifest(plan: EmbeddingPlan, output: OutputFolder) -> list[dict[str, A
     try:
         document = output.read_json(MANIFEST_FILE)
         parts: list[dict[str, Any]] = document["parts"]
-        is_whole = document["plan"] in plan.keys and [row["name"] for row in parts] == [p.name for p in plan.parts()]
-        return parts if is_whole else []
+        is_complete = document["plan"] in plan.keys and [row["name"] for row in parts] == [p.name for p in plan.parts()]
+        return parts if is_complete else []
     except (StorageError, KeyError, TypeError):
         return []

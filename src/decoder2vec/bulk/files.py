@@ -266,7 +266,7 @@ def _open_parquet(path: str) -> Any:
     try:
         return parquet.ParquetFile(inner, filesystem=None if is_local(system) else system)
     except (pyarrow.ArrowException, OSError) as error:
-        raise DataFileError(f"{path} is not a whole Parquet file ({error}).") from None
+        raise DataFileError(f"{path} is damaged or not a Parquet file ({error}).") from None
 
 
 def open_lance(path: str) -> Any:
@@ -284,7 +284,7 @@ def open_lance(path: str) -> Any:
     try:
         return lancedb.connect(folder or ".").open_table(name.removesuffix(".lance"))
     except (OSError, RuntimeError, ValueError) as error:
-        raise DataFileError(f"{path} is not a whole table of Lance ({error_reason(error)}).") from None
+        raise DataFileError(f"{path} is damaged or not a table of Lance ({error_reason(error)}).") from None
 
 
 def _lance_version(path: str) -> str:
@@ -294,7 +294,7 @@ def _lance_version(path: str) -> str:
     for name in (2**64 - 1 - version, version):  # new tables count backwards
         if system.exists(file := f"{inner}/_versions/{name}.manifest"):
             return hashlib.sha256(system.cat_file(file)).hexdigest()
-    raise DataFileError(f"{path} has no version {version}; it is not a whole table of Lance.")
+    raise DataFileError(f"{path} has no version {version}; the table of Lance is damaged.")
 
 
 # --- types of columns without a schema ------------------------------------------------------------------------------

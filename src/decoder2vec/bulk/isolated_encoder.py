@@ -1,4 +1,4 @@
-"""An encoder in a process of its own: a text that kills the process is refused, as any other bad text is."""
+"""An encoder in a separate process: a text that crashes the process is refused, like any other bad text."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 from decoder2vec.activations.extract import EncodingStats
 from decoder2vec.errors import EncoderError
 
-_DEATHS = 2
-"""Processes that must die of a single text before it is refused: one may have died of something else."""
+_MAX_CRASHES = 2
+"""Crashes on a single text after which it is refused: one crash may have another cause."""
 _PROBE = "A text."
 
 
 class IsolatedEncoder:
-    """Encodes texts for a `PartEmbedder`, which finds the text to blame by halves.
+    """Encodes texts for a `PartEmbedder`, which finds the text that crashes the process by halves.
 
     Args:
         ray: What `start_ray` returned.
         start: Starts a worker of Ray, an actor with `encode_texts`.
 
     Raises:
-        RayError: A worker dies of any text, so that none is to blame.
+        RayError: A worker crashes on every text, so that no single text is the cause.
     """
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
@@ -36,18 +36,18 @@ class IsolatedEncoder:
     @property
     def dim(self) -> int:
         """Dimension of the vectors."""
-        self._living_worker()
+        self._running_worker()
         return self._dim
 
     def encode(self, texts: list[str], **_: Any) -> NDArray[np.float32]:
         """Vectors of texts, with the prompt of the worker's plan.
 
         Raises:
-            EncoderError: A text is refused, or the worker dies of the texts.
+            EncoderError: A text is refused, or the worker crashes on the texts.
         """
         errors = self._ray.exceptions
-        for _attempt in range(_DEATHS if len(texts) == 1 else 1):
-            worker = self._living_worker()
+        for _attempt in range(_MAX_CRASHES if len(texts) == 1 else 1):
+            worker = self._running_worker()
             try:
                 vectors, n_tokens, refusal = self._ray.get(worker.encode_texts.remote(texts))
             except (errors.RayActorError, errors.WorkerCrashedError, errors.OutOfMemoryError, errors.NodeDiedError):
@@ -57,9 +57,9 @@ class IsolatedEncoder:
                 raise EncoderError(refusal)
             self.stats.tokens += n_tokens
             return np.asarray(vectors, np.float32)
-        raise EncoderError(f"the worker process died {_DEATHS} times of it: it crashed, or had too little memory.")
+        raise EncoderError(f"the worker process crashed {_MAX_CRASHES} times on this text, or ran out of memory.")
 
-    def _living_worker(self) -> Any:
+    def _running_worker(self) -> Any:
         if self._worker is None:
             worker = self._start()
             self._dim = self._ray.get(worker.encode_texts.remote([_PROBE]))[0].shape[1]

@@ -135,8 +135,8 @@ def _is_stored(texts_file: Path, vectors_file: Path, digest: str) -> bool:
     """Whether a shard of these texts is there, and as it was written."""
     try:
         content = parse_json(texts_file.read_text(encoding="utf-8"))
-        is_whole = hashlib.sha256(json.dumps(content["texts"]).encode()).hexdigest() == content["sha256"] == digest
-        return bool(is_whole and content["vectors"] == file_sha256(vectors_file, cache_result=False))
+        is_unchanged = hashlib.sha256(json.dumps(content["texts"]).encode()).hexdigest() == content["sha256"] == digest
+        return bool(is_unchanged and content["vectors"] == file_sha256(vectors_file, cache_result=False))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

@@ -1,4 +1,4 @@
-"""A folder of results, local or remote, in which a file is whole or absent."""
+"""A folder of results, local or remote, in which every file is written atomically."""
 
 from __future__ import annotations
 

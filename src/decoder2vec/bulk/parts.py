@@ -139,8 +139,8 @@ class PartEmbedder:
         """Raise an error for the first row with a problem, unless such rows are skipped."""
         if problems and self.plan.on_error != "skip":
             index, reason = min(problems.items())
-            place = f"{self.plan.files[part.file].path}, row {part.start + index + 1}"
-            raise DataFileError(f"{place}: {reason} Mend it, or leave such rows out with --on-error skip.")
+            location = f"{self.plan.files[part.file].path}, row {part.start + index + 1}"
+            raise DataFileError(f"{location}: {reason} Mend it, or leave such rows out with --on-error skip.")
 
     def _write_skipped(self, part: Part, table: Any, problems: Problems) -> None:
         ids = table[self.plan.id_column or "id"].to_pylist()
@@ -160,7 +160,7 @@ class PartEmbedder:
 
 
 def read_note(part: Part, output: OutputFolder) -> Any:
-    """What the file of a part says of itself; None if it is no whole file of Parquet."""
+    """What the file of a part says of itself; None if it is damaged or not a Parquet file."""
     pyarrow, parquet = import_pyarrow()
     try:
         with output.open(part.name) as handle:

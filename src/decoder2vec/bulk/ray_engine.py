@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # it imports torch, which processes that only tokenise do not
 log = logging.getLogger(__name__)
 
 RETRIES = 2
-"""How often Ray repeats what a worker was computing when it died."""
+"""How often Ray repeats what a worker was computing when it crashed."""
 _SHARE_OF_A_CORE = 0.1
 """What Ray reserves for a process that tokenises, where workers compute on the cores."""
 
@@ -36,10 +36,10 @@ _SHARE_OF_A_CORE = 0.1
 class RayEngine:
     """Computes parts in workers that load the encoder once.
 
-    On GPUs, other processes read the rows and tokenise them, so that a worker with a GPU gets tokens. Ray starts a
-    process again that has died, and repeats its part. A part is a file of a fixed name that appears whole, so neither
-    a repetition nor a part that two workers compute changes the result. A part that workers die of again and again is
-    computed at the end in a process of its own, by halves, until the rows to blame are found.
+    On GPUs, other processes read the rows and tokenise them, so that a worker with a GPU gets tokens. Ray restarts a
+    process that has crashed, and repeats its part. A part is a file of a fixed name that is written atomically, so
+    neither a repetition nor a part that two workers compute changes the result. A part on which workers crash
+    repeatedly is computed at the end in a separate process, by halves, until the rows that cause it are found.
 
     Args:
         plan: The plan.
@@ -98,7 +98,7 @@ class RayEngine:
                     compute=ray.data.ActorPoolStrategy(size=min(self.tokenisers, len(items))),
                 )
             results = rows.map_batches(
-                _Worker,
+                _PartWorker,
                 fn_constructor_args=(plan, self.encoder, self.out, self.device, self.dtype),
                 batch_size=1,
                 num_cpus=1 - (_SHARE_OF_A_CORE if self.tokenisers and not self._n_gpus else 0),
@@ -106,7 +106,7 @@ class RayEngine:
                 max_task_retries=RETRIES,
                 compute=ray.data.ActorPoolStrategy(size=min(self.workers, len(items))),
             )
-        results.context.max_errored_blocks = -1  # parts that workers die of: the others go on
+        results.context.max_errored_blocks = -1  # parts on which workers crash: the others go on
         lost = {part.name: part for part in parts}
         with worker_errors(ray):
             for row in results.iter_rows():
@@ -119,13 +119,13 @@ class RayEngine:
             yield from self._embed_isolated(list(lost.values()))
 
     def _embed_isolated(self, parts: Sequence[Part]) -> Iterator[PartResult]:
-        """Compute parts that workers died of one by one; rows that kill the process are refused or skipped."""
+        """Compute parts on which workers crashed one by one; rows that crash the process are refused or skipped."""
         if not parts:
             return
         from decoder2vec.bulk.isolated_encoder import IsolatedEncoder
 
-        log.warning("Workers died of %d parts; they are computed one by one to find the rows to blame.", len(parts))
-        remote = self._ray.remote(num_cpus=1, num_gpus=1 if self._n_gpus else 0, max_restarts=0)(_Worker)
+        log.warning("Workers crashed on %d parts; each is retried alone to find the rows that cause it.", len(parts))
+        remote = self._ray.remote(num_cpus=1, num_gpus=1 if self._n_gpus else 0, max_restarts=0)(_PartWorker)
         arguments = (self.plan.to_json(), self.encoder, self.out, self.device, self.dtype)
         encoder = IsolatedEncoder(self._ray, lambda: remote.remote(*arguments))
         try:
@@ -152,7 +152,7 @@ class _TokenisingWorker:
         return {**part, "rows": [table_to_bytes(table)], "problems": [json.dumps(problems)], "tokens": [tokens]}
 
 
-class _Worker:
+class _PartWorker:
     """A process with the encoder."""
 
     def __init__(self, plan: dict[str, Any], encoder: str, out: str, device: str | None, dtype: str) -> None:
@@ -224,7 +224,7 @@ def worker_errors(ray: Any) -> Iterator[None]:
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]
         if isinstance(error, ray.exceptions.RayActorError) and not error.actor_init_failed:
-            reason = "their processes died again and again, because they crashed or had too little memory."
+            reason = "their processes crashed repeatedly, or ran out of memory."
         raise StorageError(f"The workers of Ray failed: {reason}") from error
 
 
@@ -250,6 +250,6 @@ def start_ray() -> Any:
             where = f"the cluster that RAY_ADDRESS names, {address}," if address else "Ray on this machine"
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise StorageError(f"Cannot use {where}: {reason}.") from error
-    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of workers that have died
+    logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of workers that have crashed
     ray.data.DataContext.get_current().enable_progress_bars = False  # the caller has its own
     return ray

@@ -25,7 +25,7 @@ _TEXTS = 64
 class RayLatents:
     """Fills latents stores as `Extractor.fill` does, in workers that each have the model.
 
-    A worker that dies is started again, and what it was computing is repeated, but not for ever.
+    A worker that crashes is restarted, and what it was computing is repeated, up to `RETRIES` times.
 
     Args:
         model: Name of the model, which every node can load.
@@ -35,7 +35,7 @@ class RayLatents:
 
     Raises:
         MissingExtraError: Ray is not installed.
-        StorageError: A worker has another model under that name, or dies again and again.
+        StorageError: A worker has another model under that name, or crashes repeatedly.
     """
 
     def __init__(
@@ -43,9 +43,11 @@ class RayLatents:
     ) -> None:
         ray = start_ray()
         n_workers, n_gpus = count_workers(ray, workers, device, at_once=True)
-        remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=RETRIES)(_Worker)
-        place = "cuda" if n_gpus else device
-        self._workers = [remote.remote(str(model), place, backbone.dtype_name) for _ in range(n_workers)]
+        remote = ray.remote(num_cpus=1, num_gpus=1 if n_gpus else 0, max_restarts=-1, max_task_retries=RETRIES)(
+            _LatentsWorker
+        )
+        device = "cuda" if n_gpus else device
+        self._workers = [remote.remote(str(model), device, backbone.dtype_name) for _ in range(n_workers)]
         with worker_errors(ray):
             fingerprints = ray.get([worker.fingerprint.remote() for worker in self._workers])
         if set(fingerprints) != {backbone.fingerprint}:
@@ -84,7 +86,7 @@ class RayLatents:
                 current_progress().advance(extractor.work * len(rows))
 
 
-class _Worker:
+class _LatentsWorker:
     """A process with the model."""
 
     def __init__(self, name: str, device: str | None, dtype: str) -> None:

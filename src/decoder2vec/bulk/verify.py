@@ -1,4 +1,4 @@
-"""Proof that a folder of parts is whole: every row of the input is there exactly once, with its vector."""
+"""Check that a folder of parts is complete: every row of the input is there exactly once, with its vector."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Verification:
         n_rows: Rows of the input.
         n_vectors: Rows with a vector.
         n_sampled: Rows whose vectors were computed again.
-        problems: What is wrong, in words; nothing if the folder is whole.
+        problems: What is wrong, in words; nothing if the folder is complete.
     """
 
     n_rows: int

@@ -132,8 +132,8 @@ def embed(
         "lance": lance or None,
     }
     if Path(out).suffix:
-        given = for_vectors | for_rows | for_engine | {"dry_run": dry_run or None}
-        used = [f"--{name.replace('_', '-')}" for name, value in given.items() if value is not None]
+        folder_options = for_vectors | for_rows | for_engine | {"dry_run": dry_run or None}
+        used = [f"--{name.replace('_', '-')}" for name, value in folder_options.items() if value is not None]
         if used or len(sources) > 1:
             what = used[0] if used else "more than one file"
             raise InputError(f"{out} is a single file; {what} needs a folder, a name without a suffix.")
@@ -141,21 +141,21 @@ def embed(
             raise InputError(f"{sources[0]} has rows, not lines; give --out a folder, a name without a suffix.")
         _embed_file(sources[0], Path(out), column, load, normalize=normalize)
         return
-    if used := list(_given(choices | {"exact": exact or None})):
+    if used := list(_without_none(choices | {"exact": exact or None})):
         raise InputError(f"--{used[0]} is for single files; save such an encoder, and name it with --encoder.")
     from decoder2vec.bulk.plan import VectorFormat
 
-    options = _given(for_rows) | {
+    options = _without_none(for_rows) | {
         "text_column": column,
-        "vectors": VectorFormat(**_given(for_vectors), normalize=normalize),
+        "vectors": VectorFormat(**_without_none(for_vectors), normalize=normalize),
     }
     if dry_run:
         _estimate(sources, out, load, options, 1 if workers is None else workers, price_per_hour)
     else:
-        _embed_folder(sources, out, encoder, options | _given(for_engine) | {"device": device, "dtype": dtype})
+        _embed_folder(sources, out, encoder, options | _without_none(for_engine) | {"device": device, "dtype": dtype})
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def _without_none(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -217,9 +217,9 @@ def _verify(folder: str, load: Callable[[], Encoder]) -> None:
     for problem in result.problems:
         typer.echo(problem)
     if result.problems:
-        raise StorageError(f"{folder} is not whole: {len(result.problems)} problems.")
+        raise StorageError(f"{folder} is incomplete: {len(result.problems)} problems.")
     info(
-        f"{folder} is whole: {result.n_vectors:,} vectors of {result.n_rows:,} rows, each once; "
+        f"{folder} is complete: {result.n_vectors:,} vectors of {result.n_rows:,} rows, each once; "
         f"{result.n_sampled} were computed again and are equal"
     )
 

@@ -101,9 +101,14 @@ def relate(
         if matcher:
             result = PairMatcher.from_pretrained(matcher, **options).predict(heads, others, known=known)
         else:
-            trains = _reranker_training(classifier, settings, loading)
+            reranker_training = _reranker_training(classifier, settings, loading)
             model = PairMatcher(
-                encoder, k=5 if k is None else k, directed=not symmetric, tune=tune, train_classifier=trains, **options
+                encoder,
+                k=5 if k is None else k,
+                directed=not symmetric,
+                tune=tune,
+                train_classifier=reranker_training,
+                **options,
             )
             result = model.fit(heads, known or (), others)
         with progress.phase("saving"):
@@ -112,8 +117,8 @@ def relate(
             if out:
                 relation_report(result, out, command=shlex.join(["d2v", *sys.argv[1:]]))
     if result.scores:
-        measured = "on documents that were held out" if classifier else "by cross-validation"
-        _print_scores(result.scores, "known relations" if matcher else measured)
+        protocol = "on documents that were held out" if classifier else "by cross-validation"
+        _print_scores(result.scores, "known relations" if matcher else protocol)
     _print_relations(result)
     for path in filter(None, (save, out)):
         typer.echo(str(path))
@@ -152,7 +157,7 @@ def _print_scores(scores: RelationScores, title: str) -> None:
     table(("label", "precision", "recall", "F1", "known"), rows, title)
     typer.echo(
         f"recall@{scores.k} of the retriever {100 * scores.recall_at_k:.1f}; classified {scores.n_classified:,} of "
-        f"{scores.n_pairs:,} pairs, {100 * scores.saved:.0f} % fewer"
+        f"{scores.n_pairs:,} pairs, {100 * scores.reduction_ratio:.0f} % fewer"
     )
 
 

@@ -117,8 +117,8 @@ def train(
 
 def _refuse_with_curve(options: dict[str, Any]) -> None:
     """Raise if an option was given that a learning curve cannot take."""
-    if given := next((name for name, value in options.items() if value), None):
-        raise InputError(f"{given} is for a single training, and a curve trains several --recipes; leave it out.")
+    if option := next((name for name, value in options.items() if value), None):
+        raise InputError(f"{option} is for a single training, and a curve trains several --recipes; leave it out.")
 
 
 def _draw_curve(

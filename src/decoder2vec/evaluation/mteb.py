@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder2vec.config import fingerprint
+from decoder2vec.config import DOCUMENT_PROMPTS, fingerprint
 from decoder2vec.errors import (
     DataFileError,
     EncoderError,
@@ -39,7 +39,7 @@ Batches = Iterable[Mapping[str, Any]]
 _HUB_TIMEOUT = 5.0
 """Seconds in which the hub must answer."""
 _INSTRUCTION = "{instruction}"
-_ROLE_PROMPTS = {"query": ("query",), "document": ("document", "passage", "corpus")}
+_ROLE_PROMPTS = {"query": ("query",), "document": DOCUMENT_PROMPTS}
 
 
 def evaluate_mteb(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from decoder2vec.config import fingerprint
+from decoder2vec.config import DOCUMENT_PROMPTS, fingerprint
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import DataFileError, EncoderError, InputError
 from decoder2vec.evaluation.similarity import SupportsEncode
@@ -35,7 +35,7 @@ AVERAGED_KINDS = ("retrieval", "sts", "clustering", "classification")
 _ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {
     "plain": (),
     "query": ("query",),
-    "document": ("document", "passage", "corpus"),
+    "document": DOCUMENT_PROMPTS,
 }
 _WARM_UP_TEXTS, _SAMPLE_TEXTS = 8, 64
 """Texts that `estimate` encodes before and while it measures the speed."""

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from decoder2vec.activations.extract import check_texts
+from decoder2vec.config import DOCUMENT_PROMPTS
 from decoder2vec.encoder import resolve_prompt, to_text_list
 from decoder2vec.errors import InputError
 from decoder2vec.maths.similarity import normalise, pairwise_similarity, similarity_matrix
@@ -80,7 +81,7 @@ class TextEncoder(ABC):
 
     def encode_document(self, inputs: str | Sequence[str], **options: Any) -> Any:
         """`encode` with the first of the prompts "document", "passage" and "corpus", if the caller chose none."""
-        return self.encode(inputs, **{**self._prompt_for("document", "passage", "corpus"), **options})
+        return self.encode(inputs, **{**self._prompt_for(*DOCUMENT_PROMPTS), **options})
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         """[n, m] cosine similarities."""

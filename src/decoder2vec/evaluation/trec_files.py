@@ -107,8 +107,8 @@ def rerank_run(
         reranked[query][document] = score
     for query, before in run.items():
         lowest = min(reranked[query].values())
-        for place, document in enumerate(_best_first(before)[depth:], 1):
-            reranked[query][document] = lowest - place
+        for offset, document in enumerate(_best_first(before)[depth:], 1):
+            reranked[query][document] = lowest - offset
     return reranked
 
 

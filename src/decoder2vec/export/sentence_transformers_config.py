@@ -16,6 +16,7 @@ from decoder2vec.adapters.bottleneck import BranchAdapter
 from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
+from decoder2vec.config import DOCUMENT_PROMPTS
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
 from decoder2vec.export.tokenizer import probe_texts
@@ -142,7 +143,7 @@ def _prompts(encoder: Encoder, template: Template) -> tuple[dict[str, str], str 
                 f"after the text, the prompt {name!r} has {prompt_suffix!r} and the template {suffix!r}; "
                 "let all prompts end alike"
             )
-    document = next((prompts[name] for name in ("document", "passage", "corpus") if name in prompts), prefix)
+    document = next((prompts[name] for name in DOCUMENT_PROMPTS if name in prompts), prefix)
     prompts = {"query": prefix, **prompts, "document": document}
     if not prefix:
         return prompts, None

@@ -70,9 +70,9 @@ class PackedPooler:
         self.poolings, self.start, self.last = poolings, start, end - 1
         self.lengths = boundaries.diff().long()
         text_of = torch.arange(len(start), device=start.device).repeat_interleave(self.lengths, output_size=width)
-        place = torch.arange(width, device=start.device) - start[text_of]
-        self.outside = ((place < 0) | (place >= (end - start)[text_of])).unsqueeze(-1)
-        self.weights = {name: self._weights(name, place, text_of) for name in poolings if name in _LINEAR}
+        position = torch.arange(width, device=start.device) - start[text_of]
+        self.outside = ((position < 0) | (position >= (end - start)[text_of])).unsqueeze(-1)
+        self.weights = {name: self._weights(name, position, text_of) for name in poolings if name in _LINEAR}
 
     def __call__(self, states: Tensor) -> Tensor:
         """[1, token, dim] states to [text, pooling, dim] float32 vectors."""
@@ -91,12 +91,12 @@ class PackedPooler:
         """One row for each text; unsafe means that lengths are not checked, for which a GPU would have to wait."""
         return torch.segment_reduce(states, operation, lengths=self.lengths, axis=0, unsafe=True)
 
-    def _weights(self, name: str, place: Tensor, text_of: Tensor) -> Tensor:
+    def _weights(self, name: str, position: Tensor, text_of: Tensor) -> Tensor:
         """[token, 1] weights whose sum with the states over a text is the pooled vector."""
         inside = (~self.outside).float()
         if name == "sum":
             return inside
-        weights = inside * (place + 1).unsqueeze(-1) if name == "weightedmean" else inside
+        weights = inside * (position + 1).unsqueeze(-1) if name == "weightedmean" else inside
         return weights / self._reduce("sum", weights)[text_of]
 
 
@@ -106,7 +106,7 @@ class ChunkPooler(PackedPooler):
     Args:
         rows: [token] row of each token of each chunk, one chunk after the other.
         positions: [token] position in the row.
-        boundaries: [chunks + 1] places between chunks among the tokens.
+        boundaries: [chunks + 1] positions between chunks among the tokens.
         poolings: Names from POOLINGS, in the order of the output.
 
     """

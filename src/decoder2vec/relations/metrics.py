@@ -41,14 +41,14 @@ class RelationScores:
     """All pairs within documents."""
 
     @property
-    def saved(self) -> float:
+    def reduction_ratio(self) -> float:
         """Share of all pairs that were not classified."""
         return 1 - self.n_classified / self.n_pairs if self.n_pairs else 0.0
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as plain data."""
         labels = {label: scores._asdict() for label, scores in self.labels.items()}
-        return {**asdict(self), "overall": self.overall._asdict(), "labels": labels, "saved": self.saved}
+        return {**asdict(self), "overall": self.overall._asdict(), "labels": labels, "saved": self.reduction_ratio}
 
 
 def score_labels(gold: Mapping[Pair, str], predicted: Mapping[Pair, str]) -> tuple[LabelScores, dict[str, LabelScores]]:

@@ -60,7 +60,11 @@ def _cards(scores: RelationScores) -> list[tuple[str, str, str]]:
     return [
         ("F1 of relations", _percent(overall.f1), parts),
         (f"Recall@{scores.k}", _percent(scores.recall_at_k), "known relations that were retrieved"),
-        ("Pairs not classified", _percent(scores.saved), f"{scores.n_classified:,} of {scores.n_pairs:,} were"),
+        (
+            "Pairs not classified",
+            _percent(scores.reduction_ratio),
+            f"{scores.n_classified:,} of {scores.n_pairs:,} were",
+        ),
     ]
 
 

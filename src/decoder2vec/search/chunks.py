@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from decoder2vec.config import DOCUMENT_PROMPTS
 from decoder2vec.errors import InputError
 from decoder2vec.search.store import Chunk, Embeddings, document_id_of
 from decoder2vec.text.sentences import sentence_spans, strip_span
@@ -98,8 +99,6 @@ def encode_together(
         chunks: All chunks of some documents.
         wanted: Keys of the chunks to encode, in the order of the vectors; by default those of all chunks.
     """
-    from decoder2vec.encoder import DOCUMENT_PROMPTS
-
     documents: dict[str, list[Chunk]] = {}
     for chunk in sorted(chunks, key=lambda chunk: chunk.number):
         documents.setdefault(chunk.document, []).append(chunk)

@@ -1,4 +1,4 @@
-"""Compare the search of an index before and after a move to another encoder, on a sample of its texts."""
+"""Compare the search of an index before and after its migration to another encoder, on a sample of its texts."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ _SHOWN_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
-class Move:
-    """What is moved where."""
+class MigrationJob:
+    """The source index, the new encoder and the settings of one migration."""
 
     location: str | Path
-    place: str
+    display_location: str
+    """The location without a password, for messages."""
     source: ChunkStore
     header: IndexHeader
     encoder: Any
@@ -129,9 +130,9 @@ class QueryChange:
         return None if self.embedded_again is None else _shared(self.embedded_again, self.after)
 
 
-def old_vectors(work: Move, texts: list[str]) -> Embeddings | None:
+def old_vectors(job: MigrationJob, texts: list[str]) -> Embeddings | None:
     """Return the old encoder's vectors of queries, if the index knows its encoder."""
-    folder = encoder_folder(work.source)
+    folder = encoder_folder(job.source)
     return encode_texts(resolve_encoder(folder), texts, "query") if is_encoder_folder(folder) else None
 
 
@@ -145,11 +146,11 @@ class Sample:
     new: Embeddings
 
     @classmethod
-    def draw(cls, work: Move, text_of: Mapping[str, str], count: int | None = None) -> Sample:
+    def draw(cls, job: MigrationJob, text_of: Mapping[str, str], count: int | None = None) -> Sample:
         """Draw chunks at random, the same in every run.
 
         Args:
-            work: Names the index.
+            job: Has the index.
             text_of: Texts of chunks by their keys.
             count: Number of chunks; None takes all.
         """
@@ -157,10 +158,10 @@ class Sample:
         np.random.default_rng(0).shuffle(order)
         keys = order[:count]
         documents = sorted({document_id_of(key) for key in keys})
-        vector_of = dict(zip(*work.source.read_vectors(documents), strict=True)) if documents else {}
+        vector_of = dict(zip(*job.source.read_vectors(documents), strict=True)) if documents else {}
         keys = [key for key in keys if key in vector_of]  # another process may have deleted one since
-        old = np.array([vector_of[key] for key in keys], np.float32).reshape(len(keys), work.header.dim)
-        return cls(keys, [text_of[key] for key in keys], old, np.empty((0, work.space.dim), np.float32))
+        old = np.array([vector_of[key] for key in keys], np.float32).reshape(len(keys), job.header.dim)
+        return cls(keys, [text_of[key] for key in keys], old, np.empty((0, job.space.dim), np.float32))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -174,13 +175,13 @@ class Sample:
         old, new = np.concatenate([self.old, other.old]), np.concatenate([self.new, other.new])
         return Sample(self.keys + other.keys, self.texts + other.texts, old, new)
 
-    def with_true_vectors(self, work: Move) -> Sample:
+    def with_true_vectors(self, job: MigrationJob) -> Sample:
         """Return the same chunks, embedded by the new encoder."""
-        return replace(self, new=work.encode_keys(self.keys, self.texts)) if self.texts else self
+        return replace(self, new=job.encode_keys(self.keys, self.texts)) if self.texts else self
 
 
 @dataclass(frozen=True)
-class Searched:
+class SampleSearch:
     """What queries find in a sample: the indices of the nearest chunks, by each kind of vectors."""
 
     sample: Sample
@@ -190,54 +191,61 @@ class Searched:
     query_vectors: Embeddings
     old_query_vectors: Embeddings | None
     old: NDArray[np.intp] | None
-    true: NDArray[np.intp]
+    reembedded: NDArray[np.intp]
     mapped: NDArray[np.intp] | None
+    """By vectors of the old encoder, of the new encoder, and of the new one for queries with mapped ones for chunks."""
 
     @classmethod
-    def of(cls, work: Move, sample: Sample, learned: SpaceMap | None) -> Searched:
+    def of(cls, job: MigrationJob, sample: Sample, learned: SpaceMap | None) -> SampleSearch:
         """Search a sample with the given queries, or with its own texts."""
         old_queries: Embeddings | None
         stored = {document_id_of(key) for key in sample.keys}
-        ids = [id for id in work.queries if not work.qrels or _relevant(work, id) & stored][:MAX_MEASURED_QUERIES]
-        if work.qrels and not ids:
-            raise InputError(f"No query has a relevant document in {work.place}; check the ids of the judgements.")
+        ids = [id for id in job.queries if not job.qrels or _relevant(job, id) & stored][:MAX_MEASURED_QUERIES]
+        if job.qrels and not ids:
+            raise InputError(
+                f"No query has a relevant document in {job.display_location}; check the ids of the judgements."
+            )
         if ids:
-            queries = [work.queries[id] for id in ids]
+            queries = [job.queries[id] for id in ids]
             row_of = {document_id_of(key): row for row, key in enumerate(sample.keys)}
             # a query that is a document, too, does not look for itself, as in `Index.tune`
-            own = np.array([row_of.get(id, -1) if id not in work.qrels.get(id, {}) else -1 for id in ids], np.intp)
-            old_queries = old_vectors(work, queries)
+            own_rows = np.array([row_of.get(id, -1) if id not in job.qrels.get(id, {}) else -1 for id in ids], np.intp)
+            old_queries = old_vectors(job, queries)
         else:
             queries = sample.texts[:MAX_MEASURED_QUERIES]
-            own, old_queries = np.arange(len(queries)), sample.old[: len(queries)]
-        vectors, similarity = work.encode(queries, "query"), work.space.similarity
+            own_rows, old_queries = np.arange(len(queries)), sample.old[: len(queries)]
+        vectors, similarity = job.encode(queries, "query"), job.space.similarity
         return cls(
             sample,
             ids,
             queries,
             vectors,
             old_queries,
-            None if old_queries is None else nearest(old_queries, sample.old, work.header.space.similarity, own),
-            nearest(vectors, sample.new, similarity, own),
-            None if learned is None else nearest(vectors, learned(sample.old), similarity, own),
+            None if old_queries is None else nearest(old_queries, sample.old, job.header.space.similarity, own_rows),
+            nearest(vectors, sample.new, similarity, own_rows),
+            None if learned is None else nearest(vectors, learned(sample.old), similarity, own_rows),
         )
 
-    def quality(self, work: Move, learned: SpaceMap) -> MapQuality:
+    def quality(self, job: MigrationJob, learned: SpaceMap) -> MapQuality:
         """Measure what mapped vectors keep, with its interval over the queries."""
         texts, old = len(self.sample), None
-        if work.qrels:
-            keys, stored = _all_vectors(work)
-            texts, similarity = len(keys), work.space.similarity
-            mapped = self._recall(work, DenseSearch(keys, learned(stored), similarity), self.query_vectors)
-            true = self._recall(work, DenseSearch(self.sample.keys, self.sample.new, similarity), self.query_vectors)
+        if job.qrels:
+            keys, stored = _all_vectors(job)
+            texts, similarity = len(keys), job.space.similarity
+            mapped = self._recall(job, DenseSearch(keys, learned(stored), similarity), self.query_vectors)
+            reembedded = self._recall(
+                job, DenseSearch(self.sample.keys, self.sample.new, similarity), self.query_vectors
+            )
             if self.old_query_vectors is not None:
-                search = DenseSearch(keys, stored, work.header.space.similarity)
-                old = self._recall(work, search, self.old_query_vectors)
+                search = DenseSearch(keys, stored, job.header.space.similarity)
+                old = self._recall(job, search, self.old_query_vectors)
         else:
-            mapped = np.asarray(neighbour_recall(self.true, self.true if self.mapped is None else self.mapped))
-            true = np.ones_like(mapped)
-            old = None if self.old is None else neighbour_recall(self.true, self.old)
-        scores, samples = resample(mean_scorer(np.stack([mapped, true]).astype(np.float64)), len(true))
+            mapped = np.asarray(
+                neighbour_recall(self.reembedded, self.reembedded if self.mapped is None else self.mapped)
+            )
+            reembedded = np.ones_like(mapped)
+            old = None if self.old is None else neighbour_recall(self.reembedded, self.old)
+        scores, samples = resample(mean_scorer(np.stack([mapped, reembedded]).astype(np.float64)), len(reembedded))
         low, high = np.quantile(samples[0] / np.maximum(samples[1], 1e-12), [0.025, 0.975])
         best = max(float(scores[1]), 1e-12)
         return MapQuality(
@@ -245,17 +253,17 @@ class Searched:
             low=float(low),
             high=float(high),
             old_recall=None if old is None else float(old.mean()) / best,
-            is_judged=bool(work.qrels),
+            is_judged=bool(job.qrels),
             queries=len(self.queries),
             texts=texts,
         )
 
-    def _recall(self, work: Move, search: DenseSearch, query_vectors: Embeddings) -> Embeddings:
+    def _recall(self, job: MigrationJob, search: DenseSearch, query_vectors: Embeddings) -> Embeddings:
         """[queries] share of the relevant documents that are among the first ten chunks."""
         stored = {document_id_of(key) for key in self.sample.keys}
         recalls = []
         for id, scored in zip(self.ids, search.search(query_vectors, 2 * NEIGHBOURS), strict=True):
-            relevant = _relevant(work, id) & stored
+            relevant = _relevant(job, id) & stored
             documents = [document_id_of(key) for key, _ in scored]
             # a query that is a document, too, does not look for itself
             first = [document for document in documents if document != id or id in relevant][:NEIGHBOURS]
@@ -275,31 +283,31 @@ class Searched:
             QueryChange(
                 query,
                 texts(self.old, row),
-                texts(self.true if self.mapped is None else self.mapped, row) or (),
-                None if self.mapped is None else texts(self.true, row),
+                texts(self.reembedded if self.mapped is None else self.mapped, row) or (),
+                None if self.mapped is None else texts(self.reembedded, row),
             )
             for row, query in enumerate(self.queries[:SHOWN_QUERIES])
         )
 
 
-def texts_of(work: Move) -> dict[str, str]:
+def texts_of(job: MigrationJob) -> dict[str, str]:
     """Return chunk key -> text for all chunks that have one."""
-    return {key: text for key, text in zip(*work.source.read_texts(), strict=True) if text.strip()}
+    return {key: text for key, text in zip(*job.source.read_texts(), strict=True) if text.strip()}
 
 
-def _all_vectors(work: Move) -> tuple[list[str], Embeddings]:
+def _all_vectors(job: MigrationJob) -> tuple[list[str], Embeddings]:
     """Return keys and old vectors of all chunks, or of as many as are searched exactly."""
-    documents = sorted(work.source.document_digests())
-    share = MAX_EXACT_BYTES / max(1, work.source.count_chunks() * max(work.space.dim, work.header.dim) * 4)
+    documents = sorted(job.source.document_digests())
+    share = MAX_EXACT_BYTES / max(1, job.source.count_chunks() * max(job.space.dim, job.header.dim) * 4)
     if share >= 1:
-        return work.source.read_vectors()
-    judged = {id for row in work.qrels.values() for id in row}
+        return job.source.read_vectors()
+    judged_ids = {id for row in job.qrels.values() for id in row}
     chosen = np.random.default_rng(0).random(len(documents)) < share
-    return work.source.read_vectors([id for id, keep in zip(documents, chosen, strict=True) if keep or id in judged])
+    return job.source.read_vectors([id for id, keep in zip(documents, chosen, strict=True) if keep or id in judged_ids])
 
 
-def _relevant(work: Move, query_id: str) -> set[str]:
-    return {document for document, value in work.qrels.get(query_id, {}).items() if value > 0}
+def _relevant(job: MigrationJob, query_id: str) -> set[str]:
+    return {document for document, value in job.qrels.get(query_id, {}).items() if value > 0}
 
 
 def describe_sample(sample: Sample) -> str:

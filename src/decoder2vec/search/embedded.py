@@ -11,7 +11,7 @@ import numpy as np
 from decoder2vec.bulk.embedded import EmbeddedDataset
 from decoder2vec.bulk.parts import VECTOR_COLUMN
 from decoder2vec.bulk.plan import EmbeddingPlan
-from decoder2vec.encoder import DOCUMENT_PROMPTS
+from decoder2vec.config import DOCUMENT_PROMPTS
 from decoder2vec.errors import InputError
 from decoder2vec.search.documents import Document, Skipped, row_document
 from decoder2vec.search.store import EmbeddingSpace

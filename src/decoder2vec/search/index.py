@@ -247,15 +247,15 @@ class Index:
             StorageError: The index is damaged or has the format of another version.
         """
         store, header = open_with_header(location)
-        place = without_password(location)
+        display_location = without_password(location)
         if encoder is None:
             encoder = encoder_folder(store)
             if not is_encoder_folder(encoder):
-                raise InputError(f"The encoder of {place} is not known on this machine; give an encoder.")
+                raise InputError(f"The encoder of {display_location} is not known on this machine; give an encoder.")
         if for_queries and isinstance(encoder, str | Path):
             encoder = open_for_queries(encoder, device, dtype)
         encoder = resolve_encoder(encoder, device=device, dtype=dtype)
-        header.space.check_encoder(encoder, place)
+        header.space.check_encoder(encoder, display_location)
         return cls(location, store, header, encoder)
 
     @classmethod
@@ -576,8 +576,8 @@ def open_with_header(location: str | Path) -> tuple[ChunkStore, IndexHeader]:
         InputError: There is no index.
         StorageError: The index is damaged or has the format of another version.
     """
-    store, place = open_store(location), without_password(location)
-    header = _read_header(store, place)
+    store, display_location = open_store(location), without_password(location)
+    header = _read_header(store, display_location)
     store.generation = header.generation
     return store, header
 
@@ -597,16 +597,16 @@ def open_store(location: str | Path) -> ChunkStore:
     return LanceStore(Path(location))
 
 
-def _read_header(store: ChunkStore, place: str) -> IndexHeader:
+def _read_header(store: ChunkStore, display_location: str) -> IndexHeader:
     table = store.header()
     if table is None:
-        raise InputError(f"There is no index at {place}; create one with `d2v index`.")
+        raise InputError(f"There is no index at {display_location}; create one with `d2v index`.")
     if table.get("format") != _FORMAT:
-        raise StorageError(f"The index at {place} is of another version of this package; create it again.")
+        raise StorageError(f"The index at {display_location} is of another version of this package; create it again.")
     try:
         header = from_table(IndexHeader, table)
     except (InputError, TypeError) as error:
-        raise StorageError(f"The header of the index at {place} is damaged: {error}") from None
+        raise StorageError(f"The header of the index at {display_location} is damaged: {error}") from None
     if table.get("tuned", header.fusion != _DEFAULT_FUSION_OF_0_1):
         return replace(header, tuned=True)
     return replace(header, fusion=Fusion())  # an index that was not tuned follows today's default

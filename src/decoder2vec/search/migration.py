@@ -26,10 +26,10 @@ from decoder2vec.search.comparison import (
     SHOWN_QUERIES,
     FoundText,
     MapQuality,
-    Move,
+    MigrationJob,
     QueryChange,
     Sample,
-    Searched,
+    SampleSearch,
     describe_sample,
     found_text,
     old_vectors,
@@ -144,52 +144,52 @@ def migrate(
     if qrels is not None and queries is None:
         raise InputError("Give the queries that the judgements are for.")
     source, header = open_with_header(index)
-    place = without_password(index)
-    given = read_queries(Path(queries)) if isinstance(queries, str | Path) else dict(queries or {})
-    judged = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else dict(qrels or {})
+    display_location = without_password(index)
+    queries = read_queries(Path(queries)) if isinstance(queries, str | Path) else dict(queries or {})
+    qrels = read_qrels(Path(qrels)) if isinstance(qrels, str | Path) else dict(qrels or {})
     encoder = resolve_encoder(encoder, **encoder_options or {})
     space = EmbeddingSpace.of(encoder)
     if header.space.matches(space) and (map or not header.mapped):
         if not dry_run:
             with source.migration_lock(), source.write_lock():  # a killed run may not have recorded the checksums
                 _remove_remains(source)
-        return Migration(place, str(header.space), str(space), True, 0)
+        return Migration(display_location, str(header.space), str(space), True, 0)
     limited = replace(header.chunking, window=0).limited_to(encoder)  # the new encoder has a context of its own
     if limited.size < header.chunking.size:
         notify(
-            f"warning: chunks of {place} have up to {header.chunking.size} tokens, and the new encoder reads "
-            f"{limited.size}: the end of longer ones is ignored, unless the documents are indexed again"
+            f"warning: chunks of {display_location} have up to {header.chunking.size} tokens, and the new encoder "
+            f"reads {limited.size}: the end of longer ones is ignored, unless the documents are indexed again"
         )
     chunking = replace(header.chunking, window=limited.window)
-    work = Move(index, place, source, header, encoder, space, chunking, given, judged, notify)
+    job = MigrationJob(index, display_location, source, header, encoder, space, chunking, queries, qrels, notify)
     if map:
-        return _migrate_by_map(work, map, sample, min_recall, dry_run)
-    return _embed_again(work, sample, dry_run)
+        return _migrate_by_map(job, map, sample, min_recall, dry_run)
+    return _embed_again(job, sample, dry_run)
 
 
-def _result(work: Move, **fields: Any) -> Migration:
+def _result(job: MigrationJob, **fields: Any) -> Migration:
     chunks = fields.pop("chunks", None)
-    count = work.source.count_chunks() if chunks is None else chunks
-    return Migration(work.place, str(work.header.space), str(work.space), chunks=count, **fields)
+    count = job.source.count_chunks() if chunks is None else chunks
+    return Migration(job.display_location, str(job.header.space), str(job.space), chunks=count, **fields)
 
 
 # --- both ways ------------------------------------------------------------------------------------------------------
 
 
 def _write_and_switch(
-    work: Move, generation: str, transform: Transform, at_once: int, mapped: MappedVectors | None
+    job: MigrationJob, generation: str, transform: Transform, at_once: int, mapped: MappedVectors | None
 ) -> ChunkStore:
     """Write the new table, switch to it and return its store. The caller holds the migration lock."""
-    source, target = work.source, open_store(work.location)
-    source.remove_other_generations(work.header.generation, generation)
+    source, target = job.source, open_store(job.location)
+    source.remove_other_generations(job.header.generation, generation)
     target.generation = generation
     if not target.is_created():
-        target.create(work.header.id, work.space.dim)
-    keep_encoder(target, work.encoder)
+        target.create(job.header.id, job.space.dim)
+    keep_encoder(target, job.encoder)
     _copy_missing(source, target, transform, at_once)
-    dim, similarity = work.space.dim, work.space.similarity
+    dim, similarity = job.space.dim, job.space.similarity
     kinds = () if similarity == "manhattan" else target.ann_kinds(dim)
-    ann = work.header.ann if work.header.ann in ("none", *kinds) else "auto"
+    ann = job.header.ann if job.header.ann in ("none", *kinds) else "auto"
     with current_progress().phase("saving"):
         target.optimise(choose_ann(ann, kinds, target.count_chunks(), dim), similarity)
     with source.write_lock():
@@ -197,26 +197,26 @@ def _write_and_switch(
         if mapped:
             mapped = replace(mapped, chunks=target.count_chunks())
         header = replace(
-            work.header,
+            job.header,
             dim=dim,
-            space=work.space,
-            chunking=work.chunking,
+            space=job.space,
+            chunking=job.chunking,
             ann=ann,
             generation=generation,
             mapped=mapped,
         )
         source.write_header(to_table(header))  # from now on, it is the new index
-    if work.header.tuned:
-        work.notify("hybrid search was tuned with the old encoder; tune it again: d2v index --tune")
+    if job.header.tuned:
+        job.notify("hybrid search was tuned with the old encoder; tune it again: d2v index --tune")
     return target
 
 
-def _finish(work: Move, target: ChunkStore) -> None:
+def _finish(job: MigrationJob, target: ChunkStore) -> None:
     """Remove the old vectors, unless another process has them open, and index the words anew."""
-    work.source.close()
+    job.source.close()
     with target.write_lock():
         _remove_remains(target)
-        DocumentRanker(target, work.space.similarity).prepare()
+        DocumentRanker(target, job.space.similarity).prepare()
     target.close()
 
 
@@ -258,9 +258,9 @@ def _whole_documents(chunks: Sequence[Chunk]) -> set[str]:
     }
 
 
-def _generation(work: Move, map: str) -> str:
+def _generation(job: MigrationJob, map: str) -> str:
     """Return the name of the table, the same for every run that does the same."""
-    header, space = work.header, work.space
+    header, space = job.header, job.space
     probe = [round(value, 3) for value in space.probe]
     return fingerprint(header.id, header.generation, space.dim, space.fingerprint, probe, map)[:8]
 
@@ -268,31 +268,31 @@ def _generation(work: Move, map: str) -> str:
 # --- embed again ----------------------------------------------------------------------------------------------------
 
 
-def _embed_again(work: Move, sample: int, dry_run: bool) -> Migration:
+def _embed_again(job: MigrationJob, sample: int, dry_run: bool) -> Migration:
     if dry_run:
-        drawn = Sample.draw(work, texts_of(work), min(sample, MAX_MEASURED_QUERIES)).with_true_vectors(work)
-        changes = Searched.of(work, drawn, None).changes()
-        return _result(work, is_switched=False, changes=changes, searched=describe_sample(drawn))
-    with work.source.migration_lock():
-        shown = Sample.draw(work, texts_of(work), SHOWN_QUERIES)
-        old = _OldQueries.of(work, shown)
-        before = _rank(work.source, work.header.space.similarity, old.vectors, old.own_documents)
+        drawn = Sample.draw(job, texts_of(job), min(sample, MAX_MEASURED_QUERIES)).with_true_vectors(job)
+        changes = SampleSearch.of(job, drawn, None).changes()
+        return _result(job, is_switched=False, changes=changes, searched=describe_sample(drawn))
+    with job.source.migration_lock():
+        shown = Sample.draw(job, texts_of(job), SHOWN_QUERIES)
+        old = _OldQueries.of(job, shown)
+        before = _rank(job.source, job.header.space.similarity, old.vectors, old.own_documents)
         target = _write_and_switch(
-            work,
-            _generation(work, ""),
-            lambda chunks, _: work.encode_chunks(_checked_chunks(chunks)),
+            job,
+            _generation(job, ""),
+            lambda chunks, _: job.encode_chunks(_checked_chunks(chunks)),
             _EMBEDDED_DOCUMENTS,
             None,
         )
-        vectors = work.encode(old.texts, "query") if old.texts else np.empty((0, work.space.dim), np.float32)
-        after = _rank(target, work.space.similarity, vectors, old.own_documents)
+        vectors = job.encode(old.texts, "query") if old.texts else np.empty((0, job.space.dim), np.float32)
+        after = _rank(target, job.space.similarity, vectors, old.own_documents)
         changes = tuple(
             QueryChange(text, None if before is None else before[row], after[row] if after else ())
             for row, text in enumerate(old.texts)
         )
         count = target.count_chunks()
-        _finish(work, target)
-    return _result(work, is_switched=True, chunks=count, changes=changes, searched=f"all {count} chunks")
+        _finish(job, target)
+    return _result(job, is_switched=True, chunks=count, changes=changes, searched=f"all {count} chunks")
 
 
 def _checked_chunks(chunks: Sequence[Chunk]) -> Sequence[Chunk]:
@@ -315,11 +315,11 @@ class _OldQueries:
     """The document that each query is of, which is left out of what it finds; or nothing."""
 
     @classmethod
-    def of(cls, work: Move, shown: Sample) -> _OldQueries:
-        if not work.queries:
+    def of(cls, job: MigrationJob, shown: Sample) -> _OldQueries:
+        if not job.queries:
             return cls(shown.texts, shown.old, [document_id_of(key) for key in shown.keys])
-        texts = list(work.queries.values())[:SHOWN_QUERIES]
-        return cls(texts, old_vectors(work, texts), [""] * len(texts))
+        texts = list(job.queries.values())[:SHOWN_QUERIES]
+        return cls(texts, old_vectors(job, texts), [""] * len(texts))
 
 
 def _rank(
@@ -346,18 +346,18 @@ def _rank(
 # --- map ------------------------------------------------------------------------------------------------------------
 
 
-def _migrate_by_map(work: Move, kind: str, sample: int, min_recall: float, dry_run: bool) -> Migration:
-    generation = _generation(work, kind)
-    file = _map_file(work.source, generation)
-    with work.source.migration_lock():
+def _migrate_by_map(job: MigrationJob, kind: str, sample: int, min_recall: float, dry_run: bool) -> Migration:
+    generation = _generation(job, kind)
+    file = _map_file(job.source, generation)
+    with job.source.migration_lock():
         saved = _read_map(file)
         if saved is None or dry_run:
-            learned, held_out = _learn(work, kind, sample)
-            searched = Searched.of(work, held_out, learned)
-            quality = searched.quality(work, learned)
-            work.notify(f"{_map_name(learned)} keeps {quality}")
+            learned, held_out = _learn(job, kind, sample)
+            searched = SampleSearch.of(job, held_out, learned)
+            quality = searched.quality(job, learned)
+            job.notify(f"{_map_name(learned)} keeps {quality}")
             result = _result(
-                work,
+                job,
                 is_switched=False,
                 map=_map_name(learned),
                 quality=quality,
@@ -371,36 +371,36 @@ def _migrate_by_map(work: Move, kind: str, sample: int, min_recall: float, dry_r
                     f"The map keeps {100 * quality.recall:.1f} % of the new encoder's recall@10, less than "
                     f"{100 * min_recall:g} %; embed the texts again (without a map), or accept less."
                 )
-            work.source.local_folder.mkdir(parents=True, exist_ok=True)
+            job.source.local_folder.mkdir(parents=True, exist_ok=True)
             _save_map(learned, result, file)
         else:
             learned, result = saved
         mapped = MappedVectors(
-            str(work.header.space), _map_name(learned), result.quality.recall if result.quality else 0.0, 0
+            str(job.header.space), _map_name(learned), result.quality.recall if result.quality else 0.0, 0
         )
-        target = _write_and_switch(work, generation, lambda _, vectors: learned(vectors), _MAPPED_DOCUMENTS, mapped)
+        target = _write_and_switch(job, generation, lambda _, vectors: learned(vectors), _MAPPED_DOCUMENTS, mapped)
         count = target.count_chunks()
-        _finish(work, target)
+        _finish(job, target)
     return replace(result, is_switched=True, chunks=count)
 
 
-def _learn(work: Move, kind: str, sample: int) -> tuple[SpaceMap, Sample]:
+def _learn(job: MigrationJob, kind: str, sample: int) -> tuple[SpaceMap, Sample]:
     """Learn a map from a part of a sample; return it with the texts that are held out, which have true vectors.
 
     All judged documents are held out.
     """
-    text_of, judged_ids = texts_of(work), {id for row in work.qrels.values() for id in row}
+    text_of, judged_ids = texts_of(job), {id for row in job.qrels.values() for id in row}
     judged_texts = {key: text for key, text in text_of.items() if document_id_of(key) in judged_ids}
-    drawn = Sample.draw(work, {key: text for key, text in text_of.items() if key not in judged_texts}, sample)
+    drawn = Sample.draw(job, {key: text for key, text in text_of.items() if key not in judged_texts}, sample)
     if len(drawn) < _MIN_SAMPLE:
         raise InputError(
             f"{len(drawn)} texts are too few to learn and measure a map; it needs {_MIN_SAMPLE}: embed them again."
         )
-    judged = Sample.draw(work, judged_texts)
+    judged = Sample.draw(job, judged_texts)
     with current_progress().phase("encoding", len(drawn) + len(judged)):
-        drawn, judged = drawn.with_true_vectors(work), judged.with_true_vectors(work)
+        drawn, judged = drawn.with_true_vectors(job), judged.with_true_vectors(job)
     n_held_out, n_validation = round(_HELD_OUT * len(drawn)), round(_VALIDATION * len(drawn))
-    rest = Paired(drawn.old, drawn.new, work.header.space.similarity, work.space.similarity)[n_held_out:]
+    rest = Paired(drawn.old, drawn.new, job.header.space.similarity, job.space.similarity)[n_held_out:]
     with current_progress().phase("learning the map"):
         learned = fit_map(kind, rest[n_validation:], rest[:n_validation])
     return learned, drawn.first(n_held_out).joined(judged)

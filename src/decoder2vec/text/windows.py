@@ -76,8 +76,8 @@ class WindowTokeniser:
         """Special tokens that the tokenizer puts behind a text."""
         self._missing_bos = [] if backbone.missing_bos_token_id is None else [backbone.missing_bos_token_id]
         self._n_leading = int(content[0]) + len(self._missing_bos)
-        around = plain_backend(backbone.tokenizer).encode(template.string.replace(SLOT, ""))
-        self._n_template = len(around.ids) + len(self._missing_bos)
+        template_encoding = plain_backend(backbone.tokenizer).encode(template.string.replace(SLOT, ""))
+        self._n_template = len(template_encoding.ids) + len(self._missing_bos)
         self._n_after = len(self._text_tokens(self._after)) + len(self._trailing)
         self._context = max_length // _CONTEXT_SHARE
 

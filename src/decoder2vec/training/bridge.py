@@ -224,10 +224,10 @@ class _BridgeTraining:
     def _new_lora(self) -> Lora:
         """LoRA for the items: a copy of the encoder's own, so that texts are still encoded as before, or a new one."""
         torch.manual_seed(self.config.seed)
-        own = self.backbone.adapter
-        if isinstance(own, Lora):
-            lora = Lora(self.backbone, own.config)
-            lora.load_state_dict(own.state_dict())
+        adapter = self.backbone.adapter
+        if isinstance(adapter, Lora):
+            lora = Lora(self.backbone, adapter.config)
+            lora.load_state_dict(adapter.state_dict())
         else:
             lora = Lora.initialise(self.backbone, self.config.rank, self.config.alpha or 2 * self.config.rank)
         return lora.to(self.backbone.device)

@@ -176,8 +176,10 @@ def fit(
 
     """
     if task.n_examples < 1 or task.schedule.batch < 1:
+        examples = f"{task.n_examples} example{'s' * (task.n_examples != 1)}"
         raise InputError(
-            f"The stage {task.stage} has {task.n_examples} examples in batches of {task.schedule.batch}: give more."
+            f"{task.stage}: {examples} and batches of {task.schedule.batch}; give at least one example, and batches of "
+            "one or more."
         )
     file = Checkpoint(checkpoint, writes=is_main_process(), gathers=is_sharded(module))
     return TrainingLoop(module, task, seed, file, log, save_step).run(on_progress)

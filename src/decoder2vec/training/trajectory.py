@@ -10,9 +10,9 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from decoder2vec.backbone.fingerprint import file_sha256
 from decoder2vec.backbone.sources import Notify, download_checkpoint
@@ -96,7 +96,7 @@ class Trajectory:
         notify: Notify = lambda _: None,
         command: str = "",
         train_options: Mapping[str, Any] | None = None,
-        **choices: Any,
+        **encoder_options: Any,
     ) -> TrajectoryResult:
         """Score every checkpoint before and after adaptation; called again, an interrupted run continues.
 
@@ -117,42 +117,54 @@ class Trajectory:
             notify: Called with messages for the user.
             command: The command line, for the result.
             train_options: Further arguments of `train`, such as `grid`, which chooses the rate at every checkpoint.
-            choices: layer, pooling, template or attention of the model before adaptation; dtype.
+            encoder_options: layer, pooling, template or attention of the model before adaptation; dtype.
 
         Raises:
             DataFileError: The labels of a task are hidden or constant, or a file cannot be read.
             InputError: `out` holds the result of other checkpoints, tasks or settings, or something else.
         """
         names = [part.strip() for part in tasks.split(",")] if isinstance(tasks, str) else list(tasks)
-        found = find_tasks(data, names, limit=limit)
+        evaluation_tasks = find_tasks(data, names, limit=limit)
         if adaptation is not None:
             check_seeds(seeds)
         plan = None if adaptation is None else load_plan(adaptation, settings)
         key = fingerprint(
             str(self.model),
             list(self.names),
-            [[task.name, task.digest()] for task in found],
+            [[task.name, task.digest()] for task in evaluation_tasks],
             [[stage.recipe.name, key_settings(stage.recipe), key_settings(stage.data)] for stage in plan.stages]
             if plan
             else None,
             _training_key(training_data),
-            [list(seeds) if plan else [], instruction, repr(sorted(choices.items())), repr(train_options)],
+            [list(seeds) if plan else [], instruction, repr(sorted(encoder_options.items())), repr(train_options)],
         )
         start = TrajectoryResult(
             str(self.model),
             self.names,
-            {task.name: TrajectoryTask(task.kind, "", task.constant_score()) for task in found},
+            {task.name: TrajectoryTask(task.kind, "", task.constant_score()) for task in evaluation_tasks},
             (),
             "" if plan is None else plan.name,
-            _expand(trained_on, found),
+            _expand(trained_on, evaluation_tasks),
             key,
             command,
         )
-        sweep = _Sweep(self, Path(out), start, [task.name for task in found], str(data), plan, training_data)
-        sweep.seeds = tuple(seeds) if plan else ()
-        sweep.instruction, sweep.limit, sweep.device, sweep.notify = instruction, limit, device, notify
-        sweep.train_options, sweep.choices = dict(train_options or {}), choices
-        return sweep.run()
+        run = _TrajectoryRun(
+            trajectory=self,
+            out=Path(out),
+            result=start,
+            tasks=[task.name for task in evaluation_tasks],
+            data=str(data),
+            plan=plan,
+            training_data=training_data,
+            seeds=tuple(seeds) if plan else (),
+            instruction=instruction,
+            limit=limit,
+            device=device,
+            notify=notify,
+            train_options=dict(train_options or {}),
+            encoder_options=encoder_options,
+        )
+        return run.run()
 
     @contextmanager
     def checkpoint(self, name: str, folder: Path) -> Iterator[Path]:
@@ -169,9 +181,18 @@ class Trajectory:
         shutil.rmtree(folder)
 
 
+class RunKey(NamedTuple):
+    """One run of a checkpoint."""
+
+    seed: int | None
+    """Seed of the adaptation; None: before adaptation."""
+    instructed: bool
+    """Whether the instruction precedes the texts."""
+
+
 @dataclass
-class _Sweep:
-    """One call of `Trajectory.run`: what is finished, and how the rest is done."""
+class _TrajectoryRun:
+    """One call of `Trajectory.run`: its settings, and the result so far."""
 
     trajectory: Trajectory
     out: Path
@@ -180,13 +201,13 @@ class _Sweep:
     data: str
     plan: Plan | None
     training_data: TrainingData | str | Path | Sequence[str | Path] | None
-    seeds: tuple[int, ...] = ()
-    instruction: str | None = None
-    limit: int | None = None
-    device: str | None = None
-    notify: Notify = lambda _: None
-    train_options: dict[str, Any] = field(default_factory=dict)
-    choices: dict[str, Any] = field(default_factory=dict)
+    seeds: tuple[int, ...]
+    instruction: str | None
+    limit: int | None
+    device: str | None
+    notify: Notify
+    train_options: dict[str, Any]
+    encoder_options: dict[str, Any]
 
     def run(self) -> TrajectoryResult:
         """Do every run that is not finished, and return the result."""
@@ -200,8 +221,8 @@ class _Sweep:
             for name, stem, runs in zip(self.result.checkpoints, stems, pending, strict=True):
                 if runs:
                     with self.trajectory.checkpoint(name, self.out / _CHECKPOINTS) as folder:
-                        for seed in dict.fromkeys(seed for seed, _ in runs):
-                            self._score(name, stem, folder, seed, [one for one in runs if one[0] == seed])
+                        for seed in dict.fromkeys(run.seed for run in runs):
+                            self._score(name, stem, folder, seed, [run for run in runs if run.seed == seed])
             self._write()
             shutil.rmtree(self.out / _ADAPTED, ignore_errors=True)  # what a killed process had not deleted yet
             shutil.rmtree(self.out / _CHECKPOINTS, ignore_errors=True)
@@ -218,58 +239,53 @@ class _Sweep:
             )
         self.result = replace(self.result, runs=earlier.runs, tasks=earlier.tasks)
 
-    def _planned(self) -> list[tuple[int | None, bool]]:
-        """(seed, instructed) of every run of a checkpoint."""
+    def _planned(self) -> list[RunKey]:
+        """Every run of a checkpoint."""
         formats = (False, True) if self.instruction else (False,)
-        return [(seed, instructed) for seed in (None, *self.seeds) for instructed in formats]
+        return [RunKey(seed, instructed) for seed in (None, *self.seeds) for instructed in formats]
 
-    def _unfinished(self, checkpoint: str) -> list[tuple[int | None, bool]]:
+    def _unfinished(self, checkpoint: str) -> list[RunKey]:
         return [
-            (seed, instructed)
-            for seed, instructed in self._planned()
-            if self.result.run(checkpoint, seed, instructed=instructed) is None
+            run for run in self._planned() if self.result.run(checkpoint, run.seed, instructed=run.instructed) is None
         ]
 
-    def _score(
-        self, name: str, stem: str, folder: Path, seed: int | None, runs: Sequence[tuple[int | None, bool]]
-    ) -> None:
+    def _score(self, name: str, stem: str, folder: Path, seed: int | None, runs: Sequence[RunKey]) -> None:
         """Score a checkpoint before adaptation (`seed` is None), or adapt it and score the encoder."""
         label = name if seed is None else f"{name}, seed {seed}"
         with current_progress().stage(label):
             if seed is None:
-                for _, instructed in runs:
-                    self._evaluate(name, stem, folder, None, instructed, self.choices)
+                for run in runs:
+                    self._evaluate(name, stem, folder, run, self.encoder_options)
                 return
             adapted = self.out / _ADAPTED / f"{stem}-{seed}"
             self.notify(f"{label}: {self.result.adaptation}")
-            options: dict[str, Any] = {"dtype": self.choices.get("dtype"), "device": self.device, **self.train_options}
+            dtype = {"dtype": self.encoder_options.get("dtype")}
+            options: dict[str, Any] = {**dtype, "device": self.device, **self.train_options}
             options |= {"seeds": [seed], "overwrite": True, "notify": self.notify}
             train(self.plan, self.training_data, folder, adapted, **options)
-            for _, instructed in runs:
-                self._evaluate(name, stem, adapted, seed, instructed, {"dtype": self.choices.get("dtype")})
+            for run in runs:
+                self._evaluate(name, stem, adapted, run, dtype)
             shutil.rmtree(self.out / _ADAPTED)  # with the stages and unfinished files beside it
 
-    def _evaluate(
-        self, name: str, stem: str, encoder: Path, seed: int | None, instructed: bool, choices: Mapping[str, Any]
-    ) -> None:
-        state = "before" if seed is None else f"after-{seed}"
-        file = self.out / _EVALUATIONS / f"{stem}-{state}{'-instruction' if instructed else ''}.json"
+    def _evaluate(self, name: str, stem: str, encoder: Path, run: RunKey, encoder_options: Mapping[str, Any]) -> None:
+        state = "before" if run.seed is None else f"after-{run.seed}"
+        file = self.out / _EVALUATIONS / f"{stem}-{state}{'-instruction' if run.instructed else ''}.json"
         document = evaluate(
             encoder,
             self.data,
             tasks=self.tasks,
-            prompts=instruction_prompts(self.instruction) if instructed and self.instruction else None,
+            prompts=instruction_prompts(self.instruction) if run.instructed and self.instruction else None,
             json_file=file,
             limit=self.limit,
             name=f"{name} {state}",
             device=self.device,
             notify=self.notify,
-            **choices,
+            **encoder_options,
         )
         results = document["tasks"]
         scores = {task: RunScore(results[task]["score"], *results[task]["interval"]) for task in self.tasks}
         tasks = {task: replace(about, metric=results[task]["metric"]) for task, about in self.result.tasks.items()}
-        runs = (*self.result.runs, CheckpointRun(name, seed, instructed, scores))
+        runs = (*self.result.runs, CheckpointRun(name, run.seed, run.instructed, scores))
         self.result = replace(self.result, runs=runs, tasks=tasks)
         self._write()
 

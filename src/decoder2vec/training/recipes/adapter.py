@@ -410,7 +410,7 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         trained = result.model.backbone
         if is_sharded(trained.model):
             trained = self.unshard(trained, corpus.backbone)
-        backbone, has_own_weights = saved_backbone(trained, corpus.backbone, work)
+        backbone, has_own_weights = write_trained_weights(trained, corpus.backbone, work)
         return Encoder(backbone, self._encoder_spec(corpus)), has_own_weights
 
     def card_rows(self) -> dict[str, str]:
@@ -504,8 +504,12 @@ class AdapterRecipe(Recipe[TokenCorpus, TokenContext]):
         return fingerprint(_FORMAT, backbone.effective_fingerprint, str(backbone.dtype), recipe, data, seed)
 
 
-def saved_backbone(trained: Backbone, original: Backbone, work: Path) -> tuple[Backbone, bool]:
-    """A trained backbone, and whether it is a copy with weights of its own, which were then written to `work`."""
+def write_trained_weights(trained: Backbone, original: Backbone, work: Path) -> tuple[Backbone, bool]:
+    """Write the weights of a trained copy to `work` and load it from there; an unchanged model is returned as it is.
+
+    Returns:
+        The backbone, and whether it has weights that differ from those of the original.
+    """
     if trained.model is original.model:
         return trained, False
     folder = work / "model"

@@ -37,7 +37,7 @@ from decoder2vec.training.objectives.ranking import (
     measure_ranking,
     rankable_queries,
 )
-from decoder2vec.training.recipes.adapter import MIN_STEPS, saved_backbone
+from decoder2vec.training.recipes.adapter import MIN_STEPS, write_trained_weights
 from decoder2vec.training.recipes.full import FullRecipe
 from decoder2vec.training.recipes.lora import LoraRecipe
 from decoder2vec.training.recipes.recipe import SCORING_UNTRAINED, Recipe, SeedRun, stage_note
@@ -248,7 +248,7 @@ class RerankRecipe(Recipe[PairCorpus, PairContext]):
 
     def export(self, result: SeedResult, corpus: PairCorpus, work: Path) -> tuple[Reranker, bool]:
         """The reranker; of a trained copy of the model, the weights are written to `work` and must be saved with it."""
-        backbone, has_own_weights = saved_backbone(result.model.backbone, corpus.backbone, work)
+        backbone, has_own_weights = write_trained_weights(result.model.backbone, corpus.backbone, work)
         return self._reranker(backbone, corpus, result.model.head), has_own_weights
 
     def card_rows(self) -> dict[str, str]:
