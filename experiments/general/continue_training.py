@@ -36,11 +36,11 @@ from decoder2vec.adapters.lora import Lora
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.block_modes import computing_in
 from decoder2vec.backbone.machine import choose_device
+from decoder2vec.base_model import load_base_model
 from decoder2vec.config import from_table, override, to_table
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder, saved_encoder_folder
 from decoder2vec.errors import InputError
-from decoder2vec.base_model import load_base_model
 from distill_packed import (
     READING,
     DistillationLoss,

@@ -66,11 +66,11 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.block_modes import CompiledBlocks, computing_in
 from decoder2vec.backbone.machine import choose_device
+from decoder2vec.base_model import load_base_model
 from decoder2vec.config import Reading, from_table, override, to_table
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DivergedError, InputError
-from decoder2vec.base_model import load_base_model
 from decoder2vec.export.transformers import write_model
 from decoder2vec.maths.losses import info_nce, margin_kl
 from decoder2vec.text.files import read_columns
