@@ -122,9 +122,24 @@ def test_worker_that_is_fed_with_tokens_writes_the_same_files(cluster, data, mix
     assert contents(tmp_path / "out") == contents(data / "mixed-local")
 
 
-@pytest.mark.parametrize("victim", ["TokenisingWorker", "_PartWorker"])
-def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, tmp_path, victim):
+@pytest.fixture
+def hashing_workers(monkeypatch):
+    """Workers that hash texts, where vectors are not the point: they start without torch."""
+    monkeypatch.setattr(dataset, "Encoder", HashEncoder)
+    monkeypatch.setattr(dataset, "TokeniserSettings", NoTokens)
+    monkeypatch.setattr(ray_engine, "_PartWorker", HashWorker)
+    ray.cloudpickle.register_pickle_by_value(hashing)  # workers cannot import the files of tests
+    yield
+    ray.cloudpickle.unregister_pickle_by_value(hashing)
+
+
+@pytest.mark.parametrize("victim", ["TokenisingWorker", "HashWorker"])
+def test_killed_process_of_either_kind_loses_and_doubles_nothing(
+    cluster, hashing_workers, data, tmp_path, monkeypatch, victim
+):
     """A thread kills the first process of that kind that it sees, whatever it is doing."""
+    monkeypatch.setattr(dataset.PartEmbedder, "encode", lambda embedder, texts: embedder.encoder.encode(texts))
+    embed(data / "rows.jsonl", tmp_path / "local")
     killed = []
 
     def kill_one():
@@ -140,18 +155,7 @@ def test_killed_process_of_either_kind_loses_and_doubles_nothing(cluster, data, 
     embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=1, tokenisers=1)
     killer.join()
     assert killed
-    assert contents(tmp_path / "out") == contents(data / "local")
-
-
-@pytest.fixture
-def hashing_workers(monkeypatch):
-    """Workers that hash texts, where vectors are not the point: they start without torch."""
-    monkeypatch.setattr(dataset, "Encoder", HashEncoder)
-    monkeypatch.setattr(dataset, "TokeniserSettings", NoTokens)
-    monkeypatch.setattr(ray_engine, "_PartWorker", HashWorker)
-    ray.cloudpickle.register_pickle_by_value(hashing)  # workers cannot import the files of tests
-    yield
-    ray.cloudpickle.unregister_pickle_by_value(hashing)
+    assert contents(tmp_path / "out") == contents(tmp_path / "local")
 
 
 @pytest.mark.parametrize("tokenisers", [0, 1])
