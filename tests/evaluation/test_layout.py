@@ -128,7 +128,7 @@ def test_duplicate_id_is_refused_with_its_line(tmp_path, file):
     ("qrels", "message"),
     [
         ([("q", "d", 1), ("q", "d", 2)], "line 3: q and d have another score in an earlier line"),
-        ([("q", "d", "much")], "line 2: query-id, corpus-id and an integer score are required"),
+        ([("q", "d", "much")], "line 2: qrels have query-id, corpus-id and a whole number as score"),
     ],
 )
 def test_invalid_qrels_are_refused(tmp_path, qrels, message):

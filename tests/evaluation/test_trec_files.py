@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
-from decoder2vec.evaluation.trec_files import evaluate_run, read_qrels, read_run, rerank_run, write_run
+from decoder2vec.evaluation.trec_files import evaluate_run, read_run, rerank_run, write_run
 from decoder2vec.evaluation.trec_metrics import RelevanceEvaluator
 
 
@@ -40,12 +40,6 @@ def test_texts_that_are_missing_are_named():
         rerank_run(LengthReranker(), RUN, {"q1": "", "q2": ""}, {name: "" for name in "abc"})
     with pytest.raises(InputError, match="depth of 0"):
         rerank_run(LengthReranker(), RUN, {}, {}, depth=0)
-
-
-def test_both_forms_of_qrels_are_read(tmp_path):
-    (tmp_path / "trec").write_text("q1 0 a 2\nq1 0 b 0\n")
-    (tmp_path / "beir").write_text("query-id\tcorpus-id\tscore\nq1\ta\t2\nq1\tb\t0\n")
-    assert read_qrels(tmp_path / "trec") == read_qrels(tmp_path / "beir") == {"q1": {"a": 2, "b": 0}}
 
 
 def test_measures_are_those_of_trec_eval_on_judged_queries():
@@ -88,10 +82,9 @@ def test_measures_of_a_written_run_equal_those_of_pytrec_eval(tmp_path):
 @pytest.mark.parametrize("content", ["", "q1 Q0 a\n", "q1 Q0 a 1 high x\n", "\xff"])
 def test_a_damaged_file_raises_one_sentence(tmp_path, content):
     (tmp_path / "bad").write_bytes(content.encode("latin-1"))
-    for read in (read_run, read_qrels):
-        with pytest.raises(DataFileError) as error:
-            read(tmp_path / "bad")
-        assert len(str(error.value).splitlines()) == 1
+    with pytest.raises(DataFileError) as error:
+        read_run(tmp_path / "bad")
+    assert len(str(error.value).splitlines()) == 1
     with pytest.raises(DataFileError, match="cannot be read"):
         read_run(tmp_path / "none")
 

@@ -13,7 +13,7 @@ from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.search.documents import Document
 from decoder2vec.search.hybrid import FUSIONS, Fusion
 from decoder2vec.search.index import Index
-from decoder2vec.search.tuning import WEIGHTS, _best, _cross_validate, _folds, ndcg_at_10, read_qrels, read_queries
+from decoder2vec.search.tuning import WEIGHTS, _best, _cross_validate, _folds, ndcg_at_10, read_queries
 from toys.command import d2v as command
 from toys.encoder import WordEncoder
 
@@ -118,13 +118,9 @@ def test_a_query_does_not_find_itself(index):
 
 
 def test_files_are_read_and_errors_name_the_line(tmp_path):
-    queries, qrels = tmp_path / "queries.jsonl", tmp_path / "qrels.tsv"
+    queries = tmp_path / "queries.jsonl"
     queries.write_text(json.dumps({"_id": 1, "text": "one"}) + "\n", encoding="utf-8")
-    qrels.write_text("query-id\tcorpus-id\tscore\n1\td1\t2\n", encoding="utf-8")
-    assert read_queries(queries) == {"1": "one"} and read_qrels(qrels) == {"1": {"d1": 2.0}}
-    qrels.write_text("query-id\tcorpus-id\tscore\n1\td1\tmuch\n", encoding="utf-8")
-    with pytest.raises(DataFileError, match="line 2"):
-        read_qrels(qrels)
+    assert read_queries(queries) == {"1": "one"}
     queries.write_text('{"_id": 1}\n', encoding="utf-8")
     with pytest.raises(DataFileError, match="`_id` and `text`"):
         read_queries(queries)

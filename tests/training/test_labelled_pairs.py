@@ -38,6 +38,11 @@ def test_a_label_of_reversed_pairs_only_is_learned():
     assert "effect" in learned.labels and ("a1", "b1", "cause") in rows_of(learned)
 
 
+def test_pairs_of_the_same_two_texts_are_set_aside_all_the_same():
+    learned, dev = pairs_of([("a", "b", "yes"), ("b", "a", "no")] * 11).split_dev()
+    assert (len(learned), len(dev)) == (20, 2) and set(dev.labels) == {"yes", "no"}
+
+
 def test_too_few_pairs_raise():
     with pytest.raises(InputError, match="There are 19 labelled pairs, too few to set some aside"):
         pairs_of([(f"a{n}", f"b{n}", "x") for n in range(19)]).split_dev()

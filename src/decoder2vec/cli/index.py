@@ -353,8 +353,9 @@ class _TuningData(NamedTuple):
         cls, queries: Path | None, qrels: Path | None, pairs: Path | None, columns: tuple[str, ...]
     ) -> _TuningData:
         """Read the files, before a model is loaded."""
-        from decoder2vec.search.tuning import read_qrels, read_queries
+        from decoder2vec.search.tuning import read_queries
         from decoder2vec.text.files import read_pairs
+        from decoder2vec.text.qrels import read_qrels
 
         return cls(
             read_queries(queries) if queries else None,

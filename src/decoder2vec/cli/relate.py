@@ -101,15 +101,8 @@ def relate(
         if matcher:
             result = PairMatcher.from_pretrained(matcher, **options).predict(heads, others, known=known)
         else:
-            reranker_training = _reranker_training(classifier, settings, loading)
-            model = PairMatcher(
-                encoder,
-                k=5 if k is None else k,
-                directed=not symmetric,
-                tune=tune,
-                train_classifier=reranker_training,
-                **options,
-            )
+            options |= {"train_classifier": _reranker_training(classifier, settings, loading)}
+            model = PairMatcher(encoder, k=5 if k is None else k, directed=not symmetric, tune=tune, **options)
             result = model.fit(heads, known or (), others)
         with progress.phase("saving"):
             if save:

@@ -93,9 +93,10 @@ def _rerank_run(
     load: Callable[[], Reranker], run: Path, data: Path, qrels: Path | None, out: Path | None, depth: int
 ) -> None:
     from decoder2vec.evaluation.tasks.retrieval import read_beir_texts
-    from decoder2vec.evaluation.trec_files import evaluate_run, read_qrels, read_run, rerank_run, write_run
+    from decoder2vec.evaluation.trec_files import evaluate_run, read_run, rerank_run, write_run
+    from decoder2vec.text.qrels import read_qrels
 
-    before, judgements = read_run(run), read_qrels(qrels) if qrels else {}
+    before, judgements = read_run(run), read_qrels(qrels, whole=True) if qrels else {}
     queries, documents = read_beir_texts(data)
     after = rerank_run(load(), before, queries, documents, depth)
     if judgements:

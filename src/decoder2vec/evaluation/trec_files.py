@@ -1,4 +1,4 @@
-"""TREC's files of rankings (runs) and judgements (qrels), and reranking of a run."""
+"""TREC's files of rankings (runs), their measures, and reranking of a run."""
 
 from __future__ import annotations
 
@@ -52,24 +52,6 @@ def read_run(file: Path) -> Run:
     return run
 
 
-def read_qrels(file: Path) -> dict[str, dict[str, int]]:
-    """Read judgements: query, 0, document and grade in each line, or BEIR's query-id, corpus-id and score."""
-    qrels: dict[str, dict[str, int]] = {}
-    for line, fields in _lines(file):
-        if line == 1 and fields[0] == "query-id":
-            continue
-        try:
-            query, document, grade = (fields[0], *fields[-2:])
-            if len(fields) not in (3, 4):
-                raise ValueError
-            qrels.setdefault(query, {})[document] = int(float(grade))
-        except ValueError:
-            raise DataFileError(f"{file}, line {line}: qrels have query, 0, document and a whole number.") from None
-    if not qrels:
-        raise DataFileError(f"{file} holds no judgement.")
-    return qrels
-
-
 def write_run(run: Mapping[str, Mapping[str, float]], file: Path, name: str) -> None:
     """Write a run, best documents first; trec_eval reads the scores, not the ranks."""
     with atomic_file(file) as temporary, temporary.open("w", encoding="utf-8") as handle:
@@ -112,7 +94,7 @@ def rerank_run(
     return reranked
 
 
-def evaluate_run(run: Run, qrels: Mapping[str, Mapping[str, int]]) -> dict[str, float]:
+def evaluate_run(run: Run, qrels: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Means over the judged queries of a run, in points."""
     by_query = RelevanceEvaluator(qrels, _MEASURES.values()).evaluate(run)
     if not by_query:

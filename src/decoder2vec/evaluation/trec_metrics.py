@@ -48,7 +48,7 @@ class RelevanceEvaluator:
         measures: Names with cutoffs, such as "ndcg_cut.1,10".
     """
 
-    def __init__(self, query_relevance: Mapping[str, Mapping[str, int]], measures: Iterable[str]) -> None:
+    def __init__(self, query_relevance: Mapping[str, Mapping[str, float]], measures: Iterable[str]) -> None:
         self.query_relevance = query_relevance
         self.measures: list[tuple[str, int]] = []
         for requested in measures:
@@ -69,7 +69,7 @@ class RelevanceEvaluator:
             if query in self.query_relevance
         }
 
-    def _evaluate_query(self, grades: Mapping[str, int], scores: Mapping[str, float]) -> dict[str, float]:
+    def _evaluate_query(self, grades: Mapping[str, float], scores: Mapping[str, float]) -> dict[str, float]:
         # trec_eval holds scores in single precision, so more of them are equal
         ranking = sorted(scores, key=lambda document: (np.float32(scores[document]), document.encode()), reverse=True)
         relevant = [(rank, grades[document]) for rank, document in enumerate(ranking, 1) if grades.get(document, 0) > 0]

@@ -35,8 +35,9 @@ from decoder2vec.search.store import (
     resolve_encoder,
     without_password,
 )
-from decoder2vec.search.tuning import Qrels, TuningResult, choose_fusion, read_qrels, read_queries
+from decoder2vec.search.tuning import Qrels, TuningResult, choose_fusion, read_queries
 from decoder2vec.text.files import PAIR_COLUMNS, ScoredPairs, read_pairs
+from decoder2vec.text.qrels import read_qrels
 
 if TYPE_CHECKING:  # they import torch
     from decoder2vec.bridge.bridge import Bridge

@@ -47,8 +47,9 @@ from decoder2vec.search.store import (
     resolve_encoder,
     without_password,
 )
-from decoder2vec.search.tuning import Qrels, read_qrels, read_queries
+from decoder2vec.search.tuning import Qrels, read_queries
 from decoder2vec.storage import parse_json
+from decoder2vec.text.qrels import read_qrels
 
 _EMBEDDED_DOCUMENTS, _MAPPED_DOCUMENTS = 64, 2048
 """Documents that are written in one step; a kill loses at most the work on as many."""

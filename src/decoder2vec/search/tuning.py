@@ -236,17 +236,6 @@ def read_queries(file: Path) -> dict[str, str]:
     return queries
 
 
-def read_qrels(file: Path) -> dict[str, dict[str, float]]:
-    """Read query id -> document id -> relevance from a file with `query-id`, `corpus-id` and `score`."""
-    qrels: dict[str, dict[str, float]] = {}
-    for line, row in read_rows(file):
-        try:
-            qrels.setdefault(str(row["query-id"]), {})[str(row["corpus-id"])] = float(row["score"])
-        except (KeyError, TypeError, ValueError):
-            raise DataFileError(f"{file}, line {line}: a row has query-id, corpus-id and a number as score.") from None
-    return qrels
-
-
 def _without_itself(id: str, candidates: Candidates, qrels: Qrels) -> Candidates:
     """Remove the document with the id of the query, which is the query itself, unless it is judged."""
     if id in qrels[id]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,19 +46,27 @@ class LabelledPairs:
         """
         if len(self) < _MIN_TO_SPLIT:
             raise InputError(f"There are {len(self)} labelled pairs, too few to set some aside; give more, or --dev.")
-        of_label: Counter[str] = Counter()
-        is_dev: dict[frozenset[str], bool] = {}
         both = [frozenset(pair) for pair in zip(self.first, self.second, strict=True)]
-        for texts, label in zip(both, self.labels, strict=True):
-            if texts not in is_dev:
-                of_label[label] += 1
-                is_dev[texts] = of_label[label] % _HOLD_OUT_EVERY == 2
-        learned = {label for texts, label in zip(both, self.labels, strict=True) if not is_dev[texts]}
-        for texts, label in zip(both, self.labels, strict=True):
-            if label not in learned:  # all its pairs are reversed ones of others
-                is_dev[texts] = False
-        dev = [row for row, texts in enumerate(both) if is_dev[texts]]
-        return self.select([row for row, texts in enumerate(both) if not is_dev[texts]]), self.select(dev)
+        is_dev = _every_tenth(both, self.labels)
+        if not any(is_dev):  # pairs of a few texts only
+            is_dev = _every_tenth(range(len(self)), self.labels)
+        rows = range(len(self))
+        return self.select([row for row in rows if not is_dev[row]]), self.select([row for row in rows if is_dev[row]])
+
+
+def _every_tenth(groups: Sequence[Hashable], labels: Sequence[str]) -> list[bool]:
+    """Whether each row is set aside: rows of a group are together, and every label has others that are not."""
+    of_label: Counter[str] = Counter()
+    is_dev: dict[Hashable, bool] = {}
+    for group, label in zip(groups, labels, strict=True):
+        if group not in is_dev:
+            of_label[label] += 1
+            is_dev[group] = of_label[label] % _HOLD_OUT_EVERY == 2
+    learned = {label for group, label in zip(groups, labels, strict=True) if not is_dev[group]}
+    for group, label in zip(groups, labels, strict=True):
+        if label not in learned:  # all its rows belong to groups of others
+            is_dev[group] = False
+    return [is_dev[group] for group in groups]
 
 
 def read_labelled_pairs(files: Sequence[Path]) -> LabelledPairs:

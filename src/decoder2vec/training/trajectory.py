@@ -128,15 +128,10 @@ class Trajectory:
         if adaptation is not None:
             check_seeds(seeds)
         plan = None if adaptation is None else load_plan(adaptation, settings)
+        choices = [list(seeds) if plan else [], instruction, repr(sorted(encoder_options.items())), repr(train_options)]
+        digests = [[task.name, task.digest()] for task in evaluation_tasks]
         key = fingerprint(
-            str(self.model),
-            list(self.names),
-            [[task.name, task.digest()] for task in evaluation_tasks],
-            [[stage.recipe.name, key_settings(stage.recipe), key_settings(stage.data)] for stage in plan.stages]
-            if plan
-            else None,
-            _training_key(training_data),
-            [list(seeds) if plan else [], instruction, repr(sorted(encoder_options.items())), repr(train_options)],
+            str(self.model), list(self.names), digests, _plan_key(plan), _training_key(training_data), choices
         )
         start = TrajectoryResult(
             str(self.model),
@@ -148,7 +143,7 @@ class Trajectory:
             key,
             command,
         )
-        run = _TrajectoryRun(
+        return _TrajectoryRun(
             trajectory=self,
             out=Path(out),
             result=start,
@@ -163,8 +158,7 @@ class Trajectory:
             notify=notify,
             train_options=dict(train_options or {}),
             encoder_options=encoder_options,
-        )
-        return run.run()
+        ).run()
 
     @contextmanager
     def checkpoint(self, name: str, folder: Path) -> Iterator[Path]:
@@ -310,6 +304,13 @@ def _expand(names: Sequence[str], tasks: Sequence[Task]) -> tuple[str, ...]:
         if name not in known:
             raise unknown_name("task", name, known)
     return tuple(task.name for task in tasks if task.name in names or task.kind in names)
+
+
+def _plan_key(plan: Plan | None) -> list[Any] | None:
+    """What an adaptation depends on besides its data."""
+    if plan is None:
+        return None
+    return [[stage.recipe.name, key_settings(stage.recipe), key_settings(stage.data)] for stage in plan.stages]
 
 
 def _training_key(data: TrainingData | str | Path | Sequence[str | Path] | None) -> Any:

@@ -28,6 +28,7 @@ from decoder2vec.evaluation.tasks.task import (
 from decoder2vec.maths.metrics import mean_interval
 from decoder2vec.maths.ranking import document_ranks, ranking_scores
 from decoder2vec.text.files import read_rows
+from decoder2vec.text.qrels import read_qrels
 
 SPLITS = ("dev", "test", "all")
 _OTHER_DOCUMENTS_PER_QUERY = 20
@@ -207,19 +208,9 @@ def _read_qrels(
 ) -> tuple[dict[str, dict[str, int]], list[str]]:
     """Query -> document -> gain above 0, and flags for ids that are not in the corpus or among the queries."""
     document_ids, query_ids = set(documents), set(queries)
-    judgements: dict[str, dict[str, int]] = {}
-    unknown_documents = unknown_queries = 0
-    for line, row in read_rows(file):
-        try:
-            query, document, gain = str(row["query-id"]), str(row["corpus-id"]), int(row["score"])
-        except (KeyError, TypeError, ValueError):
-            raise DataFileError(
-                f"{file}, line {line}: query-id, corpus-id and an integer score are required."
-            ) from None
-        if judgements.setdefault(query, {}).setdefault(document, gain) != gain:
-            raise DataFileError(f"{file}, line {line}: {query} and {document} have another score in an earlier line.")
-        unknown_documents += document not in document_ids
-        unknown_queries += query not in query_ids
+    judgements = read_qrels(file, whole=True)
+    unknown_documents = sum(document not in document_ids for gains in judgements.values() for document in gains)
+    unknown_queries = sum(len(gains) for query, gains in judgements.items() if query not in query_ids)
     flags = (
         [f"{unknown_documents} judged documents are not in the corpus and count as never found"]
         if unknown_documents
@@ -227,6 +218,7 @@ def _read_qrels(
     )
     flags += [f"{unknown_queries} judgements are of queries that do not exist"] if unknown_queries else []
     positive = {
-        query: {document: gain for document, gain in gains.items() if gain > 0} for query, gains in judgements.items()
+        query: {document: int(gain) for document, gain in gains.items() if gain > 0}
+        for query, gains in judgements.items()
     }
     return positive, flags
