@@ -150,7 +150,8 @@ def test_reranker_is_learned_from_pairs_and_kept(index, tmp_path, columns):
     named = ("--pair-columns", columns) if columns == "a,b,gold" else ()
     result = d2v("index", "--out", index, "--tune", "--pairs", tmp_path / "pairs.tsv", *named)
     assert "learned a reranker from 8 pairs" in result.output
-    scores = [hit["score"] for hit in search_json(index, "stocks", "--rerank", "own")]
+    scores = [hit["score"] for hit in search_json(index, "stocks", "--rerank", "learned")]
+    assert scores == [hit["score"] for hit in search_json(index, "stocks", "--rerank", "own")], "its earlier name"
     assert len(scores) == 4 and scores == sorted(scores, reverse=True) and 0 <= min(scores) <= max(scores) <= 1
 
 

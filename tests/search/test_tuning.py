@@ -208,6 +208,6 @@ def test_a_reranker_is_tuned_from_the_command_line(tmp_path, one_thread):
     assert "with the reranker" in result.output and "documents rescored" in result.output
     assert set(json.loads((tmp_path / "t.json").read_text())["reranked"]["scores"]) == {"10", "12"}
     assert command("index", "--out", out, "--tune", "--reset").exit_code == 0
-    for wrong in (["--rerank", "own"], ["--tune", "--rerank", "own", "--pairs", "x"]):
+    for wrong in (["--rerank", "learned"], ["--tune", "--rerank", "learned", "--pairs", "x"]):
         with pytest.raises(InputError):
             command("index", "--out", out, *wrong)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from decoder2vec.cli.options import (
+    LEARNED_RERANKER,
     AttentionOption,
     Device,
     Dtype,
@@ -333,10 +334,10 @@ class _Reranking(NamedTuple):
     dtype: str | None
 
     def load(self, opened: Index) -> SupportsRerank | None:
-        """The reranker; `own` is what the index has learned from pairs."""
+        """The reranker; `learned` is what was fitted on pairs for this index."""
         from decoder2vec.search.rerank import open_reranker
 
-        if self.name == "own":
+        if self.name in LEARNED_RERANKER:
             return opened.load_reranker()
         return open_reranker(self.name, device=self.device, dtype=self.dtype) if self.name else None
 
@@ -380,7 +381,7 @@ def _tune(opened: Index, reset: bool, data: _TuningData, reranking: _Reranking) 
 def _learn_reranker(opened: Index, pairs: ScoredPairs) -> None:
     with current_progress().phase("learning from pairs", len(pairs.texts())):
         opened.learn_reranker(pairs)
-    info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank own")
+    info(f"learned a reranker from {len(pairs)} pairs; use it with d2v search --rerank learned")
 
 
 def _reset_tuning(opened: Index) -> None:

@@ -71,6 +71,10 @@ def split_names(names: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
+LEARNED_RERANKER = ("learned", "own")
+"""Values of --rerank for what `d2v index --tune --pairs` fitted; the second is of earlier versions."""
+
+
 def refuse_given(context: typer.Context, names: Sequence[str], owner: str) -> None:
     """Refuse options on the command line that would be ignored, also with the value that they have by default.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import Device, Dtype
+from decoder2vec.cli.options import LEARNED_RERANKER, Device, Dtype
 from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError
 from decoder2vec.package import garbage_collection_paused
@@ -37,7 +37,7 @@ def search(
     rerank: Annotated[
         str | None,
         typer.Option(
-            help="Rescore the best 30, or as tuned: a reranker or trained encoder, likelihood:MODEL, or own (--tune)."
+            help="Rescore the best 30, or as tuned: a reranker, a trained encoder, likelihood:MODEL, or learned (--tune)."
         ),
     ] = None,
     encoder: Annotated[
@@ -54,7 +54,8 @@ def search(
     with garbage_collection_paused():
         from decoder2vec.search.index import Index
 
-        opened = Index.open(index, encoder or None, device=device, dtype=dtype, for_queries=rerank != "own")
+        for_queries = rerank not in LEARNED_RERANKER
+        opened = Index.open(index, encoder or None, device=device, dtype=dtype, for_queries=for_queries)
         reranker = _reranker(opened, rerank, device, dtype)
         hits = opened.search(query, top, mode, required, reranker, exact=exact)
     for hit in hits:
@@ -64,7 +65,7 @@ def search(
 
 
 def _reranker(opened: Index, name: str | None, device: str | None, dtype: str | None) -> SupportsRerank | None:
-    if name == "own":
+    if name in LEARNED_RERANKER:
         return opened.load_reranker()
     if not name:
         return None
