@@ -37,7 +37,7 @@ def search(
     rerank: Annotated[
         str | None,
         typer.Option(
-            help="Rescore the best 30, or as tuned: a reranker, a trained encoder, likelihood:MODEL, or learned (--tune)."
+            help="Rescore the best 30, or as tuned: a reranker, an encoder, likelihood:MODEL, or learned (--tune)."
         ),
     ] = None,
     encoder: Annotated[
