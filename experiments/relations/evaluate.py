@@ -62,12 +62,15 @@ class RandomNegatives(MatcherTraining):
 class ReadTogether(MatcherTraining):
     """Trains a reranker, which reads both sentences, instead of the small network on two vectors."""
 
+    def __init__(self, *args: Any, reranker: RerankerTraining, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.reranker = reranker
+
     def fit(self, used: NDArray[np.bool_] | None = None) -> Any:
         """The retriever, the classifier and the candidates of all heads."""
         retriever, candidates, pairs, targets = self.examples(used)
         texts = [mention.marked for mention in self.data.mentions]
-        train = RerankerTraining(RERANKER["backbone"], tuple(RERANKER["settings"]), seed=self.seed)
-        classifier = RerankerClassifier.fit(train, texts, pairs, targets, directed=True)
+        classifier = RerankerClassifier.fit(self.reranker, texts, pairs, targets, directed=True)
         return retriever, _OfTexts(classifier, texts), candidates
 
 
@@ -80,9 +83,6 @@ class _OfTexts:
     def __call__(self, vectors: NDArray[np.float32], pairs: NDArray[np.intp]) -> NDArray[np.float32]:
         return self.classifier(self.texts, pairs)
 
-
-RERANKER: dict[str, Any] = {}
-"""The model of the reranker, and settings of its training."""
 
 ARMS: dict[str, tuple[type[MatcherTraining], str, int, bool]] = {
     "k = 5": (MatcherTraining, "marked", 5, True),
@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("--reranker", default="smollm2-135m", help="the model that reads pairs")
     parser.add_argument("--set", nargs="*", default=[], help="key=value over the training of the reranker")
     args = parser.parse_args()
-    RERANKER.update(backbone=args.reranker, settings=args.set)
     mentions, relations, topics = read_corpus(args.corpus)
     data = MentionSet.of(mentions)
     gold = data.gold(relations)
@@ -134,7 +133,9 @@ def main() -> None:
         for seed in range(args.seeds):
             key = name if args.seeds == 1 else f"{name}, seed {seed}"
             if key not in output["arms"]:
-                run = training(data, gold, vectors[form], k, tune=tune, seed=seed)
+                reranker = RerankerTraining(args.reranker, tuple(args.set), seed=seed)
+                options = {"reranker": reranker} if training is ReadTogether else {}
+                run = training(data, gold, vectors[form], k, tune=tune, seed=seed, **options)
                 output["arms"][key] = measure(run, parts)
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 write_json(args.out, output)

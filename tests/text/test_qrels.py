@@ -35,6 +35,15 @@ def test_lines_of_trec_are_read(name, tmp_path):
     assert read_qrels(tmp_path / name) == {"q1": {"a": 2, "b": 0}, "q2": {"a": 1}}
 
 
+@pytest.mark.parametrize("charset", ["utf-8-sig", "utf-16"])
+def test_tables_with_a_byte_order_mark_are_read(charset, tmp_path):
+    """As Windows writes them; the mark stands before the first name of a column."""
+    (tmp_path / "qrels.tsv").write_text(TABLE, charset)
+    assert read_qrels(tmp_path / "qrels.tsv") == EXPECTED
+    (tmp_path / "qrels.trec").write_text("q1 0 a 2\n", "utf-8-sig")
+    assert read_qrels(tmp_path / "qrels.trec") == {"q1": {"a": 2}}
+
+
 def test_ids_are_texts_and_grades_may_have_fractions(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"query-id": 1, "corpus-id": 7, "score": 0.5}\n', "utf-8")
     assert read_qrels(tmp_path / "q.jsonl") == {"1": {"7": 0.5}}

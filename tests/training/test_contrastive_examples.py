@@ -78,9 +78,19 @@ def test_dev_pairs_of_labelled_texts_have_no_false_negatives(tmp_path):
     assert len(set(negatives)) > 15, "not the same text for a whole label"
 
 
-def test_dev_examples_of_one_label_ask_for_dev_pairs():
+def test_dev_examples_of_one_label_get_texts_of_others():
     """Every tenth example is of one label, so that there is no unrelated text among them."""
     examples = ContrastiveExamples.of([Example(f"a{n}", f"p{n}", (), "x" if n % 10 == 0 else "y") for n in range(30)])
+    _, dev = examples.split_dev("mine")
+    assert dev.left == ["a0", "a10", "a20"] * 2 and dev.right[:3] == ["p0", "p10", "p20"]
+    assert not {"p0", "p10", "p20"} & set(dev.right[3:])
+
+
+def test_dev_examples_that_everything_belongs_to_ask_for_dev_pairs():
+    """The text "all" is in every group, and the anchor of every tenth example."""
+    of_all = [Example("all", f"p{n}", (), n) for n in range(30)]
+    others = iter([*of_all[6:], *(Example(f"a{n}", f"p{n}", (), n) for n in range(30))])
+    examples = ContrastiveExamples.of([of_all[n // 10] if n % 10 == 0 else next(others) for n in range(60)])
     with pytest.raises(InputError, match="set aside all belong together; give dev pairs"):
         examples.split_dev("mine")
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from decoder2vec.cli.options import (
-    LEARNED_RERANKER,
     AttentionOption,
     Device,
     Dtype,
@@ -21,6 +20,7 @@ from decoder2vec.cli.options import (
     TemplateOption,
     Workers,
     open_on_engine,
+    open_search_reranker,
     split_names,
 )
 from decoder2vec.cli.output import info, show_progress, table
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from decoder2vec.search.chunks import Chunking
     from decoder2vec.search.index import Index
     from decoder2vec.search.indexing import IndexChanges
-    from decoder2vec.search.rerank import SupportsRerank
     from decoder2vec.search.tuning import RerankTuning, TuningResult
     from decoder2vec.text.files import ScoredPairs
 
@@ -333,14 +332,6 @@ class _Reranking(NamedTuple):
     device: str | None
     dtype: str | None
 
-    def load(self, opened: Index) -> SupportsRerank | None:
-        """The reranker; `learned` is what was fitted on pairs for this index."""
-        from decoder2vec.search.rerank import open_reranker
-
-        if self.name in LEARNED_RERANKER:
-            return opened.load_reranker()
-        return open_reranker(self.name, device=self.device, dtype=self.dtype) if self.name else None
-
 
 class _TuningData(NamedTuple):
     """What an index is tuned on; None where it is not given."""
@@ -373,7 +364,7 @@ def _tune(opened: Index, reset: bool, data: _TuningData, reranking: _Reranking) 
         _reset_tuning(opened)
     if data.queries is None or data.qrels is None:
         return None
-    reranker = reranking.load(opened)
+    reranker = open_search_reranker(opened, reranking.name, reranking.device, reranking.dtype)
     with current_progress().phase("reranking" if reranker else "searching", len(data.queries)):
         return opened.tune(data.queries, data.qrels, reranker, depth=reranking.depth)
 

@@ -12,6 +12,8 @@ from decoder2vec.package import garbage_collection_paused
 
 if TYPE_CHECKING:
     from decoder2vec.encoder import Encoder
+    from decoder2vec.search.index import Index
+    from decoder2vec.search.rerank import SupportsRerank
 
 Model = Annotated[str, typer.Argument(help="Built-in name, model folder, .gguf file or hub id.")]
 EncoderArgument = Annotated[
@@ -73,6 +75,19 @@ def split_names(names: str) -> tuple[str, ...]:
 
 LEARNED_RERANKER = ("learned", "own")
 """Values of --rerank for what `d2v index --tune --pairs` fitted; the second is of earlier versions."""
+
+
+def open_search_reranker(
+    index: Index, name: str | None, device: str | None, dtype: str | None
+) -> SupportsRerank | None:
+    """The reranker that --rerank names, for an open index."""
+    if name in LEARNED_RERANKER:
+        return index.load_reranker()
+    if not name:
+        return None
+    from decoder2vec.search.rerank import open_reranker
+
+    return open_reranker(name, device, dtype)
 
 
 def refuse_given(context: typer.Context, names: Sequence[str], owner: str) -> None:

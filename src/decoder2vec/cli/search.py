@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from decoder2vec.cli.options import LEARNED_RERANKER, Device, Dtype
+from decoder2vec.cli.options import LEARNED_RERANKER, Device, Dtype, open_search_reranker
 from decoder2vec.cli.output import info
 from decoder2vec.errors import InputError
 from decoder2vec.package import garbage_collection_paused
 
 if TYPE_CHECKING:
-    from decoder2vec.search.index import Hit, Index
-    from decoder2vec.search.rerank import SupportsRerank
+    from decoder2vec.search.index import Hit
     from decoder2vec.search.snippets import Snippet
 
 
@@ -56,22 +55,12 @@ def search(
 
         for_queries = rerank not in LEARNED_RERANKER
         opened = Index.open(index, encoder or None, device=device, dtype=dtype, for_queries=for_queries)
-        reranker = _reranker(opened, rerank, device, dtype)
+        reranker = open_search_reranker(opened, rerank, device, dtype)
         hits = opened.search(query, top, mode, required, reranker, exact=exact)
     for hit in hits:
         typer.echo(_to_json(hit)) if as_json else _print(hit)
     if not hits:
         info("nothing found")
-
-
-def _reranker(opened: Index, name: str | None, device: str | None, dtype: str | None) -> SupportsRerank | None:
-    if name in LEARNED_RERANKER:
-        return opened.load_reranker()
-    if not name:
-        return None
-    from decoder2vec.search.rerank import open_reranker
-
-    return open_reranker(name, device, dtype)
 
 
 def _parse_filters(assignments: list[str]) -> dict[str, list[str]]:

@@ -27,6 +27,15 @@ def read_qrels(file: str | Path, *, whole: bool = False) -> dict[str, dict[str, 
             grade than an earlier line for the same query and document.
     """
     path = Path(file)
+    try:
+        return _read(path, whole)
+    except OSError as error:
+        raise DataFileError(f"{path} cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError:
+        raise DataFileError(f"{path} is not a text file in UTF-8.") from None
+
+
+def _read(path: Path, whole: bool) -> dict[str, dict[str, float]]:
     number = "a whole number" if whole else "a number"
     file_format = _table_format(path)
     expected = f"query-id, corpus-id and {number} as score" if file_format else f"query, 0, document and {number}"
@@ -48,7 +57,11 @@ def _table_format(path: Path) -> str | None:
     file_format = format_of(path)
     if file_format in ("csv", "jsonl") or path.suffix == ".gz":
         return file_format
-    return "tsv" if _COLUMNS[0] in _read_text(path).partition("\n")[0].split() else None
+    with path.open("rb") as handle:
+        fields = handle.readline().split()
+    if file_format == "tsv":  # a first line of TREC ends in a grade, a header in any charset does not
+        return None if len(fields) in (3, 4) and fields[-1].replace(b".", b"").isdigit() else "tsv"
+    return "tsv" if _COLUMNS[0].encode() in fields else None
 
 
 def _table_rows(path: Path, file_format: str) -> Iterator[tuple[int, list[Any]]]:
@@ -59,18 +72,10 @@ def _table_rows(path: Path, file_format: str) -> Iterator[tuple[int, list[Any]]]
 
 def _trec_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
     """Line number and query, document and grade of every line; the second of four fields means nothing."""
-    for line, text in enumerate(_read_text(path).splitlines(), 1):
-        if fields := text.split():
-            yield line, [fields[0], *fields[-2:]] if len(fields) in (3, 4) else []
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DataFileError(f"{path} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise DataFileError(f"{path} is not a text file in UTF-8.") from None
+    with path.open(encoding="utf-8-sig") as lines:
+        for line, text in enumerate(lines, 1):
+            if fields := text.split():
+                yield line, [fields[0], *fields[-2:]] if len(fields) in (3, 4) else []
 
 
 def _to_grade(value: Any, whole: bool) -> float:

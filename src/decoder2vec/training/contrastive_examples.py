@@ -140,7 +140,8 @@ class ContrastiveExamples:
     def _unrelated(self, rows: Rows) -> Rows:
         """[rows] a positive of another row that is no known positive of the row's anchor; -1 where there is none.
 
-        It is that of the row before, or else a random one, so that not all rows of a label get the same.
+        It is that of the row before, or else a random one, so that not all rows of a label get the same: of these rows,
+        or of all examples if these rows all belong together.
         """
         positives = self.positives[rows]
         known = (self.groups[self.anchors[rows]] @ self.groups[positives].T).toarray() > 0
@@ -148,6 +149,10 @@ class ContrastiveExamples:
         rng = np.random.default_rng(0)
         for row in np.flatnonzero(known[np.arange(len(rows)), np.arange(len(rows)) - 1]):
             possible = positives[~known[row]]
+            if not len(possible):
+                is_known = np.zeros(len(self.texts), bool)
+                is_known[(self.groups[[self.anchors[rows[row]]]] @ self.groups.T).indices] = True
+                possible = self.positives[~is_known[self.positives]]
             unrelated[row] = rng.choice(possible) if len(possible) else -1
         return np.asarray(unrelated, np.intp)
 
