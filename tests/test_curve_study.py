@@ -1,0 +1,50 @@
+"""The study of learning curves collects the runs that have ended, of whatever recipes and sizes."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "experiments" / "curve" / "study.py"
+
+
+@pytest.fixture(scope="module")
+def study():
+    spec = importlib.util.spec_from_file_location("curve_study", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def write_run(folder, recipe, size, seed, dev, test, rate=1e-3):
+    run = {"seed": seed, "parameters": 7, "dev": dev, "test": test, "settings": {"training.rate": rate}}
+    run |= {"untrained": {"dev": 40.0, "test": None if test is None else 30.0}, "size": size}
+    (folder / f"{recipe}-{size}-{len(list(folder.iterdir()))}.json").write_text(json.dumps(run), "utf-8")
+
+
+def test_runs_of_each_recipe_and_size_become_points(study, tmp_path):
+    for rate, dev in ((1e-3, 60.0), (3e-3, 50.0)):
+        write_run(tmp_path, "soft_prompt", 50, 0, dev, None, rate)  # the choice of the rate has no test score
+    for seed, test in ((1, 58.0), (0, 54.0)):
+        write_run(tmp_path, "soft_prompt", 50, seed, 60.0 + seed, test)
+        write_run(tmp_path, "lora", 1000, seed, 70.0, test + 10)
+    write_run(tmp_path, "lora", 50, 0, 65.0, 61.0)  # one seed is no point
+    document = study.collect(tmp_path, "the command")
+    assert document["recipes"] == ["soft_prompt", "lora"] and document["command"] == "the command"
+    assert [(point["recipe"], point["size"]) for point in document["points"]] == [("soft_prompt", 50), ("lora", 1000)]
+    first = document["points"][0]
+    assert first["test"]["seeds"] == [54.0, 58.0] and first["test"]["mean"] == 56.0
+    assert [tried["dev"] for tried in first["tried"]] == [60.0, 50.0] and first["settings"] == {"training.rate": 1e-3}
+    assert document["untrained"]["test"] == 30.0
+
+
+def test_committed_results_are_those_of_the_page(study):
+    """The table of docs/studies/curve.md has the means and intervals of results/curve/stsb.json."""
+    root = SCRIPT.parents[2]
+    points = json.loads((root / "results" / "curve" / "stsb.json").read_text("utf-8"))["points"]
+    page = (root / "docs" / "studies" / "curve.md").read_text("utf-8")
+    for point in points:
+        assert f"{point['test']['mean']:.1f} ± {point['test']['half_interval']:.1f}" in page, point["recipe"]
