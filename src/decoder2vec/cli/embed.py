@@ -217,7 +217,7 @@ def _verify(folder: str, load: Callable[[], Encoder]) -> None:
     for problem in result.problems:
         typer.echo(problem)
     if result.problems:
-        raise StorageError(f"{folder} is incomplete: {len(result.problems)} problems.")
+        raise StorageError(f"{folder} is incomplete or wrong; problems: {len(result.problems)}.")
     info(
         f"{folder} is complete: {result.n_vectors:,} vectors of {result.n_rows:,} rows, each once; "
         f"{result.n_sampled} were computed again and are equal"
