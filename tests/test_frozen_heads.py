@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ def test_a_run_ends_in_an_encoder_of_the_head(tmp_path):
     dev = tmp_path / "dev.tsv"
     dev.write_text(f"sentence1\tsentence2\tscore\n{TEXTS[0]}\t{TEXTS[63]}\t4\n{TEXTS[0]}\t{TEXTS[5]}\t1\n")
     vectors = {"one": teacher(12), "two": teacher(6)}
-    encoder = distil("tiny-llama", SOURCES, TEXTS, vectors, tmp_path / "enc", SETTINGS, dev=[dev], device="cpu")
+    (encoder,) = distil("tiny-llama", SOURCES, TEXTS, vectors, {0: tmp_path / "enc"}, SETTINGS, dev=[dev], device="cpu")
     record = json.loads((tmp_path / "enc" / "distillation.json").read_text())
     assert record["log"][-1]["step"] == 200
     assert record["texts"] == 240
@@ -41,6 +42,19 @@ def test_a_run_ends_in_an_encoder_of_the_head(tmp_path):
     loaded = Encoder.load(tmp_path / "enc", device="cpu")
     assert loaded.dim == 24
     np.testing.assert_allclose(loaded.encode(TEXTS[:5]), encoder.encode(TEXTS[:5]), atol=1e-6)
+
+
+def test_every_seed_is_what_it_is_alone(tmp_path):
+    settings = replace(SETTINGS, steps=5, dropout=0.1)
+    run = partial(distil, "tiny-llama", SOURCES, TEXTS, {"one": teacher(12)}, settings=settings, device="cpu")
+    run({3: tmp_path / "three", 4: tmp_path / "four"})
+    run({4: tmp_path / "alone"})
+    three, four, alone = (
+        Encoder.load(tmp_path / name, device="cpu").encode(TEXTS[:5]) for name in ("three", "four", "alone")
+    )
+    np.testing.assert_array_equal(four, alone)
+    assert np.abs(three - four).max() > 1e-3
+    assert json.loads((tmp_path / "four" / "distillation.json").read_text())["settings"]["seed"] == 4
 
 
 def test_the_encoder_computes_what_the_head_was_trained_on(tmp_path, monkeypatch):
@@ -52,7 +66,9 @@ def test_the_encoder_computes_what_the_head_was_trained_on(tmp_path, monkeypatch
 
     monkeypatch.setattr("frozen_heads.held_out_cosines", remember)
     settings = replace(SETTINGS, steps=5)
-    encoder = distil("tiny-llama", SOURCES, TEXTS, {"one": teacher(12)}, tmp_path / "enc", settings, device="cpu")
+    (encoder,) = distil(
+        "tiny-llama", SOURCES, TEXTS, {"one": teacher(12)}, {0: tmp_path / "enc"}, settings, device="cpu"
+    )
     np.testing.assert_allclose(encoder.encode(TEXTS[216:]), seen["vectors"], atol=5e-3)  # latents had 16 bits
 
 
@@ -60,13 +76,13 @@ def test_only_texts_read_in_time_are_trained_on(tmp_path, monkeypatch):
     monkeypatch.setattr("decoder2vec.activations.extract._window_bytes", lambda device: 0)  # 256 texts, the smallest
     settings = replace(SETTINGS, read_seconds=0, steps=1)
     vectors = {"one": torch.cat([teacher(12)] * 2)}
-    distil("tiny-llama", SOURCES, TEXTS * 2, vectors, tmp_path / "enc", settings, device="cpu")
+    distil("tiny-llama", SOURCES, TEXTS * 2, vectors, {0: tmp_path / "enc"}, settings, device="cpu")
     assert json.loads((tmp_path / "enc" / "distillation.json").read_text())["texts"] == 256
 
 
 def test_vectors_must_match_the_texts(tmp_path):
     with pytest.raises(InputError, match="240 vectors for 239 texts"):
-        distil("tiny-llama", SOURCES, TEXTS[:239], {"one": teacher(12)}, tmp_path / "enc", SETTINGS, device="cpu")
+        distil("tiny-llama", SOURCES, TEXTS[:239], {"one": teacher(12)}, {0: tmp_path / "enc"}, SETTINGS, device="cpu")
 
 
 def test_layers_are_numbers_or_a_range():

@@ -198,6 +198,20 @@ def test_training_starts_from_a_model(optimiser, teachers, small_pool, tmp_path,
     assert encoder.backbone.attention == "bidirectional"
 
 
+def test_lora_starts_from_a_model(teachers, small_pool, tmp_path, own_cache, monkeypatch):
+    monkeypatch.setattr(continue_training, "choose_device", lambda _: CPU)
+    small = {"max_length": 64, "batch_tokens": 256, "batch_texts": 16, "long_documents": 5, "rank": 4, "alpha": 8}
+    settings = Settings(**{**vars(SETTINGS), **small})
+    out = tmp_path / "out"
+    continue_training.continue_training(small_pool, teachers, "tiny-llama", {1: out}, settings, 0.3)
+    encoder = Encoder.load(out, device="cpu", dtype="float32")
+    assert encoder.backbone.adapter.config.rank == 4 and encoder.backbone.attention == "bidirectional"
+    assert encoder.spec.normalize == "rms" and str(encoder.spec.readings[0].pooling) == "mean"
+    plain = {"pooling": "mean", "normed": True, "template": "plain", "attention": "bidirectional"}
+    before = Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32", normalize="rms", **plain)
+    assert np.abs(encoder.encode(TEXTS[:3]) - before.encode(TEXTS[:3])).max() > 1e-4
+
+
 def test_unknown_optimiser_is_refused():
     with pytest.raises(InputError, match="adamw or muon"):
         Settings(optimiser="sgd")

@@ -2,7 +2,7 @@
 
 1. Compute the tokens of the pool and the vectors of the teachers (`packed_pool.py`), and add long documents.
 2. Fit the linear maps to the teachers by ridge regression, since the maps of the encoder's own training were dropped.
-   From a plain model they start at random: its vectors say too little about those of the teachers.
+   From a plain model, without LoRA to continue, they start at random: its vectors say too little about the teachers'.
 3. Train with the losses and batches of `distill_packed.py`; the learning rate follows the time.
 4. Save the LoRA in int8, as `smollm2-135m-general` ships, with gold vectors computed on the CPU in float32. With
    `--set rank=0` LoRA is merged before, all weights are trained, and the whole model is saved.
@@ -49,7 +49,9 @@ from distill_packed import (
     centre,
     copy_updates,
     draw_batches,
+    folders_by_seed,
     long_documents,
+    plain_reading,
     prefetched,
     read_pool,
     save_encoder,
@@ -140,10 +142,20 @@ def pack_with_documents(
     return table, vectors, len(documents)
 
 
+def starting_encoder(name: str, settings: Settings) -> Encoder | None:
+    """The encoder whose LoRA is trained, on the CPU in float32, also of a model without LoRA; None at rank 0."""
+    if not settings.rank:
+        return None
+    if saved_encoder_folder(name):
+        return Encoder.load(name, device="cpu", dtype="float32")
+    backbone = Backbone.load(name, attention="bidirectional", device="cpu", dtype="float32")
+    return Encoder(backbone, plain_reading(name, settings))
+
+
 def to_train(
     start: Encoder | None, name: str, settings: Settings, device: torch.device
 ) -> tuple[Backbone, Lora | None]:
-    """The model with the LoRA to continue, at the rank of the settings; at rank 0 the whole model, with LoRA merged."""
+    """The model with the LoRA to train, at the rank of the settings; at rank 0 the whole model, with LoRA merged."""
     if start is None:
         backbone, _ = load_base_model(name, device=device, dtype=torch.float32)  # what is trained needs all bits
         backbone.set_attention("bidirectional")
@@ -151,7 +163,8 @@ def to_train(
     attention, dtype = start.backbone.attention, training_dtype(device)
     backbone = Backbone.load(start.backbone.name, attention=attention, device=device, dtype=dtype)
     lora = Lora.initialise(backbone, settings.rank, settings.alpha)
-    copy_updates(lora, start.backbone.adapter)
+    if start.backbone.adapter is not None:
+        copy_updates(lora, start.backbone.adapter)
     return backbone, lora.to(device).requires_grad_(False)
 
 
@@ -189,7 +202,7 @@ def continue_training(
     Args:
         pool_folder: Folder of the pool.
         teachers: The teachers by name; neighbours for long documents are found by the first.
-        start_name: A saved encoder with LoRA, of at most the rank of the settings; at rank 0 any encoder or model.
+        start_name: A saved encoder with LoRA, of at most the rank of the settings, or a model; at rank 0 any encoder.
         outs: Folders of the encoders by seed; every training has the same start.
         settings: Settings of the run.
         seconds: Time of each training, without that of compiling.
@@ -201,7 +214,7 @@ def continue_training(
     pool = read_pool(pool_folder)
     if settings.pair_share and not pool.pairs:
         raise InputError(f"{pool_folder} has no pairs-*.tsv.gz; add --set pair_share=0 to train on texts alone.")
-    start = Encoder.load(start_name, device="cpu", dtype="float32") if settings.rank else None
+    start = starting_encoder(start_name, settings)
     backbone = start.backbone if start else load_base_model(start_name, device="cpu", dtype=torch.float32)[0]
     table, vectors, n_documents = pack_with_documents(pool, backbone, teachers, settings, cache, processes)
     data = Data(pool, table, [centre(of_teacher) for of_teacher in vectors])
@@ -259,12 +272,11 @@ def main() -> None:
     add_arguments(parser)
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")
-    seeds = arguments.seeds
     continue_training(
         arguments.pool,
         read_teachers(arguments.teachers),
         arguments.start,
-        {seed: arguments.out / f"seed-{seed}" if len(seeds) > 1 else arguments.out for seed in seeds},
+        folders_by_seed(arguments.out, arguments.seeds),
         from_table(Settings, override(to_table(SETTINGS), arguments.set)),
         arguments.seconds,
         cache=arguments.cache,

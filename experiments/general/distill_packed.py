@@ -67,7 +67,7 @@ from decoder2vec.backbone.batch import TokenBatch
 from decoder2vec.backbone.block_modes import CompiledBlocks, computing_in
 from decoder2vec.backbone.machine import choose_device
 from decoder2vec.base_model import load_base_model
-from decoder2vec.config import Reading, from_table, override, to_table
+from decoder2vec.config import EncoderSpec, Reading, from_table, override, to_table
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DivergedError, InputError
@@ -518,6 +518,12 @@ def _means(recent: Sequence[dict[str, Tensor]]) -> dict[str, float]:
     return means
 
 
+def plain_reading(model: str, settings: Settings) -> EncoderSpec:
+    """How the encoders here read a model."""
+    reading = {"pooling": "mean", "normed": True, "template": "plain", "max_length": settings.max_length}
+    return spec_from_kwargs(model, {**reading, "normalize": "rms"})
+
+
 def save_encoder(
     backbone: Backbone, lora: Lora | None, out: Path, files: dict[str, bytes], settings: Settings, *, copy: bool
 ) -> None:
@@ -531,8 +537,7 @@ def save_encoder(
         settings: Settings of the run.
         copy: Copy the weights of the model that LoRA was trained on.
     """
-    reading = {"pooling": "mean", "normed": True, "template": "plain", "max_length": settings.max_length}
-    spec = spec_from_kwargs(backbone.name, {**reading, "normalize": "rms"})
+    spec = plain_reading(backbone.name, settings)
     if lora:
         Encoder(backbone.with_adapter(lora), spec).save(out, copy_backbone=copy, extra_files=files)
         return
@@ -551,6 +556,11 @@ def copy_updates(lora: Lora | None, start: Any) -> None:
     for name, upper in lora.upper.items():
         lora.lower[name][:, :rank] = start.lower[name]
         upper[:, :, :rank] = start.upper[name] * (start.scaling / lora.scaling)
+
+
+def folders_by_seed(out: Path, seeds: Sequence[int]) -> dict[int, Path]:
+    """The folder of each seed's encoder: `out` itself, or one in it for each of several seeds."""
+    return {seed: out / f"seed-{seed}" if len(seeds) > 1 else out for seed in seeds}
 
 
 def distil(

@@ -15,6 +15,7 @@ Texts are the lines of a file, in random order. Vectors are a dictionary of [tex
 torch.save, in the order of the lines.
 
 Run: python experiments/general/frozen_heads.py --model DIR --texts texts.txt --vectors vectors.pt --out ENC
+         [--seeds 0 1 2]
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,7 +45,7 @@ from decoder2vec.maths.metrics import pairwise_cos_sim, spearman
 from decoder2vec.text.files import read_pairs
 from decoder2vec.text.template import Template
 from decoder2vec.training.recipes.freeze import LatentSource
-from distill_packed import DistillationLoss, centre, learning_rate
+from distill_packed import DistillationLoss, centre, folders_by_seed, learning_rate
 from distill_packed import Settings as LossSettings
 
 _HELD_OUT = 2048
@@ -236,43 +237,57 @@ def distil(
     sources: Sequence[LatentSource],
     texts: Sequence[str],
     vectors: dict[str, Tensor],
-    out: Path,
+    outs: Mapping[int, Path],
     settings: Settings,
     *,
     dev: Sequence[Path] = (),
     copy: bool = False,
     device: str | None = None,
-) -> Encoder:
-    """Run the experiment; see the description of this file.
+) -> list[Encoder]:
+    """Run the experiment; see the description of this file. The texts are read once for all seeds.
 
     Args:
         model: The model that stays as it is.
         sources: What is read from it.
         texts: Texts in random order.
         vectors: [texts, dim] vectors of each teacher.
-        out: Folder of the encoder.
+        outs: Folders of the encoders by seed.
         settings: Settings of the run.
         dev: Files of scored pairs for the log.
         copy: Copy the model into the folder.
         device: By default the best one available.
     """
-    check_output_folder(out)
+    for out in outs.values():
+        check_output_folder(out)
     for name, rows in vectors.items():
         if len(rows) != len(texts):
             raise InputError(f"The teacher {name} has {len(rows)} vectors for {len(texts)} texts.")
-    torch.manual_seed(settings.seed)
     backbone = Backbone.load(model, device=device)
     readings = readings_of(sources, backbone)
     started = time.perf_counter()
     reader = Reader(backbone, readings, Template("{text}"), settings.max_length)
     latents = read_latents(reader, texts, settings.read_seconds)
-    record: dict[str, Any] = {"settings": to_table(settings), "model": model, "teachers": list(vectors)}
-    record["readings"] = list(map(str, readings))
-    record |= {"texts": len(latents.values), "tokens": reader.stats.tokens}
-    record["seconds of reading"] = round(time.perf_counter() - started, 1)
-    print(json.dumps(record), flush=True)
-
+    about: dict[str, Any] = {"model": model, "teachers": list(vectors), "readings": list(map(str, readings))}
+    about |= {"texts": len(latents.values), "tokens": reader.stats.tokens}
+    about["seconds of reading"] = round(time.perf_counter() - started, 1)
+    print(json.dumps(about), flush=True)
     targets = [centre(rows[: len(latents.values)].to(backbone.device, copy=True)) for rows in vectors.values()]
+    encoders = []
+    for seed, out in outs.items():
+        of_seed = replace(settings, seed=seed)
+        net, log = train_head(latents, targets, of_seed)
+        encoder = as_encoder(backbone, readings, net, settings.max_length)
+        record = {"settings": to_table(of_seed), **about, "log": log, "parameters": net.count_parameters()}
+        record["dev"] = {file.name: dev_score(encoder, file) for file in dev}
+        print(json.dumps({key: record[key] for key in ("parameters", "dev")}), flush=True)
+        encoder.save(out, copy_backbone=copy, extra_files={_LOG_FILE: (json.dumps(record, indent=1) + "\n").encode()})
+        encoders.append(encoder)
+    return encoders
+
+
+def train_head(latents: Latents, targets: Sequence[Tensor], settings: Settings) -> tuple[CodeNet, list[dict[str, Any]]]:
+    """A head for latents as they are read, trained with the seed of the settings, and the log."""
+    torch.manual_seed(settings.seed)
     loss_settings = LossSettings(
         rate=settings.rate,
         steps=settings.steps,
@@ -281,16 +296,11 @@ def distil(
         similarities=settings.similarities,
     )
     net = new_head(latents, settings)
-    loss = DistillationLoss(settings.dim, targets, [1.0] * len(targets), loss_settings).to(backbone.device)
+    loss = DistillationLoss(settings.dim, targets, [1.0] * len(targets), loss_settings).to(latents.values.device)
     n_held_out = min(_HELD_OUT, max(1, len(latents.values) // 10))
-    record["log"] = train(net, latents.values, n_held_out, loss, settings)
-    record["parameters"] = net.count_parameters()
+    log = train(net, latents.values, n_held_out, loss, settings)
     net.set_statistics(latents.mean, latents.deviation, standardise=True)
-    encoder = as_encoder(backbone, readings, net, settings.max_length)
-    record["dev"] = {file.name: dev_score(encoder, file) for file in dev}
-    encoder.save(out, copy_backbone=copy, extra_files={_LOG_FILE: (json.dumps(record, indent=1) + "\n").encode()})
-    print(json.dumps({key: record[key] for key in ("parameters", "dev")}), flush=True)
-    return encoder
+    return net, log
 
 
 def parse_source(template: str, pooling: str, layers: str) -> LatentSource:
@@ -313,6 +323,7 @@ def main() -> None:
         "--read", nargs=3, action="append", metavar=("TEMPLATE", "POOLING", "LAYERS"), help="may be repeated"
     )
     parser.add_argument("--copy", action="store_true", help="copy the model into the encoder's folder")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="several: folders OUT/seed-N")
     parser.add_argument("--set", nargs="*", default=[], help="key=value: other settings")
     arguments = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32
@@ -322,7 +333,7 @@ def main() -> None:
         [parse_source(*source) for source in arguments.read] if arguments.read else SOURCES,
         arguments.texts.read_text(encoding="utf-8").rstrip("\n").split("\n"),
         {name: vectors[name] for name in arguments.teachers or vectors},
-        arguments.out,
+        folders_by_seed(arguments.out, arguments.seeds),
         from_table(Settings, override(to_table(Settings()), arguments.set)),
         dev=arguments.dev,
         copy=arguments.copy,
