@@ -32,13 +32,24 @@ def test_runs_of_each_recipe_and_size_become_points(study, tmp_path):
         write_run(tmp_path, "soft_prompt", 50, seed, 60.0 + seed, test)
         write_run(tmp_path, "lora", 1000, seed, 70.0, test + 10)
     write_run(tmp_path, "lora", 50, 0, 65.0, 61.0)  # one seed is no point
-    document = study.collect(tmp_path, "the command")
+    document = study.collect(tmp_path, "the command").document
     assert document["recipes"] == ["soft_prompt", "lora"] and document["command"] == "the command"
     assert [(point["recipe"], point["size"]) for point in document["points"]] == [("soft_prompt", 50), ("lora", 1000)]
     first = document["points"][0]
     assert first["test"]["seeds"] == [54.0, 58.0] and first["test"]["mean"] == 56.0
     assert [tried["dev"] for tried in first["tried"]] == [60.0, 50.0] and first["settings"] == {"training.rate": 1e-3}
     assert document["untrained"]["test"] == 30.0
+
+
+def test_shapes_compare_the_recipes_at_each_size(study, tmp_path):
+    scores = {("full", 50): 60, ("full", 1000): 80, ("bottleneck", 50): 50, ("bottleneck", 1000): 79}
+    scores |= {("conv", 50): 49, ("conv", 1000): 78}
+    for (recipe, size), score in scores.items():
+        for seed in (0, 1):
+            write_run(tmp_path, recipe, size, seed, 60.0, score + 0.5 * seed)
+    found = study.shapes(study.collect(tmp_path, ""))
+    assert [row["difference"] for row in found["full minus bottleneck"]] == [10.0, 1.0]
+    assert found["the gap closes with data"] and not found["convolutions lead at the smallest size"]
 
 
 def test_committed_results_are_those_of_the_page(study):

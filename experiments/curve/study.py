@@ -9,7 +9,7 @@ command. OUT/shapes.json then says whether the gap of bottleneck adapters to ful
 whether convolutions are better than bottlenecks at the smallest size (Samin et al., on speech recognition).
 
 With --collect nothing is trained: the runs in OUT/curve/runs that have ended, such as those of several processes with
-one recipe each, are written to OUT/collected.json and drawn. Points with one seed only are left out.
+one recipe each, are written to OUT/collected.json with the shapes, and drawn. Points with one seed only are left out.
 
 A CPU does `--backbone tiny-llama --limit 200` in minutes, which tests the script and says nothing about real models.
 The rest is for a GPU: the script needs no command line of the package, only torch, transformers, scipy and matplotlib.
@@ -56,8 +56,8 @@ def shapes(curve: d2v.LearningCurve) -> dict[str, Any]:
     return found
 
 
-def collect(runs: Path, command: str) -> dict[str, Any]:
-    """The points whose runs have ended, as `curve.json` has them."""
+def collect(runs: Path, command: str) -> d2v.LearningCurve:
+    """The points whose runs have ended, with a document like `curve.json`."""
     groups: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for file in sorted(runs.glob("*.json")):
         recipe, size, _ = file.stem.rsplit("-", 2)
@@ -73,7 +73,8 @@ def collect(runs: Path, command: str) -> dict[str, Any]:
     recipes = list(dict.fromkeys(point.recipe for point in points))
     untrained = next(point.runs[0]["untrained"] for point in points if point.recipe != "freeze")
     document = {"command": command, "metric": "spearman", "noun": "pairs", "shown": "test", "recipes": recipes}
-    return {**document, "untrained": untrained, "points": [point.to_json() for point in points]}
+    document |= {"untrained": untrained, "points": [point.to_json() for point in points]}
+    return d2v.LearningCurve(points, "pairs", "test", document)
 
 
 def main() -> None:
@@ -92,10 +93,11 @@ def main() -> None:
     arguments = parser.parse_args()
     command = shlex.join(["python", os.path.relpath(sys.argv[0]), *sys.argv[1:]])
     if arguments.collect:
-        document = collect(arguments.out / "curve" / "runs", command)
-        write_json(arguments.out / "collected.json", document)
+        curve = collect(arguments.out / "curve" / "runs", command)
+        write_json(arguments.out / "collected.json", {**curve.document, "shapes": shapes(curve)})
         title = "SmolLM2-135M on STS-B: test score by number of training pairs"
-        draw_learning_curve({**document, "sentence": title}, arguments.out / "collected.png")
+        draw_learning_curve({**curve.document, "sentence": title}, arguments.out / "collected.png")
+        print(curve.sentence(), *curve.forecast_lines(), sep="\n")
         return
     folder = arguments.data / "sts"
     files = {split: d2v.read_pairs(folder / f"stsb-{split}.tsv") for split in ("train", "dev", "test")}
