@@ -107,6 +107,26 @@ def test_recall_is_that_of_brute_force(index, kind):
     index.verify()
 
 
+def test_chunks_of_a_database_are_counted_once_after_a_change(postgres_url, closing, monkeypatch):
+    index = closing(Index.create(f"{postgres_url}#counted", ClusteredEncoder()))
+    other = closing(Index.open(f"{postgres_url}#counted", ClusteredEncoder()))
+    statements, run = [], postgres_store.PostgresStore._run
+    monkeypatch.setattr(postgres_store.PostgresStore, "_run", lambda *args: (statements.append(args[1]), run(*args))[1])
+    index.add(documents(0, 50))
+    index.build_ann("hnsw")
+    for count, change in (
+        (50, lambda: None),
+        (60, lambda: other.add(documents(50, 60))),
+        (57, lambda: other.delete(names(0, 3))),
+    ):
+        change()
+        statements.clear()
+        for query in QUERIES[:3]:
+            index.rank([query], TOP, "dense")
+        assert sum("count(*)" in statement for statement in statements) <= 1
+        assert index.count() == (count, count)
+
+
 class ScatteredEncoder:
     """Encodes every text as a random vector, whose nearest neighbours are hardly nearer than others."""
 

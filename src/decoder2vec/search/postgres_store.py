@@ -54,6 +54,8 @@ class PostgresStore:
         self._marked: tuple[Any, str] | None = None
         """The connection, and the table of chunks that it has marked as used."""
         self._holds_lock = False
+        self._counted = ("", 0)
+        """The revision of the chunks when they were last counted, and their number."""
         server = re.sub(r"//[^/@]*@", "//", address)  # without user and password, which may change
         digest = hashlib.sha256(f"{server}#{self.name}".encode()).hexdigest()[:16]
         self.local_folder = cache_root() / "indexes" / digest
@@ -133,8 +135,11 @@ class PostgresStore:
         return "-".join(filter(None, (str(id), self.generation, str(revision))))
 
     def count_chunks(self) -> int:
-        """Return the number of chunks."""
-        return int(self._run(f"SELECT count(*) FROM {self._chunks}")[0][0])
+        """Return the number of chunks; they are counted, which reads the whole table, once after every change."""
+        revision = self.revision()
+        if self._counted[0] != revision:
+            self._counted = (revision, int(self._run(f"SELECT count(*) FROM {self._chunks}")[0][0]))
+        return self._counted[1]
 
     def document_digests(self) -> dict[str, str]:
         """Return document id -> digest."""
