@@ -95,8 +95,8 @@ def mixed(data):
     return data / "mixed.jsonl"
 
 
-def test_worker_that_is_fed_with_tokens_writes_the_same_files(cluster, data, mixed, tmp_path, monkeypatch):
-    """It is killed when it has written its first part; Ray starts another one, which computes that part again."""
+def test_killed_worker_loses_and_doubles_nothing(cluster, data, mixed, tmp_path, monkeypatch):
+    """A worker that is fed with tokens is killed when it has written its first part; Ray starts another one."""
     killed = tmp_path / "killed"
 
     class DyingWorker(ray_engine._PartWorker):
