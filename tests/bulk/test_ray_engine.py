@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -86,26 +85,6 @@ def test_files_are_those_of_one_process(cluster, data, tmp_path, recwarn):
     assert not of_ray, "what users cannot change"
 
 
-def test_killed_worker_loses_and_doubles_nothing(cluster, data, tmp_path):
-    """A thread kills the worker as soon as the first part is there; Ray starts another one."""
-    killed = []
-
-    def kill_one():
-        end = time.monotonic() + 120
-        while time.monotonic() < end and not list((tmp_path / "out").glob("part-*")):
-            time.sleep(0.01)
-        for process in workers()[:1]:
-            os.kill(process.pid, signal.SIGKILL)
-            killed.append(process.pid)
-
-    killer = threading.Thread(target=kill_one)
-    killer.start()
-    embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=1)
-    killer.join()
-    assert killed
-    assert contents(tmp_path / "out") == contents(data / "local")
-
-
 @pytest.fixture(scope="module")
 def mixed(data):
     """Rows with long, equal, empty and missing texts, and the folder that the engine local makes of them."""
@@ -116,8 +95,21 @@ def mixed(data):
     return data / "mixed.jsonl"
 
 
-def test_worker_that_is_fed_with_tokens_writes_the_same_files(cluster, data, mixed, tmp_path):
+def test_killed_worker_loses_and_doubles_nothing(cluster, data, mixed, tmp_path, monkeypatch):
+    """A worker that is fed with tokens is killed when it has written its first part; Ray starts another one."""
+    killed = tmp_path / "killed"
+
+    class DyingWorker(ray_engine._PartWorker):
+        def __call__(self, batch):
+            outcome = super().__call__(batch)
+            if not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return outcome
+
+    monkeypatch.setattr(ray_engine, "_PartWorker", DyingWorker)
     result = embed(mixed, tmp_path / "out", engine="ray", workers=1, tokenisers=1, on_error="skip")
+    assert killed.exists()
     assert (result.n_rows, result.n_skipped) == (42, 1)
     assert contents(tmp_path / "out") == contents(data / "mixed-local")
 
@@ -133,9 +125,9 @@ def hashing_workers(monkeypatch):
     ray.cloudpickle.unregister_pickle_by_value(hashing)
 
 
-@pytest.mark.parametrize("victim", ["TokenisingWorker", "HashWorker"])
+@pytest.mark.parametrize(("victim", "tokenisers"), [("TokenisingWorker", 1), ("HashWorker", 1), ("HashWorker", 0)])
 def test_killed_process_of_either_kind_loses_and_doubles_nothing(
-    cluster, hashing_workers, data, tmp_path, monkeypatch, victim
+    cluster, hashing_workers, data, tmp_path, monkeypatch, victim, tokenisers
 ):
     """A thread kills the first process of that kind that it sees, whatever it is doing."""
     monkeypatch.setattr(dataset.PartEmbedder, "encode", lambda embedder, texts: embedder.encoder.encode(texts))
@@ -152,7 +144,7 @@ def test_killed_process_of_either_kind_loses_and_doubles_nothing(
 
     killer = threading.Thread(target=kill_one)
     killer.start()
-    embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=1, tokenisers=1)
+    embed(data / "rows.jsonl", tmp_path / "out", engine="ray", workers=1, tokenisers=tokenisers)
     killer.join()
     assert killed
     assert contents(tmp_path / "out") == contents(tmp_path / "local")
@@ -292,30 +284,6 @@ def test_loaded_encoder_is_refused():
         d2v.embed_dataset(d2v.Encoder.from_pretrained("tiny-llama", device="cpu"), "x", "y", engine="ray")
 
 
-def test_commands_use_the_engine(cluster, tmp_path):
-    pairs = "".join(f"a cat {n}\ta dog {n % 7}\t{n % 5}\n" for n in range(80))
-    (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
-    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "sentence {n}"}}\n' for n in range(200)), "utf-8")
-    on_ray = ["--engine", "ray", "--workers", "1", "--device", "cpu", "--dtype", "float32"]
-    data = str(tmp_path / "pairs.tsv")
-
-    def command(*arguments):
-        result = CliRunner().invoke(app, [str(each) for each in arguments])
-        assert result.exit_code == 0, result.output
-        gc.collect()  # the workers of the command end with its encoder
-
-    command("eval", "tiny-llama", "--data", data, "--layer", 2, "--json", tmp_path / "eval.json", *on_ray)
-    local = d2v.evaluate("tiny-llama", data, layer=2, device="cpu", dtype="float32")
-    assert json.loads((tmp_path / "eval.json").read_text())["mean_spearman"] == pytest.approx(
-        local["mean_spearman"], abs=0.1
-    )
-    command("index", tmp_path / "texts.jsonl", "--out", tmp_path / "idx", "--encoder", "tiny-llama", *on_ray)
-    index = d2v.Index.open(tmp_path / "idx")
-    (hit,) = index.search("sentence 17", 1, "dense")
-    assert hit.text == "sentence 17" and hit.score == pytest.approx(1, abs=1e-5)
-    index.verify()
-
-
 def test_sweep_in_workers_scores_the_same(cluster, tmp_path, monkeypatch):
     pairs = d2v.ScoredPairs(
         "mine",
@@ -348,12 +316,14 @@ def test_unknown_engine_is_refused_before_any_work(tmp_path):
             call("tiny-llama", pairs, engine="spark")
 
 
+CHOICES = {"layer": 2, "device": "cpu", "dtype": "float32"}
+
+
 @pytest.fixture(scope="module")
 def encoders(cluster):
     """An encoder in this process, and one in two workers."""
-    options = {"device": "cpu", "dtype": "float32"}
-    return d2v.Encoder.from_pretrained("tiny-llama", **options), d2v.RayEncoder.from_name(
-        "tiny-llama", workers=2, **options
+    return d2v.Encoder.from_pretrained("tiny-llama", **CHOICES), d2v.RayEncoder.from_name(
+        "tiny-llama", workers=2, **CHOICES
     )
 
 
@@ -421,3 +391,37 @@ def test_evaluation_takes_an_encoder_in_workers(encoders, tmp_path):
     (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
     local, shared = (d2v.evaluate(encoder, tmp_path / "pairs.tsv")["results"][0] for encoder in encoders)
     assert shared["spearman"] == pytest.approx(local["spearman"], abs=0.1)
+
+
+def test_commands_use_the_engine(encoders, tmp_path, monkeypatch):
+    """They get workers that run already, if they ask for the same ones."""
+
+    def running(name, **options):
+        assert name == "tiny-llama"
+        assert {key: value for key, value in options.items() if value is not None} == {"workers": 2, **CHOICES}
+        requests.append(name)
+        return encoders[1]
+
+    requests = []
+    monkeypatch.setattr(d2v.RayEncoder, "from_name", running)
+    pairs = "".join(f"a cat {n}\ta dog {n % 7}\t{n % 5}\n" for n in range(80))
+    (tmp_path / "pairs.tsv").write_text(f"sentence1\tsentence2\tscore\n{pairs}", "utf-8")
+    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "sentence {n}"}}\n' for n in range(200)), "utf-8")
+    on_ray = ["--engine", "ray", "--workers", "2", "--layer", "2", "--device", "cpu", "--dtype", "float32"]
+    data = str(tmp_path / "pairs.tsv")
+
+    def command(*arguments):
+        result = CliRunner().invoke(app, [str(each) for each in [*arguments, *on_ray]])
+        assert result.exit_code == 0, result.output
+
+    command("eval", "tiny-llama", "--data", data, "--json", tmp_path / "eval.json")
+    local = d2v.evaluate("tiny-llama", data, **CHOICES)
+    assert json.loads((tmp_path / "eval.json").read_text())["mean_spearman"] == pytest.approx(
+        local["mean_spearman"], abs=0.1
+    )
+    command("index", tmp_path / "texts.jsonl", "--out", tmp_path / "idx", "--encoder", "tiny-llama")
+    index = d2v.Index.open(tmp_path / "idx")
+    (hit,) = index.search("sentence 17", 1, "dense")
+    assert hit.text == "sentence 17" and hit.score == pytest.approx(1, abs=1e-5)
+    index.verify()
+    assert len(requests) == 2

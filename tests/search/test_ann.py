@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.errors import InputError, StorageError
-from decoder2vec.search import indexing, lance_store, ranking
+from decoder2vec.search import indexing, lance_store, postgres_store, ranking
 from decoder2vec.search.documents import Document
 from decoder2vec.search.index import Index
 from decoder2vec.search.lance_store import LanceStore
@@ -105,6 +105,69 @@ def test_recall_is_that_of_brute_force(index, kind):
     assert recall(index, names(0, COUNT)) >= 0.95
     assert recall(index, names(0, COUNT), exact=True) == 1
     index.verify()
+
+
+def test_chunks_of_a_database_are_counted_once_after_a_change(postgres_url, closing, monkeypatch):
+    index = closing(Index.create(f"{postgres_url}#counted", ClusteredEncoder()))
+    other = closing(Index.open(f"{postgres_url}#counted", ClusteredEncoder()))
+    statements, run = [], postgres_store.PostgresStore._run
+    monkeypatch.setattr(postgres_store.PostgresStore, "_run", lambda *args: (statements.append(args[1]), run(*args))[1])
+    index.add(documents(0, 50))
+    index.build_ann("hnsw")
+    for count, change in (
+        (50, lambda: None),
+        (60, lambda: other.add(documents(50, 60))),
+        (57, lambda: other.delete(names(0, 3))),
+    ):
+        change()
+        statements.clear()
+        for query in QUERIES[:3]:
+            index.rank([query], TOP, "dense")
+        assert sum("count(*)" in statement for statement in statements) <= 1
+        assert index.count() == (count, count)
+
+
+class ScatteredEncoder:
+    """Encodes every text as a random vector, whose nearest neighbours are hardly nearer than others."""
+
+    dim, fingerprint, similarity_fn_name = 256, "scattered", "cosine"
+
+    def encode(self, texts):
+        vectors = [np.random.default_rng(seed_of(text)).standard_normal(self.dim) for text in texts]
+        return np.array(vectors, np.float32)
+
+
+def test_graph_of_a_database_has_the_recall_of_a_large_one(postgres_url, closing, monkeypatch):
+    """These vectors are as hard to find as those among a million: 100 candidates have a recall of 0.93."""
+    monkeypatch.setattr(indexing, "_MIN_BATCH_CHUNKS", 1000)
+    encoder = ScatteredEncoder()
+    index = closing(Index.create(f"{postgres_url}#scattered", encoder))
+    index.add(documents(0, COUNT))
+    index.build_ann("hnsw")
+
+    def hits(**options):
+        return [{hit.id for hit in ranked} for ranked in index.rank(QUERIES, TOP, "dense", **options)]
+
+    exact = hits(exact=True)
+    assert sum(len(a & b) for a, b in zip(hits(), exact, strict=True)) / (TOP * len(QUERIES)) >= 0.95
+    monkeypatch.setattr(postgres_store, "_MIN_EF", 50)
+    assert sum(len(a & b) for a, b in zip(hits(), exact, strict=True)) / (TOP * len(QUERIES)) < 0.95
+
+
+@pytest.mark.parametrize(("most", "n_notices"), [(postgres_store._MAX_BUILD_MEGABYTES, 0), (1, 1)])
+def test_graph_is_built_in_memory_where_the_server_allows_too_little(
+    postgres_url, closing, monkeypatch, most, n_notices
+):
+    monkeypatch.setattr(indexing, "_MIN_BATCH_CHUNKS", 1000)
+    monkeypatch.setattr(postgres_store, "_MAX_BUILD_MEGABYTES", most)
+    address = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-c%20maintenance_work_mem%3D1MB"
+    index = closing(Index.create(f"{address}#little_memory_{most}", ClusteredEncoder()))
+    index.add(documents(0, COUNT))
+    notices = []
+    index.store._connection.add_notice_handler(lambda notice: notices.append(notice.message_primary))
+    index.build_ann("hnsw")
+    assert len([notice for notice in notices if "no longer fits" in notice]) == n_notices
+    assert recall(index, names(0, COUNT)) >= 0.95
 
 
 def test_filters_changes_and_exact_search_keep_recall(stored):

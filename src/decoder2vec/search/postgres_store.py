@@ -25,6 +25,14 @@ _OPERATORS = {"cosine": "<=>", "dot": "<#>", "euclidean": "<->"}
 _OPERATOR_CLASSES = {"cosine": "halfvec_cosine_ops", "dot": "halfvec_ip_ops", "euclidean": "halfvec_l2_ops"}
 _MAX_INDEXED_DIM = 4000
 """pgvector indexes half-precision vectors up to this width."""
+_MIN_EF = 200
+"""Candidates of a search in a graph, at least; pgvector's own default is 40."""
+_MAX_EF = 1000
+"""The most that pgvector allows."""
+_NODE_BYTES = 800
+"""Memory of a vector while its graph is built, besides the vector in half precision; 715 were measured."""
+_MAX_BUILD_MEGABYTES = 2048
+"""Memory for building a graph, at most, unless the server allows more."""
 _COLUMNS = "document, number, total, text, metadata, digest"
 _FETCH_ROWS = 2000
 """Rows fetched at once."""
@@ -46,6 +54,8 @@ class PostgresStore:
         self._marked: tuple[Any, str] | None = None
         """The connection, and the table of chunks that it has marked as used."""
         self._holds_lock = False
+        self._counted = ("", 0)
+        """The revision of the chunks when they were last counted, and their number."""
         server = re.sub(r"//[^/@]*@", "//", address)  # without user and password, which may change
         digest = hashlib.sha256(f"{server}#{self.name}".encode()).hexdigest()[:16]
         self.local_folder = cache_root() / "indexes" / digest
@@ -125,8 +135,11 @@ class PostgresStore:
         return "-".join(filter(None, (str(id), self.generation, str(revision))))
 
     def count_chunks(self) -> int:
-        """Return the number of chunks."""
-        return int(self._run(f"SELECT count(*) FROM {self._chunks}")[0][0])
+        """Return the number of chunks; they are counted, which reads the whole table, once after every change."""
+        revision = self.revision()
+        if self._counted[0] != revision:
+            self._counted = (revision, int(self._run(f"SELECT count(*) FROM {self._chunks}")[0][0]))
+        return self._counted[1]
 
     def document_digests(self) -> dict[str, str]:
         """Return document id -> digest."""
@@ -212,7 +225,7 @@ class PostgresStore:
         # the index is of half-precision vectors: an order by the vectors themselves does not use it
         vectors = "vector" if exact else f"halfvec({self._dim():d})"
         with _storage_errors(), self._connection.transaction():
-            self._run(f"SET LOCAL hnsw.ef_search = {min(1000, max(100, 2 * count)):d}")
+            self._run(f"SET LOCAL hnsw.ef_search = {min(_MAX_EF, max(_MIN_EF, 2 * count)):d}")
             self._run("SET LOCAL hnsw.iterative_scan = strict_order")  # else a filter leaves fewer than `count` rows
             rows = self._run(
                 f"SELECT key, embedding FROM {self._chunks} WHERE {condition} "
@@ -231,11 +244,24 @@ class PostgresStore:
             if ann == "none":
                 self._run(f"DROP INDEX IF EXISTS {self._chunks}_nearest")
             else:
+                self._allow_memory()
                 self._run(
                     f"CREATE INDEX IF NOT EXISTS {self._chunks}_nearest ON {self._chunks} "
                     f"USING hnsw ((embedding::halfvec({self._dim():d})) {_OPERATOR_CLASSES[similarity]})"
                 )
         self._run(f"ANALYZE {self._chunks}")
+
+    def _allow_memory(self) -> None:
+        """Let this transaction build the whole graph in memory, if the server's setting is too low for it.
+
+        One process then builds it: several would need shared memory, of which a container has little by default.
+        """
+        megabytes = self.count_chunks() * (2 * self._dim() + _NODE_BYTES) // 2**20 + 1
+        megabytes = min(megabytes, _MAX_BUILD_MEGABYTES)
+        setting = "SELECT setting::bigint / 1024 FROM pg_settings WHERE name = 'maintenance_work_mem'"
+        if megabytes > self._run(setting)[0][0]:
+            self._run(f"SET LOCAL maintenance_work_mem = '{megabytes:d}MB'")
+            self._run("SET LOCAL max_parallel_maintenance_workers = 0")
 
     def stats(self) -> StoreStats:
         """Return size on disk, kind of the approximate index, and what it does not hold: in a database, nothing."""
