@@ -127,6 +127,8 @@ def test_filter_returns_the_best_matching_documents(index, mode):
         ({"kind": "odd"}, lambda metadata: metadata["kind"] == "odd"),
         ({"kind": "odd", "year": "3"}, lambda metadata: metadata["kind"] == "odd" and metadata["year"] == 3),
         ({"year": ["1", "2"]}, lambda metadata: metadata["year"] in (1, 2)),
+        ({"kind": "odd", "year": 3}, lambda metadata: metadata["kind"] == "odd" and metadata["year"] == 3),
+        ({"year": [1, 2]}, lambda metadata: metadata["year"] in (1, 2)),
     ):
         expected = [hit for hit in index.search(QUERIES[0], 60, mode) if matches(hit.metadata)]
         hits = index.search(QUERIES[0], 5, mode, filter)
@@ -143,6 +145,8 @@ def test_filter_matches_members_of_lists(location, closing):
     index.add([Document("a", "one", {"tags": ["x", "it's"], "good": True}), Document("b", "two", {"tags": ["y"]})])
     assert [hit.id for hit in index.search("one", 5, "dense", {"tags": "it's"})] == ["a"]
     assert [hit.id for hit in index.search("one", 5, "dense", {"good": "true"})] == ["a"]
+    assert [hit.id for hit in index.search("one", 5, "dense", {"good": True})] == ["a"]
+    assert index.search("one", 5, "dense", {"good": False}) == index.search("one", 5, "dense", {"good": None}) == []
 
 
 def test_documents_are_added_updated_and_deleted_by_id(index):

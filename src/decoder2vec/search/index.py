@@ -175,7 +175,7 @@ class Index:
         ... ])
         >>> changes.added
         2
-        >>> [hit.id for hit in d2v.Index.open("library").search("stocks", mode="lexical", filter={"year": "2025"})]
+        >>> [hit.id for hit in d2v.Index.open("library").search("stocks", mode="lexical", filter={"year": 2025})]
         ['news']
         >>> index.search("kitten on a sofa", top=1, mode="lexical")[0].snippet.marked()
         '**A kitten naps on the red sofa.** It is raining.'
@@ -348,8 +348,8 @@ class Index:
             query: Text to search for; a blank one finds nothing.
             top: Maximum number of documents.
             mode: "dense" (embedding similarity), "lexical" (BM25) or "hybrid" (both, fused as `tune` chose).
-            filter: Required metadata, such as {"kind": "pet", "year": ["2024", "2025"]}: all keys must match, each with
-                its value or one of its values.
+            filter: Required metadata, such as {"kind": "pet", "year": [2024, 2025]}: all keys must match, each with its
+                value or one of its values. "2025" matches the number 2025, too.
             rerank: Rescores the best 30 documents, or as many as `tune` chose. Anything with `rerank(query, texts)`,
                 such as a `Reranker`, a `PairReranker` or what `load_reranker` returns.
             exact: Compare the query with every vector, even if there is an approximate index.
