@@ -160,6 +160,24 @@ def test_documents_are_added_updated_and_deleted_by_id(index):
     index.verify()
 
 
+def test_arguments_that_look_alike_are_not_confused(index):
+    assert index.delete("d3") == ["d3"]  # not "d" and "3"
+    index.add([{"id": 3, "text": "a document that is called as a character of others"}])
+    assert index.delete("d3") == [] and index.count() == (60, 60)
+    assert index.delete([3]) == ["3"] and index.count() == (59, 59)
+    for wrong in ({"id": "a", "text": "not two texts, the keys"}, Document("a", "one document")):
+        with pytest.raises(InputError, match="put it into a list"):
+            index.add(wrong)
+    with pytest.raises(InputError, match="put it into a list"):
+        index.rank("katar")
+    with pytest.raises(InputError, match="rank"):
+        index.search(["katar", "loben"])
+    for no_reranker in ("tiny-llama", lambda query, texts: [0.0] * len(texts)):
+        with pytest.raises(InputError, match="has no `rerank`"):
+            index.search("katar", rerank=no_reranker)
+    assert index.count() == (59, 59)
+
+
 def test_add_accepts_paths_texts_and_dicts(location, closing, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a.txt").write_text("katar", encoding="utf-8")

@@ -91,6 +91,8 @@ def to_documents(
     if isinstance(source, str | Path):
         yield from read_documents(Path(source), columns, notify)
         return
+    if isinstance(source, Document | Mapping):
+        raise InputError("Expected a list of documents, not one document; put it into a list.")
     for number, item in enumerate(source, 1):
         if isinstance(item, Document | Skipped):
             yield item

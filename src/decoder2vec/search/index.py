@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -323,8 +323,9 @@ class Index:
                 self._ranker.prepare()
         return changes
 
-    def delete(self, ids: Sequence[str]) -> list[str]:
-        """Remove documents by id; returns the ids that existed."""
+    def delete(self, ids: str | Iterable[str | int]) -> list[str]:
+        """Remove documents by their id, one or several; returns the ids that existed."""
+        ids = [ids] if isinstance(ids, str) else map(str, ids)
         with self.store.write_lock():
             stored = self.store.document_digests()
             existing = [id for id in dict.fromkeys(ids) if id in stored]
@@ -357,6 +358,10 @@ class Index:
         Raises:
             InputError: `mode` is unknown, or `top` is less than 1.
         """
+        if not isinstance(query, str):
+            raise InputError("`search` takes one query; `rank` takes a list of them.")
+        if rerank is not None and not callable(getattr(rerank, "rerank", None)):
+            raise InputError(f"A {type(rerank).__name__} has no `rerank`; give a `Reranker` or a `PairReranker`.")
         depth = max(top, self.header.rerank_depth) if rerank else top
         ranked = self.rank([query], depth, mode, filter, exact=exact)[0]
         chunks = self.store.read_chunks([document.chunk_key for document in ranked])
@@ -395,6 +400,8 @@ class Index:
         exact: bool = False,
     ) -> list[list[RankedDocument]]:
         """Return ids and scores for many queries at once, which is faster than `search`; parameters as there."""
+        if isinstance(queries, str):
+            raise InputError("`rank` takes a list of queries, not one; put it into a list.")
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
         if top < 1:
