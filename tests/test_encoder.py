@@ -151,6 +151,21 @@ def test_truncation_comes_before_normalisation(encoder):
     assert encoder.encode("a", truncate_dim=10).shape == (10,)
 
 
+@pytest.mark.parametrize("width", [0, -1])
+def test_truncation_that_leaves_nothing_is_refused(encoder, width):
+    with pytest.raises(InputError, match="truncate_dim must be 1 or more"):
+        encoder.encode(TEXTS, truncate_dim=width)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_move_to_a_gpu_that_is_not_there_is_refused(encoder):
+    for device, what in (("cuda", "finds no device 'cuda' here"), ("gpu", "Unknown device 'gpu'")):
+        with pytest.raises(InputError, match=what):
+            encoder.encode(TEXTS, device=device)
+        with pytest.raises(InputError, match=what):
+            encoder.to(device)
+
+
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
 @pytest.mark.parametrize("width", [None, 12])
 def test_precisions_equal_sentence_transformers(encoder, precision, width):

@@ -207,6 +207,8 @@ class Encoder:
             raise InputError(f"output_value {output_value!r} is not supported; only 'sentence_embedding' is.")
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size must be 1 or more, not {batch_size}.")
+        if truncate_dim is not None and truncate_dim < 1:
+            raise InputError(f"truncate_dim must be 1 or more, not {truncate_dim}.")
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, PRECISIONS)
         if device is not None:
@@ -493,7 +495,7 @@ class Encoder:
         """Move the weights to a device, and return the encoder."""
         self.backbone.to(device)
         if isinstance(self.head, LayerwiseHead):
-            self.head.to(device)
+            self.head.to(self.device)
         return self
 
     def write_gold_vectors(self, folder: Path, leave_out: Container[str] = ()) -> None:
