@@ -1,7 +1,4 @@
-"""The encoder: a decoder that turns texts into vectors, with saving and loading.
-
-`Encoder` comes first, then the helpers that check and complete its arguments.
-"""
+"""The encoder: a decoder that turns texts into vectors, with saving and loading."""
 
 from __future__ import annotations
 
