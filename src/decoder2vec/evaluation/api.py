@@ -102,8 +102,7 @@ def evaluate(
     pairs = [_load_pairs(source, notify, columns, skip_bad=skip_bad, limit=limit) for source in sources]
     _warn_of_overlap(pairs, training_pairs, notify)
     with naming_lines(*paths):
-        loaded = _load(encoder, device, choices, engine, workers)
-        document = _evaluate_pairs(loaded, name, pairs, show_progress_bar)
+        document = _evaluate_pairs(_load(encoder, device, choices, engine, workers), name, pairs, show_progress_bar)
     if target:
         write_json(target, document)
     return document
