@@ -185,6 +185,8 @@ def test_add_accepts_paths_texts_and_dicts(location, closing, tmp_path):
     index = closing(Index.create(location, WordEncoder()))
     assert index.add(tmp_path / "source").added == 1
     assert index.add(str(tmp_path / "table.jsonl"), columns=("title", "text")).added == 1
+    assert index.add(str(tmp_path / "table.jsonl"), columns="title").updated == 1  # not t, i, t, l and e
+    assert index.add(str(tmp_path / "table.jsonl"), columns=("title", "text")).updated == 1
     seen = []
     changes = index.add(
         ["a text", {"id": "dict", "text": "nudim", "year": 2025}],

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decoder2vec.config import fingerprint, from_table, to_table
+from decoder2vec.config import as_tuple, fingerprint, from_table, to_table
 from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.maths.probability import Probability
@@ -270,7 +270,7 @@ class Index:
         *,
         vectors: Any = None,
         through: Bridge | None = None,
-        columns: Sequence[str] = (),
+        columns: str | Sequence[str] = (),
         progress: Callable[[IndexChanges], object] | None = None,
         notify: Callable[[str], object] = lambda _: None,
     ) -> IndexChanges:
@@ -296,6 +296,7 @@ class Index:
         Returns:
             Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
+        columns = as_tuple(columns)
         if isinstance(self.encoder, QuickEncoder):
             raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
         if vectors is not None or through is not None:
