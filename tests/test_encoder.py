@@ -24,7 +24,9 @@ from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.tiny import build_tiny, tiny_folder
 from decoder2vec.config import EncoderSpec, Reading
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import BackboneError, Decoder2VecError, EncoderError, InputError
+from decoder2vec.errors import BackboneError, Decoder2VecError, EncoderError, InputError, UnsupportedError
+from decoder2vec.heads.codes import CodeNet, CodeSpec
+from decoder2vec.heads.layerwise import LayerwiseHead
 from decoder2vec.heads.standardise import AffineHead
 
 TEXTS = [
@@ -149,6 +151,21 @@ def test_truncation_comes_before_normalisation(encoder):
     vectors = encoder.encode(TEXTS, truncate_dim=10, normalize_embeddings=True)
     assert_close(vectors, normalise_by_hand(whole[:, :10]))
     assert encoder.encode("a", truncate_dim=10).shape == (10,)
+
+
+@pytest.mark.parametrize("width", [0, -1])
+def test_truncation_that_leaves_nothing_is_refused(encoder, width):
+    with pytest.raises(InputError, match="truncate_dim must be 1 or more"):
+        encoder.encode(TEXTS, truncate_dim=width)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_move_to_a_gpu_that_is_not_there_is_refused(encoder):
+    for device, what in (("cuda", "finds no device 'cuda' here"), ("gpu", "Unknown device 'gpu'")):
+        with pytest.raises(InputError, match=what):
+            encoder.encode(TEXTS, device=device)
+        with pytest.raises(InputError, match=what):
+            encoder.to(device)
 
 
 @pytest.mark.parametrize("precision", ["int8", "uint8", "binary", "ubinary"])
@@ -374,6 +391,19 @@ def test_head_is_fitted_on_unique_unnormalised_vectors(backbone, kind):
 def test_head_needs_two_different_texts(encoder):
     with pytest.raises(InputError, match="2 different texts"):
         encoder.with_head("standardise", ["a", "a", "a"])
+
+
+@pytest.mark.parametrize("argument", ["normalize_embeddings", "truncate_dim", "precision", "convert_to_tensor"])
+def test_head_that_would_be_fitted_on_other_vectors_is_refused(encoder, argument):
+    with pytest.raises(InputError, match=f"leave out {argument}"):
+        encoder.with_head("standardise", TEXTS, **{argument: 1})
+
+
+def test_trained_head_is_not_replaced(backbone):
+    plain = make_encoder(backbone, readings=[Reading(2, "mean"), Reading(4, "mean")])
+    trained = Encoder(plain.backbone, plain.spec, LayerwiseHead(CodeNet(CodeSpec(16, (32, 32)))))
+    with pytest.raises(UnsupportedError, match="trained head"):
+        trained.with_head("rotate", TEXTS)
 
 
 def test_stats_add_up_over_calls(backbone):

@@ -210,6 +210,7 @@ def test_wrong_options_raise_and_write_nothing(parents, tmp_path, options, match
 
 def test_wrong_numbers_of_encoders_raise(parents, tmp_path):
     refused("two encoders or more, not 1", [parents / "lora2"], tmp_path / "merged")
+    refused("two encoders or more, not 1", str(parents / "lora2"), tmp_path / "merged")
     three = [parents / "lora2"] * 3
     refused("exactly two encoders, not 3", three, tmp_path / "merged", method="slerp")
 

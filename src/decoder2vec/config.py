@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -24,6 +24,11 @@ _ITEMS_PER_PIECE = 4096
 T = TypeVar("T")
 
 _TYPE_NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def as_tuple(values: Any) -> tuple[Any, ...]:
+    """The values; what is no list, such as a text, a path or a number, is the only one."""
+    return (values,) if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
 
 
 @dataclass(frozen=True, order=True)

@@ -1,7 +1,4 @@
-"""The encoder: a decoder that turns texts into vectors, with saving and loading.
-
-`Encoder` comes first, then the helpers that check and complete its arguments.
-"""
+"""The encoder: a decoder that turns texts into vectors, with saving and loading."""
 
 from __future__ import annotations
 
@@ -22,7 +19,13 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from decoder2vec.activations.chunks import SentenceVectors, read_chunks
-from decoder2vec.activations.extract import EncodingStats, Reader, check_texts, without_truncation_warnings
+from decoder2vec.activations.extract import (
+    EncodingStats,
+    Reader,
+    check_texts,
+    to_text_list,
+    without_truncation_warnings,
+)
 from decoder2vec.activations.rerouting import reroute
 from decoder2vec.activations.sentence_tokens import read_sentence_tokens
 from decoder2vec.adapters.saving import load_adapter, round_adapter
@@ -38,7 +41,7 @@ from decoder2vec.encoder_folder import (
     read_probabilities,
     saved_encoder_folder,
 )
-from decoder2vec.errors import EncoderError, InputError, unknown_name
+from decoder2vec.errors import EncoderError, InputError, UnsupportedError, unknown_name
 from decoder2vec.gold import GoldVectors
 from decoder2vec.heads.calibration import Calibration
 from decoder2vec.heads.layerwise import Explanation, LayerwiseHead, explain_pair
@@ -205,8 +208,9 @@ class Encoder:
             raise InputError(f"encode() has no argument {', '.join(map(repr, kwargs))}.")
         if output_value != "sentence_embedding":
             raise InputError(f"output_value {output_value!r} is not supported; only 'sentence_embedding' is.")
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size must be 1 or more, not {batch_size}.")
+        for name, number in (("batch_size", batch_size), ("truncate_dim", truncate_dim)):
+            if number is not None and number < 1:
+                raise InputError(f"{name} must be 1 or more, not {number}.")
         if precision not in PRECISIONS:
             raise unknown_name("precision", precision, PRECISIONS)
         if device is not None:
@@ -375,8 +379,12 @@ class Encoder:
         Args:
             kind: "standardise", "whiten", "remove_top", or "rotate" for vectors that will be cut with `truncate_dim`.
             texts: Texts like those to be encoded; thousands are better than hundreds.
-            **kwargs: Arguments of `encode`.
+            **kwargs: prompt_name, prompt, batch_size, show_progress_bar or device, as in `encode`.
         """
+        if isinstance(self.head, LayerwiseHead):
+            raise UnsupportedError("This encoder has a trained head, which another would replace; fit one on a model.")
+        if wrong := kwargs.keys() - {"prompt_name", "prompt", "batch_size", "show_progress_bar", "device"}:
+            raise InputError(f"A head is fitted on plain vectors; leave out {', '.join(sorted(wrong))}.")
         bare = Encoder(self.backbone, replace(self.spec, normalize=False), exact=self.exact)
         vectors = bare.encode(list(dict.fromkeys(check_texts(texts))), **kwargs)
         return Encoder(self.backbone, self.spec, AffineHead.fit(kind, vectors), exact=self.exact)
@@ -493,7 +501,7 @@ class Encoder:
         """Move the weights to a device, and return the encoder."""
         self.backbone.to(device)
         if isinstance(self.head, LayerwiseHead):
-            self.head.to(device)
+            self.head.to(self.device)
         return self
 
     def write_gold_vectors(self, folder: Path, leave_out: Container[str] = ()) -> None:
@@ -631,13 +639,6 @@ def spec_from_kwargs(name: str, kwargs: dict[str, Any]) -> EncoderSpec:
         raise unknown_name("setting", unknown.pop(), EncoderSpec.__dataclass_fields__)
     readings = tuple(Reading(operator.index(layer), pooling, normed) for layer in layers)
     return EncoderSpec(name, readings, template, prompts=prompts, **kwargs)
-
-
-def to_text_list(inputs: Any) -> list[str]:
-    """Return an iterable of texts as a list; raise an error for anything else."""
-    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
-        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
-    return list(inputs)
 
 
 def resolve_prompt(prompts: Mapping[str, str], name: str | None, prompt: str | None) -> str:

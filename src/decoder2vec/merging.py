@@ -27,7 +27,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter
 from decoder2vec.backbone.sources import Notify, resolve_model_folder
 from decoder2vec.base_model import load_base_model
-from decoder2vec.config import EncoderSpec
+from decoder2vec.config import EncoderSpec, as_tuple
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import ADAPTER_FOLDER, BACKBONE_FOLDER, SENTENCE_TOKENS_FOLDER, encoder_path
 from decoder2vec.errors import Decoder2VecError, InputError, unknown_name
@@ -84,7 +84,7 @@ def merge(
         >>> float(merged.similarity(merged.encode("A cat sleeps."), encoder.encode("A cat sleeps."))) > 0.999
         True
     """
-    target = Path(out)
+    target, encoders = Path(out), as_tuple(encoders)
     check_replaceable(target)
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)

@@ -269,6 +269,8 @@ def test_keep_is_checked_without_a_model():
     check_keep("45%", has_curve=False)
     with pytest.raises(InputError, match="loss curve"):
         check_keep("large", has_curve=False)
+    with pytest.raises(InputError, match=r"Unknown choice 0\.5; keep a share such as 70%"):
+        check_keep(0.5, has_curve=False)
 
 
 # prune

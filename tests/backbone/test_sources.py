@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -138,6 +139,28 @@ def test_folder_without_config_is_refused(model):
     with pytest.raises(BackboneError, match=r"no config\.json") as caught:
         resolve_model_folder(model)
     assert str(model) in check_one_sentence(caught)
+
+
+@pytest.mark.parametrize(
+    ("file", "hint"),
+    [
+        ("reranker.json", "is a reranker"),
+        ("encoder.json", "is a saved encoder"),
+        ("encoder/encoder.json", "give the encoder in it, {folder}/encoder"),
+    ],
+)
+def test_folders_that_are_taken_for_a_model_are_called_by_their_name(tmp_path, file, hint):
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    with pytest.raises(BackboneError, match=re.escape(hint.format(folder=tmp_path))) as caught:
+        resolve_model_folder(tmp_path)
+    check_one_sentence(caught)
+
+
+def test_path_of_a_folder_that_was_moved_is_not_compared_with_names(tmp_path):
+    with pytest.raises(BackboneError, match="moved or deleted") as caught:
+        resolve_model_folder(tmp_path / "gone")
+    assert "tiny-llama" not in check_one_sentence(caught)
 
 
 def test_folder_with_pickled_weights_only_is_refused(model):

@@ -110,6 +110,7 @@ def test_spans_of_words_and_mentions_are_read_within_their_texts(tmp_path, gap):
 def test_names_of_sources():
     assert name_sources(["a/b/first", "x=second"]) == {"first": "a/b/first", "x": "second"}
     assert name_sources({"x": "y"}) == {"x": "y"}
+    assert name_sources("a/b") == {"b": "a/b"}
     with pytest.raises(InputError, match="Two sources are called 'b'"):
         name_sources(["a/b", "c/b"])
     with pytest.raises(InputError, match="nothing to choose from"):

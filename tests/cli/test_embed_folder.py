@@ -70,6 +70,9 @@ def test_dry_run_writes_nothing(folder):
         (("rows.jsonl",), "--out for the result"),
         (("--out", "out"), "files to embed"),
         (("--verify", "absent"), "has no plan.json"),
+        (("rows.jsonl", "--verify", "absent"), "FILE... belongs to a run that embeds"),
+        (("--out", "out", "--verify", "absent"), "--out belongs to a run that embeds"),
+        (("--precision", "int8", "--verify", "absent"), "--precision belongs to a run that embeds"),
     ],
 )
 def test_mistake_is_one_sentence(folder, options, message):

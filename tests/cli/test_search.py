@@ -170,6 +170,7 @@ def test_mistakes_are_one_sentence_and_write_nothing(index, folder, tmp_path):
         (("index", "--out", new, "--verify"), InputError, "no index"),
         (("index", folder, "--out", index, "--encoder", "tiny-gpt2"), InputError, "another embedding space"),
         (("index", folder, "--out", index, "--chunk", "64"), InputError, "set when it is created"),
+        (("index", folder, "--encoder", "tiny-llama", "--out", new, "--chunk", "0"), InputError, "8 tokens or more"),
         (("index", "--out", index, "--tune"), InputError, "--queries and --qrels"),
         (("index", "--out", index, "--tune", *queries), InputError, "--queries and --qrels"),
         (("index", folder, "--out", index, *queries), InputError, "belong to --tune"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import DataFileError, InputError
+from decoder2vec.errors import DataFileError, InputError, UnknownNameError
 from decoder2vec.evaluation.api import evaluate
 from decoder2vec.text.data_check import TRAINING_PAIRS_FILE, hash_pairs
 from decoder2vec.text.files import ScoredPairs, read_pairs
@@ -88,6 +88,22 @@ def test_prompts_override_those_of_the_encoder(folder):
     encoder = TopicEncoder()
     evaluate(encoder, folder, tasks="mini", prompts={"query": "Q: "})
     assert {prompt for text, prompt in encoder.encoded if text.startswith("What of")} == {"Q: "}
+
+
+@pytest.mark.parametrize("name", ["querry", "mine-querry", "retrieval-plane"])
+def test_prompt_for_nothing_is_refused(folder, name):
+    with pytest.raises(UnknownNameError, match=f"Unknown prompt '{name}'"):
+        evaluate(TopicEncoder(), folder, prompts={name: "Q: "})
+
+
+def test_prompts_for_what_is_not_run_may_be_given(folder):
+    prompts = dict.fromkeys(("query", "passage", "sts", "retrieval-query", "mini", "mini-document"), "P: ")
+    assert evaluate(TopicEncoder(), folder, tasks="mini", prompts=prompts)["tasks"]
+
+
+def test_prompts_are_refused_for_files_of_pairs(file):
+    with pytest.raises(InputError, match="folder of tasks"):
+        evaluate(TopicEncoder(), file, prompts={"query": "Q: "})
 
 
 def test_finished_tasks_are_not_run_again(folder, tmp_path):

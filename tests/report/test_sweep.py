@@ -153,6 +153,12 @@ def test_a_sweep_over_nothing_is_refused(kind):
         sweep("tiny-llama", PAIRS, **{kind: []})
 
 
+def test_one_name_or_layer_needs_no_list():
+    one = {"templates": "plain", "poolings": "mean", "attentions": "causal", "heads": "none", "layers": 2}
+    lists = {name: [value] for name, value in one.items()}
+    assert sweep("tiny-llama", PAIRS, **one).rows == sweep("tiny-llama", PAIRS, **lists).rows
+
+
 def test_unknown_name_is_refused():
     with pytest.raises(InputError, match="lasttoken"):
         sweep("tiny-llama", PAIRS, poolings=["lastoken"])

@@ -6,7 +6,9 @@ import builtins
 import gzip
 import json
 import os
+from datetime import date
 
+import numpy as np
 import pytest
 
 from decoder2vec.errors import DataFileError, InputError
@@ -201,6 +203,28 @@ def test_characters_that_no_store_keeps_are_removed(tmp_path):
     assert documents["ab"].text == "xy ?" and documents["ab"].metadata["n"] == "nan"
 
 
+def test_values_that_json_has_not_become_text_or_numbers():
+    odd = {"day": date(2025, 2, 3), "year": np.int64(2025), "sizes": np.array([1, 2]), "pair": (1, date(2025, 1, 1))}
+    plain = {"day": "2025-02-03", "year": 2025, "sizes": [1, 2], "pair": [1, "2025-01-01"]}
+    row, nested, document = to_documents(
+        [
+            {"id": "a", "text": "x", **odd},
+            {"id": "b", "text": "x", "nested": {"day": date(2025, 2, 3)}},
+            Document("c", "half a pair: \ud800", odd | {"nested": {"a": 1}}, [1.0, 2.0]),
+        ]
+    )
+    assert row.metadata == plain and row.digest()
+    assert json.loads(nested.metadata["nested"]) == {"day": "2025-02-03"}
+    assert document.metadata == plain | {"nested": {"a": 1}} and document.text == "half a pair: ?"
+    assert document.vector.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(("document", "what"), [(Document(5, "x"), "the id 5"), (Document("a", None), "the text None")])
+def test_documents_with_other_ids_and_texts_than_strings_are_refused(document, what):
+    with pytest.raises(InputError, match=what):
+        list(to_documents([document]))
+
+
 def test_digest_depends_on_text_and_metadata_only():
     document = Document("a", "text", {"x": 1, "y": 2})
     assert document.digest() == Document("b", "text", {"y": 2, "x": 1}).digest()
@@ -215,7 +239,7 @@ def test_paths_texts_and_dicts_become_documents(folder):
     same, text, other_text, with_id, without_id, bad = to_documents(
         [given, "one", "two", row, {"text": "one", "kind": "x"}, {"title": "T"}]
     )
-    assert same is given
+    assert same == given
     assert (text.text, text.metadata) == ("one", {}) and text.id == next(to_documents(["one"])).id != other_text.id
     assert with_id == Document("7", "body", {"title": "T", "year": 2025})
     assert without_id == Document(text.id, "one", {"kind": "x"})

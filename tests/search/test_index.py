@@ -127,6 +127,8 @@ def test_filter_returns_the_best_matching_documents(index, mode):
         ({"kind": "odd"}, lambda metadata: metadata["kind"] == "odd"),
         ({"kind": "odd", "year": "3"}, lambda metadata: metadata["kind"] == "odd" and metadata["year"] == 3),
         ({"year": ["1", "2"]}, lambda metadata: metadata["year"] in (1, 2)),
+        ({"kind": "odd", "year": 3}, lambda metadata: metadata["kind"] == "odd" and metadata["year"] == 3),
+        ({"year": [1, 2]}, lambda metadata: metadata["year"] in (1, 2)),
     ):
         expected = [hit for hit in index.search(QUERIES[0], 60, mode) if matches(hit.metadata)]
         hits = index.search(QUERIES[0], 5, mode, filter)
@@ -143,6 +145,8 @@ def test_filter_matches_members_of_lists(location, closing):
     index.add([Document("a", "one", {"tags": ["x", "it's"], "good": True}), Document("b", "two", {"tags": ["y"]})])
     assert [hit.id for hit in index.search("one", 5, "dense", {"tags": "it's"})] == ["a"]
     assert [hit.id for hit in index.search("one", 5, "dense", {"good": "true"})] == ["a"]
+    assert [hit.id for hit in index.search("one", 5, "dense", {"good": True})] == ["a"]
+    assert index.search("one", 5, "dense", {"good": False}) == index.search("one", 5, "dense", {"good": None}) == []
 
 
 def test_documents_are_added_updated_and_deleted_by_id(index):
@@ -156,6 +160,24 @@ def test_documents_are_added_updated_and_deleted_by_id(index):
     index.verify()
 
 
+def test_arguments_that_look_alike_are_not_confused(index):
+    assert index.delete("d3") == ["d3"]  # not "d" and "3"
+    index.add([{"id": 3, "text": "a document that is called as a character of others"}])
+    assert index.delete("d3") == [] and index.count() == (60, 60)
+    assert index.delete([3]) == ["3"] and index.count() == (59, 59)
+    for wrong in ({"id": "a", "text": "not two texts, the keys"}, Document("a", "one document")):
+        with pytest.raises(InputError, match="put it into a list"):
+            index.add(wrong)
+    with pytest.raises(InputError, match="put it into a list"):
+        index.rank("katar")
+    with pytest.raises(InputError, match="rank"):
+        index.search(["katar", "loben"])
+    for no_reranker in ("tiny-llama", lambda query, texts: [0.0] * len(texts)):
+        with pytest.raises(InputError, match="has no `rerank`"):
+            index.search("katar", rerank=no_reranker)
+    assert index.count() == (59, 59)
+
+
 def test_add_accepts_paths_texts_and_dicts(location, closing, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "a.txt").write_text("katar", encoding="utf-8")
@@ -163,6 +185,8 @@ def test_add_accepts_paths_texts_and_dicts(location, closing, tmp_path):
     index = closing(Index.create(location, WordEncoder()))
     assert index.add(tmp_path / "source").added == 1
     assert index.add(str(tmp_path / "table.jsonl"), columns=("title", "text")).added == 1
+    assert index.add(str(tmp_path / "table.jsonl"), columns="title").updated == 1  # not t, i, t, l and e
+    assert index.add(str(tmp_path / "table.jsonl"), columns=("title", "text")).updated == 1
     seen = []
     changes = index.add(
         ["a text", {"id": "dict", "text": "nudim", "year": 2025}],

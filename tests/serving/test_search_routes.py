@@ -53,6 +53,9 @@ def test_search_takes_a_filter_and_returns_ten_by_default(client):
     assert {hit["id"] for hit in hits} == {document.id for document in DOCUMENTS}
     body = {"query": "the", "mode": "dense", "filter": {"kind": ["pet", "food"]}}
     assert {hit["id"] for hit in client.post("/search", json=body).json()["hits"]} == {"cat", "bread"}
+    for value in (2025, [2025, 2026], True, 1.5):  # numbers may match, and are no error
+        answer = client.post("/search", json={**body, "filter": {"year": value}})
+        assert answer.status_code == 200, answer.text
     assert client.post("/search", json={"query": "  "}).json() == {"hits": []}
 
 

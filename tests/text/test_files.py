@@ -63,10 +63,10 @@ def rows_of(pairs):
 
 @pytest.fixture
 def stdin(monkeypatch):
-    """stdin(data) sets standard input to these bytes, decoded as in a UTF-8 locale."""
+    """stdin(data) sets standard input to these bytes, decoded as in a UTF-8 locale, or as a locale would otherwise."""
 
-    def pipe(data):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+    def pipe(data, encoding="utf-8", errors="strict"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding, errors=errors))
 
     return pipe
 
@@ -152,11 +152,20 @@ def test_byte_order_mark_on_standard_input_is_removed(stdin):
     stdin(b"\xef\xbb\xbffirst\nsecond\n")
     assert list(read_texts("-")) == ["first", "second"]
 
+    stdin(b'\xef\xbb\xbf{"body": "a"}\n')
+    assert list(read_texts("-", "body")) == ["a"]
 
-def test_standard_input_that_is_not_utf8_is_refused(stdin):
-    stdin("café\n".encode("latin-1"))
+
+@pytest.mark.parametrize("errors", ["strict", "surrogateescape"])  # the second is Python's without a locale
+def test_standard_input_that_is_not_utf8_is_refused(stdin, errors):
+    stdin("café\n".encode("latin-1"), errors=errors)
     with pytest.raises(DataFileError, match="UTF-8"):
         list(read_texts("-"))
+
+
+def test_standard_input_is_utf8_in_every_locale(stdin):
+    stdin("café\n".encode(), "latin-1")
+    assert list(read_texts("-")) == ["café"]
 
 
 def test_texts_are_read_lazily(tmp_path):

@@ -14,8 +14,9 @@ import decoder2vec
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import is_encoder_folder
-from decoder2vec.errors import DataFileError, InputError, StorageError, UnsupportedError
+from decoder2vec.errors import BackboneError, DataFileError, InputError, StorageError, UnsupportedError
 from decoder2vec.text.data_check import count_overlap
+from decoder2vec.text.files import Triplets
 from decoder2vec.training import api, checkpoint
 from decoder2vec.training.api import train
 from decoder2vec.training.data import TrainingData
@@ -150,6 +151,26 @@ def test_files_of_the_caller_are_used_and_recorded(backbone, make_pairs, write_p
         "chosen on": "dev (25 pairs)",
         "scored once on": "train (25 pairs)",
     }
+
+
+def test_one_file_setting_or_seed_needs_no_list(backbone, triplets_file, write_pairs, make_pairs, tmp_path):
+    dev, test = (str(write_pairs(tmp_path / f"{name}.tsv", make_pairs(name, 25, 1))) for name in ("dev", "test"))
+    one = {"dev": dev, "test": Path(test), "seeds": 1, "settings": "training.steps=2"}
+    lists = {name: [value] for name, value in one.items()}
+    alone, listed = (
+        train("lora", triplets_file, backbone("tiny-llama"), tmp_path / out, **options)
+        for out, options in (("a", one), ("b", lists))
+    )
+    assert alone.encoder.fingerprint == listed.encoder.fingerprint
+    assert alone.results["config"] == listed.results["config"] and alone.results["best_seed"] == 1
+    with pytest.raises(BackboneError, match="no teacher 'tiny-gtp2'"):
+        train("distill", triplets_file, backbone("tiny-llama"), tmp_path / "c", teachers="tiny-gtp2")
+
+
+@pytest.mark.parametrize("data", [Triplets("mine", [("a", "b", "c")]), [("a", "b", "c")]])
+def test_data_in_memory_without_training_data_raise(data, backbone, tmp_path):
+    with pytest.raises(InputError, match="TrainingData"):
+        train("lora", data, backbone("tiny-llama"), tmp_path / "encoder")
 
 
 @pytest.mark.parametrize("files", [{"train": "t.tsv"}, {"dev": ["d.tsv"]}, {"test": ["t.tsv"]}, {"columns": "abc"}])

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import torch
@@ -401,6 +402,13 @@ class Reader:
         for columns, extractor in self.extractors:
             result[:, columns] = extractor(texts, progress)
         return result
+
+
+def to_text_list(inputs: Any) -> list[str]:
+    """Return an iterable of texts as a list; raise an error for anything else."""
+    if isinstance(inputs, bytes | bytearray | Mapping) or not hasattr(inputs, "__iter__"):
+        raise InputError(f"encode() takes a text or a list of texts, not {type(inputs).__name__}.")
+    return list(inputs)
 
 
 def check_texts(texts: Sequence[str]) -> Sequence[str]:

@@ -383,7 +383,7 @@ def check_keep(keep: str | int, *, has_curve: bool) -> None:
         if not has_curve:
             raise InputError(f"{keep} is a minimum of the loss curve; give triplets to measure the curve.")
         return
-    percentage = _PERCENTAGE.fullmatch(keep.strip())
+    percentage = _PERCENTAGE.fullmatch(str(keep).strip())
     if not percentage:
         raise InputError(f"Unknown choice {keep!r}; keep a share such as 70%, small or large, or give --layers N.")
     if not 0 < float(percentage[1]) < 100:

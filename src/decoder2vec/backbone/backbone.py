@@ -146,7 +146,8 @@ class Backbone:
 
     def to(self, device: str | torch.device) -> None:
         """Move the model and all adapters to a device."""
-        if self.int8 and torch.device(device).type != "cpu":
+        device = choose_device(device)
+        if self.int8 and device.type != "cpu":
             raise UnsupportedError(f"int8 is for CPUs; load the model in another dtype for {device}.")
         self.model.to(device)
         for adapter in filter(None, (self.adapter, self.sentence_tokens, *self.adapters.values())):

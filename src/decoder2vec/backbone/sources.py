@@ -180,6 +180,14 @@ def _convert(file: Path, folder: Path) -> None:
 def _check_model_folder(folder: Path) -> Path:
     """Return the folder if it holds a config and safetensors weights."""
     if not (folder / "config.json").is_file():
+        if (folder / "reranker.json").is_file():
+            raise BackboneError(f"{folder} is a reranker, not a model or encoder; use `d2v rerank` or `Reranker.load`.")
+        if (folder / "encoder.json").is_file():
+            raise BackboneError(
+                f"{folder} is a saved encoder, but a model is needed; `d2v export --format transformers` makes one."
+            )
+        if (folder / "encoder" / "encoder.json").is_file():
+            raise BackboneError(f"{folder} is a folder of `d2v sweep`; give the encoder in it, {folder / 'encoder'}.")
         raise BackboneError(f"{folder} has no config.json, so it is not a model folder.")
     if not weight_files(folder):
         raise BackboneError(
@@ -211,6 +219,10 @@ def download_checkpoint(name: str, revision: str, folder: Path) -> Path:
 
 
 def _download_from_hub(name: str, revision: str | None, folder: Path | None = None) -> Path:
+    if Path(name).is_absolute():
+        raise BackboneError(
+            f"{name} is not a folder or .gguf file; if a saved encoder or an index names it, it was moved or deleted."
+        )
     error = unknown_name("model", name, [*BUILTIN_MODELS, DEFAULT_ENCODER, *TINY])
     if not _HUB_ID.fullmatch(name):
         raise BackboneError(f"{error} It is not a folder or .gguf file either.")

@@ -17,7 +17,7 @@ from decoder2vec.activations.store import Store, text_keys
 from decoder2vec.backbone.attention import ATTENTIONS
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.choosing.tasks import TargetTask
-from decoder2vec.config import Reading
+from decoder2vec.config import Reading, as_tuple
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import EncoderError, InputError, unknown_name
@@ -65,7 +65,7 @@ def name_sources(sources: Mapping[str, SourceLike] | Sequence[SourceLike]) -> di
     if isinstance(sources, Mapping):
         named = list(sources.items())
     else:
-        named = [_named(source, index) for index, source in enumerate(sources)]
+        named = [_named(source, index) for index, source in enumerate(as_tuple(sources))]
     if not named:
         raise InputError("There is nothing to choose from; give one or more models or encoders.")
     names = [name for name, _ in named]

@@ -18,6 +18,7 @@ from decoder2vec.cli.options import (
     PoolingOption,
     TemplateOption,
     open_encoder,
+    refuse_given,
 )
 from decoder2vec.cli.output import info, show_progress
 from decoder2vec.config import DEFAULT_ENCODER
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from decoder2vec.encoder import Encoder
 
 _FOLDER = "Into a folder"
+_OF_VERIFY = {"verify", "encoder", "layer", "pooling", "template", "attention", "exact", "device", "dtype"}
+"""Parameters that --verify takes."""
 
 Sources = Annotated[
     list[str] | None,
@@ -78,6 +81,7 @@ Verify = Annotated[
 
 
 def embed(
+    context: typer.Context,
     sources: Sources = None,
     out: Annotated[
         str | None, typer.Option(help="Output file (.npy, .jsonl or .parquet), or a folder or URL for parts.")
@@ -113,6 +117,7 @@ def embed(
         return open_encoder(encoder, device, dtype, exact=exact, **choices)
 
     if verify is not None:
+        refuse_given(context, [*context.params.keys() - _OF_VERIFY], "a run that embeds")
         _verify(verify, load)
         return
     if not sources or out is None:

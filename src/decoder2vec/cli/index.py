@@ -149,7 +149,7 @@ class _ChunkOptions(NamedTuple):
 
         if self.late and self.overlap:
             raise InputError("With --late chunks do not overlap: each has seen its neighbours; leave out --overlap.")
-        size = self.size or Chunking.size
+        size = Chunking.size if self.size is None else self.size
         overlap = min(Chunking.overlap, size // 4) if self.overlap is None else self.overlap
         return Chunking(size, overlap, bool(self.late), self.window or 0)
 

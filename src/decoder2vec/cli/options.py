@@ -101,4 +101,5 @@ def refuse_given(context: typer.Context, names: Sequence[str], owner: str) -> No
     for option in context.command.params:
         source = context.get_parameter_source(option.name) if option.name in names else None
         if source is not None and source.name == "COMMANDLINE":
-            raise InputError(f"{option.opts[0]} belongs to {owner}; leave it out.")
+            is_argument = option.param_type_name == "argument"
+            raise InputError(f"{option.metavar if is_argument else option.opts[0]} belongs to {owner}; leave it out.")

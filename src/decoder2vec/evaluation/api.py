@@ -15,7 +15,7 @@ from decoder2vec.encoder_folder import encoder_path
 from decoder2vec.errors import EncoderError, InputError, unknown_name
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.similarity import SupportsEncode, evaluate_sts, load_pairs
-from decoder2vec.evaluation.suite import Document, Estimate, Suite, encoder_fingerprint
+from decoder2vec.evaluation.suite import Document, Estimate, Suite, check_prompt_names, encoder_fingerprint
 from decoder2vec.evaluation.tasks.layout import KINDS, find_tasks
 from decoder2vec.progress import current_progress
 from decoder2vec.storage import check_output_file, versions, write_json
@@ -93,14 +93,16 @@ def evaluate(
             raise InputError("Tasks are read from one folder: give one folder as data.")
         names = [part.strip() for part in tasks.split(",") if part.strip()] if isinstance(tasks, str) else tasks
         chosen = find_tasks(paths[0], names or ("all",), limit=limit)
+        check_prompt_names(prompts or {}, chosen)
         loaded = _load(encoder, device, choices, engine, workers)
         suite = Suite(loaded, chosen, name, target, prompts or {}, training_pairs, command, training_texts)
         return _run_suite(suite, show_progress_bar, notify)
+    if prompts:
+        raise InputError("Prompts are for a folder of tasks, and files of pairs are read without; leave them out.")
     pairs = [_load_pairs(source, notify, columns, skip_bad=skip_bad, limit=limit) for source in sources]
     _warn_of_overlap(pairs, training_pairs, notify)
     with naming_lines(*paths):
-        loaded = _load(encoder, device, choices, engine, workers)
-        document = _evaluate_pairs(loaded, name, pairs, show_progress_bar)
+        document = _evaluate_pairs(_load(encoder, device, choices, engine, workers), name, pairs, show_progress_bar)
     if target:
         write_json(target, document)
     return document

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding_bag
 
+from decoder2vec.activations.extract import to_text_list
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.fingerprint import file_sha256, folder_fingerprint, weight_files
 from decoder2vec.backbone.machine import quiet_transformers
 from decoder2vec.backbone.sources import download_if_it_has, resolve_model_folder
 from decoder2vec.backbone.vocabulary import check_token_ids
 from decoder2vec.config import fingerprint
-from decoder2vec.encoder import Encoder, to_text_list
+from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import encoder_path, is_encoder_folder, saved_encoder_folder
 from decoder2vec.errors import BackboneError, InputError, MissingExtraError
 from decoder2vec.evaluation.onnx_encoder import OnnxEncoder, onnx_file

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -19,9 +19,9 @@ import numpy as np
 
 from decoder2vec.config import DOCUMENT_PROMPTS, fingerprint
 from decoder2vec.encoder import Encoder
-from decoder2vec.errors import DataFileError, EncoderError, InputError
+from decoder2vec.errors import DataFileError, EncoderError, InputError, unknown_name
 from decoder2vec.evaluation.similarity import SupportsEncode
-from decoder2vec.evaluation.tasks.layout import TUNING_SUFFIXES
+from decoder2vec.evaluation.tasks.layout import KINDS, TUNING_SUFFIXES
 from decoder2vec.evaluation.tasks.task import Role, Task, TaskVectors, evenly_spaced, ranks_lexically
 from decoder2vec.evaluation.vector_cache import VectorCache, token_counter
 from decoder2vec.storage import atomic_file, parse_json, versions
@@ -39,6 +39,16 @@ _ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {
 }
 _WARM_UP_TEXTS, _SAMPLE_TEXTS = 8, 64
 """Texts that `estimate` encodes before and while it measures the speed."""
+
+
+def check_prompt_names(names: Iterable[str], tasks: Sequence[Task]) -> None:
+    """Raise an error for the name of a prompt that no task would use; kinds and roles may be those of other tasks."""
+    kinds = [*KINDS, *(task.name for task in tasks)]
+    roles = [name for prompts in _ROLE_PROMPTS.values() for name in prompts]
+    with_role = {f"{kind}-{role}" for kind in kinds for role in _ROLE_PROMPTS}
+    for name in names:
+        if name not in {*kinds, *roles, *with_role}:
+            raise unknown_name("prompt", name, {*kinds, *roles})
 
 
 @dataclass(frozen=True)

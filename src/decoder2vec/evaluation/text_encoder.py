@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from decoder2vec.activations.extract import check_texts
+from decoder2vec.activations.extract import check_texts, to_text_list
 from decoder2vec.config import DOCUMENT_PROMPTS
-from decoder2vec.encoder import resolve_prompt, to_text_list
+from decoder2vec.encoder import resolve_prompt
 from decoder2vec.errors import InputError
 from decoder2vec.maths.similarity import normalise, pairwise_similarity, similarity_matrix
 

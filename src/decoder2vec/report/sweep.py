@@ -12,7 +12,7 @@ from decoder2vec.analysis.selection import FEW_PAIRS
 from decoder2vec.analysis.sweep import Fill, Sweep, SweepPlan, reroutings_to_try, run_sweep
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.bulk.ray_encoder import ENGINES
-from decoder2vec.config import DEFAULT_MAX_LENGTH
+from decoder2vec.config import DEFAULT_MAX_LENGTH, as_tuple
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder
 from decoder2vec.errors import DataFileError, InputError, unknown_name
@@ -33,12 +33,12 @@ def sweep(
     *,
     out: str | Path | None = None,
     test: str | Path | ScoredPairs | None = None,
-    templates: Sequence[str] | None = None,
-    poolings: Sequence[str] | None = None,
-    attentions: Sequence[str] | None = None,
-    reroute: Sequence[str] = (),
-    heads: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
+    templates: str | Sequence[str] | None = None,
+    poolings: str | Sequence[str] | None = None,
+    attentions: str | Sequence[str] | None = None,
+    reroute: str | Sequence[str] = (),
+    heads: str | Sequence[str] | None = None,
+    layers: int | Sequence[int] | None = None,
     quick: bool | None = None,
     max_length: int = DEFAULT_MAX_LENGTH,
     columns: Sequence[str] = PAIR_COLUMNS,
@@ -98,7 +98,7 @@ def sweep(
     _expect_phases(test_pairs, saved=out is not None)
     backbone = Backbone.load(model, device=device, dtype=dtype, notify=notify)
     named = {"templates": templates, "poolings": poolings, "attentions": attentions, "heads": heads, "layers": layers}
-    plan = _plan(len(pairs), quick, named, reroutings_to_try(reroute, backbone.n_layers), notify)
+    plan = _plan(len(pairs), quick, named, reroutings_to_try(as_tuple(reroute), backbone.n_layers), notify)
     fill = _open_on_ray(model, backbone, workers, device) if engine == "ray" else None
     result = run_sweep(str(model), pairs, replace(plan, max_length=max_length), backbone=backbone, fill=fill)
     _notify_of(result, notify)
@@ -151,7 +151,7 @@ def _expect_phases(test_pairs: ScoredPairs | None, *, saved: bool) -> None:
 def _plan(
     n_pairs: int,
     quick: bool | None,
-    named: Mapping[str, Sequence[Any] | None],
+    named: Mapping[str, Any],
     rerouted: Sequence[str],
     notify: Callable[[str], None],
 ) -> SweepPlan:
@@ -162,7 +162,7 @@ def _plan(
             all_readings = "--full, or quick=False in Python, tries all"
             notify(f"{n_pairs} pairs can decide between few readings: trying the quick set ({all_readings})")
     defaults = SweepPlan.quick() if quick else SweepPlan()
-    chosen: dict[str, Any] = {name: tuple(values) for name, values in named.items() if values is not None}
+    chosen: dict[str, Any] = {name: as_tuple(values) for name, values in named.items() if values is not None}
     plan = replace(defaults, **chosen)
     return replace(plan, attentions=(*plan.attentions, *rerouted))
 

@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -91,9 +91,13 @@ def to_documents(
     if isinstance(source, str | Path):
         yield from read_documents(Path(source), columns, notify)
         return
+    if isinstance(source, Document | Mapping):
+        raise InputError("Expected a list of documents, not one document; put it into a list.")
     for number, item in enumerate(source, 1):
-        if isinstance(item, Document | Skipped):
+        if isinstance(item, Skipped):
             yield item
+        elif isinstance(item, Document):
+            yield _storable_document(item, number)
         elif isinstance(item, str):
             yield Document(_text_id(item), storable(item))
         elif isinstance(item, Mapping):
@@ -293,14 +297,30 @@ def _row_metadata(row: Mapping[str, Any], used: Iterable[str]) -> dict[str, Any]
     return {storable(str(key)): _storable_value(value) for key, value in values.items()}
 
 
+def _storable_document(document: Document, number: int) -> Document:
+    for name, value in (("id", document.id), ("text", document.text)):
+        if not isinstance(value, str):
+            raise InputError(
+                f"Document {number} has the {name} {value!r}, which is no string; convert or drop it first."
+            )
+    metadata = {
+        storable(str(name)): value if isinstance(value, dict) else _storable_value(value)
+        for name, value in document.metadata.items()
+    }
+    vector = None if document.vector is None else np.asarray(document.vector, np.float32)
+    return replace(document, text=storable(document.text), metadata=metadata, vector=vector)
+
+
 def _storable_value(value: Any) -> Any:
-    if isinstance(value, str):
-        return storable(value)
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_storable_value(item) for item in value]
-    return storable(json.dumps(value, ensure_ascii=False)) if isinstance(value, dict) else value
+    if isinstance(value, dict):
+        return storable(json.dumps(value, ensure_ascii=False, default=str))
+    return value if isinstance(value, int | float | None) else storable(str(value))
 
 
 def _text_id(text: str) -> str:

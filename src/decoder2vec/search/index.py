@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decoder2vec.config import fingerprint, from_table, to_table
+from decoder2vec.config import as_tuple, fingerprint, from_table, to_table
 from decoder2vec.encoder_folder import is_encoder_folder
 from decoder2vec.errors import InputError, StorageError, unknown_name
 from decoder2vec.maths.probability import Probability
@@ -175,7 +175,7 @@ class Index:
         ... ])
         >>> changes.added
         2
-        >>> [hit.id for hit in d2v.Index.open("library").search("stocks", mode="lexical", filter={"year": "2025"})]
+        >>> [hit.id for hit in d2v.Index.open("library").search("stocks", mode="lexical", filter={"year": 2025})]
         ['news']
         >>> index.search("kitten on a sofa", top=1, mode="lexical")[0].snippet.marked()
         '**A kitten naps on the red sofa.** It is raining.'
@@ -270,7 +270,7 @@ class Index:
         *,
         vectors: Any = None,
         through: Bridge | None = None,
-        columns: Sequence[str] = (),
+        columns: str | Sequence[str] = (),
         progress: Callable[[IndexChanges], object] | None = None,
         notify: Callable[[str], object] = lambda _: None,
     ) -> IndexChanges:
@@ -296,6 +296,7 @@ class Index:
         Returns:
             Counts of added, updated, unchanged, moved and removed documents, and the skipped ones with their reasons.
         """
+        columns = as_tuple(columns)
         if isinstance(self.encoder, QuickEncoder):
             raise InputError("This index was opened for queries; open it without `for_queries` to add documents.")
         if vectors is not None or through is not None:
@@ -323,8 +324,9 @@ class Index:
                 self._ranker.prepare()
         return changes
 
-    def delete(self, ids: Sequence[str]) -> list[str]:
-        """Remove documents by id; returns the ids that existed."""
+    def delete(self, ids: str | Iterable[str | int]) -> list[str]:
+        """Remove documents by their id, one or several; returns the ids that existed."""
+        ids = [ids] if isinstance(ids, str) else map(str, ids)
         with self.store.write_lock():
             stored = self.store.document_digests()
             existing = [id for id in dict.fromkeys(ids) if id in stored]
@@ -348,8 +350,8 @@ class Index:
             query: Text to search for; a blank one finds nothing.
             top: Maximum number of documents.
             mode: "dense" (embedding similarity), "lexical" (BM25) or "hybrid" (both, fused as `tune` chose).
-            filter: Required metadata, such as {"kind": "pet", "year": ["2024", "2025"]}: all keys must match, each with
-                its value or one of its values.
+            filter: Required metadata, such as {"kind": "pet", "year": [2024, 2025]}: all keys must match, each with its
+                value or one of its values. "2025" matches the number 2025, too.
             rerank: Rescores the best 30 documents, or as many as `tune` chose. Anything with `rerank(query, texts)`,
                 such as a `Reranker`, a `PairReranker` or what `load_reranker` returns.
             exact: Compare the query with every vector, even if there is an approximate index.
@@ -357,6 +359,10 @@ class Index:
         Raises:
             InputError: `mode` is unknown, or `top` is less than 1.
         """
+        if not isinstance(query, str):
+            raise InputError("`search` takes one query; `rank` takes a list of them.")
+        if rerank is not None and not callable(getattr(rerank, "rerank", None)):
+            raise InputError(f"A {type(rerank).__name__} has no `rerank`; give a `Reranker` or a `PairReranker`.")
         depth = max(top, self.header.rerank_depth) if rerank else top
         ranked = self.rank([query], depth, mode, filter, exact=exact)[0]
         chunks = self.store.read_chunks([document.chunk_key for document in ranked])
@@ -395,6 +401,8 @@ class Index:
         exact: bool = False,
     ) -> list[list[RankedDocument]]:
         """Return ids and scores for many queries at once, which is faster than `search`; parameters as there."""
+        if isinstance(queries, str):
+            raise InputError("`rank` takes a list of queries, not one; put it into a list.")
         if mode not in MODES:
             raise unknown_name("mode", mode, MODES)
         if top < 1:

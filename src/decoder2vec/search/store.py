@@ -18,7 +18,8 @@ from decoder2vec.maths.similarity import SIMILARITIES, check_finite
 Embeddings = NDArray[np.float32]
 """[texts, dim] vectors."""
 
-MetadataFilter = Mapping[str, str | Sequence[str]]
+MetadataValue = str | int | float | bool | None
+MetadataFilter = Mapping[str, MetadataValue | Sequence[MetadataValue]]
 """Metadata key -> its required value, or several values of which one is required. All keys must match."""
 
 _PROBE_TEXT = "The ferry to the islands leaves at seven, unless the wind is too strong."
@@ -204,7 +205,7 @@ def metadata_tag(name: str, value: Any) -> str:
 def required_tags(filter: MetadataFilter) -> list[list[str]]:
     """Return one list of tags per key of the filter; a chunk must have at least one tag of each list."""
     return [
-        [metadata_tag(name, value) for value in ([values] if isinstance(values, str) else values)]
+        [metadata_tag(name, value) for value in ([values] if isinstance(values, MetadataValue) else values)]
         for name, values in filter.items()
     ]
 

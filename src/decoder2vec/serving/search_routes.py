@@ -33,6 +33,7 @@ def _check_storable(text: str) -> str:
 
 
 FilterText = Annotated[str, AfterValidator(_check_storable)]
+FilterValue = FilterText | bool | int | float
 
 
 class _StrictRequest(BaseModel):
@@ -101,7 +102,7 @@ class SearchRequest(_StrictRequest):
     top: Annotated[int, Field(ge=1, le=1000)] = 10
     mode: Literal["hybrid", "dense", "lexical"] = "hybrid"
     filter: Annotated[
-        dict[FilterText, FilterText | list[FilterText]] | None,
+        dict[FilterText, FilterValue | list[FilterValue]] | None,
         Field(description="Required metadata: a value, or a list of allowed values, for each key."),
     ] = None
     rerank: Annotated[

@@ -44,6 +44,8 @@ def parse_rows(source: str | Path, file_format: str, *, guess_charset: bool = Fa
     parsers = {"txt": _parse_txt, "tsv": _parse_tsv, "csv": _parse_csv, "jsonl": _parse_jsonl}
     try:
         if str(source) == "-":
+            if isinstance(sys.stdin, io.TextIOWrapper):  # like files in UTF-8, whatever the locale says
+                sys.stdin.reconfigure(encoding="utf-8-sig", errors="strict")
             yield from parsers[file_format](sys.stdin)
             return
         with _open(Path(source), guess_charset) as handle:

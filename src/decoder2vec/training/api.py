@@ -25,6 +25,7 @@ from decoder2vec.backbone.blocks import trained_share
 from decoder2vec.backbone.machine import FOUR_BIT, choose_device, choose_dtype
 from decoder2vec.backbone.sources import Notify
 from decoder2vec.base_model import describe_base_model, load_base_model
+from decoder2vec.config import as_tuple
 from decoder2vec.encoder import Encoder
 from decoder2vec.encoder_folder import check_output_folder, encoder_path, is_encoder_folder, is_reranker_folder
 from decoder2vec.errors import InputError, UnsupportedError
@@ -106,16 +107,16 @@ def train(
     out: str | Path = "encoder",
     *,
     train: str | Path | None = None,
-    dev: Sequence[str | Path] = (),
-    test: Sequence[str | Path] = (),
+    dev: str | Path | Sequence[str | Path] = (),
+    test: str | Path | Sequence[str | Path] = (),
     tasks: str | Path | None = None,
     columns: Sequence[str] | None = None,
     auto_dev: bool = False,
-    settings: Sequence[str] = (),
-    teachers: Sequence[str | Path] = (),
+    settings: str | Sequence[str] = (),
+    teachers: str | Path | Sequence[str | Path] = (),
     variant: str | None = None,
-    stages: Sequence[str] = (),
-    seeds: Sequence[int] = (0,),
+    stages: str | Sequence[str] = (),
+    seeds: int | Sequence[int] = (0,),
     grid: Grid | None = None,
     trials: int = 0,
     keep: float | None = None,
@@ -165,6 +166,7 @@ def train(
         >>> d2v.train("lora", data, "tiny-llama", "my-encoder", settings=["objective.name=simcse"]).encoder.dim
         32
     """
+    dev, test, settings, teachers, stages, seeds = map(as_tuple, (dev, test, settings, teachers, stages, seeds))
     distributed.init_processes(backbone.device if isinstance(backbone, Backbone) else choose_device(device), notify)
     folder, evaluated = _output_folder(Path(out), overwrite=overwrite), find_tasks(tasks) if tasks else []
     reporting = Reporting(notify, on_progress, command)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decoder2vec.backbone.sources import Notify
+from decoder2vec.config import as_tuple
 from decoder2vec.errors import DataFileError, InputError
 from decoder2vec.progress import in_phase
 from decoder2vec.text.files import DataKind, read_data_kind
@@ -86,7 +87,10 @@ class DataSource:
             if data.train:
                 check_scores(data.train, data.scale)
             return cls(data)
-        folder, files = _folder_and_files([data] if isinstance(data, str | Path) else data or ["."], train)
+        named = as_tuple(data) if data or isinstance(data, str) else (".",)
+        if not all(isinstance(each, str | Path) for each in named):
+            raise InputError("Texts in memory are put into a TrainingData; else name files, or a folder.")
+        folder, files = _folder_and_files(named, train)
         folder_is_named = not files or (bool(train) and data is not None)
         for file in (*files, *dev, *test):
             if not Path(file).is_file():
