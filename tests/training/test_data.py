@@ -180,6 +180,14 @@ def test_too_few_pairs_to_set_some_aside_raise(tmp_path, make_pairs, write_pairs
         load_data(tmp_path, DataFiles(train="few.tsv"), needs=["pairs"])
 
 
+def test_pairs_set_aside_with_one_score_raise(tmp_path, make_pairs, write_pairs):
+    pairs = make_pairs(count=40)
+    scores = [row % 10 and score for row, score in enumerate(pairs.scores)]
+    write_pairs(tmp_path / "flat.tsv", replace(pairs, scores=scores))
+    with pytest.raises(InputError, match=r"Every tenth pair of flat, .* has the same score; give dev pairs"):
+        load_data(tmp_path, DataFiles(train="flat.tsv"), needs=["pairs"])
+
+
 def test_only_what_is_needed_is_read(folder):
     files = DataFiles(dev=("dev.tsv",))
     data = load_data(folder, files, needs=[])

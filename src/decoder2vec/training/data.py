@@ -329,6 +329,10 @@ def _split_dev(train: ScoredPairs) -> tuple[ScoredPairs, tuple[ScoredPairs, ...]
         )
 
     rows = range(len(train))
+    if len(set(train.scores[::10])) < 2:
+        raise InputError(
+            f"Every tenth pair of {train.name}, to be set aside to choose on, has the same score; give dev pairs."
+        )
     return subset(train.name, [row for row in rows if row % 10]), (subset(f"{train.name}-dev", rows[::10]),)
 
 
