@@ -137,21 +137,33 @@ class ScatteredEncoder:
         return np.array(vectors, np.float32)
 
 
+def scattered_recall(index):
+    found, exact = (
+        [{hit.id for hit in ranked} for ranked in index.rank(QUERIES, TOP, "dense", exact=exact)]
+        for exact in (False, True)
+    )
+    return sum(len(a & b) for a, b in zip(found, exact, strict=True)) / (TOP * len(QUERIES))
+
+
 def test_graph_of_a_database_has_the_recall_of_a_large_one(postgres_url, closing, monkeypatch):
     """These vectors are as hard to find as those among a million: 100 candidates have a recall of 0.93."""
     monkeypatch.setattr(indexing, "_MIN_BATCH_CHUNKS", 1000)
-    encoder = ScatteredEncoder()
-    index = closing(Index.create(f"{postgres_url}#scattered", encoder))
+    index = closing(Index.create(f"{postgres_url}#scattered", ScatteredEncoder()))
     index.add(documents(0, COUNT))
     index.build_ann("hnsw")
-
-    def hits(**options):
-        return [{hit.id for hit in ranked} for ranked in index.rank(QUERIES, TOP, "dense", **options)]
-
-    exact = hits(exact=True)
-    assert sum(len(a & b) for a, b in zip(hits(), exact, strict=True)) / (TOP * len(QUERIES)) >= 0.95
+    assert scattered_recall(index) >= 0.95
     monkeypatch.setattr(postgres_store, "_MIN_EF", 50)
-    assert sum(len(a & b) for a, b in zip(hits(), exact, strict=True)) / (TOP * len(QUERIES)) < 0.95
+    assert scattered_recall(index) < 0.95
+
+
+def test_product_codes_propose_more_candidates(tmp_path, monkeypatch):
+    monkeypatch.setattr(indexing, "_MIN_BATCH_CHUNKS", 1000)
+    index = Index.create(tmp_path / "index", ScatteredEncoder())
+    index.add(documents(0, COUNT))
+    index.build_ann("ivf_pq")
+    assert scattered_recall(index) >= 0.95
+    monkeypatch.setattr(lance_store, "_REFINE_PRODUCT_CODES", lance_store._REFINE)
+    assert scattered_recall(index) < 0.95
 
 
 @pytest.mark.parametrize(("most", "n_notices"), [(postgres_store._MAX_BUILD_MEGABYTES, 0), (1, 1)])

@@ -82,6 +82,8 @@ _PROBES = 40
 """Partitions that are searched."""
 _REFINE = 4
 """Candidates for each chunk wanted, by their quantised vectors; the chunks are chosen by their vectors in float32."""
+_REFINE_PRODUCT_CODES = 16
+"""The same for `ivf_pq`, whose codes are the shortest."""
 _MIN_EF = 100
 """Candidates of a search in a graph, at least."""
 
@@ -233,7 +235,9 @@ class LanceStore:
             search = search.bypass_vector_index()
         else:  # more partitions only if a filter leaves fewer than `count` rows in the nearest ones
             search = search.minimum_nprobes(_PROBES).maximum_nprobes(0)
-            search = search.refine_factor(_REFINE).ef(max(_MIN_EF, 2 * _REFINE * count))
+            is_product = (self.header() or {}).get("ann") == "ivf_pq"
+            search = search.refine_factor(_REFINE_PRODUCT_CODES if is_product else _REFINE)
+            search = search.ef(max(_MIN_EF, 2 * _REFINE * count))
         if filter:
             search = search.where(_filter_condition(filter), prefilter=True)
         return _keys_and_vectors(search.select(["key", "vector", "_distance"]).to_arrow())
