@@ -1,10 +1,10 @@
 """What adaptation cost on tasks it was not for, from evaluations that are there: no model is loaded.
 
 The encoders of results/evaluation that were made from SmolLM2-135M are compared with the same model before training,
-read in two ways: its last token of plain text, and the best layer and prompt of a sweep. STS and MRPC are left out of
-the mean ratio of change: the triplets and the scored pairs that were trained on are of that kind, and FREEZE has seen
-pairs of MRPC. DATA is a folder of tasks as for `d2v eval`; the scores of constant predictions are computed from its
-labels.
+read in three ways: its last token of plain text, its last token under the prompt that LoRA and soft prompts are trained
+under, and the best layer and prompt of a sweep. STS and MRPC are left out of the mean ratio of change: the triplets and
+the scored pairs that were trained on are of that kind, and FREEZE has seen pairs of MRPC. DATA is a folder of tasks as
+for `d2v eval`; the scores of constant predictions are computed from its labels.
 
 Run: python experiments/trajectory/cost.py --data DATA --out results/trajectory/cost.json
 """
@@ -22,7 +22,7 @@ from decoder2vec.report.result_files import Evaluation, find_results
 from decoder2vec.storage import write_json
 
 RESULTS = Path(__file__).parents[2] / "results" / "evaluation"
-BEFORE = ("untrained", "training_free")
+BEFORE = ("untrained", "prompteol", "training_free")
 AFTER = {
     "lora": "LoRA",
     "soft_prompt_16": "SPT",

@@ -329,7 +329,7 @@ def _split_dev(train: ScoredPairs) -> tuple[ScoredPairs, tuple[ScoredPairs, ...]
         )
 
     rows = range(len(train))
-    if len(set(train.scores[::10])) < 2:
+    if len(set(train.scores[::10])) == 1 < len(set(train.scores)):
         raise InputError(
             f"Every tenth pair of {train.name}, to be set aside to choose on, has the same score; give dev pairs."
         )
