@@ -35,6 +35,14 @@ def test_lines_of_trec_are_read(name, tmp_path):
     assert read_qrels(tmp_path / name) == {"q1": {"a": 2, "b": 0}, "q2": {"a": 1}}
 
 
+@pytest.mark.parametrize("grade", ["-1", "0.5", "+2", "1e0"])
+@pytest.mark.parametrize("name", ["qrels.tsv", "qrels.trec"])
+def test_first_line_of_trec_may_have_any_number(name, grade, tmp_path):
+    """TREC grades spam below 0; such a line is no header."""
+    (tmp_path / name).write_text(f"q1 0 a {grade}\nq1 0 b 2\n", "utf-8")
+    assert read_qrels(tmp_path / name) == {"q1": {"a": float(grade), "b": 2}}
+
+
 @pytest.mark.parametrize("charset", ["utf-8-sig", "utf-16"])
 def test_tables_with_a_byte_order_mark_are_read(charset, tmp_path):
     """As Windows writes them; the mark stands before the first name of a column."""

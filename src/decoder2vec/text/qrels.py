@@ -60,8 +60,16 @@ def _table_format(path: Path) -> str | None:
     with path.open("rb") as handle:
         fields = handle.readline().split()
     if file_format == "tsv":  # a first line of TREC ends in a grade, a header in any charset does not
-        return None if len(fields) in (3, 4) and fields[-1].replace(b".", b"").isdigit() else "tsv"
+        return None if len(fields) in (3, 4) and _is_number(fields[-1]) else "tsv"
     return "tsv" if _COLUMNS[0].encode() in fields else None
+
+
+def _is_number(field: bytes) -> bool:
+    try:
+        float(field)
+    except ValueError:
+        return False
+    return True
 
 
 def _table_rows(path: Path, file_format: str) -> Iterator[tuple[int, list[Any]]]:
