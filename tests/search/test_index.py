@@ -155,7 +155,7 @@ def test_documents_are_added_updated_and_deleted_by_id(index):
     assert (changes.added, changes.updated) == (1, 1)
     assert index.count() == (61, 61)
     assert index.search("entirely", 1, "lexical")[0].id == "d3"
-    assert index.delete(["d3", "never there"]) == ["d3"]
+    assert index.delete(["d3", "never there"]) == ["d3"] and index.delete(7) == []
     assert index.search("entirely", 1, "lexical") == [] and index.count() == (60, 60)
     index.verify()
 

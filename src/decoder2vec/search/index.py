@@ -324,12 +324,12 @@ class Index:
                 self._ranker.prepare()
         return changes
 
-    def delete(self, ids: str | Iterable[str | int]) -> list[str]:
+    def delete(self, ids: str | int | Iterable[str | int]) -> list[str]:
         """Remove documents by their id, one or several; returns the ids that existed."""
-        ids = [ids] if isinstance(ids, str) else map(str, ids)
+        wanted = map(str, as_tuple(ids))
         with self.store.write_lock():
             stored = self.store.document_digests()
-            existing = [id for id in dict.fromkeys(ids) if id in stored]
+            existing = [id for id in dict.fromkeys(wanted) if id in stored]
             self.store.delete_documents(existing)
             source_record(self.store).forget(existing)
         return existing
