@@ -212,6 +212,18 @@ def test_lora_starts_from_a_model(teachers, small_pool, tmp_path, own_cache, mon
     assert np.abs(encoder.encode(TEXTS[:3]) - before.encode(TEXTS[:3])).max() > 1e-4
 
 
+def test_lora_is_not_continued_where_there_is_none(teachers, small_pool, tmp_path, own_cache, monkeypatch):
+    """The encoder might be read in another way than the one that is trained here."""
+    monkeypatch.setattr(continue_training, "choose_device", lambda _: CPU)
+    Encoder.from_pretrained("tiny-llama", device="cpu", dtype="float32").save(tmp_path / "start")
+    settings = Settings(**{**vars(SETTINGS), "rank": 4, "max_length": 64, "batch_tokens": 256, "long_documents": 5})
+    with pytest.raises(InputError, match="LoRA grows from a LoRA"):
+        continue_training.continue_training(
+            small_pool, teachers, str(tmp_path / "start"), {1: tmp_path / "out"}, settings, 0.3
+        )
+    assert not (tmp_path / "out").exists()
+
+
 def test_unknown_optimiser_is_refused():
     with pytest.raises(InputError, match="adamw or muon"):
         Settings(optimiser="sgd")

@@ -163,7 +163,7 @@ def to_train(
     attention, dtype = start.backbone.attention, training_dtype(device)
     backbone = Backbone.load(start.backbone.name, attention=attention, device=device, dtype=dtype)
     lora = Lora.initialise(backbone, settings.rank, settings.alpha)
-    if start.backbone.adapter is not None:
+    if saved_encoder_folder(name):  # a model has no LoRA yet
         copy_updates(lora, start.backbone.adapter)
     return backbone, lora.to(device).requires_grad_(False)
 
@@ -202,7 +202,7 @@ def continue_training(
     Args:
         pool_folder: Folder of the pool.
         teachers: The teachers by name; neighbours for long documents are found by the first.
-        start_name: A saved encoder with LoRA, of at most the rank of the settings, or a model; at rank 0 any encoder.
+        start_name: A model, or a saved encoder with LoRA of at most the rank of the settings; at rank 0 any encoder.
         outs: Folders of the encoders by seed; every training has the same start.
         settings: Settings of the run.
         seconds: Time of each training, without that of compiling.
