@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from decoder2vec.errors import InputError
+
 SCRIPT = Path(__file__).parents[1] / "experiments" / "curve" / "study.py"
 
 
@@ -50,6 +52,21 @@ def test_shapes_compare_the_recipes_at_each_size(study, tmp_path):
     found = study.shapes(study.collect(tmp_path, ""))
     assert [row["difference"] for row in found["full minus bottleneck"]] == [10.0, 1.0]
     assert found["the gap closes with data"] and not found["convolutions lead at the smallest size"]
+
+
+def test_shapes_leave_out_what_has_not_ended(study, tmp_path):
+    for recipe, size, seeds in (("full", 50, (0, 1, 2)), ("bottleneck", 50, (1, 2)), ("bottleneck", 200, (0, 1))):
+        for seed in seeds:
+            write_run(tmp_path, recipe, size, seed, 60.0, {"full": 60.0 + 5 * seed, "bottleneck": 62.0}[recipe])
+    curve = study.collect(tmp_path, "")
+    found = study.shapes(curve)
+    assert [(row["size"], row["difference"]) for row in found["full minus bottleneck"]] == [(50, 5.5)]
+    assert "conv minus bottleneck" not in found
+
+
+def test_no_ended_runs_are_one_sentence(study, tmp_path):
+    with pytest.raises(InputError, match="no recipe and size with two or more seeds"):
+        study.collect(tmp_path, "")
 
 
 def test_committed_results_are_those_of_the_page(study):
