@@ -290,7 +290,7 @@ def _write(file: Path | None, arrays: Mapping[str, NDArray[Any]]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what is packed, and how."""
     parser.add_argument("--teachers", nargs="+", required=True, metavar="NAME=FOLDER", help="sentence-transformers")
-    parser.add_argument("--start", default=START, help="an encoder with LoRA, from which training starts")
+    parser.add_argument("--start", default=START, help="an encoder, from which training starts")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="that tokenise")
 
 

@@ -68,6 +68,11 @@ def write_tokens(arguments: argparse.Namespace) -> None:
     """Train the tokenizer and write the tokens that all families are pre-trained on."""
     texts = read_texts(arguments.pool, arguments.texts)
     tokenizer = train_tokenizer(texts, VOCABULARY[arguments.size])
+    texts += [
+        TEMPLATE.format(document=document, query=query)
+        for pairs in read_pairs(arguments.pool, arguments.pairs).values()
+        for query, document in pairs
+    ]  # after the texts, so that the held-out sequences are texts
     sequences = pack(texts, tokenizer, LENGTH).numpy().astype(np.uint16)
     sizes = {family: count_parameters(new_model(family, arguments.size, tokenizer)) for family in FAMILIES}
     say(f"{len(texts):,} texts, {sequences.size:,} tokens; parameters: {sizes}")
@@ -209,7 +214,7 @@ def parse_arguments() -> argparse.Namespace:
             command.add_argument("--lengths", default=[512, 1536], type=lambda text: [int(n) for n in text.split(",")])
 
     step("groups", write_groups, "pool", "file", pairs=60_000)
-    step("tokens", write_tokens, "pool", "out", size="15m", texts=None)
+    step("tokens", write_tokens, "pool", "out", size="15m", texts=None, pairs=0)
     step("pretrain", pretrain, "out", seconds=120.0, batch=128, rate=1e-3, seed=0)
     step(
         "rerank",

@@ -33,12 +33,13 @@ import torch
 from bm25_runs import DEPTHS, Candidates, Cosines, difference, read_runs
 from train_packed import TEMPLATES, Groups, PairPacker, Settings, draw_batches, mine, new_reranker, train
 
-from decoder2vec.adapters.lora import Lora
+from decoder2vec.adapters.lora import Lora, LoraConfig
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.block_modes import CompiledBlocks
 from decoder2vec.backbone.machine import choose_device
 from decoder2vec.config import DEFAULT_MAX_LENGTH, from_table, override, to_table
-from decoder2vec.encoder import Encoder
+from decoder2vec.encoder import Encoder, spec_from_kwargs
+from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.evaluation.baselines import load_encoder
 from decoder2vec.evaluation.tasks.retrieval import read_beir
@@ -57,6 +58,8 @@ RERANKERS = (
     "cosine:all-minilm-l6-v2",
 )
 """Scored as they are: the reranker that ships, in int8, two ways without training, and the cosines of two encoders."""
+LORA_OF_A_MODEL = LoraConfig(rank=64, alpha=128)
+"""What is trained if the start is a plain model: the size of the encoder's."""
 _REFERENCE = "7 negatives"
 _DEEP = {"main": 200, "smollm2-135m-reranker": 200}
 """Depth on SciFact of those that are also measured deeper than the others."""
@@ -153,7 +156,8 @@ class Trainer:
 
     def _new_lora(self, variant: Variant) -> Lora:
         torch.manual_seed(variant.settings.seed)
-        config = self._start_lora.config
+        adapter = self.start.backbone.adapter
+        config = adapter.config if isinstance(adapter, Lora) else LORA_OF_A_MODEL
         lora = Lora.initialise(self.backbone, config.rank, config.alpha)
         if variant.from_encoder:
             copy_updates(lora, self._start_lora)
@@ -192,7 +196,7 @@ def prepare(
         cache: Folder in which tokens and vectors of teachers are kept.
         processes: Number of processes that tokenise.
     """
-    start = Encoder.load(start_name, device="cpu", dtype="float32")
+    start = starting_encoder(start_name)
     device = choose_device(None)
     pool = some_pairs(read_pool(pool_folder), pairs)
     if only_pairs:
@@ -204,10 +208,17 @@ def prepare(
     if not groups:
         raise InputError(f"No query of {pool_folder} has {negatives} negatives; give more pairs.")
     print(f"groups: { {source: len(of.queries) for source, of in groups.items()} }", flush=True)
-    between = np.array(2 * list(start.backbone.token_ids("\n")), np.int32)
-    packer = PairPacker(table, between, start.backbone.closing_token_id)
+    packer = PairPacker.of(start.backbone, table)
     check_prompts(packer, pool, start.backbone)
     return Trainer(start, groups, packer, device)
+
+
+def starting_encoder(name: str) -> Encoder:
+    """The encoder that training starts from, on the CPU in float32; of a plain model only `from_encoder=False` trains."""
+    if saved_encoder_folder(name):
+        return Encoder.load(name, device="cpu", dtype="float32")
+    backbone = Backbone.load(name, attention="bidirectional", device="cpu", dtype="float32")
+    return Encoder(backbone, spec_from_kwargs(name, {"pooling": "mean", "normed": True, "template": "plain"}))
 
 
 def check_prompts(packer: PairPacker, pool: Pool, backbone: Backbone) -> None:

@@ -120,18 +120,30 @@ class PairPacker:
     between: NDArray[np.int32]
     """Tokens between the two texts."""
     closing: int
+    opening: int = 0
+    """Tokens that the tokenizer puts before every text, such as BOS; a prompt has them once."""
+
+    @classmethod
+    def of(cls, backbone: Backbone, table: TokenTable) -> PairPacker:
+        """With the tokens that this model's tokenizer puts before texts, and between two of them."""
+        encode = backbone.tokenizer.backend_tokenizer.encode
+        alone, both = encode("a"), encode("a\n\na")
+        opening = alone.special_tokens_mask.index(0)
+        between = both.ids[opening + 1 : len(both.ids) - len(alone.ids) + opening]
+        return cls(table, np.array(between, np.int32), backbone.closing_token_id, opening)
 
     def tokens(self, row: int, limit: int) -> NDArray[np.int32]:
-        """The first tokens of a text."""
-        start = self.table.starts[row]
-        return self.table.token_ids[start : start + min(limit, self.table.lengths[row])]
+        """The first tokens of a text, without those before every text."""
+        start = self.table.starts[row] + self.opening
+        return self.table.token_ids[start : start + min(limit, self.table.lengths[row] - self.opening)]
 
     def prompt(self, query: int, document: int, order: str) -> NDArray[np.int32]:
         """The tokens of a prompt."""
         parts = [self.tokens(document, _DOCUMENT_TOKENS), self.between, self.tokens(query, _QUERY_TOKENS)]
         if order == "query first":
             parts.reverse()
-        return np.concatenate([*parts, np.array([self.closing], np.int32)])
+        opening = self.table.token_ids[self.table.starts[query] :][: self.opening]
+        return np.concatenate([opening, *parts, np.array([self.closing], np.int32)])
 
     def pack(self, prompts: Sequence[NDArray[np.int32]]) -> TokenBatch:
         """One packed row."""
