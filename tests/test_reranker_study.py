@@ -69,6 +69,24 @@ def candidates():
 # --- prompts and training -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("model", ["tiny-qwen2", "tiny-llama", "tiny-gemma3_text"])
+def test_prompts_have_the_tokens_before_texts_once(model, own_cache):
+    backbone = Backbone.load(model, device="cpu", dtype="float32")
+    packer = PairPacker.of(backbone, TokenTable.of(backbone, TEXTS, 256))
+    for order, template in TEMPLATES.items():
+        tokeniser = PairTokeniser(backbone, PairTemplate(template), 256, [backbone.closing_token_id])
+        (prompt,), _ = tokeniser([TEXTS[3]], [TEXTS[40]])
+        assert list(prompt.ids) == packer.prompt(3, 40, order).tolist()
+
+
+def test_a_plain_model_is_trained_from_itself(trainer, own_cache):
+    start = study.starting_encoder("tiny-qwen2")
+    reranker, _ = replace(trainer, start=start).train(with_settings(Variant(from_encoder=False), FAST))
+    assert reranker.backbone.adapter.config == study.LORA_OF_A_MODEL
+    with pytest.raises(InputError, match="no LoRA to start from"):
+        replace(trainer, start=start).train(with_settings(Variant(), FAST))
+
+
 @pytest.mark.parametrize("order", TEMPLATES)
 def test_packed_prompts_have_the_tokens_of_the_template(order, trainer):
     backbone = trainer.start.backbone

@@ -28,7 +28,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from bm25_runs import DEPTHS, Candidates, Cosines, difference, read_runs
 from train_packed import TEMPLATES, Groups, PairPacker, Settings, draw_batches, mine, new_reranker, train
@@ -214,7 +213,7 @@ def prepare(
 
 
 def starting_encoder(name: str) -> Encoder:
-    """The encoder that training starts from, on the CPU in float32; of a plain model only `from_encoder=False` trains."""
+    """The encoder that training starts from, on the CPU in float32; a plain model has no LoRA to start from."""
     if saved_encoder_folder(name):
         return Encoder.load(name, device="cpu", dtype="float32")
     backbone = Backbone.load(name, attention="bidirectional", device="cpu", dtype="float32")
