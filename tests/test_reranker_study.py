@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import study
 import torch
+from bm25_groups import Groups
 from bm25_runs import Candidates, Cosines, Run, difference, fuse, ndcg_at_10, read_runs, search_bm25
+from pair_head import WeightedCosines, scored_pairs
 from study import VARIANTS, Results, Trainer, Variant, run_study, with_settings
 from train_packed import READING, TEMPLATES, PairPacker, Settings, mine, new_reranker
 
@@ -20,6 +22,7 @@ from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.errors import InputError
 from decoder2vec.reranker import Reranker
+from decoder2vec.search.rerank import WeightedCosineReranker
 from decoder2vec.storage import write_json
 from decoder2vec.text.bm25 import BM25
 from decoder2vec.text.pair_template import PairTemplate, PairTokeniser
@@ -161,6 +164,20 @@ def test_an_encoder_sorts_by_its_cosines(candidates, start):
         vectors = encoder.encode([candidates.run.queries[query], *(candidates.corpus[one] for one in of_query)])
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         np.testing.assert_allclose(list(of_query.values()), vectors[1:] @ vectors[0], atol=1e-5)
+
+
+def test_a_pair_head_sorts_as_the_reranker_of_the_library(candidates, start):
+    encoder = Encoder.load(start, device="cpu", dtype="float32")
+    groups = Groups(TEXTS[:24], np.arange(24).reshape(8, 3))
+    pairs = scored_pairs(groups)
+    assert (pairs.left[0], pairs.right[0], pairs.scores[0]) == (TEXTS[0], TEXTS[1], 1)
+    assert (pairs.left[8], pairs.right[8], pairs.scores[8]) == (TEXTS[0], TEXTS[2], 0)
+    head = WeightedCosineReranker.fit(encoder, pairs)
+    for query, of_query in candidates.score(WeightedCosines(encoder, weights=head.weights), 5).items():
+        texts = [candidates.corpus[one] for one in of_query]
+        expected = np.array(head.rerank(candidates.run.queries[query], texts))
+        logits = (np.log(expected / (1 - expected)) - head.offset) / head.scale
+        np.testing.assert_allclose(list(of_query.values()), logits, atol=1e-4)
 
 
 def test_measures_are_means_over_queries(candidates):

@@ -31,6 +31,10 @@ class Groups:
     rows: NDArray[np.intp]
     """[groups, 2 + negatives] indices of texts: the query, the positive, the negatives."""
 
+    def first(self, count: int) -> Groups:
+        """The first groups."""
+        return Groups(self.texts, self.rows[:count])
+
     def save(self, file: Path) -> None:
         """Write a .json.gz file."""
         content = json.dumps({"texts": self.texts, "groups": self.rows.tolist()}, ensure_ascii=False)

@@ -85,10 +85,15 @@ class Cosines:
 
     def rerank(self, query: str, texts: Sequence[str]) -> NDArray[np.float32]:
         """The cosine of each text with the query."""
+        of_query, of_texts = self.unit_vectors(query, texts)
+        return of_texts @ of_query
+
+    def unit_vectors(self, query: str, texts: Sequence[str]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The [dim] vector of the query and the [text, dim] vectors of the texts, of length 1."""
         if new := list(dict.fromkeys(text for text in texts if text not in self.vectors)):
             self.vectors.update(zip(new, normalise(encode_texts(self.encoder, new, "document")), strict=True))
         (of_query,) = normalise(encode_texts(self.encoder, [query], "query"))
-        return np.stack([self.vectors[text] for text in texts]) @ of_query
+        return of_query, np.stack([self.vectors[text] for text in texts])
 
 
 @dataclass

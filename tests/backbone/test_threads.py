@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -192,6 +193,60 @@ def test_fixed_to_one_thread_whatever_the_load(machine):
         assert torch.get_num_threads() == 1
     machine(1, others=0)
     adjuster.adjust()
+    assert torch.get_num_threads() == CORES
+
+
+def test_batches_are_computed_on_all_cores_whatever_the_load(machine, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    adjuster = ThreadAdjuster()
+    assert adjuster.workers() == CORES
+    machine(1, others=CORES - 1)
+    adjuster.adjust()
+    assert (torch.get_num_threads(), adjuster.workers()) == (1, CORES)
+    with adjuster.fixed_to_one():
+        assert adjuster.workers() == 1
+    torch.set_num_threads(3)  # a user's choice
+    assert adjuster.workers() == 3
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    assert adjuster.workers() == 1
+
+
+def test_quota_limits_how_many_batches_are_computed_at_once(machine, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(threads, "available_cores", lambda: 1)
+    assert ThreadAdjuster().workers() == 1
+
+
+def test_shared_work_has_the_threads_of_torch_among_it(machine, monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    adjuster = ThreadAdjuster()
+    together, results = threading.Barrier(2, timeout=60), []
+
+    def compute(number):
+        together.wait()  # two at once
+        adjuster.adjust()
+        return number, torch.get_num_threads()
+
+    adjuster.share_out(compute, range(6), 2, results.append)
+    assert results == [(number, CORES // 2) for number in range(6)]
+    assert torch.get_num_threads() == CORES
+    later = []
+    thread = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert later == [CORES]
+
+
+def test_error_ends_shared_work(machine):
+    begun = []
+
+    def compute(number):
+        begun.append(number)
+        raise ValueError(number)
+
+    with pytest.raises(ValueError, match="0"):
+        ThreadAdjuster().share_out(compute, range(1000), 2, lambda _: None)
+    assert len(begun) < 1000
     assert torch.get_num_threads() == CORES
 
 

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ class Capture:
                 raise unknown_name("pooling", reading.pooling, POOLINGS)
             self._poolings[reading.layer][reading.normed].append(reading.pooling)
         self.last_layer = max(self._poolings)
-        self._is_sharded = is_sharded(backbone.model)
+        self.is_sharded = is_sharded(backbone.model)
         """Hooks of FSDP must see the end of every pass."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -59,8 +60,11 @@ class Capture:
         batch = self._adapt(batch)
         pooled: dict[Reading, Tensor] = {}
         poolers: dict[tuple[str, ...], Pooler | PackedPooler] = {}
+        thread = get_ident()
 
         def pool(layer: int, states: Tensor) -> None:
+            if get_ident() != thread:  # the batch of another thread, which has hooks of its own
+                return
             for normed, poolings in self._poolings.get(layer, {}).items():
                 hidden_states = self.backbone.final_norm(states) if normed else states
                 names = tuple(poolings)
@@ -69,7 +73,7 @@ class Capture:
                 vectors = poolers[names](hidden_states)
                 for name, vector in zip(poolings, vectors.unbind(1), strict=True):
                     pooled[Reading(layer, name, normed)] = vector
-            if layer == self.last_layer and not self._is_sharded:
+            if layer == self.last_layer and not self.is_sharded:
                 raise _StopForward
 
         handles = self._register_hooks(pool)
@@ -82,7 +86,7 @@ class Capture:
         finally:
             for handle in handles:
                 handle.remove()
-        if self._is_sharded and not torch.is_grad_enabled():
+        if self.is_sharded and not torch.is_grad_enabled():
             self.backbone.model.reshard()  # type: ignore[operator]  # FSDP waits for a backward pass
         return torch.stack([pooled[reading] for reading in self.readings], dim=1)
 
@@ -118,8 +122,9 @@ class Capture:
         """Layer 0 is the input of the first block; layer i is the output of block i."""
         blocks = self.backbone.blocks
 
-        def before_first(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            pool(0, args[0] if args else kwargs["hidden_states"])
+        # torch calls a hook without kwargs if another thread removes it at that moment; it then has nothing to pool
+        def before_first(_: nn.Module, args: tuple[Any, ...], kwargs: Any = None) -> None:
+            pool(0, args[0] if args else kwargs and kwargs["hidden_states"])
 
         handles = [blocks[0].register_forward_pre_hook(before_first, with_kwargs=True)] if 0 in self._poolings else []
         for layer in sorted(self._poolings.keys() - {0}):

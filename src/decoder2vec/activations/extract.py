@@ -42,6 +42,8 @@ Progress = Callable[[int], object]
 
 _WINDOW_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 30
+_TOKENS_OF_WORKER = 256
+"""A thread of its own needs this many tokens at least: fewer are faster with all threads on one batch."""
 _WINDOW_CHARACTERS = 1 << 20
 """Characters of a window: about as many tokens as a GPU computes at once; each takes about 100 bytes of memory."""
 
@@ -251,18 +253,23 @@ class Extractor:
         lengths = window.lengths
         chunked = len(prompts) > len(out)
         latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
-        for rows, batch in window.packed or ((rows, None) for rows in self._batches(lengths)):
-            if self.backbone.device.type == "cpu":
-                THREADS.adjust()
-            vectors = self._forward([prompts[row] for row in rows], batch)
-            if transfer is not None:  # the previous batch is copied while the device computes this one
-                transfer.finish()
-            transfer = _DeviceTransfer(vectors, latents, window.vector_rows(rows))
+
+        def report(rows: list[int]) -> None:
             progress(0 if chunked else len(rows))
             current_progress().advance(self.work * len(rows) * len(out) / len(prompts))
             n_tokens = sum(lengths[row] for row in rows)
             self.stats.tokens += n_tokens
-            self.stats.padded_tokens += n_tokens if batch else len(rows) * lengths[rows[0]]
+            self.stats.padded_tokens += n_tokens if window.packed else len(rows) * lengths[rows[0]]
+
+        if self.backbone.device.type == "cpu":
+            self._compute_on_cpu(window, latents, report)
+        else:
+            for rows, batch in window.packed or ((rows, None) for rows in self._batches(lengths)):
+                vectors = self._forward([prompts[row] for row in rows], batch)
+                if transfer is not None:  # the previous batch is copied while the device computes this one
+                    transfer.finish()
+                transfer = _DeviceTransfer(vectors, latents, window.vector_rows(rows))
+                report(rows)
         if transfer is not None and (chunked or not self._packs):
             transfer.finish()
             transfer = None
@@ -271,9 +278,69 @@ class Extractor:
             progress(len(out))
         return transfer
 
+    def _compute_on_cpu(self, window: _Window, latents: torch.Tensor, report: Callable[[list[int]], None]) -> None:
+        """Compute batches, as many at once as there are cores, and what is left over one after the other."""
+        lengths, n_tokens = window.lengths, sum(window.lengths)
+        workers = min(THREADS.workers(), n_tokens // _TOKENS_OF_WORKER)
+        batches = self._batches(lengths)
+        if workers > 1 and self.backbone.computes_batches_at_once and not self.capture.is_sharded:
+            rounds = -(-n_tokens // (workers * (self.budget or 1)))
+            even = min(self.budget or 1, -(-n_tokens // (workers * rounds)) + max(lengths))
+            planned = list(plan_batches(lengths, even, self.backbone.batch_overhead))
+            n_together = len(planned) - len(planned) % workers
+            left = self._compute_together(window, planned[:n_together], workers, latents, report)
+            batches = self._fitting([*left, *planned[n_together:]], lengths)
+        for rows in batches:
+            THREADS.adjust()
+            latents[window.vector_rows(rows)] = self._forward([window.tokenised.prompts[row] for row in rows], None)
+            report(rows)
+
+    @torch.inference_mode()
+    def _compute_together(
+        self,
+        window: _Window,
+        batches: list[list[int]],
+        workers: int,
+        latents: torch.Tensor,
+        report: Callable[[list[int]], None],
+    ) -> list[list[int]]:
+        """Compute several batches at once; return those that are left when one did not fit into memory."""
+        capture = Capture(self.backbone.with_adapter(None), self.readings)  # the adapter is enabled once, for all
+        # before the threads start: the keys and values of a shared prefix are computed with hooks that all would call
+        collated = [self._shared_prefix.collate([window.tokenised.prompts[row] for row in rows]) for rows in batches]
+        left: list[list[int]] = []
+
+        @torch.inference_mode()  # holds for a thread
+        def compute(index: int) -> bool:
+            rows = batches[index]
+            try:
+                if not left:
+                    latents[window.vector_rows(rows)] = capture(collated[index])
+                    return True
+            except RuntimeError as error:
+                if not _is_out_of_memory(error):
+                    raise
+            left.append(rows)
+            return False
+
+        finished = iter(batches)
+
+        def advance(done: bool) -> None:
+            rows = next(finished)
+            if done:
+                report(rows)
+
+        with self.backbone.adapter_enabled():
+            THREADS.share_out(compute, range(len(batches)), workers, advance)
+        return left
+
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
-        """The planned batches, split further where the budget has shrunk since."""
-        for rows in plan_batches(lengths, self.budget or 1, self.backbone.batch_overhead):
+        """The planned batches."""
+        return self._fitting(plan_batches(lengths, self.budget or 1, self.backbone.batch_overhead), lengths)
+
+    def _fitting(self, batches: Iterable[list[int]], lengths: list[int]) -> Iterator[list[int]]:
+        """The batches, split further where the budget has shrunk since they were planned."""
+        for rows in batches:
             begin = 0
             while begin < len(rows):
                 count = max(1, (self.budget or 1) // lengths[rows[begin]])

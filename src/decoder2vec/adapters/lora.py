@@ -54,6 +54,7 @@ class Lora(Adapter):
 
     kind: ClassVar[str] = "lora"
     packs: ClassVar[bool] = True
+    changes_weights_only: ClassVar[bool] = True
 
     def __init__(self, backbone: Backbone, config: LoraConfig) -> None:
         super().__init__()

@@ -171,6 +171,8 @@ class Adapter(nn.Module, ABC):
     """Whether the adapter works on packed batches as well."""
     hooks_blocks: ClassVar[bool] = False
     """Whether it adds hooks to modules inside blocks, which compiled blocks do not call."""
+    changes_weights_only: ClassVar[bool] = False
+    """Whether all batches are computed alike within one `enabled`, and `adapt` returns the batch itself."""
 
     @property
     def continues(self) -> bool:

@@ -72,6 +72,20 @@ def repeat_last_block(model: nn.Module) -> None:
     _set_depth(config, len(blocks))
 
 
+def changes_in_passes(model: nn.Module) -> bool:
+    """Whether a pass may change what the model computes with.
+
+    Some rotary frequencies follow the length of the batch, and RWKV scales its weights in the first pass.
+    """
+    return any(hasattr(module, "_rescale_layers") or _has_moving_frequencies(module) for module in model.modules())
+
+
+def _has_moving_frequencies(module: nn.Module) -> bool:
+    types = getattr(module, "rope_type", "")
+    names = types.values() if isinstance(types, dict) else [types]
+    return any("dynamic" in str(name) or name == "longrope" for name in names)
+
+
 def _per_layer_settings(config: Any, depth: int) -> Iterator[tuple[str, Any]]:
     """Settings of a config that are lists with an entry for each layer."""
     for key, value in list(vars(config).items()):

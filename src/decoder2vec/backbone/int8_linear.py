@@ -46,15 +46,15 @@ class _SharedInput:
     """The quantised input of the last layer: query, key and value layers, or gate and up, read the same tensor."""
 
     def __init__(self) -> None:
-        self._tensor: ReferenceType[Tensor] = lambda: None  # type: ignore[assignment]
-        self._rows: QuantisedRows | None = None
+        self._last: tuple[ReferenceType[Tensor], QuantisedRows] | None = None
+        """Replaced as a whole, since several threads may compute batches."""
 
     def quantise(self, inputs: Tensor) -> QuantisedRows:
         """Return the tokens of all texts as rows."""
-        if self._rows is None or self._tensor() is not inputs:
-            self._rows = quantise_rows(inputs.reshape(-1, inputs.shape[-1]))
-            self._tensor = ref(inputs)
-        return self._rows
+        last = self._last
+        if last is None or last[0]() is not inputs:
+            self._last = last = ref(inputs), quantise_rows(inputs.reshape(-1, inputs.shape[-1]))
+        return last[1]
 
 
 class Int8Linear(nn.Linear):

@@ -2,13 +2,15 @@
 
 The threads of an operation wait for each other at its end. If one of them has no core, because another process needs it
 or a container may use half a core, all wait, and OpenMP's threads burn the other cores while they do: one busy process
-on a machine of two cores can make a model thirty times slower. So there are no more threads than free cores.
+on a machine of two cores can make a model thirty times slower. So there are no more threads than free cores. Several
+batches are computed by one thread each instead, and none waits for another.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -135,6 +137,54 @@ class ThreadAdjuster:
         if threads != current:
             torch.set_num_threads(threads)
             self._of_thread.last = threads
+
+    def workers(self) -> int:
+        """How many batches the calling thread should compute at once, at most; 1 where that is not known to pay.
+
+        It is the number of torch's threads before any were given up for other processes: threads that do not wait for
+        each other get their share of busy cores, too.
+        """
+        import torch
+
+        from decoder2vec.backbone.machine import X86
+
+        if getattr(self._of_thread, "is_fixed", False) or platform.machine() not in X86:
+            return 1
+        current = torch.get_num_threads()
+        default = getattr(self._of_thread, "default", None)
+        if default is None or self._of_thread.last != current:
+            default = self._default_threads(current)
+        return current if default is None else min(default, available_cores())
+
+    def share_out(
+        self,
+        compute: Callable[[Item], Result],
+        items: Iterable[Item],
+        workers: int,
+        on_result: Callable[[Result], object],
+    ) -> None:
+        """Compute on items in several threads, each with its share of the threads that torch may have.
+
+        Args:
+            compute: A function that may run in several threads at once.
+            items: Its arguments. After an error, or Ctrl-C, no further one is begun.
+            workers: Number of threads.
+            on_result: Called in the thread of the caller with each result, in order.
+        """
+        import torch
+
+        threads, total = torch.get_num_threads(), self.workers()
+
+        def start() -> None:
+            self._of_thread.is_fixed = True
+            torch.set_num_threads(max(1, total // workers))
+
+        with ThreadPoolExecutor(workers, initializer=start) as pool:
+            try:
+                for result in pool.map(compute, items):
+                    on_result(result)
+            finally:
+                torch.set_num_threads(threads)  # also of threads that are started later
 
     @contextmanager
     def fixed_to_one(self) -> Iterator[None]:
