@@ -1,7 +1,7 @@
 """The pair head of `d2v index --tune --pairs` as a reranker: learned weights of the dimensions of an encoder's vectors.
 
 It is fitted on pairs of the pool: those that belong together have the score 1, each query with one of BM25's best other
-documents of its source the score 0. The result is added to that of `study.py`.
+documents of its source the score 0. The result is added to that of `study.py`, with that of equal weights beside it.
 
 Run: export PYTHONPATH=experiments/general
      python experiments/rerankers/pair_head.py POOL DATA OUT/results.json --runs RUNS.json
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -54,11 +54,13 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--runs", type=Path, required=True, help="file that bm25_runs.py wrote")
     parser.add_argument("--encoder", default="smollm2-135m-general")
-    parser.add_argument("--pairs", type=int, default=3000, help="queries of the pool to fit on")
+    parser.add_argument("--pairs", type=int, default=500, help="queries of the pool to fit on")
+    parser.add_argument("--max-length", type=int, default=256, help="tokens of a text")
     arguments = parser.parse_args()
     # negatives are BM25's best among 20,000 documents, of whose queries the head sees some
     pairs = scored_pairs(make_groups(read_pairs(arguments.pool, 20_000), hard=1, random=0).first(arguments.pairs))
-    encoder = Encoder.from_pretrained(arguments.encoder)
+    saved = Encoder.from_pretrained(arguments.encoder)
+    encoder = Encoder(saved.backbone, replace(saved.spec, max_length=arguments.max_length), saved.head)
     started = time.perf_counter()
     head = WeightedCosineReranker.fit(encoder, pairs)
     training = {"pairs": len(pairs), "seconds": time.perf_counter() - started}
@@ -67,8 +69,11 @@ def main() -> None:
         task: Candidates(task, run, read_beir(arguments.data / "retrieval" / task, "all").documents)
         for task, run in read_runs(arguments.runs).items()
     }
-    reranker = WeightedCosines(encoder, weights=head.weights)
-    Results(arguments.results, candidates).add(f"pair head:{arguments.encoder}", {}, training, reranker)
+    results, vectors = Results(arguments.results, candidates), Cosines(encoder).vectors
+    for name, weights in (("pair head", head.weights), ("cosine", np.ones_like(head.weights))):
+        settings = {"max_length": arguments.max_length}
+        reranker = WeightedCosines(encoder, vectors, weights=weights)
+        results.add(f"{name}:{arguments.encoder}, {arguments.max_length} tokens", settings, training, reranker)
 
 
 if __name__ == "__main__":

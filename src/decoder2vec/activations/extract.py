@@ -42,8 +42,8 @@ Progress = Callable[[int], object]
 
 _WINDOW_BYTES = 64 << 20
 _CHUNK_BYTES = 1 << 30
-_TOKENS_OF_WORKER = 256
-"""A thread of its own needs this many tokens at least: fewer are faster with all threads on one batch."""
+_BATCHES_PAY = 10
+"""A batch has a thread of its own if it costs so many times as much as one more batch; else all threads share one."""
 _WINDOW_CHARACTERS = 1 << 20
 """Characters of a window: about as many tokens as a GPU computes at once; each takes about 100 bytes of memory."""
 
@@ -281,15 +281,15 @@ class Extractor:
     def _compute_on_cpu(self, window: _Window, latents: torch.Tensor, report: Callable[[list[int]], None]) -> None:
         """Compute batches, as many at once as there are cores, and what is left over one after the other."""
         lengths, n_tokens = window.lengths, sum(window.lengths)
-        workers = min(THREADS.workers(), n_tokens // _TOKENS_OF_WORKER)
+        workers = min(THREADS.workers(), n_tokens // (_BATCHES_PAY * self.backbone.batch_overhead))
         batches = self._batches(lengths)
         if workers > 1 and self.backbone.computes_batches_at_once and not self.capture.is_sharded:
             rounds = -(-n_tokens // (workers * (self.budget or 1)))
             even = min(self.budget or 1, -(-n_tokens // (workers * rounds)) + max(lengths))
             planned = list(plan_batches(lengths, even, self.backbone.batch_overhead))
             n_together = len(planned) - len(planned) % workers
-            left = self._compute_together(window, planned[:n_together], workers, latents, report)
-            batches = self._fitting([*left, *planned[n_together:]], lengths)
+            remaining = self._compute_together(window, planned[:n_together], workers, latents, report)
+            batches = self._fitting([*remaining, *planned[n_together:]], lengths)
         for rows in batches:
             THREADS.adjust()
             latents[window.vector_rows(rows)] = self._forward([window.tokenised.prompts[row] for row in rows], None)
@@ -304,35 +304,33 @@ class Extractor:
         latents: torch.Tensor,
         report: Callable[[list[int]], None],
     ) -> list[list[int]]:
-        """Compute several batches at once; return those that are left when one did not fit into memory."""
+        """Compute several batches at once; return those that remain when one did not fit into memory."""
         capture = Capture(self.backbone.with_adapter(None), self.readings)  # the adapter is enabled once, for all
         # before the threads start: the keys and values of a shared prefix are computed with hooks that all would call
         collated = [self._shared_prefix.collate([window.tokenised.prompts[row] for row in rows]) for rows in batches]
-        left: list[list[int]] = []
+        remaining: list[list[int]] = []
 
         @torch.inference_mode()  # holds for a thread
-        def compute(index: int) -> bool:
-            rows = batches[index]
+        def compute(batch: tuple[list[int], TokenBatch]) -> list[int]:
+            """The rows that were computed."""
+            rows, tokens = batch
             try:
-                if not left:
-                    latents[window.vector_rows(rows)] = capture(collated[index])
-                    return True
+                if not remaining:
+                    latents[window.vector_rows(rows)] = capture(tokens)
+                    return rows
             except RuntimeError as error:
                 if not _is_out_of_memory(error):
                     raise
-            left.append(rows)
-            return False
+            remaining.append(rows)
+            return []
 
-        finished = iter(batches)
-
-        def advance(done: bool) -> None:
-            rows = next(finished)
-            if done:
+        def advance(rows: list[int]) -> None:
+            if rows:
                 report(rows)
 
         with self.backbone.adapter_enabled():
-            THREADS.share_out(compute, range(len(batches)), workers, advance)
-        return left
+            THREADS.share_out(compute, zip(batches, collated, strict=True), workers, advance)
+        return remaining
 
     def _batches(self, lengths: list[int]) -> Iterator[list[int]]:
         """The planned batches."""

@@ -179,12 +179,12 @@ class ThreadAdjuster:
             self._of_thread.is_fixed = True
             torch.set_num_threads(max(1, total // workers))
 
-        with ThreadPoolExecutor(workers, initializer=start) as pool:
-            try:
+        try:
+            with ThreadPoolExecutor(workers, initializer=start) as pool:
                 for result in pool.map(compute, items):
                     on_result(result)
-            finally:
-                torch.set_num_threads(threads)  # also of threads that are started later
+        finally:
+            torch.set_num_threads(threads)  # also of threads that are started later
 
     @contextmanager
     def fixed_to_one(self) -> Iterator[None]:
