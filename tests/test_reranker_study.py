@@ -13,6 +13,7 @@ import torch
 from bm25_groups import Groups
 from bm25_runs import Candidates, Cosines, Run, difference, fuse, ndcg_at_10, read_runs, search_bm25
 from pair_head import WeightedCosines, scored_pairs
+from scipy.special import expit
 from study import VARIANTS, Results, Trainer, Variant, run_study, with_settings
 from train_packed import READING, TEMPLATES, PairPacker, Settings, mine, new_reranker
 
@@ -175,9 +176,8 @@ def test_a_pair_head_sorts_as_the_reranker_of_the_library(candidates, start):
     head = WeightedCosineReranker.fit(encoder, pairs)
     for query, of_query in candidates.score(WeightedCosines(encoder, weights=head.weights), 5).items():
         texts = [candidates.corpus[one] for one in of_query]
-        expected = np.array(head.rerank(candidates.run.queries[query], texts))
-        logits = (np.log(expected / (1 - expected)) - head.offset) / head.scale
-        np.testing.assert_allclose(list(of_query.values()), logits, atol=1e-4)
+        logits = head.scale * np.array(list(of_query.values())) + head.offset
+        np.testing.assert_allclose(expit(logits), head.rerank(candidates.run.queries[query], texts), atol=1e-4)
 
 
 def test_measures_are_means_over_queries(candidates):

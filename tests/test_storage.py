@@ -120,6 +120,23 @@ FULL_DISKS = {
 }
 
 
+def test_folder_that_appears_in_the_last_moment_is_replaced(tmp_path, monkeypatch):
+    """Another thread or process puts its folder in place between the look and the renaming."""
+    target, rename = tmp_path / "target", Path.rename
+
+    def late(path, name):
+        if name == target and not target.exists():
+            target.mkdir()
+            (target / "theirs").write_text("theirs")
+        return rename(path, name)
+
+    monkeypatch.setattr(Path, "rename", late)
+    with atomic_folder(target, replace=True) as temporary:
+        (temporary / "ours").write_text("ours")
+    assert [file.name for file in target.iterdir()] == ["ours"]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
+
+
 @pytest.mark.parametrize("error", FULL_DISKS.values(), ids=FULL_DISKS)
 def test_error_of_the_disk_names_the_file(tmp_path, error):
     with pytest.raises(OSError) as caught, atomic_file(tmp_path / "vectors.npy"):

@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="file that bm25_runs.py wrote")
     parser.add_argument("--encoder", default="smollm2-135m-general")
     parser.add_argument("--pairs", type=int, default=500, help="queries of the pool to fit on")
-    parser.add_argument("--max-length", type=int, default=256, help="tokens of a text")
+    parser.add_argument("--max-length", type=int, default=128, help="tokens of a text")
     arguments = parser.parse_args()
     # negatives are BM25's best among 20,000 documents, of whose queries the head sees some
     pairs = scored_pairs(make_groups(read_pairs(arguments.pool, 20_000), hard=1, random=0).first(arguments.pairs))

@@ -210,9 +210,15 @@ def _delete_abandoned(parent: Path) -> None:
 
 def _put_in_place(new: Path, target: Path) -> None:
     """Rename a folder to `target`; one that is there takes its name, in one step where the system can do that."""
-    if not target.exists() or not _exchange(new, target):
-        if target.exists():
-            target.rename(new.with_name("old"))
+    if not target.exists():
+        try:
+            new.rename(target)
+            return
+        except OSError:
+            if not target.exists():  # else another thread or process was faster
+                raise
+    if not _exchange(new, target):
+        target.rename(new.with_name("old"))
         new.rename(target)
 
 

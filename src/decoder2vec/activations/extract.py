@@ -261,7 +261,7 @@ class Extractor:
             self.stats.tokens += n_tokens
             self.stats.padded_tokens += n_tokens if window.packed else len(rows) * lengths[rows[0]]
 
-        if self.backbone.device.type == "cpu":
+        if self.backbone.device.type == "cpu" and not window.packed:
             self._compute_on_cpu(window, latents, report)
         else:
             for rows, batch in window.packed or ((rows, None) for rows in self._batches(lengths)):
