@@ -1,10 +1,10 @@
 """The pair head of `d2v index --tune --pairs` as a reranker: learned weights of the dimensions of an encoder's vectors.
 
 It is fitted on pairs of the pool: those that belong together have the score 1, each query with one of BM25's best other
-documents of its source the score 0. The result is added to that of `study.py`, with that of equal weights beside it.
+documents of its source the score 0. Equal weights are measured beside it.
 
 Run: export PYTHONPATH=experiments/general
-     python experiments/rerankers/pair_head.py POOL DATA OUT/results.json --runs RUNS.json
+     python experiments/rerankers/pair_head.py POOL DATA OUT.json --runs RUNS.json
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pool", type=Path)
     parser.add_argument("data", type=Path, help="folder that has retrieval/TASK in BEIR's layout")
-    parser.add_argument("results", type=Path)
+    parser.add_argument("out", type=Path, help="file of the results, new or of this script")
     parser.add_argument("--runs", type=Path, required=True, help="file that bm25_runs.py wrote")
     parser.add_argument("--encoder", default="smollm2-135m-general")
     parser.add_argument("--pairs", type=int, default=500, help="queries of the pool to fit on")
@@ -69,7 +69,7 @@ def main() -> None:
         task: Candidates(task, run, read_beir(arguments.data / "retrieval" / task, "all").documents)
         for task, run in read_runs(arguments.runs).items()
     }
-    results, vectors = Results(arguments.results, candidates), Cosines(encoder).vectors
+    results, vectors = Results(arguments.out, candidates), Cosines(encoder).vectors
     for name, weights in (("pair head", head.weights), ("cosine", np.ones_like(head.weights))):
         settings = {"max_length": arguments.max_length}
         reranker = WeightedCosines(encoder, vectors, weights=weights)
