@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pair_head
 import pytest
 import study
 import torch
@@ -178,6 +179,20 @@ def test_a_pair_head_sorts_as_the_reranker_of_the_library(candidates, start):
         texts = [candidates.corpus[one] for one in of_query]
         logits = head.scale * np.array(list(of_query.values())) + head.offset
         np.testing.assert_allclose(expit(logits), head.rerank(candidates.run.queries[query], texts), atol=1e-4)
+
+
+def test_the_study_of_the_pair_head_runs(start, candidates, tmp_path, monkeypatch):
+    with gzip.open(tmp_path / "pairs-1.tsv.gz", "wt") as file:
+        file.write("source\ttext1\ttext2\n" + "".join(f"a\t{TEXTS[row]}\t{TEXTS[row + 30]}\n" for row in range(30)))
+    monkeypatch.setattr(pair_head, "read_candidates", lambda *_: {"scifact": candidates})
+    out = tmp_path / "results.json"
+    options = ["--runs", "runs.json", "--encoder", str(start), "--pairs", "20"]
+    monkeypatch.setattr("sys.argv", ["pair_head.py", str(tmp_path), "data", str(out), *options])
+    pair_head.main()
+    cosine, head = json.loads(out.read_text())["rerankers"].values()
+    assert head["training"]["pairs"] == 40 and head["scifact"]["queries"].keys() == cosine["scifact"]["queries"].keys()
+    values, others = (np.array(list(of["scifact"]["queries"].values())) for of in (head, cosine))
+    assert head["scifact"]["against"][f"cosine:{start}"][0] == pytest.approx((values - others).mean(), abs=0.01)
 
 
 def test_measures_are_means_over_queries(candidates):

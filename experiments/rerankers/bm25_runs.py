@@ -174,6 +174,14 @@ class Candidates:
         return {name: round(100 * float(np.mean(list(part))), 2) for name, part in parts.items() if part}
 
 
+def read_candidates(runs: Path, data: Path) -> dict[str, Candidates]:
+    """The pairs of each task, from the file of the runs and the folder that has retrieval/TASK in BEIR's layout."""
+    return {
+        task: Candidates(task, run, read_beir(data / "retrieval" / task, "all").documents)
+        for task, run in read_runs(runs).items()
+    }
+
+
 def ndcg_at_10(
     scores: dict[str, dict[str, float]], run: dict[str, list[str]], qrels: dict[str, dict[str, int]], depth: int
 ) -> dict[str, float]:

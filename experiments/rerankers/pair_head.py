@@ -1,7 +1,7 @@
 """The pair head of `d2v index --tune --pairs` as a reranker: learned weights of the dimensions of an encoder's vectors.
 
 It is fitted on pairs of the pool: those that belong together have the score 1, each query with one of BM25's best other
-documents of its source the score 0. Equal weights are measured beside it.
+documents of its source the score 0. The plain cosine of the same vectors is measured beside it.
 
 Run: export PYTHONPATH=experiments/general
      python experiments/rerankers/pair_head.py POOL DATA OUT.json --runs RUNS.json
@@ -17,12 +17,11 @@ from pathlib import Path
 
 import numpy as np
 from bm25_groups import Groups, make_groups, read_pairs
-from bm25_runs import Candidates, Cosines, read_runs
+from bm25_runs import Cosines, read_candidates
 from numpy.typing import NDArray
 from study import Results
 
 from decoder2vec.encoder import Encoder
-from decoder2vec.evaluation.tasks.retrieval import read_beir
 from decoder2vec.search.rerank import WeightedCosineReranker
 from decoder2vec.text.files import ScoredPairs
 
@@ -65,15 +64,12 @@ def main() -> None:
     head = WeightedCosineReranker.fit(encoder, pairs)
     training = {"pairs": len(pairs), "seconds": time.perf_counter() - started}
     print(training, f"weights {head.weights.min():.2f} to {head.weights.max():.2f}", flush=True)
-    candidates = {
-        task: Candidates(task, run, read_beir(arguments.data / "retrieval" / task, "all").documents)
-        for task, run in read_runs(arguments.runs).items()
-    }
-    results, vectors = Results(arguments.out, candidates), Cosines(encoder).vectors
-    for name, weights in (("pair head", head.weights), ("cosine", np.ones_like(head.weights))):
-        settings = {"max_length": arguments.max_length}
-        reranker = WeightedCosines(encoder, vectors, weights=weights)
-        results.add(f"{name}:{arguments.encoder}, {arguments.max_length} tokens", settings, training, reranker)
+    reference = f"cosine:{arguments.encoder}"
+    results = Results(arguments.out, read_candidates(arguments.runs, arguments.data), reference=reference)
+    cosines, settings = Cosines(encoder), {"max_length": arguments.max_length}
+    weighted = WeightedCosines(encoder, cosines.vectors, weights=head.weights)
+    results.add(reference, settings, {}, cosines)
+    results.add(f"pair head:{arguments.encoder}", settings, training, weighted)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bm25_runs import DEPTHS, Candidates, Cosines, difference, read_runs
+from bm25_runs import DEPTHS, Candidates, Cosines, difference, read_candidates
 from train_packed import TEMPLATES, Groups, PairPacker, Settings, draw_batches, mine, new_reranker, train
 
 from decoder2vec.adapters.lora import Lora, LoraConfig
@@ -41,7 +41,6 @@ from decoder2vec.encoder import Encoder, spec_from_kwargs
 from decoder2vec.encoder_folder import saved_encoder_folder
 from decoder2vec.errors import InputError, unknown_name
 from decoder2vec.evaluation.baselines import load_encoder
-from decoder2vec.evaluation.tasks.retrieval import read_beir
 from decoder2vec.reranker import Reranker
 from decoder2vec.storage import write_json
 from decoder2vec.text.pair_template import PairTemplate, PairTokeniser
@@ -248,6 +247,8 @@ class Results:
 
     file: Path
     candidates: dict[str, Candidates]
+    reference: str = _REFERENCE
+    """What the others are compared with, beside BM25."""
     document: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -280,8 +281,8 @@ class Results:
         for result in rerankers.values():
             for task, bm25 in self.document["bm25"].items():
                 others = {"BM25": bm25}
-                if _REFERENCE in rerankers:
-                    others[_REFERENCE] = rerankers[_REFERENCE][task]
+                if self.reference in rerankers:
+                    others[self.reference] = rerankers[self.reference][task]
                 values = result[task]["queries"]
                 result[task]["against"] = {name: difference(values, of["queries"]) for name, of in others.items()}
 
@@ -364,10 +365,7 @@ def main() -> None:
         raise unknown_name("variant", name, VARIANTS)
     variants = {name: with_settings(VARIANTS[name], arguments.set) for name in arguments.variants}
     teachers = read_teachers(arguments.teachers)
-    candidates = {
-        task: Candidates(task, run, read_beir(arguments.data / "retrieval" / task, "all").documents)
-        for task, run in read_runs(arguments.runs).items()
-    }
+    candidates = read_candidates(arguments.runs, arguments.data)
     arguments.out.mkdir(parents=True, exist_ok=True)
 
     def trainer() -> Trainer:

@@ -77,7 +77,7 @@ def test_every_family_gives_the_same_vectors(name, backbone, workers, threads_us
         threads_used.clear()
         workers(WORKERS)
         assert gap(extract(model, "echo"), expected) < 1e-5
-        assert bool(set(threads_used) - {threading.get_ident()}) == model.computes_batches_at_once
+        assert set(threads_used) - {threading.get_ident()}
     model.set_attention("causal")
 
 
@@ -99,15 +99,17 @@ def test_adapted_models_give_the_same_vectors(workers, threads_used, gap):
     assert backbone.blocks[0].mlp.up_proj.weight is weight and torch.equal(weight, before)
 
 
-def test_lora_that_is_trained_adds_its_updates(workers, gap):
+def test_lora_that_is_trained_adds_its_updates(workers, threads_used, gap):
     backbone = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     lora = Lora.initialise(backbone, 2, 4)
     for upper in lora.upper.values():
         torch.nn.init.normal_(upper, std=0.3)
     workers(1)
     expected = extract(backbone.with_adapter(lora))
+    threads_used.clear()
     workers(WORKERS)
     assert gap(extract(backbone.with_adapter(lora)), expected) < 1e-5
+    assert len(set(threads_used)) > 1
     assert gap(extract(backbone), expected) > 1e-3
 
 
@@ -125,9 +127,11 @@ def test_int8_gives_the_same_vectors(workers, gap):
 
 def test_frequencies_that_follow_the_length_are_not_shared(backbone, workers, threads_used):
     model = Backbone.load("tiny-llama", device="cpu", dtype="float32")
-    assert model.computes_batches_at_once
-    model.model.rotary_emb.rope_type = "dynamic"
     workers(WORKERS)
+    extract(model)
+    assert len(set(threads_used)) > 1
+    threads_used.clear()
+    model.model.rotary_emb.rope_type = "dynamic"
     extract(model)
     assert set(threads_used) == {threading.get_ident()}
 
@@ -148,6 +152,47 @@ def test_progress_and_statistics_count_every_text(backbone, workers):
         totals.append((sum(steps), extractor.stats.texts, extractor.stats.tokens))
     assert totals[0] == totals[1]
     assert totals[0][:2] == (len(TEXTS), len(TEXTS))
+
+
+def test_batches_that_do_not_fit_beside_others_are_divided(backbone, workers, monkeypatch, gap):
+    model = backbone("tiny-llama")
+    workers(1)
+    expected = extract(model)
+    real, failures = Capture.__call__, []
+    fitting = BUDGET * 3 // 4  # tokens; the longest text has 80
+
+    def limited_memory(self, batch):
+        if batch.ids.numel() > fitting:
+            failures.append(threading.get_ident())
+            raise torch.OutOfMemoryError("out of memory")
+        return real(self, batch)
+
+    monkeypatch.setattr(Capture, "__call__", limited_memory)
+    workers(WORKERS)
+    steps = []
+    extractor = Extractor(model, [Reading(2, "mean")], budget=BUDGET)
+    vectors = extractor(TEXTS, steps.append)
+    assert failures and failures[0] != threading.get_ident()
+    assert len(failures) <= WORKERS + 3, "every batch ran out of memory again"
+    assert gap(vectors[:, 0], expected[:, 4]) < 1e-5 and sum(steps) == len(TEXTS)
+
+
+def test_what_prompts_begin_with_is_computed_once(backbone, workers, monkeypatch, gap):
+    """Its keys and values are computed under a hook that stops whatever pass meets it."""
+    model, real, with_past = backbone("tiny-llama"), Capture.__call__, []
+
+    def recording(self, batch):
+        with_past.append((threading.get_ident(), batch.past is not None))
+        return real(self, batch)
+
+    monkeypatch.setattr(Capture, "__call__", recording)
+    template = "Somebody who bakes a lot of bread at home wrote this down to remember it one day: {text}"
+    workers(1)
+    expected = extract(model, template)
+    with_past.clear()
+    workers(WORKERS)
+    assert gap(extract(model, template), expected) < 1e-5
+    assert any(past and thread != threading.get_ident() for thread, past in with_past)
 
 
 def test_error_in_a_batch_ends_the_work(backbone, workers, monkeypatch):

@@ -21,6 +21,7 @@ from decoder2vec.activations import store as store_module
 from decoder2vec.activations.extract import Extractor
 from decoder2vec.activations.store import (
     KeyIndex,
+    Segment,
     Store,
     delete_damaged_segments,
     delete_space,
@@ -98,6 +99,21 @@ def test_extreme_values_are_stored(value, tmp_path):
     vectors = store.read(keys(["a"]))
     assert np.isfinite(vectors).all()
     assert_stored(vectors, expected)
+
+
+def test_values_are_rounded_as_by_numpy(tmp_path):
+    """What earlier versions wrote with NumPy and what torch writes now are the same bits, in the file and as read."""
+    rng = np.random.default_rng(0)
+    latents = (rng.standard_normal((9, 5, 64)) * 10.0 ** rng.integers(-6, 6, (9, 5, 1))).astype(np.float32)
+    segment = Segment.pack([text_key(str(n)) for n in range(9)], latents)
+    by_reading = latents.swapaxes(0, 1)
+    scales = np.exp2(np.ceil(np.log2(np.abs(by_reading).max(axis=2))))
+    expected = (by_reading / scales[..., None]).astype(np.float16)
+    assert segment.values.tobytes() == expected.tobytes() and segment.values.dtype == np.float16
+    np.testing.assert_array_equal(segment.scales, scales)
+    rows = np.array([3, 0, 8])
+    read = expected.astype(np.float32)[:, rows] * scales[:, rows, None].astype(np.float32)
+    np.testing.assert_array_equal(segment.read(rows, slice(None)), read.swapaxes(0, 1))
 
 
 def test_zeros_stay_zeros(tmp_path):

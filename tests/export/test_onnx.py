@@ -141,6 +141,9 @@ def test_int8_is_smaller_and_its_difference_is_told(encoders, exported, tmp_path
     assert "int8" in text and "cosine 0.9" in text
     (file,) = (tmp_path / "int8" / "onnx").iterdir()
     assert file.name == "model_quantized.onnx"
+    arrays = [onnx.numpy_helper.to_array(weight) for weight in onnx.load(file).graph.initializer]
+    weights = [array for array in arrays if array.dtype == np.int8 and array.size > 1]
+    assert weights and max(np.abs(array.astype(int)).max() for array in weights) <= 64  # 7 bits
     loaded = load_encoder(tmp_path / "int8", device="cpu")
     assert loaded.dtype == "int8" and 1e-4 < distance(loaded.encode(TEXTS), encoders["mean"].encode(TEXTS)) < 0.3
     assert all(check.passed for check in doctor(tmp_path / "int8", device="cpu"))

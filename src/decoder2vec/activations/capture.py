@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import TokenBatch
+from decoder2vec.backbone.blocks import changes_in_passes
 from decoder2vec.backbone.machine import any_shape_attention
 from decoder2vec.backbone.packing import packed_attention, packed_inputs
 from decoder2vec.backbone.sharding import is_sharded
@@ -52,7 +53,7 @@ class Capture:
                 raise unknown_name("pooling", reading.pooling, POOLINGS)
             self._poolings[reading.layer][reading.normed].append(reading.pooling)
         self.last_layer = max(self._poolings)
-        self.is_sharded = is_sharded(backbone.model)
+        self._is_sharded = is_sharded(backbone.model)
         """Hooks of FSDP must see the end of every pass."""
 
     def __call__(self, batch: TokenBatch) -> Tensor:
@@ -73,7 +74,7 @@ class Capture:
                 vectors = poolers[names](hidden_states)
                 for name, vector in zip(poolings, vectors.unbind(1), strict=True):
                     pooled[Reading(layer, name, normed)] = vector
-            if layer == self.last_layer and not self.is_sharded:
+            if layer == self.last_layer and not self._is_sharded:
                 raise _StopForward
 
         handles = self._register_hooks(pool)
@@ -86,9 +87,16 @@ class Capture:
         finally:
             for handle in handles:
                 handle.remove()
-        if self.is_sharded and not torch.is_grad_enabled():
+        if self._is_sharded and not torch.is_grad_enabled():
             self.backbone.model.reshard()  # type: ignore[operator]  # FSDP waits for a backward pass
         return torch.stack([pooled[reading] for reading in self.readings], dim=1)
+
+    @property
+    def runs_in_threads(self) -> bool:
+        """Whether several threads can compute a batch each: no pass changes what another one computes with."""
+        adapter = self.backbone.adapter
+        one_for_all = adapter is None or adapter.changes_weights_only
+        return one_for_all and not self._is_sharded and not changes_in_passes(self.backbone.model)
 
     def _adapt(self, batch: TokenBatch) -> TokenBatch:
         """The batch that the model reads, with chunks where their tokens are in it."""

@@ -283,7 +283,7 @@ class Extractor:
         lengths, n_tokens = window.lengths, sum(window.lengths)
         workers = min(THREADS.workers(), n_tokens // (_BATCHES_PAY * self.backbone.batch_overhead))
         batches = self._batches(lengths)
-        if workers > 1 and self.backbone.computes_batches_at_once and not self.capture.is_sharded:
+        if workers > 1 and self.capture.runs_in_threads:
             rounds = -(-n_tokens // (workers * (self.budget or 1)))
             even = min(self.budget or 1, -(-n_tokens // (workers * rounds)) + max(lengths))
             planned = list(plan_batches(lengths, even, self.backbone.batch_overhead))

@@ -20,7 +20,7 @@ from torch import nn
 
 from decoder2vec.backbone.attention import attention_from_config, set_attention
 from decoder2vec.backbone.batch import Adapter, TokenBatch
-from decoder2vec.backbone.blocks import changes_in_passes, find_blocks, find_final_norm, text_config
+from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.cpu_dtype import load_in_fastest_dtype
 from decoder2vec.backbone.fingerprint import folder_fingerprint
 from decoder2vec.backbone.int8_linear import quantise_layers
@@ -224,12 +224,6 @@ class Backbone:
     def batch_overhead(self) -> int:
         """Cost of one more batch, as a number of tokens."""
         return batch_overhead(self.device, self.dim, self.dtype_name)
-
-    @property
-    def computes_batches_at_once(self) -> bool:
-        """Whether several threads can compute a batch each, so that none changes what another one computes with."""
-        adapter_allows = self.adapter is None or self.adapter.changes_weights_only
-        return adapter_allows and not changes_in_passes(self.model)
 
     @cached_property
     def blocks(self) -> nn.ModuleList:
