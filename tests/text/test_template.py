@@ -45,6 +45,7 @@ def test_render_returns_the_prompt_and_the_last_copy(name, text):
     prompt, first, last = template.render(text)
     assert prompt == text.join(pieces)
     assert prompt[first:last] == text
+    assert template.pooled_from(text) == first
     assert prompt[last:] == pieces[-1]
 
 

@@ -135,7 +135,7 @@ class Extractor:
         for index, text in enumerate(check_texts(texts)):
             first_index.setdefault(text, index)
         unique = list(first_index)
-        result = torch.empty(len(unique), len(self.capture.readings), self.backbone.dim)
+        result = _empty_latents(len(unique), len(self.capture.readings), self.backbone.dim)
         progress(len(texts) - len(unique))
         current_progress().remaining_work -= self.work * (len(texts) - len(unique))
         for _ in self.windows(unique, result, list(first_index.values()), progress):
@@ -152,7 +152,7 @@ class Extractor:
         """
         self._prepare()
         n_vectors = sum(len(prompt.chunks) or 1 for prompt in prompts)
-        result = torch.empty(n_vectors, len(self.capture.readings), self.backbone.dim)
+        result = _empty_latents(n_vectors, len(self.capture.readings), self.backbone.dim)
         started = time.perf_counter()
         with self.backbone.lock:
             window = self._plan(Tokenised(prompts, list(range(len(prompts)))))
@@ -184,7 +184,7 @@ class Extractor:
         started = time.perf_counter()
         previous: tuple[slice, torch.Tensor, _DeviceTransfer | None] | None = None
         for rows, window in zip(windows, self._tokenised_windows(texts, indices, windows), strict=True):
-            latents = torch.empty(rows.stop - rows.start, *shape) if out is None else out[rows]
+            latents = _empty_latents(rows.stop - rows.start, *shape) if out is None else out[rows]
             with self.backbone.lock:
                 last_transfer = self._compute(window, latents, progress, previous[2] if previous else None)
             overlong = window.tokenised.overlong
@@ -252,7 +252,7 @@ class Extractor:
         prompts, text_indices = window.tokenised.prompts, window.tokenised.text_indices
         lengths = window.lengths
         chunked = len(prompts) > len(out)
-        latents = torch.empty(len(prompts), *out.shape[1:]) if chunked else out
+        latents = _empty_latents(len(prompts), *out.shape[1:]) if chunked else out
 
         def report(rows: list[int]) -> None:
             progress(0 if chunked else len(rows))
@@ -547,6 +547,11 @@ def _windows(texts: Sequence[str], width: int, n_characters: int) -> Iterator[sl
             begin, seen = index + 1, 0
     if begin < len(texts):
         yield slice(begin, len(texts))
+
+
+def _empty_latents(*shape: int) -> torch.Tensor:
+    """A float32 tensor of memory from NumPy, which asks Linux for large pages: gigabytes are ready a third sooner."""
+    return torch.from_numpy(np.empty(shape, np.float32))
 
 
 class _DeviceTransfer:

@@ -8,6 +8,7 @@ of a prompt with a suffix is the last token of the suffix.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from decoder2vec.errors import InputError, unknown_name
 
@@ -55,10 +56,17 @@ class Template:
 
     def render(self, text: str) -> tuple[str, int, int]:
         """Return the prompt, and begin and end of the last copy of the text in it, in characters."""
-        head, tail = self.string.rsplit(SLOT, 1)
+        head, tail, _ = self._parts
         head = head.replace(SLOT, text)
         return head + text + tail, len(head), len(head) + len(text)
 
     def pooled_from(self, text: str) -> int:
         """Return the character of the prompt from which on it is pooled."""
-        return self.render(text)[1]
+        head, _, n_copies = self._parts
+        return len(head) + n_copies * (len(text) - len(SLOT))
+
+    @cached_property
+    def _parts(self) -> tuple[str, str, int]:
+        """What is before and after the last slot, and the number of slots before it."""
+        head, tail = self.string.rsplit(SLOT, 1)
+        return head, tail, head.count(SLOT)
