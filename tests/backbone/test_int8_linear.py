@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from decoder2vec.analysis.doctor import doctor
-from decoder2vec.backbone import int8_linear, int8_product
+from decoder2vec.backbone import int8_linear, int8_product, int8_rounding
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.int8_linear import Int8Linear, quantise_layers
+from decoder2vec.backbone.int8_linear import Int8Linear, SharedInput, quantise_layers
 from decoder2vec.backbone.int8_product import OnnxRuntimeProduct, TorchProduct
+from decoder2vec.backbone.int8_rounding import CompiledRounding, TorchRounding
 from decoder2vec.base_model import load_base_model
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import Decoder2VecError, UnsupportedError
@@ -21,6 +24,7 @@ from toys.texts import built
 from toys.training import small_recipe, toy_data
 
 PRODUCTS = [TorchProduct(), OnnxRuntimeProduct()]
+ROUNDINGS = [TorchRounding(), CompiledRounding()]
 TEXTS = ["cats sleep", "the dogs run over the long road in the rain", ""]
 
 
@@ -51,13 +55,14 @@ def rounded_product(inputs, weight, bias):
     return result
 
 
+@pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_layer_is_the_rounded_product(product):
+def test_layer_is_the_rounded_product(product, rounding):
     torch.manual_seed(0)
     layer, inputs = nn.Linear(48, 24), torch.randn(2, 5, 48)
     inputs[0, 1, 7] = 900.0  # a token with an outlier rounds no other token
     with torch.inference_mode():
-        output = Int8Linear(layer, product)(inputs)
+        output = Int8Linear(layer, product, SharedInput(rounding))(inputs)
     expected = rounded_product(inputs.flatten(0, 1).numpy(), layer.weight.detach().numpy(), layer.bias.detach().numpy())
     assert output.shape == (2, 5, 24)
     assert np.allclose(output.flatten(0, 1).numpy(), expected, rtol=1e-5, atol=1e-5)
@@ -72,12 +77,69 @@ def test_zeros_stay_zeros():
         assert torch.equal(Int8Linear(layer)(torch.zeros(3, 8)), torch.zeros(3, 4))
 
 
-def test_layers_that_read_one_tensor_quantise_it_once(monkeypatch, folder):
-    calls, quantise_rows = [], int8_linear.quantise_rows
+@pytest.fixture
+def quantised_tensors(monkeypatch):
+    """What layers rounded."""
+    tensors, quantise_rows = [], TorchRounding.quantise_rows
+    monkeypatch.setattr(
+        TorchRounding, "quantise_rows", lambda self, rows: tensors.append(rows) or quantise_rows(self, rows)
+    )
+    return tensors
+
+
+def test_layers_that_read_one_tensor_quantise_it_once(quantised_tensors, folder):
     encoder = Encoder.from_pretrained(folder, device="cpu", dtype="int8")
-    monkeypatch.setattr(int8_linear, "quantise_rows", lambda rows: calls.append(rows) or quantise_rows(rows))
+    quantised_tensors.clear()  # the weights
     encoder.encode(["cats sleep"])
-    assert len(calls) == 4 * 4  # inputs of attention, its output layer, gate and up, down
+    assert len(quantised_tensors) == 4 * 4  # inputs of attention, its output layer, gate and up, down
+
+
+def test_threads_do_not_replace_what_another_has_quantised(quantised_tensors):
+    shared, own, other = SharedInput(TorchRounding()), torch.randn(3, 8), torch.randn(3, 8)
+    first = shared.quantise(own)
+    thread = threading.Thread(target=shared.quantise, args=(other,))
+    thread.start()
+    thread.join()
+    assert shared.quantise(own) is first
+    assert len(quantised_tensors) == 2
+
+
+@pytest.mark.parametrize("shape", [(1, 8), (7, 33), (300, 96)])
+def test_both_roundings_give_the_same(shape):
+    rng = np.random.default_rng(0)
+    matrix = torch.from_numpy((rng.standard_normal(shape) * 10.0 ** rng.integers(-9, 9, (shape[0], 1))).astype("f4"))
+    matrix[0] = 0.0
+    matrix[-1, 0] = 1e4
+    plain, compiled = (rounding.quantise_rows(matrix) for rounding in ROUNDINGS)
+    assert torch.equal(plain.values, compiled.values) and torch.equal(plain.scales, compiled.scales)
+    products = torch.from_numpy(rng.integers(-(10**7), 10**7, (shape[0], 5), dtype=np.int32))
+    columns = torch.rand(5, 1)
+    outputs = [rounding.scale_products(products, plain.scales, columns) for rounding in ROUNDINGS]
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_values_halfway_are_rounded_to_even(rounding):
+    row = torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]])
+    assert rounding.quantise_rows(row).values.tolist() == [[127, 0, 2, 2, 0, -2, -2, 126]]
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_numbers_that_are_not_finite_stay_visible(rounding, bad):
+    layer = Int8Linear(nn.Linear(8, 4), shared=SharedInput(rounding))
+    inputs = torch.randn(3, 8)
+    inputs[1, 2] = bad
+    with torch.inference_mode():
+        finite = layer(inputs).isfinite()
+    assert finite[0].all() and finite[2].all() and not finite[1].any()
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_rows_need_not_be_neighbours_in_memory(rounding):
+    layer, inputs = Int8Linear(nn.Linear(6, 4), shared=SharedInput(rounding)), torch.randn(6, 5)
+    with torch.inference_mode():
+        assert torch.equal(layer(inputs.T), layer(inputs.T.contiguous()))
 
 
 def test_tokens_of_an_earlier_pass_are_not_reused():
@@ -168,6 +230,7 @@ def test_a_slow_processor_is_refused_with_the_measurement(monkeypatch):
     monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
     monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
     monkeypatch.setattr(int8_linear, "available_products", lambda: [TorchProduct()])
+    monkeypatch.setattr(int8_linear, "available_roundings", lambda: [TorchRounding()])
     with pytest.raises(UnsupportedError, match=r"in int8 has 0.25 times the speed of float32.*decoder2vec\[onnx\]"):
         quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
 
@@ -177,17 +240,24 @@ def test_a_fast_processor_reports_the_gain(monkeypatch):
     monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
     monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
     monkeypatch.setattr(int8_linear, "available_products", lambda: [TorchProduct()])
+    monkeypatch.setattr(int8_linear, "available_roundings", lambda: [TorchRounding()])
     assert "3 times the speed" in quantise_layers(nn.ModuleList([nn.Sequential(nn.Linear(8, 8))]))
 
 
-def test_the_fastest_product_is_taken(monkeypatch):
-    seconds = iter([3.0, 9.0, 1.0])  # float32, torch, ONNX Runtime
+def test_the_fastest_product_and_rounding_are_taken(monkeypatch):
+    seconds = iter([3.0, 9.0, 8.0, 1.0, 7.0])  # float32, then both roundings with torch, and with ONNX Runtime
     monkeypatch.setattr(int8_linear, "fastest_seconds", lambda *_, **__: next(seconds))
     monkeypatch.setattr(int8_linear, "MIN_WIDTH", 1)
     monkeypatch.setattr(int8_linear, "available_products", lambda: [TorchProduct(), OnnxRuntimeProduct()])
     blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8))])
     assert "3 times the speed" in quantise_layers(blocks)
     assert isinstance(blocks[0][0]._product, OnnxRuntimeProduct)
+    assert isinstance(blocks[0][0].shared.rounding, TorchRounding)
+
+
+def test_without_numba_torch_rounds(monkeypatch):
+    monkeypatch.setattr(int8_rounding, "find_spec", lambda name: None)
+    assert [type(rounding) for rounding in int8_rounding.available_roundings()] == [TorchRounding]
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

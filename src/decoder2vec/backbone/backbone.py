@@ -23,6 +23,7 @@ from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.blocks import find_blocks, find_final_norm, text_config
 from decoder2vec.backbone.cpu_dtype import load_in_fastest_dtype
 from decoder2vec.backbone.fingerprint import folder_fingerprint
+from decoder2vec.backbone.int8_fusion import fuse_blocks
 from decoder2vec.backbone.int8_linear import quantise_layers
 from decoder2vec.backbone.machine import (
     FOUR_BIT,
@@ -119,7 +120,9 @@ class Backbone:
             _use_plain_kernels(model)
             _check_four_bit(model)
         if int8:
-            reason = quantise_layers(find_blocks(model)[1])
+            blocks = find_blocks(model)[1]
+            reason = quantise_layers(blocks)
+            fuse_blocks(blocks)
         attention = attention or attention_from_config(model)
         set_attention(model, attention)
         name = Path(name).expanduser().resolve() if Path(name).expanduser().exists() else name

@@ -7,9 +7,9 @@ rest away. The product is exact in integers, so rounding is the only difference 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from typing import NamedTuple
-from weakref import ReferenceType, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -17,43 +17,41 @@ from torch.nn import functional
 
 from decoder2vec.backbone.cpu_dtype import MIN_WIDTH, fastest_seconds
 from decoder2vec.backbone.int8_product import Int8Product, TorchProduct, available_products
+from decoder2vec.backbone.int8_rounding import (
+    LARGEST,
+    Int8Rounding,
+    QuantisedRows,
+    TorchRounding,
+    available_roundings,
+)
 from decoder2vec.errors import UnsupportedError
 
-_LARGEST = 127
-_PROBE_ROWS = 64
+_PROBE_ROWS = 256
 _MIN_SHARE = 1 / 20
 """Layers with a smaller share of the weights of a block stay in float32. Keys and values that several heads share are
 such layers: they take little time, and rounding the values alone causes about half of the loss of quality."""
 
 
-class QuantisedRows(NamedTuple):
-    """A matrix whose rows are integers of -127 to 127 times a scale."""
+class SharedInput:
+    """The quantised input of the last layer: query, key and value layers, or gate and up, read the same tensor.
 
-    values: Tensor
-    """[row, column], int8."""
-    scales: Tensor
-    """[row, 1]"""
+    Args:
+        rounding: What rounds it.
+    """
 
+    def __init__(self, rounding: Int8Rounding) -> None:
+        self.rounding = rounding
+        self._of_thread = threading.local()  # several threads may compute a batch each
 
-def quantise_rows(matrix: Tensor) -> QuantisedRows:
-    """Round each row of a matrix, by its own largest value."""
-    largest = torch.maximum(matrix.amax(-1, keepdim=True), matrix.amin(-1, keepdim=True).neg_())
-    scales = largest.clamp_(min=1e-30).div_(_LARGEST)
-    return QuantisedRows((matrix / scales).round_().to(torch.int8), scales)
-
-
-class _SharedInput:
-    """The quantised input of the last layer: query, key and value layers, or gate and up, read the same tensor."""
-
-    def __init__(self) -> None:
-        self._last: tuple[ReferenceType[Tensor], QuantisedRows] | None = None
-        """Replaced as a whole, since several threads may compute batches."""
+    def __deepcopy__(self, memo: dict[int, object]) -> SharedInput:
+        return SharedInput(self.rounding)
 
     def quantise(self, inputs: Tensor) -> QuantisedRows:
         """Return the tokens of all texts as rows."""
-        last = self._last
+        last = getattr(self._of_thread, "last", None)
         if last is None or last[0]() is not inputs:
-            self._last = last = ref(inputs), quantise_rows(inputs.reshape(-1, inputs.shape[-1]))
+            rows = self.rounding.quantise_rows(inputs.reshape(-1, inputs.shape[-1]))
+            self._of_thread.last = last = ref(inputs), rows
         return last[1]
 
 
@@ -63,22 +61,20 @@ class Int8Linear(nn.Linear):
     Args:
         layer: The layer to replace.
         product: What computes the products.
-        shared: The quantised input that the layers of a model share.
+        shared: The quantised input that the layers of a model share, and what rounds it.
     """
 
     values: Tensor
     scales: Tensor
 
-    def __init__(
-        self, layer: nn.Linear, product: Int8Product | None = None, shared: _SharedInput | None = None
-    ) -> None:
+    def __init__(self, layer: nn.Linear, product: Int8Product | None = None, shared: SharedInput | None = None) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
         self._product = product or TorchProduct()
         values, scales = self.quantise(layer.weight.detach().float())
         self.register_buffer("values", values)
         self.register_buffer("scales", scales)
-        self._shared = shared or _SharedInput()
+        self.shared = shared or SharedInput(TorchRounding())
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
@@ -86,19 +82,25 @@ class Int8Linear(nn.Linear):
         return self.values * self.scales
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the product with the weight, in the dtype of the input."""
+        """Return the product with the weight, in float32."""
         if torch.is_grad_enabled() and input.requires_grad:
             raise UnsupportedError(
                 "Weights in int8 have no gradients; train in float32 or bfloat16, and encode in int8 afterwards."
             )
-        values, scales = self._shared.quantise(input)
-        output = self._product(values, self.values).to(input.dtype).mul_(scales).mul_(self.scales.T)
-        output = output if self.bias is None else output.add_(self.bias)
-        return output.view(*input.shape[:-1], self.out_features)
+        return self.output(self.shared.quantise(input)).view(*input.shape[:-1], self.out_features)
+
+    def products(self, rows: QuantisedRows) -> Tensor:
+        """[row, output] products of the weight with integers, in int32; without scales and bias."""
+        return self._product(rows.values, self.values)
+
+    def output(self, rows: QuantisedRows) -> Tensor:
+        """[row, output] products of the weight with quantised inputs, in float32."""
+        output = self.shared.rounding.scale_products(self.products(rows), rows.scales, self.scales)
+        return output if self.bias is None else output.add_(self.bias)
 
     def quantise(self, weight: Tensor) -> QuantisedRows:
         """Round a weight, [output, input], for this layer."""
-        values, scales = quantise_rows(weight)
+        values, scales = TorchRounding().quantise_rows(weight)
         return QuantisedRows(self._product.arrange(values), scales)
 
     def exchange_weight(self, weight: QuantisedRows) -> Callable[[], None]:
@@ -124,8 +126,9 @@ def quantise_layers(blocks: nn.ModuleList) -> str:
     layers = [layer for block in blocks for layer in _large_layers(block)]
     if not layers:
         raise UnsupportedError("This model has no plain linear layers that could be quantised to int8; use float32.")
-    product, reason = _choose_product(max((layer for _, _, layer in layers), key=lambda layer: layer.weight.numel()))
-    shared = _SharedInput()
+    largest = max((layer for _, _, layer in layers), key=lambda layer: layer.weight.numel())
+    product, rounding, reason = _choose_arithmetic(largest)
+    shared = SharedInput(rounding)
     for parent, name, layer in layers:
         setattr(parent, name, Int8Linear(layer, product, shared))
     return reason
@@ -144,22 +147,23 @@ def _large_layers(block: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
 
 
 @torch.inference_mode()
-def _choose_product(layer: nn.Linear) -> tuple[Int8Product, str]:
-    """The fastest product of those that are exact, and its gain over float32 in words."""
+def _choose_arithmetic(layer: nn.Linear) -> tuple[Int8Product, Int8Rounding, str]:
+    """The fastest product of those that are exact, the fastest rounding, and their gain over float32 in words."""
     products = [product for product in available_products() if _is_exact(product, layer)]
     if not products:
         raise UnsupportedError("This processor computes products in int8 wrongly; use another dtype.")
+    ways = [(product, rounding) for product in products for rounding in available_roundings()]
     if min(layer.in_features, layer.out_features) < MIN_WIDTH:
-        return products[0], ""
+        return *ways[0], ""
     inputs = torch.randn(_PROBE_ROWS, layer.in_features)
     plain = fastest_seconds(lambda: functional.linear(inputs, layer.weight), repeats=9)
-    gains = [plain / _seconds(Int8Linear(layer, product), inputs) for product in products]
+    gains = [plain / _seconds(Int8Linear(layer, product, SharedInput(rounding)), inputs) for product, rounding in ways]
     gain = max(gains)
     reason = f"a layer in int8 has {gain:.2g} times the speed of float32 on this processor"
     if gain < 1:
         advice = "" if len(available_products()) > 1 else ", or pip install 'decoder2vec[onnx]', which may be faster"
         raise UnsupportedError(f"{reason.capitalize()}; use another dtype{advice}.")
-    return products[gains.index(gain)], reason
+    return *ways[gains.index(gain)], reason
 
 
 def _seconds(layer: Int8Linear, inputs: Tensor) -> float:
@@ -169,7 +173,7 @@ def _seconds(layer: Int8Linear, inputs: Tensor) -> float:
 
 def _is_exact(product: Int8Product, layer: nn.Linear) -> bool:
     """Whether the largest sums are right: a processor without VNNI may add pairs in 16 bits, which overflow."""
-    extreme = torch.full((_PROBE_ROWS, layer.in_features), _LARGEST, dtype=torch.int8)
-    extreme[1::2] = -_LARGEST
+    extreme = torch.full((_PROBE_ROWS, layer.in_features), LARGEST, dtype=torch.int8)
+    extreme[1::2] = -LARGEST
     weight = product.arrange(extreme[:1].expand(layer.out_features, -1).contiguous())
     return torch.equal(product(extreme, weight).double(), extreme.double() @ weight.T.double())

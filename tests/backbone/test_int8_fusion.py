@@ -1,0 +1,221 @@
+"""Norms and MLPs around layers in int8 as compiled loops: the same numbers, and for no module that computes others."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from decoder2vec.backbone import int8_linear
+from decoder2vec.backbone.backbone import Backbone
+from decoder2vec.backbone.int8_fusion import FusedMLP, FusedNorm, fuse_blocks
+from decoder2vec.backbone.int8_linear import Int8Linear, SharedInput
+from decoder2vec.backbone.int8_rounding import CompiledRounding, TorchRounding
+from decoder2vec.backbone.tiny import TINY
+from decoder2vec.encoder import Encoder
+from decoder2vec.errors import UnsupportedError
+from decoder2vec.training.recipes.recipe import Trainer
+from toys.training import small_recipe, toy_data
+
+TEXTS = ["cats sleep", "the dogs run over the long road in the rain", ""]
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    monkeypatch.setattr(int8_linear, "available_roundings", lambda: [CompiledRounding()])
+
+
+def kinds(model):
+    return Counter(type(vars(module).get("forward")) for module in model.modules())
+
+
+def int8_or_none(name):
+    try:
+        return Backbone.load(name, device="cpu", dtype="int8")
+    except UnsupportedError:
+        return None
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_family_gives_the_vectors_that_torch_gives(name, monkeypatch):
+    monkeypatch.setattr(int8_linear, "available_roundings", lambda: [TorchRounding()])
+    plain = int8_or_none(name)
+    if plain is None:
+        pytest.skip("no plain linear layers")
+    monkeypatch.setattr(int8_linear, "available_roundings", lambda: [CompiledRounding()])
+    fused = Backbone.load(name, device="cpu", dtype="int8")
+    assert kinds(plain.model).keys() == {type(None)}
+    vectors = []
+    for backbone in (plain, fused):
+        encoder = Encoder(backbone, Encoder.from_pretrained(name, device="cpu").spec)
+        vectors.append(torch.from_numpy(encoder.encode(TEXTS)))
+    # another order of additions may round a value the other way
+    assert functional.cosine_similarity(*vectors).min() > 0.999
+
+
+def test_norms_and_mlps_of_a_llama_are_fused(compiled):
+    model = Backbone.load("tiny-llama", device="cpu", dtype="int8")
+    blocks = len(model.blocks)
+    counts = kinds(model.model)
+    assert (counts[FusedNorm], counts[FusedMLP]) == (2 * blocks, blocks)
+    assert not isinstance(vars(model.model.norm).get("forward"), FusedNorm)  # blocks alone are in int8
+
+
+def test_layers_that_torch_rounds_are_left_alone(monkeypatch):
+    monkeypatch.setattr(int8_linear, "available_roundings", lambda: [TorchRounding()])
+    assert kinds(Backbone.load("tiny-llama", device="cpu", dtype="int8").model).keys() == {type(None)}
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, change):
+        super().__init__()
+        self.weight, self.eps, self.change = nn.Parameter(torch.randn(48)), 1e-5, change
+
+    def forward(self, x):
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.change(normed, self.weight)
+
+
+@pytest.mark.parametrize("change", [lambda x, w: x * w, lambda x, w: x * (1 + w)])
+@torch.inference_mode()
+def test_a_norm_is_that_of_torch(change):
+    norm, states = RMSNorm(change), torch.randn(3, 7, 48) * 10.0 ** torch.arange(-3, 4)[:, None]
+    fused = FusedNorm.of(norm)
+    torch.testing.assert_close(fused(states), norm(states), rtol=2e-6, atol=0)
+    shuffled = states.transpose(0, 1)  # not contiguous
+    torch.testing.assert_close(fused(shuffled), norm(shuffled), rtol=2e-6, atol=0)
+
+
+class OtherEps(nn.Module):
+    """Reads another number than that of the attribute."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(48)), 1e-5
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-3)
+
+
+OTHER_NORMS = [
+    nn.LayerNorm(48),
+    nn.Linear(48, 48),
+    nn.BatchNorm1d(48),
+    OtherEps(),
+    RMSNorm(lambda x, w: x * w + 0.01),
+    RMSNorm(lambda x, w: x * w * x),
+    RMSNorm(lambda x, w: (x.bfloat16() * w.bfloat16()).float()),
+]
+
+
+@pytest.mark.parametrize("module", OTHER_NORMS)
+def test_other_modules_are_no_norms(module):
+    module.eval()
+    assert FusedNorm.of(module) is None
+
+
+def test_a_norm_with_other_arguments_or_gradients_is_computed_as_before(compiled):
+    norm = RMSNorm(lambda x, w: x * w)
+    norm.forward = FusedNorm.of(norm)
+    states = torch.randn(2, 48, requires_grad=True)
+    norm(states).sum().backward()
+    assert states.grad is not None
+    assert torch.equal(norm(x=states), norm(states))
+
+
+class MLP(nn.Module):
+    def __init__(self, activation, bias=False):
+        super().__init__()
+        torch.manual_seed(0)
+        shared, layers = SharedInput(CompiledRounding()), (nn.Linear(48, 96, bias=bias), nn.Linear(48, 96, bias=bias))
+        self.gate_proj, self.up_proj = (Int8Linear(layer, shared=shared) for layer in layers)
+        self.down_proj = Int8Linear(nn.Linear(96, 48), shared=shared)
+        self.activation = activation
+
+    def forward(self, x):
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+def gelu_tanh(x):
+    return functional.gelu(x, approximate="tanh")
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 100.0])
+@pytest.mark.parametrize("activation", [functional.silu, gelu_tanh])
+@torch.inference_mode()
+def test_an_mlp_is_that_of_torch(activation, size):
+    mlp, states = MLP(activation), size * torch.randn(3, 7, 48)
+    fused, expected = FusedMLP.of(mlp), mlp(states)
+    assert fused(states).shape == expected.shape
+    assert (fused(states) - expected).norm() < 1e-3 * expected.norm()
+
+
+@pytest.mark.parametrize(
+    "mlp",
+    [
+        MLP(functional.gelu),
+        MLP(functional.relu),
+        MLP(torch.sigmoid),
+        MLP(functional.silu, bias=True),
+        nn.Linear(4, 4),
+        SimpleNamespace(gate_proj=nn.Linear(4, 4), up_proj=nn.Linear(4, 4), down_proj=nn.Linear(4, 4)),
+    ],
+)
+def test_other_mlps_are_not_fused(mlp):
+    assert FusedMLP.of(mlp) is None
+
+
+def test_hooks_on_layers_inside_are_called(compiled):
+    model = Backbone.load("tiny-llama", device="cpu", dtype="int8")
+    encoder, called = Encoder(model, Encoder.from_pretrained("tiny-llama", device="cpu").spec), []
+    before = encoder.encode(TEXTS)
+    handle = model.blocks[1].mlp.up_proj.register_forward_hook(lambda *_: called.append(1))
+    during = encoder.encode(TEXTS)
+    handle.remove()
+    assert called and (before * during).sum() > 0.999 * (before * before).sum()
+    called.clear()
+    encoder.encode(TEXTS)
+    assert not called
+
+
+def test_a_copy_computes_with_its_own_weights(compiled):
+    model = Backbone.load("tiny-llama", device="cpu", dtype="int8").model
+    mlp = copy.deepcopy(model.layers[0].mlp)
+    states = torch.randn(2, 3, mlp.gate_proj.in_features)
+    with torch.inference_mode():
+        before = model.layers[0].mlp(states)
+        mlp.down_proj.scales *= 2
+        assert torch.allclose(mlp(states), 2 * before, atol=1e-6)
+        assert torch.equal(model.layers[0].mlp(states), before)
+
+
+def test_lora_changes_the_weights_of_fused_mlps(compiled, tmp_path):
+    trainer = Trainer(small_recipe("lora"), toy_data(), Backbone.load("tiny-llama", device="cpu", dtype="float32"))
+    encoder, _ = trainer.export(trainer.run(0), tmp_path)
+    rounded = Encoder.load(encoder.save(tmp_path / "e"), device="cpu", dtype="int8")
+    assert kinds(rounded.backbone.model)[FusedMLP] == len(rounded.backbone.blocks)
+    near, exact = (torch.from_numpy(e.encode(TEXTS)) for e in (rounded, encoder))
+    plain = Encoder(rounded.backbone.with_adapter(None), rounded.spec, rounded.head).encode(TEXTS)
+    assert functional.cosine_similarity(near, exact).min() > 0.99
+    assert not torch.allclose(near, torch.from_numpy(plain), atol=1e-3)
+
+
+def test_loops_that_are_slower_are_not_used(monkeypatch, compiled):
+    from decoder2vec.backbone import int8_fusion
+
+    seconds = iter([2.0, 1.0, 1.0, 2.0])  # norm: the loop, then torch; MLP the same
+    monkeypatch.setattr(int8_fusion, "MIN_WIDTH", 1)
+    monkeypatch.setattr(int8_fusion, "fastest_seconds", lambda *_: next(seconds))
+    counts = kinds(Backbone.load("tiny-llama", device="cpu", dtype="int8").model)
+    assert FusedNorm not in counts and counts[FusedMLP] > 0
+
+
+def test_blocks_without_int8_are_left_alone():
+    model = Backbone.load("tiny-llama", device="cpu", dtype="float32")
+    fuse_blocks(model.blocks)
+    assert kinds(model.model).keys() == {type(None)}
