@@ -152,18 +152,26 @@ def _choose_arithmetic(layer: nn.Linear) -> tuple[Int8Product, Int8Rounding, str
     products = [product for product in available_products() if _is_exact(product, layer)]
     if not products:
         raise UnsupportedError("This processor computes products in int8 wrongly; use another dtype.")
-    ways = [(product, rounding) for product in products for rounding in available_roundings()]
     if min(layer.in_features, layer.out_features) < MIN_WIDTH:
-        return *ways[0], ""
+        return products[0], available_roundings()[0], ""
     inputs = torch.randn(_PROBE_ROWS, layer.in_features)
+    rounding = min(available_roundings(), key=lambda rounding: _rounding_seconds(rounding, inputs))
     plain = fastest_seconds(lambda: functional.linear(inputs, layer.weight), repeats=9)
-    gains = [plain / _seconds(Int8Linear(layer, product, SharedInput(rounding)), inputs) for product, rounding in ways]
+    gains = [plain / _seconds(Int8Linear(layer, product, SharedInput(rounding)), inputs) for product in products]
     gain = max(gains)
     reason = f"a layer in int8 has {gain:.2g} times the speed of float32 on this processor"
     if gain < 1:
         advice = "" if len(available_products()) > 1 else ", or pip install 'decoder2vec[onnx]', which may be faster"
         raise UnsupportedError(f"{reason.capitalize()}; use another dtype{advice}.")
-    return *ways[gains.index(gain)], reason
+    return products[gains.index(gain)], rounding, reason
+
+
+def _rounding_seconds(rounding: Int8Rounding, inputs: Tensor) -> float:
+    """Of rounding and scaling alone, since products take longer than the difference."""
+    products, scales = inputs.to(torch.int32), torch.ones(inputs.shape[1], 1)
+    return fastest_seconds(
+        lambda: rounding.scale_products(products, rounding.quantise_rows(inputs).scales, scales), repeats=9
+    )
 
 
 def _seconds(layer: Int8Linear, inputs: Tensor) -> float:
