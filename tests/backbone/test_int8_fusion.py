@@ -6,12 +6,13 @@ import copy
 from collections import Counter
 from types import SimpleNamespace
 
+import numba
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
-from decoder2vec.backbone import int8_linear
+from decoder2vec.backbone import int8_fusion, int8_kernels, int8_linear
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.int8_fusion import FusedMLP, FusedNorm, fuse_blocks
 from decoder2vec.backbone.int8_linear import Int8Linear, SharedInput
@@ -206,8 +207,6 @@ def test_lora_changes_the_weights_of_fused_mlps(compiled, tmp_path):
 
 
 def test_loops_that_are_slower_are_not_used(monkeypatch, compiled):
-    from decoder2vec.backbone import int8_fusion
-
     seconds = iter([2.0, 1.0, 1.0, 2.0])  # norm: the loop, then torch; MLP the same
     monkeypatch.setattr(int8_fusion, "MIN_WIDTH", 1)
     monkeypatch.setattr(int8_fusion, "fastest_seconds", lambda *_: next(seconds))
@@ -219,3 +218,15 @@ def test_blocks_without_int8_are_left_alone():
     model = Backbone.load("tiny-llama", device="cpu", dtype="float32")
     fuse_blocks(model.blocks)
     assert kinds(model.model).keys() == {type(None)}
+
+
+def test_loops_are_compiled_where_no_folder_can_be_written(monkeypatch):
+    real = numba.njit
+
+    def njit(cache=False, **options):
+        if cache:
+            raise RuntimeError("cannot cache function: no locator available for file")
+        return real(**options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    assert int8_kernels.compiled(lambda x: x + 1)(2) == 3
