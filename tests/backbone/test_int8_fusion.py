@@ -1,4 +1,4 @@
-"""Norms and MLPs around layers in int8 as compiled loops: the same numbers, and for no module that computes others."""
+"""Norms, attention and MLPs in int8 as compiled loops: the same numbers, and for no module that computes others."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from transformers import AutoConfig, AutoModel
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from decoder2vec.backbone import int8_fusion, int8_kernels, int8_linear
 from decoder2vec.backbone.backbone import Backbone
-from decoder2vec.backbone.int8_fusion import FusedMLP, FusedNorm, fuse_blocks
-from decoder2vec.backbone.int8_linear import Int8Linear, SharedInput
+from decoder2vec.backbone.int8_fusion import FusedAttention, FusedMLP, FusedNorm, fuse_blocks
+from decoder2vec.backbone.int8_linear import Int8Linear, SharedInput, quantise_layers
 from decoder2vec.backbone.int8_rounding import CompiledRounding, TorchRounding
+from decoder2vec.backbone.kv_cache import read_only_cache
 from decoder2vec.backbone.tiny import TINY
 from decoder2vec.encoder import Encoder
 from decoder2vec.errors import UnsupportedError
@@ -63,7 +66,7 @@ def test_norms_and_mlps_of_a_llama_are_fused(compiled):
     model = Backbone.load("tiny-llama", device="cpu", dtype="int8")
     blocks = len(model.blocks)
     counts = kinds(model.model)
-    assert (counts[FusedNorm], counts[FusedMLP]) == (2 * blocks, blocks)
+    assert (counts[FusedNorm], counts[FusedAttention], counts[FusedMLP]) == (2 * blocks, blocks, blocks)
     assert not isinstance(vars(model.model.norm).get("forward"), FusedNorm)  # blocks alone are in int8
 
 
@@ -171,11 +174,12 @@ def test_other_mlps_are_not_fused(mlp):
     assert FusedMLP.of(mlp) is None
 
 
-def test_hooks_on_layers_inside_are_called(compiled):
+@pytest.mark.parametrize("path", ["mlp.up_proj", "self_attn.v_proj"])
+def test_hooks_on_layers_inside_are_called(compiled, path):
     model = Backbone.load("tiny-llama", device="cpu", dtype="int8")
     encoder, called = Encoder(model, Encoder.from_pretrained("tiny-llama", device="cpu").spec), []
     before = encoder.encode(TEXTS)
-    handle = model.blocks[1].mlp.up_proj.register_forward_hook(lambda *_: called.append(1))
+    handle = model.blocks[1].get_submodule(path).register_forward_hook(lambda *_: called.append(1))
     during = encoder.encode(TEXTS)
     handle.remove()
     assert called and (before * during).sum() > 0.999 * (before * before).sum()
@@ -184,15 +188,168 @@ def test_hooks_on_layers_inside_are_called(compiled):
     assert not called
 
 
+def attention_of(family, **sizes):
+    """The attention of a block whose layers are in int8, and the model's rotations: (attention, positions -> turns)."""
+    torch.manual_seed(0)
+    wide = {"hidden_size": 64, "num_attention_heads": 8, "head_dim": 8, "intermediate_size": 128}
+    config = AutoConfig.for_model(family, num_hidden_layers=1, vocab_size=50, **(wide | sizes))
+    model = AutoModel.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name or "bias" in name:
+            nn.init.normal_(parameter, 1.0)
+    quantise_layers(model.layers)
+    return model.layers[0].self_attn, lambda ids: model.rotary_emb(torch.zeros(1), ids)
+
+
+def inputs_of(turns, texts=3, tokens=7, **others):
+    states = torch.randn(texts, tokens, 64)
+    return {"hidden_states": states, "position_embeddings": turns(torch.arange(tokens)[None]), **others}
+
+
+def assert_close(output, expected):
+    """But for a value now and then that is rounded the other way."""
+    assert (output - expected).norm() < 2e-3 * expected.norm()
+
+
+def padding(*shape):
+    """A mask in which every token sees some keys."""
+    mask = torch.rand(*shape) < 0.5
+    mask[..., 0] = True
+    return mask
+
+
+def added(mask):
+    return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+
+MASKS = {
+    "causal": {"attention_mask": None},
+    "bidirectional": {"attention_mask": None, "is_causal": False},
+    "booleans": {"attention_mask": padding(3, 1, 7, 7)},
+    "numbers": {"attention_mask": added(padding(3, 1, 7, 7))},
+    "one for all texts": {"attention_mask": padding(1, 1, 7, 7)},
+    "one for all tokens": {"attention_mask": padding(3, 1, 1, 7)},
+}
+
+
+@pytest.mark.parametrize("most_keys", [256, 2], ids=["all scores", "kernel of torch"])
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("n_shared", [8, 2, 1])
+@torch.inference_mode()
+def test_attention_is_that_of_torch(compiled, monkeypatch, n_shared, mask, most_keys):
+    monkeypatch.setattr(int8_fusion, "_ALL_SCORES", most_keys)
+    attention, turns = attention_of("llama", num_key_value_heads=n_shared)
+    fused, inputs = FusedAttention.of(attention), inputs_of(turns, **mask)
+    (output, weights), (expected, _) = fused(**inputs), attention(**inputs)
+    assert weights is None
+    assert_close(output, expected)
+
+
+FAMILIES = {
+    "qwen2": {"num_key_value_heads": 2},  # queries, keys and values have a bias
+    "qwen3": {"num_key_value_heads": 2},  # heads are normed
+    "gemma3_text": {"num_key_value_heads": 2},  # by other norms
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.inference_mode()
+def test_biases_and_norms_of_heads_are_those_of_torch(compiled, family):
+    attention, _ = attention_of(family, **FAMILIES[family])
+    _, turns = attention_of("llama")
+    fused, inputs = FusedAttention.of(attention), inputs_of(turns, attention_mask=None)
+    expected = attention(**inputs)[0]
+    assert_close(fused(**inputs)[0], expected)
+
+
+@torch.inference_mode()
+def test_tokens_see_those_in_front_of_them(compiled):
+    attention, turns = attention_of("llama", num_key_value_heads=2)
+    fused, past = FusedAttention.of(attention), [torch.randn(3, 2, 5, 8), torch.randn(3, 2, 5, 8)]
+    inputs = inputs_of(turns, attention_mask=padding(3, 1, 7, 12))
+    output = fused(**inputs, past_key_values=read_only_cache([past]))[0]
+    expected = attention(**inputs, past_key_values=read_only_cache([past]))[0]
+    assert_close(output, expected)
+
+
+@torch.inference_mode()
+def test_masks_of_two_batches_are_not_mixed_up(compiled):
+    attention, turns = attention_of("llama")
+    fused = FusedAttention.of(attention)
+    for _ in range(5):  # a new mask may get the address of one that was deleted
+        inputs = inputs_of(turns, attention_mask=padding(3, 1, 7, 7))
+        expected = attention(**inputs)[0]
+        assert_close(fused(**inputs)[0], expected)
+
+
+@torch.inference_mode()
+def test_states_that_are_not_finite_stay_visible(compiled):
+    attention, turns = attention_of("llama", num_key_value_heads=2)
+    inputs = inputs_of(turns, attention_mask=None)
+    inputs["hidden_states"][1, 3, 5] = torch.nan
+    finite = FusedAttention.of(attention)(**inputs)[0].isfinite()
+    assert finite[[0, 2]].all() and not finite[1, 3:].any()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"output_attentions": True}, {"attention_mask": padding(3, 8, 7, 7)}, {"sliding_window": 2}],
+    ids=["weights", "a mask for each head", "what is not known"],
+)
+@torch.inference_mode()
+def test_other_requests_go_to_the_module(compiled, asked):
+    attention, turns = attention_of("llama")
+    fused, inputs = FusedAttention.of(attention), inputs_of(turns) | asked
+    fused.original = lambda **_: "the module"
+    assert fused(**inputs) == "the module"
+    assert fused(**inputs_of(turns))[0].shape == (3, 7, 64)
+
+
+class Changed(LlamaAttention):
+    """Attention with a difference that its names do not show."""
+
+    def __init__(self, source, change):
+        nn.Module.__init__(self)
+        self.__dict__.update(source.__dict__)
+        self.change = change
+
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, **others):
+        cos, sin = position_embeddings
+        if self.change == "rotations":
+            cos, sin = cos.roll(1, -1), sin.roll(1, -1)
+        output, weights = super().forward(hidden_states, (cos, sin), attention_mask, **others)
+        return {
+            "output": (output * 1.01, weights),
+            "triple": (output, weights, None),
+            "weights": (output, torch.ones(1)),
+        }.get(self.change, (output, weights))
+
+
+@pytest.mark.parametrize("change", ["", "rotations", "output", "triple", "weights"])
+def test_other_attention_is_not_fused(compiled, change):
+    attention, _ = attention_of("llama")
+    assert (FusedAttention.of(Changed(attention, change)) is None) == bool(change)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "olmo2"])
+def test_limits_of_scores_and_norms_of_all_heads_are_not_fused(compiled, family):
+    attention, _ = attention_of(family)
+    assert FusedAttention.of(attention) is None
+
+
 def test_a_copy_computes_with_its_own_weights(compiled):
     model = Backbone.load("tiny-llama", device="cpu", dtype="int8").model
-    mlp = copy.deepcopy(model.layers[0].mlp)
-    states = torch.randn(2, 3, mlp.gate_proj.in_features)
+    copied = copy.deepcopy(model.layers[0])
+    states = torch.randn(2, 3, copied.mlp.gate_proj.in_features)
+    turns = model.rotary_emb(states, torch.arange(3)[None])
     with torch.inference_mode():
-        before = model.layers[0].mlp(states)
-        mlp.down_proj.scales *= 2
-        assert torch.allclose(mlp(states), 2 * before, atol=1e-6)
-        assert torch.equal(model.layers[0].mlp(states), before)
+        for block, factor in ((copied, 2), (model.layers[0], 1)):
+            if block is copied:
+                before = [block.mlp(states), block.self_attn(hidden_states=states, position_embeddings=turns)[0]]
+                block.mlp.down_proj.scales *= 2
+                block.self_attn.o_proj.scales *= 2
+            after = [block.mlp(states), block.self_attn(hidden_states=states, position_embeddings=turns)[0]]
+            assert all(torch.allclose(a, factor * b, atol=1e-6) for a, b in zip(after, before, strict=True))
 
 
 def test_lora_changes_the_weights_of_fused_mlps(compiled, tmp_path):
@@ -207,11 +364,11 @@ def test_lora_changes_the_weights_of_fused_mlps(compiled, tmp_path):
 
 
 def test_loops_that_are_slower_are_not_used(monkeypatch, compiled):
-    seconds = iter([2.0, 1.0, 1.0, 2.0])  # norm: the loop, then torch; MLP the same
+    seconds = iter([2.0, 1.0, 2.0, 1.0, 1.0, 2.0])  # norm: the loop, then torch; attention and MLP the same
     monkeypatch.setattr(int8_fusion, "MIN_WIDTH", 1)
     monkeypatch.setattr(int8_fusion, "fastest_seconds", lambda *_: next(seconds))
     counts = kinds(Backbone.load("tiny-llama", device="cpu", dtype="int8").model)
-    assert FusedNorm not in counts and counts[FusedMLP] > 0
+    assert FusedNorm not in counts and FusedAttention not in counts and counts[FusedMLP] > 0
 
 
 def test_blocks_without_int8_are_left_alone():

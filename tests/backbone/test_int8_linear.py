@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from decoder2vec.analysis.doctor import doctor
 from decoder2vec.backbone import int8_linear, int8_product, int8_rounding
@@ -82,7 +83,7 @@ def quantised_tensors(monkeypatch):
     """What layers rounded."""
     tensors, quantise_rows = [], TorchRounding.quantise_rows
     monkeypatch.setattr(
-        TorchRounding, "quantise_rows", lambda self, rows: tensors.append(rows) or quantise_rows(self, rows)
+        TorchRounding, "quantise_rows", lambda self, *args: tensors.append(args[0]) or quantise_rows(self, *args)
     )
     return tensors
 
@@ -163,14 +164,63 @@ def test_vectors_are_close_but_the_fingerprint_differs(folder, quantised):
     assert quantised.weight_bytes < full.weight_bytes
 
 
-def test_narrow_layers_stay_in_float32(tmp_path):
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_shared_keys_and_values_have_inputs_of_16_bits(tmp_path, monkeypatch, rounding):
+    monkeypatch.setattr(int8_linear, "available_roundings", lambda: [rounding])
     folder = tmp_path / "llama"
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 1}
     built("llama", folder, **sizes)
     model = Backbone.load(folder, device="cpu", dtype="int8").model
-    kinds = {name.rpartition(".")[2]: type(module) for name, module in model.named_modules() if "_proj" in name}
-    assert {name for name, kind in kinds.items() if kind is nn.Linear} == {"k_proj", "v_proj"}
-    assert {kind for name, kind in kinds.items() if name not in ("k_proj", "v_proj")} == {Int8Linear}
+    layers = {name.rpartition(".")[2]: module for name, module in model.named_modules() if "_proj" in name}
+    bits = {name: getattr(layer, "input_bits", 32) for name, layer in layers.items()}
+    shared = 16 if isinstance(rounding, CompiledRounding) else 32
+    assert bits == {f"{n}_proj": shared if n in "kv" else 8 for n in ("q", "k", "v", "o", "gate", "up", "down")}
+
+
+def test_other_narrow_layers_stay_in_float32():
+    """Such as the layer that chooses experts."""
+    block = nn.ModuleDict({"router": nn.Linear(32, 2), "up": nn.Linear(32, 96)})
+    quantise_layers(nn.ModuleList([block]))
+    assert type(block["router"]) is nn.Linear and isinstance(block["up"], Int8Linear)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("product", PRODUCTS)
+@torch.inference_mode()
+def test_inputs_of_16_bits_leave_the_rounding_of_the_weight_alone(product, rounding):
+    torch.manual_seed(0)
+    linear, inputs = nn.Linear(48, 24), torch.randn(2, 5, 48)
+    inputs[0, 1, 7] = 900.0
+    layer = Int8Linear(linear, product, SharedInput(rounding), input_bits=16)
+    expected = functional.linear(inputs.double(), layer.weight.double(), linear.bias.double())
+    error = (layer(inputs) - expected).norm(dim=-1) / expected.norm(dim=-1)
+    in_8_bits = Int8Linear(linear, product, SharedInput(rounding))(inputs)
+    assert error.max() < 1e-4 < ((in_8_bits - expected).norm(dim=-1) / expected.norm(dim=-1)).min()
+
+
+@torch.inference_mode()
+def test_numbers_of_16_bits_are_two_integers():
+    torch.manual_seed(0)
+    matrix = torch.randn(6, 40) * 10.0 ** torch.arange(-3, 3)[:, None]
+    plain, compiled = (rounding.quantise_rows(matrix, 16) for rounding in ROUNDINGS)
+    assert torch.equal(plain.values, compiled.values) and torch.equal(plain.scales, compiled.scales)
+    values, residuals = plain.values.double().chunk(2)
+    assert torch.equal(plain.in_8_bits().values.double(), values) and (plain.bits, plain.in_8_bits().bits) == (16, 8)
+    restored = (values + residuals / 254) * plain.scales
+    assert ((restored - matrix).abs() <= plain.scales * 0.51 / 254).all()
+    products, columns = torch.randint(-(10**6), 10**6, (12, 5), dtype=torch.int32), torch.rand(5, 1)
+    expected = (products[:6] + products[6:].double() / 254) * plain.scales * columns.T
+    for rounding in ROUNDINGS:
+        scaled = rounding.scale_products(products, plain.scales, columns)
+        torch.testing.assert_close(scaled.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_same_rows_serve_8_and_16_bits(quantised_tensors):
+    shared, inputs = SharedInput(TorchRounding()), torch.randn(3, 8)
+    rows = shared.quantise(inputs, 16)
+    assert torch.equal(shared.quantise(inputs).values, rows.values[:3])
+    assert shared.quantise(inputs, 16) is rows
+    assert len(quantised_tensors) == 1
 
 
 def test_auto_is_never_int8(folder):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 from weakref import ref
 
 import torch
@@ -19,6 +20,7 @@ from decoder2vec.backbone.cpu_dtype import MIN_WIDTH, fastest_seconds
 from decoder2vec.backbone.int8_product import Int8Product, TorchProduct, available_products
 from decoder2vec.backbone.int8_rounding import (
     LARGEST,
+    CompiledRounding,
     Int8Rounding,
     QuantisedRows,
     TorchRounding,
@@ -26,10 +28,34 @@ from decoder2vec.backbone.int8_rounding import (
 )
 from decoder2vec.errors import UnsupportedError
 
+Result = TypeVar("Result")
+
 _PROBE_ROWS = 256
 _MIN_SHARE = 1 / 20
-"""Layers with a smaller share of the weights of a block stay in float32. Keys and values that several heads share are
-such layers: they take little time, and rounding the values alone causes about half of the loss of quality."""
+"""Layers with a smaller share of the weights of a block stay in float32."""
+_KEY_VALUE_LAYERS = ("k_proj", "v_proj")
+"""But keys and values that several heads share, where rounding is compiled: their inputs have 16 bits, since rounding
+the values alone to 8 bits causes about half of the loss of quality."""
+
+
+class LastResult(Generic[Result]):
+    """What was computed last, in each thread, from a tensor that several layers read."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()  # several threads may compute a batch each
+
+    def __deepcopy__(self, memo: dict[int, object]) -> LastResult[Result]:
+        return LastResult()
+
+    def of(self, tensor: Tensor) -> Result | None:
+        """Return the result of this very tensor; None if the last one was of another."""
+        source, result = getattr(self._of_thread, "last", (None, None))
+        return result if source is not None and source() is tensor else None
+
+    def keep(self, tensor: Tensor, result: Result) -> Result:
+        """Keep the result of a tensor as long as the tensor is used, and return it."""
+        self._of_thread.last = ref(tensor), result
+        return result
 
 
 class SharedInput:
@@ -41,18 +67,17 @@ class SharedInput:
 
     def __init__(self, rounding: Int8Rounding) -> None:
         self.rounding = rounding
-        self._of_thread = threading.local()  # several threads may compute a batch each
+        self._rows = LastResult[QuantisedRows]()
+        self.masks = LastResult[Tensor]()
+        """What attention adds to scores for the mask that all layers get."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> SharedInput:
-        return SharedInput(self.rounding)
-
-    def quantise(self, inputs: Tensor) -> QuantisedRows:
-        """Return the tokens of all texts as rows."""
-        last = getattr(self._of_thread, "last", None)
-        if last is None or last[0]() is not inputs:
-            rows = self.rounding.quantise_rows(inputs.reshape(-1, inputs.shape[-1]))
-            self._of_thread.last = last = ref(inputs), rows
-        return last[1]
+    def quantise(self, inputs: Tensor, bits: int = 8) -> QuantisedRows:
+        """Return the tokens of all texts as rows of 8 or 16 bits."""
+        rows = self._rows.of(inputs)
+        if rows is None or rows.bits < bits:
+            rows = self.rounding.quantise_rows(inputs.reshape(-1, inputs.shape[-1]), bits)
+            self._rows.keep(inputs, rows)
+        return rows if bits == rows.bits else rows.in_8_bits()
 
 
 class Int8Linear(nn.Linear):
@@ -62,13 +87,21 @@ class Int8Linear(nn.Linear):
         layer: The layer to replace.
         product: What computes the products.
         shared: The quantised input that the layers of a model share, and what rounds it.
+        input_bits: 8 or 16 bits of each number of the input.
     """
 
     values: Tensor
     scales: Tensor
 
-    def __init__(self, layer: nn.Linear, product: Int8Product | None = None, shared: SharedInput | None = None) -> None:
+    def __init__(
+        self,
+        layer: nn.Linear,
+        product: Int8Product | None = None,
+        shared: SharedInput | None = None,
+        input_bits: int = 8,
+    ) -> None:
         nn.Module.__init__(self)
+        self.input_bits = input_bits
         self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
         self._product = product or TorchProduct()
         values, scales = self.quantise(layer.weight.detach().float())
@@ -87,10 +120,14 @@ class Int8Linear(nn.Linear):
             raise UnsupportedError(
                 "Weights in int8 have no gradients; train in float32 or bfloat16, and encode in int8 afterwards."
             )
-        return self.output(self.shared.quantise(input)).view(*input.shape[:-1], self.out_features)
+        rows = self.shared.quantise(input, self.input_bits)
+        return self.output(rows).view(*input.shape[:-1], self.out_features)
 
     def products(self, rows: QuantisedRows) -> Tensor:
-        """[row, output] products of the weight with integers, in int32; without scales and bias."""
+        """[row, output] products of the weight with integers, in int32; without scales and bias.
+
+        Of inputs in 16 bits [2 * row, output]: the products with residuals follow those with values.
+        """
         return self._product(rows.values, self.values)
 
     def output(self, rows: QuantisedRows) -> Tensor:
@@ -123,27 +160,33 @@ def quantise_layers(blocks: nn.ModuleList) -> str:
     Raises:
         UnsupportedError: This processor computes such layers wrongly or more slowly than in float32, or there are none.
     """
-    layers = [layer for block in blocks for layer in _large_layers(block)]
+    layers = [layer for block in blocks for layer in _layers_to_quantise(block)]
     if not layers:
         raise UnsupportedError("This model has no plain linear layers that could be quantised to int8; use float32.")
-    largest = max((layer for _, _, layer in layers), key=lambda layer: layer.weight.numel())
+    largest = max((layer for _, _, layer, _ in layers), key=lambda layer: layer.weight.numel())
     product, rounding, reason = _choose_arithmetic(largest)
     shared = SharedInput(rounding)
-    for parent, name, layer in layers:
-        setattr(parent, name, Int8Linear(layer, product, shared))
+    compiled = isinstance(rounding, CompiledRounding)
+    for parent, name, layer, bits in layers:
+        if bits == 8 or compiled:  # rounding to 16 bits in torch takes as long as the product in float32
+            setattr(parent, name, Int8Linear(layer, product, shared, bits))
     return reason
 
 
-def _large_layers(block: nn.Module) -> list[tuple[nn.Module, str, nn.Linear]]:
-    """(parent, name, layer) of the linear layers that most of the time goes to."""
+def _layers_to_quantise(block: nn.Module) -> list[tuple[nn.Module, str, nn.Linear, int]]:
+    """(parent, name, layer, bits of its input) of the layers that most of the time goes to, and keys and values."""
     layers = [
         (parent, name, child)
         for parent in block.modules()
         for name, child in parent.named_children()
         if type(child) is nn.Linear
     ]
-    total = sum(layer.weight.numel() for _, _, layer in layers)
-    return [entry for entry in layers if entry[2].weight.numel() >= _MIN_SHARE * total]
+    least = _MIN_SHARE * sum(layer.weight.numel() for _, _, layer in layers)
+    return [
+        (parent, name, layer, 8 if layer.weight.numel() >= least else 16)
+        for parent, name, layer in layers
+        if layer.weight.numel() >= least or name in _KEY_VALUE_LAYERS
+    ]
 
 
 @torch.inference_mode()

@@ -1,6 +1,9 @@
 """Rounding to int8 and scaling of products, in torch or by loops that Numba compiles, with the same results.
 
 The loops read and write each matrix once, where torch takes eight passes; they need the extra `int8`.
+
+A matrix that needs 16 bits has two integers for each number: a scale times (a + b / 254), where b is what rounding to a
+left over. All b are rows behind those of all a, so one product with a weight computes both.
 """
 
 from __future__ import annotations
@@ -13,53 +16,75 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 LARGEST = 127
+RESIDUALS = 254
+"""Residuals of rounding, at most a half, are rounded to this part of the scale."""
 
 
 class QuantisedRows(NamedTuple):
     """A matrix whose rows are integers of -127 to 127 times a scale."""
 
     values: Tensor
-    """[row, column], int8."""
+    """[row, column], int8; in 16 bits [2 * row, column], the second half of which are residuals."""
     scales: Tensor
     """[row, 1]"""
 
     @classmethod
-    def empty(cls, rows: int, columns: int) -> QuantisedRows:
+    def empty(cls, rows: int, columns: int, bits: int = 8) -> QuantisedRows:
         """Return rows without values yet."""
-        return cls(torch.empty(rows, columns, dtype=torch.int8), torch.empty(rows, 1))
+        return cls(torch.empty(rows * bits // 8, columns, dtype=torch.int8), torch.empty(rows, 1))
+
+    @property
+    def bits(self) -> int:
+        """Bits of each number."""
+        return 8 if len(self.values) == len(self.scales) else 16
+
+    def in_8_bits(self) -> QuantisedRows:
+        """The rows without residuals."""
+        return QuantisedRows(self.values[: len(self.scales)], self.scales)
 
 
 class TorchRounding:
     """Rounding by operations of torch."""
 
-    def quantise_rows(self, matrix: Tensor) -> QuantisedRows:
-        """Round each row of a matrix, by its own largest value."""
+    def quantise_rows(self, matrix: Tensor, bits: int = 8) -> QuantisedRows:
+        """Round each row of a matrix, by its own largest value, to 8 or 16 bits."""
         largest = torch.maximum(matrix.amax(-1, keepdim=True), matrix.amin(-1, keepdim=True).neg_())
         scales = largest.clamp_(min=1e-30).div_(LARGEST)
-        return QuantisedRows((matrix / scales).round_().to(torch.int8), scales)
+        scaled = matrix / scales
+        rounded = scaled.round()
+        if bits == 8:
+            return QuantisedRows(rounded.to(torch.int8), scales)
+        residuals = scaled.sub_(rounded).mul_(RESIDUALS).round_()
+        return QuantisedRows(torch.cat([rounded, residuals]).to(torch.int8), scales)
 
     def scale_products(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Return products in int32 times the scales of their rows and columns, [row, 1] and [column, 1]."""
-        return products.to(torch.float32).mul_(rows).mul_(columns.T)
+        scaled = products[: len(rows)].to(torch.float32)
+        if len(products) > len(rows):
+            scaled.add_(products[len(rows) :], alpha=1 / RESIDUALS)
+        return scaled.mul_(rows).mul_(columns.T)
 
 
 class CompiledRounding:
     """Rounding by compiled loops."""
 
-    def quantise_rows(self, matrix: Tensor) -> QuantisedRows:
-        """Round each row of a matrix, by its own largest value."""
+    def quantise_rows(self, matrix: Tensor, bits: int = 8) -> QuantisedRows:
+        """Round each row of a matrix, by its own largest value, to 8 or 16 bits."""
         from decoder2vec.backbone import int8_kernels
 
-        rows = QuantisedRows.empty(*matrix.shape)
-        int8_kernels.quantise_rows(as_array(matrix), as_array(rows.values), as_array(rows.scales))
+        rows = QuantisedRows.empty(matrix.shape[0], matrix.shape[1], bits)
+        quantise = int8_kernels.quantise_rows if bits == 8 else int8_kernels.quantise_rows_in_16_bits
+        quantise(as_array(matrix), as_array(rows.values), as_array(rows.scales))
         return rows
 
     def scale_products(self, products: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         """Return products in int32 times the scales of their rows and columns, [row, 1] and [column, 1]."""
         from decoder2vec.backbone import int8_kernels
 
-        scaled = torch.empty(products.shape)
-        int8_kernels.scale_products(as_array(products), as_array(rows), as_array(columns), as_array(scaled))
+        scaled = torch.empty(len(rows), products.shape[1])
+        in_8_bits = len(products) == len(rows)
+        scale = int8_kernels.scale_products if in_8_bits else int8_kernels.scale_products_in_16_bits
+        scale(as_array(products), as_array(rows), as_array(columns), as_array(scaled))
         return scaled
 
 
