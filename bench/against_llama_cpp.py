@@ -1,7 +1,8 @@
 """Tokens per second against llama.cpp on the same GGUF file, and how near each is to the file's weights in float32.
 
 llama.cpp comes prebuilt with the npm package node-llama-cpp, which is installed into a temporary folder; it encodes one
-text at a time. Both give the last token of the last layer, with two threads, in alternation, best of four.
+text at a time. Both give the last token of the last layer, with two threads, in alternation, best of four. decoder2vec
+computes in its default dtype and, unless the processor is not made for it, in int8.
 Run: python bench/against_llama_cpp.py model.gguf [--cpu]; --cpu gives both one thread and counts CPU seconds, for
 machines that others use, too: the threads of llama.cpp wait for each other even more than those of torch.
 """
@@ -26,7 +27,8 @@ import numpy as np  # noqa: E402
 
 from corpus import sentences, texts_of_length  # noqa: E402
 from decoder2vec import Encoder  # noqa: E402
-from measure import report, speed_column  # noqa: E402
+from decoder2vec.errors import UnsupportedError  # noqa: E402
+from measure import lowest_cosine, report, speed_column  # noqa: E402
 
 ROUNDS = 4
 clock = time.process_time if CPU else time.perf_counter
@@ -68,21 +70,20 @@ def run_one_by_one(encoder: Encoder, texts: list[str]) -> tuple[np.ndarray, floa
     return np.concatenate([encoder.encode([text]) for text in texts]), clock() - started
 
 
-def lowest_cosine(vectors: np.ndarray, reference: np.ndarray) -> float:
-    """The lowest cosine between vectors of the same text."""
-    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(reference, axis=1)
-    return float(((vectors * reference).sum(1) / norms).min())
-
-
 def main() -> None:
     if len(sys.argv) != 2 + CPU or not shutil.which("npm"):
         sys.exit("Give a .gguf file; npm must be installed, since llama.cpp comes with its package node-llama-cpp.")
     gguf = str(Path(sys.argv[1]).resolve())
     options = {"layer": -1, "normed": True, "pooling": "lasttoken", "template": "plain", "device": "cpu"}
     exact, ours = Encoder.from_pretrained(gguf, dtype="float32", **options), Encoder.from_pretrained(gguf, **options)
+    encoders = {"decoder2vec": ours}
+    try:
+        encoders["decoder2vec, int8"] = Encoder.from_pretrained(gguf, dtype="int8", **options)
+    except UnsupportedError as error:
+        print(error)
     rows = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         install = ["npm", "install", "--no-audit", "--no-fund", "--ignore-scripts", "node-llama-cpp"]
         subprocess.run(install, cwd=folder, check=True, stdout=subprocess.DEVNULL)
         (folder / "encode.mjs").write_text(LLAMA_CPP)
@@ -91,11 +92,10 @@ def main() -> None:
             reference = exact.encode(texts)
             best: dict[str, tuple[np.ndarray, float]] = {}
             for _ in range(ROUNDS):
-                results = {
-                    "llama.cpp": run_llama_cpp(folder, gguf, texts),
-                    "decoder2vec, one text at a time": run_one_by_one(ours, texts),
-                    "decoder2vec": run_encoder(ours, texts),
-                }
+                results = {"llama.cpp": run_llama_cpp(folder, gguf, texts)}
+                for name, encoder in encoders.items():
+                    results[f"{name}, one text at a time"] = run_one_by_one(encoder, texts)
+                    results[name] = run_encoder(encoder, texts)
                 best = {method: min(best.get(method, new), new, key=itemgetter(1)) for method, new in results.items()}
             for method, (vectors, seconds) in best.items():
                 ratio = seconds / best["decoder2vec"][1]

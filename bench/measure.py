@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
+import numpy as np
 import torch
 
 
@@ -40,6 +41,12 @@ def select_clock(cpu: bool) -> Callable[[], float]:
 def speed_column(cpu: bool) -> str:
     """Return the title of a column of speeds measured with that clock."""
     return "tokens per CPU second of one thread" if cpu else "tokens/s"
+
+
+def lowest_cosine(vectors: np.ndarray, expected: np.ndarray) -> float:
+    """Return the lowest cosine between vectors of the same text."""
+    norms = np.linalg.norm(vectors, axis=1) * np.linalg.norm(expected, axis=1)
+    return float(((vectors * expected).sum(1) / norms).min())
 
 
 def gemm_flops(device: torch.device, dtype: torch.dtype, size: int | None = None) -> float:

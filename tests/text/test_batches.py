@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from decoder2vec.text.batches import collate, plan_batches
+from decoder2vec.text.batches import ThreadPlan, collate, plan_batches, plan_for_threads
 from decoder2vec.text.tokens import Prompt
 
 PROMPTS = [Prompt([5, 6, 7, 8], 1, 4), Prompt([9], 0, 1), Prompt([2, 0, 2], 2, 3)]
@@ -85,3 +85,51 @@ def test_number_of_batches_is_bounded():
     lengths = realistic_lengths(4_000)
     batches = list(plan_batches(lengths, 2_048))
     assert len(batches) <= 3 * sum(lengths) / 2_048
+
+
+def time_of_plan(plan, lengths, threads, overhead):
+    """When the last thread is done, in tokens, if whichever is free first takes the next batch."""
+
+    def tokens(rows):
+        return len(rows) * max(lengths[row] for row in rows)
+
+    free_at = [0] * threads
+    for rows in plan.at_once:
+        first = free_at.index(min(free_at))
+        free_at[first] += tokens(rows) + overhead
+    return max(free_at) + sum(tokens(rows) / (0.9 * threads) + overhead for rows in plan.in_turn)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 48, 2_500])
+def test_plans_for_threads_hold_each_row_once_within_the_budget(count, threads):
+    lengths, budget = realistic_lengths(count), 600
+    plan = plan_for_threads(lengths, budget, threads, 24)
+    batches = [*plan.at_once, *plan.in_turn]
+    assert sorted(row for rows in batches for row in rows) == list(range(count))
+    assert all(len(rows) * lengths[rows[0]] <= budget for rows in batches)
+    assert all(lengths[rows[0]] == max(lengths[row] for row in rows) for rows in batches)
+
+
+@pytest.mark.parametrize("threads", [2, 3, 16])
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("count", [2, 5, 48, 300])
+def test_threads_are_not_done_later_than_by_simpler_plans(count, seed, threads):
+    lengths, budget, overhead = realistic_lengths(count, seed), 2_048, 24
+    time = time_of_plan(plan_for_threads(lengths, budget, threads, overhead), lengths, threads, overhead)
+    batches = list(plan_batches(lengths, budget, overhead))
+    whole = len(batches) - len(batches) % threads
+    for simpler in (ThreadPlan([], batches), ThreadPlan(batches, []), ThreadPlan(batches[:whole], batches[whole:])):
+        assert time <= time_of_plan(simpler, lengths, threads, overhead) + 1e-6
+    assert time >= sum(lengths) / threads
+
+
+def test_a_batch_that_is_left_over_is_shared_by_all_threads():
+    plan = plan_for_threads([300, 300, 300], 2_048, 2, 24)
+    assert (sorted(map(len, plan.at_once)), sorted(map(len, plan.in_turn))) == ([1, 1], [1])
+
+
+def test_a_long_text_is_begun_first():
+    plan = plan_for_threads([20] * 40 + [800], 2_048, 2, 24)
+    assert plan.at_once[0] == [40]
+    assert time_of_plan(plan, [20] * 40 + [800], 2, 24) < 900

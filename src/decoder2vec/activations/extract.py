@@ -30,7 +30,7 @@ from decoder2vec.backbone.threads import THREADS
 from decoder2vec.config import DEFAULT_MAX_LENGTH, EncoderSpec, Reading
 from decoder2vec.errors import InputError, TextError, UnsupportedError
 from decoder2vec.progress import current_progress
-from decoder2vec.text.batches import collate, pack, plan_batches, plan_rows
+from decoder2vec.text.batches import collate, pack, plan_batches, plan_for_threads, plan_rows
 from decoder2vec.text.charset import half_pair_position
 from decoder2vec.text.template import SLOT, Template
 from decoder2vec.text.tokens import Prompt, Tokenised, Tokeniser
@@ -284,12 +284,9 @@ class Extractor:
         workers = min(THREADS.workers(), n_tokens // (_BATCHES_PAY * self.backbone.batch_overhead))
         batches = self._batches(lengths)
         if workers > 1 and self.capture.runs_in_threads:
-            rounds = -(-n_tokens // (workers * (self.budget or 1)))
-            even = min(self.budget or 1, -(-n_tokens // (workers * rounds)) + max(lengths))
-            planned = list(plan_batches(lengths, even, self.backbone.batch_overhead))
-            n_together = len(planned) - len(planned) % workers
-            remaining = self._compute_together(window, planned[:n_together], workers, latents, report)
-            batches = self._fitting([*remaining, *planned[n_together:]], lengths)
+            plan = plan_for_threads(lengths, self.budget or 1, workers, self.backbone.batch_overhead)
+            remaining = self._compute_together(window, plan.at_once, workers, latents, report)
+            batches = self._fitting([*remaining, *plan.in_turn], lengths)
         for rows in batches:
             THREADS.adjust()
             latents[window.vector_rows(rows)] = self._forward([window.tokenised.prompts[row] for row in rows], None)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from decoder2vec.backbone.batch import Packing, PooledChunks, TokenBatch
 from decoder2vec.text.tokens import Prompt
+
+_SHARED = 0.9
+"""Speed of threads that compute a batch together, to that of as many threads with a batch each."""
+_MORE_ROUNDS = 3
+"""Up to so many more batches for each thread than memory asks for are tried."""
 
 
 def collate(prompts: Sequence[Prompt], pad_token_id: int, *, side: str = "right") -> TokenBatch:
@@ -106,6 +114,52 @@ def plan_batches(lengths: Sequence[int], budget: int, overhead: int = 8) -> Iter
         size = max(1, budget // widths[begin])
         yield from (rows[first : first + size] for first in range(0, len(rows), size))
         begin = end
+
+
+class ThreadPlan(NamedTuple):
+    """Batches for several threads."""
+
+    at_once: list[list[int]]
+    """The rows of batches that one thread computes each, in order."""
+    in_turn: list[list[int]]
+    """The rows of batches that all threads then compute together, one after the other."""
+
+
+def plan_for_threads(lengths: Sequence[int], budget: int, threads: int, overhead: int = 8) -> ThreadPlan:
+    """Return the batches with which the last thread is done soonest.
+
+    Args:
+        lengths: Number of tokens of each text.
+        budget: Maximum number of tokens in a batch, padding included.
+        threads: Number of threads.
+        overhead: Fixed cost of one more batch, in tokens.
+    """
+    total, widest = sum(lengths), max(lengths)
+    rounds = -(-total // (threads * budget))
+    # where each thread has many batches, they come out even by themselves
+    tried = range(rounds, rounds + _MORE_ROUNDS + 1) if rounds <= _MORE_ROUNDS else [rounds]
+    even = [-(-total // (threads * per_thread)) for per_thread in tried]
+    limits = {min(budget, limit + slack) for limit in even for slack in (0, widest)} | {budget}
+    plans = []
+    for limit in sorted(limits):
+        planned = [(len(rows) * lengths[rows[0]], rows) for rows in plan_batches(lengths, limit, overhead)]
+        for batches in (planned, sorted(planned, reverse=True)):  # the longest texts first, or the largest batches
+            time, n_at_once = _best_division([n_tokens for n_tokens, _ in batches], threads, overhead)
+            rows = [rows for _, rows in batches]
+            plans.append((time, ThreadPlan(rows[:n_at_once], rows[n_at_once:])))
+    return min(plans, key=itemgetter(0))[1]
+
+
+def _best_division(n_tokens: Sequence[int], threads: int, overhead: int) -> tuple[float, int]:
+    """(time, count): how many of the first batches to compute at once, and the time of all batches, in tokens."""
+    in_turn = sum(n_tokens) / (threads * _SHARED) + len(n_tokens) * overhead
+    busy_until = [0.0] * threads
+    best = in_turn, 0
+    for index, tokens in enumerate(n_tokens):
+        in_turn -= tokens / (threads * _SHARED) + overhead
+        heapq.heapreplace(busy_until, busy_until[0] + tokens + overhead)  # whichever thread is free first
+        best = min(best, (max(busy_until) + in_turn, index + 1))
+    return best
 
 
 def _cheapest_cuts(widths: Sequence[int], counts: Sequence[int], budget: int, overhead: int) -> list[int]:
