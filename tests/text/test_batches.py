@@ -97,7 +97,8 @@ def time_of_plan(plan, lengths, threads, overhead):
     for rows in plan.at_once:
         first = free_at.index(min(free_at))
         free_at[first] += tokens(rows) + overhead
-    return max(free_at) + sum(tokens(rows) / (0.9 * threads) + overhead for rows in plan.in_turn)
+    shared = {2: 2 * 0.9, 3: 3 * 0.9 ** np.log2(3), 16: 16 * 0.9**4}[threads]
+    return max(free_at) + sum(tokens(rows) / shared + overhead for rows in plan.in_turn)
 
 
 @pytest.mark.parametrize("threads", [2, 3, 16])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
@@ -15,7 +16,7 @@ from decoder2vec.backbone.batch import Packing, PooledChunks, TokenBatch
 from decoder2vec.text.tokens import Prompt
 
 _SHARED = 0.9
-"""Speed of threads that compute a batch together, to that of as many threads with a batch each."""
+"""Speed of two threads that compute a batch together, to that of two with a batch each; of four it is the square."""
 _MORE_ROUNDS = 3
 """Up to so many more batches for each thread than memory asks for are tried."""
 
@@ -152,11 +153,12 @@ def plan_for_threads(lengths: Sequence[int], budget: int, threads: int, overhead
 
 def _best_division(n_tokens: Sequence[int], threads: int, overhead: int) -> tuple[float, int]:
     """(time, count): how many of the first batches to compute at once, and the time of all batches, in tokens."""
-    in_turn = sum(n_tokens) / (threads * _SHARED) + len(n_tokens) * overhead
+    speed = threads * _SHARED ** math.log2(threads)
+    in_turn = sum(n_tokens) / speed + len(n_tokens) * overhead
     busy_until = [0.0] * threads
     best = in_turn, 0
     for index, tokens in enumerate(n_tokens):
-        in_turn -= tokens / (threads * _SHARED) + overhead
+        in_turn -= tokens / speed + overhead
         heapq.heapreplace(busy_until, busy_until[0] + tokens + overhead)  # whichever thread is free first
         best = min(best, (max(busy_until) + in_turn, index + 1))
     return best
