@@ -171,7 +171,9 @@ def test_chunked_batch_has_same_loss_and_gradients(name, prepared):
 
 
 @pytest.mark.parametrize("setting", ["compile_blocks", "checkpoint_blocks"])
-def test_block_modes_keep_the_attention_mask(setting, prepared):
+def test_block_modes_keep_the_attention_mask(setting, prepared, monkeypatch):
+    compile_graphs = torch.compile  # without C++ code, which takes a minute; test_batch_encoder.py has it
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_graphs(f, **options | {"backend": "aot_eager"}))
     rows = np.arange(4)  # of three, one would be a batch of its own, which torch compiles apart
     changed, plain = (gradients_of(*prepared(**settings), rows) for settings in ({setting: True}, {}))
     assert changed[0] == pytest.approx(plain[0], rel=1e-4)
