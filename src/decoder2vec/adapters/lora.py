@@ -22,7 +22,7 @@ from torch.nn import functional
 from decoder2vec.backbone.backbone import Backbone
 from decoder2vec.backbone.batch import Adapter, TokenBatch
 from decoder2vec.backbone.int8_linear import Int8Linear
-from decoder2vec.backbone.int8_rounding import QuantisedRows
+from decoder2vec.backbone.int8_product import QuantisedRows
 from decoder2vec.backbone.sharding import is_sharded
 from decoder2vec.errors import EncoderError, InputError, UnsupportedError
 

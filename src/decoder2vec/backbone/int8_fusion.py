@@ -17,7 +17,8 @@ from torch.nn import functional
 
 from decoder2vec.backbone.cpu_dtype import MIN_WIDTH, fastest_seconds
 from decoder2vec.backbone.int8_linear import Int8Linear
-from decoder2vec.backbone.int8_rounding import CompiledRounding, QuantisedRows, as_array
+from decoder2vec.backbone.int8_product import QuantisedRows
+from decoder2vec.backbone.int8_rounding import CompiledRounding, as_array
 
 if TYPE_CHECKING:
     from decoder2vec.backbone.int8_kernels import HeadLoops
@@ -44,7 +45,7 @@ _MAX_ERROR = 1e-3
 
 
 def fuse_blocks(blocks: nn.ModuleList) -> None:
-    """Let the norms and MLPs of blocks in int8 run as compiled loops, if their layers are rounded by such loops."""
+    """Run norms, attention and MLPs of blocks in int8 as compiled loops, if their layers are rounded by such loops."""
     layers = (module for module in blocks.modules() if isinstance(module, Int8Linear))
     if not any(isinstance(layer.shared.rounding, CompiledRounding) for layer in layers):
         return

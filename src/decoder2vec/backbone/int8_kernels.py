@@ -18,7 +18,7 @@ from numba.extending import intrinsic
 from numpy.polynomial import Chebyshev, Polynomial
 from numpy.typing import NDArray
 
-from decoder2vec.backbone.int8_rounding import LARGEST, RESIDUALS
+from decoder2vec.backbone.int8_product import LARGEST, RESIDUALS
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int8]

@@ -17,15 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from decoder2vec.backbone.cpu_dtype import MIN_WIDTH, fastest_seconds
-from decoder2vec.backbone.int8_product import Int8Product, TorchProduct, available_products
-from decoder2vec.backbone.int8_rounding import (
-    LARGEST,
-    CompiledRounding,
-    Int8Rounding,
-    QuantisedRows,
-    TorchRounding,
-    available_roundings,
-)
+from decoder2vec.backbone.int8_product import LARGEST, Int8Product, QuantisedRows, TorchProduct, available_products
+from decoder2vec.backbone.int8_rounding import CompiledRounding, Int8Rounding, TorchRounding, available_roundings
 from decoder2vec.errors import UnsupportedError
 
 Result = TypeVar("Result")

@@ -1,46 +1,18 @@
 """Rounding to int8 and scaling of products, in torch or by loops that Numba compiles, with the same results.
 
 The loops read and write each matrix once, where torch takes eight passes; they need the extra `int8`.
-
-A matrix that needs 16 bits has two integers for each number: a scale times (a + b / 254), where b is what rounding to a
-left over. All b are rows behind those of all a, so one product with a weight computes both.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-LARGEST = 127
-RESIDUALS = 254
-"""Residuals of rounding, at most a half, are rounded to this part of the scale."""
-
-
-class QuantisedRows(NamedTuple):
-    """A matrix whose rows are integers of -127 to 127 times a scale."""
-
-    values: Tensor
-    """[row, column], int8; in 16 bits [2 * row, column], the second half of which are residuals."""
-    scales: Tensor
-    """[row, 1]"""
-
-    @classmethod
-    def empty(cls, rows: int, columns: int, bits: int = 8) -> QuantisedRows:
-        """Return rows without values yet."""
-        return cls(torch.empty(rows * bits // 8, columns, dtype=torch.int8), torch.empty(rows, 1))
-
-    @property
-    def bits(self) -> int:
-        """Bits of each number."""
-        return 8 if len(self.values) == len(self.scales) else 16
-
-    def in_8_bits(self) -> QuantisedRows:
-        """The rows without residuals."""
-        return QuantisedRows(self.values[: len(self.scales)], self.scales)
+from decoder2vec.backbone.int8_product import LARGEST, RESIDUALS, QuantisedRows
 
 
 class TorchRounding:
