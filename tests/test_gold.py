@@ -110,6 +110,23 @@ def test_differences_are_relative_and_nan_is_infinite():
     assert differences(vectors, expected)[1] > 1e30
 
 
+@pytest.mark.parametrize(("dtype", "off"), [("int8", 1.2), ("4bit", 2.0)])
+def test_weights_of_few_bits_are_compared_by_whole_vectors(dtype, off):
+    """One number may be far off; half of all numbers with the other sign is another vector, however small they are."""
+    expected = np.ones((2, 100), np.float32)
+    expected[:, 0] = 2.0
+    one_number, other_vector = expected.copy(), expected.copy()
+    one_number[1, 0] += off
+    other_vector[1, 1:40] *= -1
+    gold = GoldVectors(["a", "b"], expected, "float32")
+    for vectors, passes in ((one_number, True), (other_vector, False)):
+        difference, allowed = gold.compare(vectors, dtype)
+        assert difference == pytest.approx(np.linalg.norm(vectors[1] - expected[1]) / np.linalg.norm(expected[1]))
+        assert (difference <= allowed) == passes
+    one_number[0, 3] = np.nan
+    assert gold.compare(one_number, dtype)[0] == np.inf
+
+
 @pytest.mark.parametrize("format", ["sentence-transformers", "transformers"])
 def test_exports_have_them(encoder, format, tmp_path, quick_exports):
     export(encoder, format, tmp_path / "exported")

@@ -61,7 +61,7 @@ class TextComparison:
     cosine: float | None
     """None if the engine refuses the text, or its vectors have another dimension."""
     difference: float | None
-    """Largest difference of two numbers, relative to the largest one of our vector; None as above."""
+    """Relative to our vector, as `differences` of gold vectors measures it; None as above."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,9 @@ def compare_engines(
     with without_truncation_warnings():
         expected = encoder.encode(texts, show_progress_bar=False)
         vectors = _encode_each(engine, texts)
-        rows = [_compare_text(text, vectors.get(text), ours) for text, ours in zip(texts, expected, strict=True)]
-        tolerance = TOLERANCES[str(encoder.backbone.dtype).removeprefix("torch.")]
+        dtype = encoder.backbone.dtype_name
+        rows = [_compare_text(text, vectors.get(text), ours, dtype) for text, ours in zip(texts, expected, strict=True)]
+        tolerance = TOLERANCES[dtype]
         agrees = all(row.difference is not None and row.difference <= tolerance for row in rows)
         diagnosis = "All texts have the same vectors." if agrees else _diagnose(encoder, vectors)
     if refused := [text for text in texts if text not in vectors]:
@@ -131,11 +132,11 @@ def _encode_each(engine: Any, texts: list[str]) -> dict[str, FloatArray]:
     return vectors
 
 
-def _compare_text(text: str, vector: FloatArray | None, expected: FloatArray) -> TextComparison:
+def _compare_text(text: str, vector: FloatArray | None, expected: FloatArray, dtype: str) -> TextComparison:
     if vector is None or vector.shape != expected.shape:
         return TextComparison(text, None, None)
     norms = max(float(np.linalg.norm(vector) * np.linalg.norm(expected)), 1e-12)
-    difference = float(differences(vector[None], expected[None])[0])
+    difference = float(differences(vector[None], expected[None], dtype)[0])
     return TextComparison(text, float(vector @ expected) / norms, difference)
 
 
